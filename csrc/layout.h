@@ -1,0 +1,36 @@
+// What every process that maps a segment must agree on: line size, header, versions.
+// Changing anything here, or the size of any cell asserted in tests/native/test_layout.cpp,
+// means a new kLayoutVersion: a process built otherwise then refuses to attach.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace pysampler {
+
+static_assert(std::endian::native == std::endian::little,
+              "a futex compares the low half of a 64-bit position: little-endian only");
+static_assert(sizeof(void*) == 8, "positions and segments are 64-bit");
+
+// Two 64-byte lines: adjacent-line prefetchers of x86 take lines in pairs, and some Arm
+// cores have 128-byte lines. What two processes write never shares one.
+inline constexpr std::size_t kLine = 128;
+
+inline constexpr std::uint32_t kLayoutVersion = 1;
+inline constexpr std::uint64_t kMagic = 0x72'6c'70'6d'61'73'79'70;  // "pysamplr" in memory
+
+//   0        8         12        16     24    32            128
+//   | magic  | version | creator | size | id  | (reserved)   | cells, each on lines of its own ...
+struct SegmentHeader {
+    std::uint64_t magic;
+    std::uint32_t version;
+    std::uint32_t creator;  // pid, for people who look at a dump
+    std::uint64_t size;     // of the whole segment, in bytes
+    std::uint64_t id;       // random, told by repr and by handles
+    std::byte reserved[96];
+};
+
+constexpr std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
+
+}  // namespace pysampler

@@ -1,0 +1,25 @@
+// Who am I, and does that one still live: the two questions a waiter asks about its peers.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+
+namespace pysampler {
+
+// A thread's name in shared memory: pid << 32 | tid. Never 0. Cached per thread, right after
+// fork too.
+std::uint64_t self_id() noexcept;
+
+constexpr pid_t pid_of(std::uint64_t id) noexcept { return static_cast<pid_t>(id >> 32); }
+
+// False once the process has ended, reaped or not: a zombie will never post.
+bool process_alive(pid_t pid) noexcept;
+
+// A file descriptor that becomes readable when the process ends; -1 (errno) if there is none.
+// Call it while the process is known to be alive or unreaped: pids are used again.
+int open_pidfd(pid_t pid) noexcept;
+
+bool pidfd_ended(int pidfd) noexcept;
+
+}  // namespace pysampler

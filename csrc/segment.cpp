@@ -1,0 +1,269 @@
+#include "segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <limits>
+#include <new>
+#include <system_error>
+#include <utility>
+
+#include "wait.h"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace pysampler {
+namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
+
+// Two numbers of the machine ride in the header's reserved bytes, so that a process which attaches
+// need not measure them again.
+struct CostsInHeader {
+    std::int64_t park_ns;
+    std::int64_t yield_ns;
+};
+static_assert(sizeof(CostsInHeader) <= sizeof(SegmentHeader::reserved));
+
+class Fd {
+   public:
+    explicit Fd(int fd) : fd_(fd) {}
+    Fd(const Fd&) = delete;
+    Fd& operator=(const Fd&) = delete;
+    ~Fd() {
+        if (fd_ >= 0) close(fd_);
+    }
+    int get() const { return fd_; }
+    int take() { return std::exchange(fd_, -1); }
+
+   private:
+    int fd_;
+};
+
+[[noreturn]] void fail(const char* what) {
+    throw std::system_error(errno, std::generic_category(), what);
+}
+
+std::string too_large(std::size_t size, const std::string& why) {
+    return "cannot make segment of " + std::to_string(size) + " bytes: " + why;
+}
+
+// "N" or "max"; kUnlimited where there is no such file.
+std::size_t read_limit(const std::string& path) {
+    std::ifstream file(path);
+    std::size_t value;
+    return file >> value ? value : kUnlimited;
+}
+
+std::size_t cgroup_left(const std::string& limit, const std::string& usage) {
+    const std::size_t most = read_limit(limit);
+    const std::size_t used = read_limit(usage);
+    if (most == kUnlimited || used == kUnlimited) return kUnlimited;
+    return most > used ? most - used : 0;
+}
+
+int open_memfd() {
+    // Kernels before 6.3 do not know NOEXEC_SEAL, and some are set to insist on it.
+    const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+    int fd = memfd_create("pysampler", flags | MFD_NOEXEC_SEAL);
+    if (fd < 0 && errno == EINVAL) fd = memfd_create("pysampler", flags);
+    if (fd < 0) fail("cannot make segment: memfd_create");
+    return fd;
+}
+
+std::byte* map(int fd, std::size_t size) {
+    void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) {
+        if (errno == ENOMEM) {
+            throw OutOfMemory("cannot map segment of " + std::to_string(size) +
+                              " bytes: no address space left");
+        }
+        fail("cannot map segment");
+    }
+    return static_cast<std::byte*>(base);
+}
+
+void check_room(std::size_t size) {
+    rlimit file_size;
+    // Beyond it the kernel sends SIGXFSZ, which kills: look first.
+    if (getrlimit(RLIMIT_FSIZE, &file_size) == 0 && file_size.rlim_cur != RLIM_INFINITY &&
+        size > file_size.rlim_cur) {
+        throw OutOfMemory(too_large(size, "the file size limit (ulimit -f) is " +
+                                              std::to_string(file_size.rlim_cur) + " bytes"));
+    }
+    const std::size_t left = memory_left();
+    if (size > left) {
+        throw OutOfMemory(
+            too_large(size, "the machine and its limits leave " + std::to_string(left) + " bytes"));
+    }
+}
+
+}  // namespace
+
+std::size_t memory_left() {
+    std::size_t left = kUnlimited;
+    std::ifstream meminfo("/proc/meminfo");
+    for (std::string name; meminfo >> name;) {
+        std::size_t kib = 0;
+        meminfo >> kib;
+        if (name == "MemAvailable:") {
+            left = kib * 1024;
+            break;
+        }
+        meminfo.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+    }
+    // Inside a container its own group is the root of what is visible.
+    std::ifstream groups("/proc/self/cgroup");
+    for (std::string line; std::getline(groups, line);) {
+        const std::size_t first = line.find(':');
+        const std::size_t second = line.find(':', first + 1);
+        if (second == std::string::npos) continue;
+        const std::string controllers = line.substr(first + 1, second - first - 1);
+        const std::string path = line.substr(second + 1);
+        if (controllers.empty()) {
+            for (const std::string& dir : {"/sys/fs/cgroup" + path, std::string("/sys/fs/cgroup")}) {
+                left = std::min(left, cgroup_left(dir + "/memory.max", dir + "/memory.current"));
+            }
+        } else if (controllers == "memory") {
+            for (const std::string& dir :
+                 {"/sys/fs/cgroup/memory" + path, std::string("/sys/fs/cgroup/memory")}) {
+                left = std::min(left, cgroup_left(dir + "/memory.limit_in_bytes",
+                                                  dir + "/memory.usage_in_bytes"));
+            }
+        }
+    }
+    return left;
+}
+
+std::size_t Segment::page() noexcept { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
+
+std::shared_ptr<Segment> Segment::create(std::size_t payload) {
+    if (payload > kUnlimited / 4) throw OutOfMemory(too_large(payload, "no machine has so much"));
+    const std::size_t size = round_up(sizeof(SegmentHeader) + payload, page());
+    check_room(size);
+    const WaitCosts& costs = WaitCosts::here();
+    Fd fd(open_memfd());
+    // Takes the pages now: ENOMEM here rather than SIGBUS in the middle of a night.
+    int refused;
+    do {
+        refused = posix_fallocate(fd.get(), 0, static_cast<off_t>(size));
+    } while (refused == EINTR);
+    if (refused == ENOSPC || refused == ENOMEM || refused == EFBIG) {
+        throw OutOfMemory(too_large(size, std::generic_category().message(refused)));
+    }
+    if (refused != 0) {
+        throw std::system_error(refused, std::generic_category(), "cannot make segment: fallocate");
+    }
+    std::shared_ptr<Segment> segment(new Segment(fd.get(), map(fd.get(), size), size));
+    fd.take();
+    madvise(segment->base_, size, MADV_POPULATE_WRITE);  // 5.14; else the first touch maps a page
+    if (fcntl(segment->fd_, F_ADD_SEALS, kSeals) != 0) fail("cannot seal segment");
+    if (getrandom(&segment->id_, sizeof segment->id_, 0) != sizeof segment->id_) fail("getrandom");
+    segment->creator_ = getpid();
+    auto* header = new (segment->base_) SegmentHeader{.magic = kMagic,
+                                                      .version = kLayoutVersion,
+                                                      .creator = static_cast<std::uint32_t>(getpid()),
+                                                      .size = size,
+                                                      .id = segment->id_,
+                                                      .reserved = {}};
+    new (header->reserved) CostsInHeader{costs.park_ns, costs.yield_ns};
+    return segment;
+}
+
+std::shared_ptr<Segment> Segment::attach(int owned) {
+    Fd fd(owned);
+    struct stat status;
+    if (fstat(fd.get(), &status) != 0) fail("cannot attach segment");
+    const auto size = static_cast<std::size_t>(status.st_size);
+    const int seals = fcntl(fd.get(), F_GET_SEALS);
+    if (seals < 0 || (seals & kSeals) != kSeals || size < sizeof(SegmentHeader)) {
+        throw LayoutError("cannot attach segment: the file descriptor is not a pysampler segment");
+    }
+    std::shared_ptr<Segment> segment(new Segment(fd.get(), map(fd.get(), size), size));
+    fd.take();
+    SegmentHeader header;
+    std::copy_n(segment->base_, sizeof header, reinterpret_cast<std::byte*>(&header));
+    if (header.magic != kMagic) {
+        throw LayoutError("cannot attach segment: the file descriptor is not a pysampler segment");
+    }
+    if (header.version != kLayoutVersion) {
+        throw LayoutError("cannot attach segment: layout version " +
+                          std::to_string(header.version) + ", expected " +
+                          std::to_string(kLayoutVersion));
+    }
+    if (header.size != size) {
+        throw LayoutError("cannot attach segment: size " + std::to_string(size) + ", expected " +
+                          std::to_string(header.size));
+    }
+    segment->id_ = header.id;
+    const auto* costs = reinterpret_cast<const CostsInHeader*>(header.reserved);
+    WaitCosts::adopt(costs->park_ns, costs->yield_ns);
+    return segment;
+}
+
+Segment::Segment(int fd, std::byte* base, std::size_t size) : fd_(fd), base_(base), size_(size) {}
+
+Segment::~Segment() {
+    munmap(base_, size_);
+    close(fd_);
+}
+
+bool Segment::mine() const noexcept { return creator_ == getpid(); }
+
+std::size_t Segment::allocate(std::size_t bytes, std::size_t align) {
+    if (!mine()) {
+        throw LayoutError(
+            "cannot allocate in segment: only the process that made it may, pid " +
+            std::to_string(creator_) + ", this is pid " + std::to_string(getpid()));
+    }
+    const std::size_t offset = round_up(used_, std::max(align, kLine));
+    if (offset > size_ || bytes > size_ - offset) {
+        throw OutOfMemory("cannot allocate in segment: " + std::to_string(bytes) + " bytes, " +
+                          std::to_string(left()) + " of " + std::to_string(size_) + " left");
+    }
+    used_ = round_up(offset + bytes, kLine);
+    return offset;
+}
+
+std::byte* Segment::at(std::size_t offset, std::size_t bytes, std::size_t align) const {
+    if (offset < sizeof(SegmentHeader) || offset % align != 0 || offset > size_ ||
+        bytes > size_ - offset) {
+        throw LayoutError("cannot use segment: " + std::to_string(bytes) + " bytes at " +
+                          std::to_string(offset) + " lie outside its " + std::to_string(size_));
+    }
+    return base_ + offset;
+}
+
+std::shared_ptr<std::byte> Segment::map_twice(std::size_t offset, std::size_t bytes) const {
+    at(offset, bytes, page());
+    if (bytes == 0 || bytes % page() != 0) {
+        throw LayoutError("cannot map twice: " + std::to_string(bytes) +
+                          " bytes, expected whole pages of " + std::to_string(page()));
+    }
+    void* base = mmap(nullptr, 2 * bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) fail("cannot map twice");
+    std::shared_ptr<std::byte> twice(static_cast<std::byte*>(base),
+                                     [bytes](std::byte* at) { munmap(at, 2 * bytes); });
+    for (std::size_t i = 0; i < 2; ++i) {
+        if (mmap(twice.get() + i * bytes, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_,
+                 static_cast<off_t>(offset)) == MAP_FAILED) {
+            fail("cannot map twice");
+        }
+    }
+    return twice;
+}
+
+}  // namespace pysampler

@@ -1,0 +1,211 @@
+// How to wait: spin, then yield, then park; how long each, learned from the machine and the site.
+//
+// What parking costs is measured once (5 us on bare metal, 24 us a hop in a virtual machine), and
+// each policy object learns how long the waits at its own site last. Short waits are waited out
+// awake; a site whose waits last longer than kPatience parks sleeps at once, since the price of
+// the wake-up is then under 1/kPatience of the wait. In between, as in the ski-rental problem, no
+// single wait costs more than twice the better of the two.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "clock.h"
+
+namespace pysampler {
+
+enum class Outcome {
+    kReady,
+    kTimedOut,     // and not ready when looked at after the deadline
+    kLost,         // the peer who would have made it ready is dead
+    kInterrupted,  // a signal, or the policy's slice is over: do what you must, then wait again
+    kBusy,         // somebody else waits here, and only one may
+};
+
+// What waiting costs on this machine.
+struct WaitCosts {
+    std::int64_t park_ns = 24 * kMicrosecond;  // from the wake to the woken one running
+    std::int64_t yield_ns = 400;               // sched_yield with nobody else to run
+    int cpus = 1;                              // this process may use
+
+    // Measured on the first call in this process (~2 ms), unless adopted before.
+    static const WaitCosts& here();
+    // What another process measured; ignored once here() has an answer, clamped to sane values.
+    static void adopt(std::int64_t park_ns, std::int64_t yield_ns);
+};
+
+// min(CPUs in the affinity mask, CPU quota of the cgroup rounded up), at least 1.
+int usable_cpus();
+
+// Where waiting time went, at one site.
+struct WaitStats {
+    std::uint64_t waits = 0;  // that were not ready at the first look
+    std::uint64_t parks = 0;  // of those, the ones that slept
+    std::int64_t awake_ns = 0;
+    std::int64_t parked_ns = 0;
+};
+
+// Belongs to one site in one thread: it learns, and is not shared.
+class WaitPolicy {
+   public:
+    // A wait whose usual length is more than this many parks is slept through from the start.
+    // 20: the wake-up then costs under 5 %. Yielding longer gains less than it burns.
+    static constexpr std::int64_t kPatience = 20;
+
+    WaitPolicy() : WaitPolicy(WaitCosts::here()) {}
+    explicit WaitPolicy(const WaitCosts& costs)
+        : costs_(costs), patience_(kPatience * costs.park_ns), usual_(costs.park_ns) {}
+
+    // Never learns: pauses for spin_ns, then yields for yield_ns, then parks.
+    static WaitPolicy fixed(std::int64_t spin_ns, std::int64_t yield_ns) {
+        WaitPolicy policy;
+        policy.adaptive_ = false;
+        policy.fixed_spin_ = spin_ns;
+        policy.fixed_yield_ = yield_ns;
+        return policy;
+    }
+
+    // A wait returns kInterrupted at least this often, so that the caller can look at signals that
+    // came just before it slept.
+    void set_slice(std::int64_t ns) { slice_ = ns; }
+    // Whether to wake early and spin up to a deadline. On by default.
+    void set_precise(bool on) { precise_ = on; }
+
+    bool adaptive() const { return adaptive_; }
+    std::int64_t usual_ns() const { return usual_; }
+    std::int64_t guard_ns() const { return guard_; }
+    bool crowded() const { return crowded_ > 0; }
+    const WaitStats& stats() const { return stats_; }
+    const WaitCosts& costs() const { return costs_; }
+
+    // Until ready() or the deadline. `ready` looks, cheaply, and has no other effect. `park(until)`
+    // arms the primitive, looks again, sleeps until a wake or `until`, disarms, and returns false
+    // if a signal interrupted it. kTimedOut is never early, and never after a ready() that was
+    // true at the deadline.
+    template <class Ready, class Park>
+    Outcome wait(std::int64_t deadline, Ready&& ready, Park&& park) {
+        if (ready()) return Outcome::kReady;
+        const std::int64_t start = now_ns();
+        if (deadline <= start) return Outcome::kTimedOut;
+        ++stats_.waits;
+        std::int64_t now = start;
+        Outcome outcome = stay_awake(deadline, start, now, ready);
+        if (outcome == Outcome::kInterrupted) {
+            const std::int64_t awake_until = now;
+            outcome = sleep(deadline, start, now, ready, park);
+            stats_.parked_ns += now - awake_until;
+            stats_.awake_ns += awake_until - start;
+        } else {
+            stats_.awake_ns += now - start;
+        }
+        if (outcome != Outcome::kInterrupted) learn(now - start);
+        return outcome;
+    }
+
+   private:
+    static constexpr int kLooks = 32;  // between two readings of the clock, ~0.5 us
+    static constexpr std::int64_t kBurst = 2 * kMicrosecond;  // of spinning between two yields
+    static constexpr std::int64_t kMinGuard = 5 * kMicrosecond;
+    static constexpr std::int64_t kMaxGuard = 100 * kMicrosecond;
+    static constexpr int kCrowdMemory = 16;  // yields
+
+    // kInterrupted: the budget is spent, time to park.
+    template <class Ready>
+    Outcome stay_awake(std::int64_t deadline, std::int64_t start, std::int64_t& now, Ready& ready) {
+        const std::int64_t spin = adaptive_ ? 0 : fixed_spin_;
+        const std::int64_t yield = adaptive_ ? budget() : fixed_yield_;
+        const std::int64_t end = later(start, spin > kForever - yield ? kForever : spin + yield);
+        while (now < end) {
+            if (now < later(start, spin) || (adaptive_ && !crowded() && costs_.cpus > 1)) {
+                const std::int64_t burst_end = now + kBurst;
+                do {
+                    for (int look = 0; look < kLooks; ++look) {
+                        if (ready()) return Outcome::kReady;
+                        cpu_pause();
+                    }
+                    now = now_ns();
+                    if (now >= deadline) return ready() ? Outcome::kReady : Outcome::kTimedOut;
+                } while (now < burst_end);
+                if (now < later(start, spin)) continue;
+            }
+            cpu_yield();
+            const std::int64_t before = now;
+            now = now_ns();
+            notice_crowd(now - before);
+            if (ready()) return Outcome::kReady;
+            if (now >= deadline) return Outcome::kTimedOut;
+        }
+        return Outcome::kInterrupted;
+    }
+
+    template <class Ready, class Park>
+    Outcome sleep(std::int64_t deadline, std::int64_t start, std::int64_t& now, Ready& ready,
+                  Park& park) {
+        ++stats_.parks;
+        const std::int64_t slice_end = later(start, slice_);
+        for (;;) {
+            const std::int64_t guard = precise_ && !crowded() ? guard_ : 0;
+            const std::int64_t wake_at = deadline == kForever ? kForever : deadline - guard;
+            if (now >= wake_at) break;
+            const std::int64_t until = std::min(wake_at, slice_end);
+            const bool undisturbed = park(until);
+            now = now_ns();
+            if (ready()) return Outcome::kReady;
+            if (now >= until && until == wake_at) learn_overshoot(now - until);
+            if (!undisturbed || now >= slice_end) return Outcome::kInterrupted;
+        }
+        do {
+            if (ready()) return Outcome::kReady;
+            cpu_pause();
+            now = now_ns();
+        } while (now < deadline);
+        return ready() ? Outcome::kReady : Outcome::kTimedOut;
+    }
+
+    static std::int64_t later(std::int64_t t, std::int64_t by) {
+        return by >= kForever - t ? kForever : t + by;
+    }
+
+    std::int64_t budget() const {
+        if (usual_ >= patience_) return 0;
+        return std::min(patience_, 2 * usual_ + 2 * costs_.park_ns);
+    }
+
+    void learn(std::int64_t length) {
+        usual_ += (std::min(length, 2 * patience_) - usual_) / 8;
+    }
+
+    // The cores are short where a yield gave this one away for longer than the call itself takes.
+    void notice_crowd(std::int64_t took) {
+        if (took > 4 * costs_.yield_ns + kMicrosecond) {
+            crowded_ = kCrowdMemory;
+        } else if (crowded_ > 0) {
+            --crowded_;
+        }
+    }
+
+    // Close to the largest of the last hundred or so: an overshoot beyond the guard is a deadline
+    // missed, one short of it only spins a little longer.
+    void learn_overshoot(std::int64_t overshoot) {
+        const std::int64_t wanted = overshoot + overshoot / 8;
+        guard_ = std::clamp(wanted > guard_ ? wanted : guard_ - guard_ / 128, kMinGuard, kMaxGuard);
+    }
+
+    WaitCosts costs_;
+    std::int64_t patience_;
+    std::int64_t usual_;  // moving average of this site's waits, in ns
+    std::int64_t guard_ = 50 * kMicrosecond;
+    std::int64_t slice_ = kForever;
+    std::int64_t fixed_spin_ = 0;
+    std::int64_t fixed_yield_ = 0;
+    int crowded_ = 0;
+    bool adaptive_ = true;
+    bool precise_ = true;
+    WaitStats stats_;
+};
+
+// Sleeps until the deadline: parked until shortly before, awake for the rest. Returns false if a
+// signal handler ran or the policy's slice is over: call it again with the same deadline.
+bool sleep_until(std::int64_t deadline, WaitPolicy& policy);
+
+}  // namespace pysampler

@@ -1,0 +1,156 @@
+#include "watch.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "process.h"
+
+#ifndef P_PIDFD
+#define P_PIDFD 3
+#endif
+
+namespace pysampler {
+namespace {
+
+[[noreturn]] void fail(const char* what) {
+    throw std::system_error(errno, std::generic_category(), what);
+}
+
+// How it ended, without reaping it: that is its parent's business.
+Loss ending(pid_t pid, int pidfd) {
+    Loss loss{pid, now_ns(), std::nullopt, std::nullopt};
+    siginfo_t info{};
+    if (waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(pidfd), &info,
+               WEXITED | WNOHANG | WNOWAIT) == 0 &&
+        info.si_pid != 0) {
+        (info.si_code == CLD_EXITED ? loss.exit_code : loss.signal) = info.si_status;
+    }
+    return loss;
+}
+
+void listen(int epoll, int fd, std::uint64_t mark) {
+    epoll_event event{.events = EPOLLIN, .data = {.u64 = mark}};
+    if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) fail("cannot watch process: epoll_ctl");
+}
+
+constexpr std::uint64_t kStop = 0;  // no process has pid 0
+
+}  // namespace
+
+Watch::Watch() : epoll_(epoll_create1(EPOLL_CLOEXEC)), stop_(eventfd(0, EFD_CLOEXEC)), owner_(getpid()) {
+    if (epoll_ < 0 || stop_ < 0) {
+        const int saved = errno;
+        if (epoll_ >= 0) close(epoll_);
+        if (stop_ >= 0) close(stop_);
+        throw std::system_error(saved, std::generic_category(), "cannot make watch");
+    }
+    listen(epoll_, stop_, kStop);
+    // Signals are for the interpreter's threads.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread_ = std::make_unique<std::thread>([this] { run(); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Watch::~Watch() {
+    if (mine()) {
+        const std::uint64_t one = 1;
+        while (write(stop_, &one, sizeof one) < 0 && errno == EINTR) {
+        }
+        thread_->join();
+    } else {
+        // The thread stayed in the parent; its handle here can be neither joined nor destroyed.
+        static_cast<void>(thread_.release());
+    }
+    for (const auto& [pid, entry] : entries_) close(entry.pidfd);
+    close(stop_);
+    close(epoll_);
+}
+
+bool Watch::mine() const noexcept { return owner_ == getpid(); }
+
+void Watch::add(pid_t pid, Action action) {
+    const std::lock_guard lock(mutex_);
+    auto known = entries_.find(pid);
+    if (known == entries_.end()) {
+        const int pidfd = open_pidfd(pid);
+        if (pidfd < 0 && errno != ESRCH) fail("cannot watch process: pidfd_open");
+        if (pidfd < 0) {
+            losses_.push_back({pid, now_ns(), std::nullopt, std::nullopt});
+            action();
+            if (noticed_.advance(1)) noticed_.ring();
+            return;
+        }
+        try {
+            listen(epoll_, pidfd, static_cast<std::uint64_t>(pid));
+        } catch (...) {
+            close(pidfd);
+            throw;
+        }
+        known = entries_.emplace(pid, Entry{pidfd, {}}).first;
+    }
+    known->second.actions.push_back(std::move(action));
+}
+
+bool Watch::forget(pid_t pid) {
+    const std::lock_guard lock(mutex_);
+    const auto known = entries_.find(pid);
+    if (known == entries_.end()) return false;
+    close(known->second.pidfd);  // leaves the epoll set with its last reference
+    entries_.erase(known);
+    return true;
+}
+
+std::vector<pid_t> Watch::watched() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<pid_t> pids;
+    for (const auto& [pid, entry] : entries_) pids.push_back(pid);
+    return pids;
+}
+
+std::vector<Loss> Watch::losses() const {
+    const std::lock_guard lock(mutex_);
+    return losses_;
+}
+
+Outcome Watch::wait(std::uint64_t known, std::int64_t deadline, WaitPolicy& policy) noexcept {
+    return noticed_.wait_until(known + 1, deadline, policy);
+}
+
+void Watch::run() {
+    pthread_setname_np(pthread_self(), "pysampler-watch");
+    std::array<epoll_event, 16> events;
+    for (;;) {
+        const int count = epoll_wait(epoll_, events.data(), events.size(), -1);
+        if (count < 0 && errno != EINTR) return;
+        for (int i = 0; i < count; ++i) {
+            const std::uint64_t mark = events[static_cast<std::size_t>(i)].data.u64;
+            if (mark == kStop) return;
+            notice(static_cast<pid_t>(mark));
+        }
+    }
+}
+
+void Watch::notice(pid_t pid) {
+    const std::lock_guard lock(mutex_);
+    const auto known = entries_.find(pid);
+    // Forgotten, or forgotten and added anew, between the event and the lock.
+    if (known == entries_.end() || !pidfd_ended(known->second.pidfd)) return;
+    losses_.push_back(ending(pid, known->second.pidfd));
+    for (const Action& action : known->second.actions) action();
+    close(known->second.pidfd);
+    entries_.erase(known);
+    if (noticed_.advance(1)) noticed_.ring();
+}
+
+}  // namespace pysampler

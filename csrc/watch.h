@@ -1,0 +1,72 @@
+// Who has died: pidfds in one poll thread, which needs no GIL. Something is done about each death at
+// once: a flag or a member is marked lost, a doorbell rings, a process leaves with its parent.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "position.h"
+#include "wait.h"
+
+namespace pysampler {
+
+struct Loss {
+    pid_t pid;
+    std::int64_t noticed_at;         // ns, as now_ns()
+    std::optional<int> exit_code;    // known of children nobody has reaped yet
+    std::optional<int> signal;       // likewise
+};
+
+class Watch {
+   public:
+    using Action = std::function<void()>;
+
+    Watch();
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+    ~Watch();
+
+    // Any thread of the process that made it. The action is run once, in the poll thread, when the
+    // process ends; if it has ended already, in the caller before this returns. It must not block.
+    // Call it while the process is known to be alive or unreaped. Throws std::system_error.
+    void add(pid_t pid, Action action);
+    // Drops every action of this pid; false if there was none.
+    bool forget(pid_t pid);
+
+    std::vector<pid_t> watched() const;
+    // Every loss so far, in the order they were noticed.
+    std::vector<Loss> losses() const;
+    // Until there are more than `known` losses. Any number of threads.
+    Outcome wait(std::uint64_t known, std::int64_t deadline, WaitPolicy& policy) noexcept;
+
+    // False in a child made by fork: the poll thread is not there.
+    bool mine() const noexcept;
+
+   private:
+    struct Entry {
+        int pidfd;
+        std::vector<Action> actions;
+    };
+
+    void run();
+    void notice(pid_t pid);
+
+    int epoll_;
+    int stop_;  // an eventfd
+    pid_t owner_;
+    mutable std::mutex mutex_;
+    std::map<pid_t, Entry> entries_;
+    std::vector<Loss> losses_;
+    OpenPosition noticed_;
+    std::unique_ptr<std::thread> thread_;
+};
+
+}  // namespace pysampler
