@@ -84,8 +84,9 @@ class BasicDoorbell {
             collect();
             if (!lost_.empty()) return Outcome::kLost;
             if (found_.size() >= want) return Outcome::kReady;
-            const Outcome outcome = cell_->posts.wait_until(
-                seen + (want - found_.size()), deadline, policy);
+            const std::uint64_t missing = want - found_.size();
+            const Outcome outcome =
+                cell_->posts.wait_until(seen + missing, deadline, policy, missing);
             if (outcome == Outcome::kReady || outcome == Outcome::kLost) continue;
             collect();
             if (!lost_.empty()) return Outcome::kLost;
@@ -120,6 +121,10 @@ class BasicDoorbell {
     void revive(std::uint32_t i) noexcept {
         members_[i].state.store(0, std::memory_order_release);
     }
+
+    // How many posts the waiter sleeps for. A member whose wait begins while others are still at
+    // work tells its policy: policy.set_busy([&] { return bell.wanted(); }).
+    std::uint64_t wanted() const noexcept { return cell_->posts.wanted(); }
 
     std::uint64_t posts() const noexcept { return cell_->posts.load(); }
     std::uint64_t waiter() const noexcept { return cell_->posts.waiter(); }

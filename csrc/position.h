@@ -90,14 +90,16 @@ class BasicPosition {
         return (to - from) * kUnit / kUnit;
     }
 
-    // A waiter: until the position has reached `target`. kLost only if it has not.
+    // A waiter: until the position has reached `target`, which takes `awaited` processes to bring
+    // about (for the policy, see wait.h). kLost only if it has not.
     template <class Policy>
-    Outcome wait_until(std::uint64_t target, std::int64_t deadline, Policy& policy) noexcept {
+    Outcome wait_until(std::uint64_t target, std::int64_t deadline, Policy& policy,
+                       std::uint64_t awaited = 1) noexcept {
         if (reached(target)) return Outcome::kReady;
         if (waiters == Waiters::kOne && !place_.claim()) return Outcome::kBusy;
         Outcome outcome = policy.wait(
             deadline, [&] { return over(target); },
-            [&](std::int64_t until) { return park(target, until); });
+            [&](std::int64_t until) { return park(target, until); }, awaited);
         if (waiters == Waiters::kOne) place_.leave();
         if (outcome == Outcome::kReady && !reached(target)) outcome = Outcome::kLost;
         return outcome;
@@ -105,6 +107,14 @@ class BasicPosition {
 
     std::uint64_t waiter() const noexcept { return place_.id(); }
     bool armed() const noexcept { return word_.load(std::memory_order_relaxed) & kArmed; }
+    // How many posts the one who sleeps here still wants; 0 if nobody sleeps.
+    std::uint64_t wanted() const noexcept
+        requires(waiters == Waiters::kOne)
+    {
+        const Word word = word_.load(std::memory_order_acquire);
+        const std::uint64_t target = target_.load(std::memory_order_relaxed);
+        return (word & kArmed) && !over(target) ? distance(word / kUnit, target) : 0;
+    }
 
    private:
     bool over(std::uint64_t target) const noexcept {

@@ -25,13 +25,32 @@ std::mutex costs_mutex;  // process-local; taken once per policy object, never o
 std::optional<WaitCosts> known_costs;
 
 template <std::size_t N>
-std::int64_t median(std::array<std::int64_t, N>& values) {
-    std::nth_element(values.begin(), values.begin() + N / 2, values.end());
-    return values[N / 2];
+std::int64_t quantile(std::array<std::int64_t, N>& values, std::size_t percent) {
+    const auto at = values.begin() + N * percent / 100;
+    std::nth_element(values.begin(), at, values.end());
+    return *at;
 }
 
-// One hop: a wake here until the woken thread runs. Half a round trip between two parked threads.
+void pin(int cpu) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    sched_setaffinity(0, sizeof one, &one);  // this thread; where it is refused, unpinned will do
+}
+
+// One hop: a wake here until the woken thread runs there. Half a round trip between two threads,
+// both parked in turn, on the first and the last CPU of the mask: left to itself the scheduler may
+// put both on one, where a hop is a tenth of what it is between two that go idle. The 90th
+// percentile, since a CPU that somebody else keeps busy is cheap to wake, and it is not always.
 std::int64_t measure_park() {
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    sched_getaffinity(0, sizeof allowed, &allowed);
+    int first = 0;
+    while (first < CPU_SETSIZE - 1 && !CPU_ISSET(first, &allowed)) ++first;
+    int last = CPU_SETSIZE - 1;
+    while (last > first && !CPU_ISSET(last, &allowed)) --last;
+
     std::atomic<std::uint32_t> turn{0};
     const auto await = [&turn](std::uint32_t mine) {
         for (std::uint32_t seen; (seen = turn.load(std::memory_order_acquire)) != mine;) {
@@ -43,20 +62,25 @@ std::int64_t measure_park() {
         Linux::futex_wake(turn, 1);
     };
     std::array<std::int64_t, kRounds> trips;
-    std::thread peer([&] {
+    std::thread there([&] {
+        pin(last);
         for (std::uint32_t i = 0; i < kRounds; ++i) {
             await(2 * i + 1);
             pass(2 * i + 2);
         }
     });
-    for (std::uint32_t i = 0; i < kRounds; ++i) {
-        const std::int64_t start = now_ns();
-        pass(2 * i + 1);
-        await(2 * i + 2);
-        trips[i] = now_ns() - start;
-    }
-    peer.join();
-    return median(trips) / 2;
+    std::thread here([&] {
+        pin(first);
+        for (std::uint32_t i = 0; i < kRounds; ++i) {
+            const std::int64_t start = now_ns();
+            pass(2 * i + 1);
+            await(2 * i + 2);
+            trips[i] = now_ns() - start;
+        }
+    });
+    here.join();
+    there.join();
+    return quantile(trips, 90) / 2;
 }
 
 std::int64_t measure_yield() {
@@ -66,7 +90,7 @@ std::int64_t measure_yield() {
         cpu_yield();
         call = now_ns() - start;
     }
-    return median(calls);
+    return quantile(calls, 50);
 }
 
 // "MAX PERIOD" or "max PERIOD", from the cgroup this process is in; version 1 splits it in two.

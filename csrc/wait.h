@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <utility>
 
 #include "clock.h"
 
@@ -48,9 +50,10 @@ struct WaitStats {
 // Belongs to one site in one thread: it learns, and is not shared.
 class WaitPolicy {
    public:
-    // A wait whose usual length is more than this many parks is slept through from the start.
-    // 20: the wake-up then costs under 5 %. Yielding longer gains less than it burns.
-    static constexpr std::int64_t kPatience = 20;
+    // A wait whose usual length is more than this many hops is slept through from the start.
+    // 40: the two hops of a park and a wake then cost under 5 %; being awake longer than that
+    // gains less than it burns.
+    static constexpr std::int64_t kPatience = 40;
 
     WaitPolicy() : WaitPolicy(WaitCosts::here()) {}
     explicit WaitPolicy(const WaitCosts& costs)
@@ -68,6 +71,9 @@ class WaitPolicy {
     // A wait returns kInterrupted at least this often, so that the caller can look at signals that
     // came just before it slept.
     void set_slice(std::int64_t ns) { slice_ = ns; }
+    // How many others are at work beside this one's waits, cheap to ask: as long as they need every
+    // CPU, this one sleeps, and so leaves its CPU to be given to one of them.
+    void set_busy(std::function<std::uint64_t()> busy) { busy_ = std::move(busy); }
     // Whether to wake early and spin up to a deadline. On by default.
     void set_precise(bool on) { precise_ = on; }
 
@@ -82,14 +88,20 @@ class WaitPolicy {
     // arms the primitive, looks again, sleeps until a wake or `until`, disarms, and returns false
     // if a signal interrupted it. kTimedOut is never early, and never after a ready() that was
     // true at the deadline.
+    //
+    // `awaited` is how many processes must run for it to become ready. Where they need every CPU,
+    // staying awake takes one from them: it parks at once, and is cheap to wake, since no CPU idles.
     template <class Ready, class Park>
-    Outcome wait(std::int64_t deadline, Ready&& ready, Park&& park) {
+    Outcome wait(std::int64_t deadline, Ready&& ready, Park&& park, std::uint64_t awaited = 1) {
         if (ready()) return Outcome::kReady;
         const std::int64_t start = now_ns();
         if (deadline <= start) return Outcome::kTimedOut;
         ++stats_.waits;
         std::int64_t now = start;
-        Outcome outcome = stay_awake(deadline, start, now, ready);
+        Outcome outcome = Outcome::kInterrupted;
+        if (!adaptive_ || awaited < static_cast<std::uint64_t>(costs_.cpus)) {
+            outcome = stay_awake(deadline, start, now, ready);
+        }
         if (outcome == Outcome::kInterrupted) {
             const std::int64_t awake_until = now;
             outcome = sleep(deadline, start, now, ready, park);
@@ -104,36 +116,39 @@ class WaitPolicy {
 
    private:
     static constexpr int kLooks = 32;  // between two readings of the clock, ~0.5 us
-    static constexpr std::int64_t kBurst = 2 * kMicrosecond;  // of spinning between two yields
+    // A look between two yields comes 0.4 us late; between two pauses, at once. Worth it at first.
+    static constexpr std::int64_t kFirstLook = 2 * kMicrosecond;
     static constexpr std::int64_t kMinGuard = 5 * kMicrosecond;
     static constexpr std::int64_t kMaxGuard = 100 * kMicrosecond;
     static constexpr int kCrowdMemory = 16;  // yields
+    // How many hops a wait stays awake though others need the CPU: what sleeping would cost it.
+    static constexpr std::int64_t kGrace = 2;
 
     // kInterrupted: the budget is spent, time to park.
     template <class Ready>
     Outcome stay_awake(std::int64_t deadline, std::int64_t start, std::int64_t& now, Ready& ready) {
-        const std::int64_t spin = adaptive_ ? 0 : fixed_spin_;
-        const std::int64_t yield = adaptive_ ? budget() : fixed_yield_;
-        const std::int64_t end = later(start, spin > kForever - yield ? kForever : spin + yield);
-        while (now < end) {
-            if (now < later(start, spin) || (adaptive_ && !crowded() && costs_.cpus > 1)) {
-                const std::int64_t burst_end = now + kBurst;
-                do {
-                    for (int look = 0; look < kLooks; ++look) {
-                        if (ready()) return Outcome::kReady;
-                        cpu_pause();
-                    }
-                    now = now_ns();
-                    if (now >= deadline) return ready() ? Outcome::kReady : Outcome::kTimedOut;
-                } while (now < burst_end);
-                if (now < later(start, spin)) continue;
+        const std::int64_t spin_end = later(start, adaptive_ ? first_look() : fixed_spin_);
+        const std::int64_t yield_end = later(adaptive_ ? start : spin_end,
+                                             adaptive_ ? budget() : fixed_yield_);
+        while (now < spin_end) {
+            for (int look = 0; look < kLooks; ++look) {
+                if (ready()) return Outcome::kReady;
+                cpu_pause();
             }
+            now = now_ns();
+            if (now >= deadline) return ready() ? Outcome::kReady : Outcome::kTimedOut;
+        }
+        while (now < yield_end) {
             cpu_yield();
             const std::int64_t before = now;
             now = now_ns();
             notice_crowd(now - before);
             if (ready()) return Outcome::kReady;
             if (now >= deadline) return Outcome::kTimedOut;
+            if (busy_ && adaptive_ && now - start >= kGrace * costs_.park_ns &&
+                busy_() >= static_cast<std::uint64_t>(costs_.cpus)) {
+                break;
+            }
         }
         return Outcome::kInterrupted;
     }
@@ -164,6 +179,10 @@ class WaitPolicy {
 
     static std::int64_t later(std::int64_t t, std::int64_t by) {
         return by >= kForever - t ? kForever : t + by;
+    }
+
+    std::int64_t first_look() const {
+        return budget() > 0 && !crowded() && costs_.cpus > 1 ? kFirstLook : 0;
     }
 
     std::int64_t budget() const {
@@ -201,6 +220,7 @@ class WaitPolicy {
     int crowded_ = 0;
     bool adaptive_ = true;
     bool precise_ = true;
+    std::function<std::uint64_t()> busy_;
     WaitStats stats_;
 };
 
