@@ -1,0 +1,181 @@
+#include "byte_ring.h"
+
+#include <bit>
+
+#include "support.h"
+
+namespace pysampler::bindings {
+namespace {
+
+std::uint64_t capacity_of(const py::object& capacity) {
+    const std::uint64_t bytes = whole(capacity, "make byte ring", "capacity", 1);
+    if (!std::has_single_bit(bytes) || bytes % Segment::page() != 0 || bytes > 1ULL << 30) {
+        throw py::value_error("cannot make byte ring: capacity " + std::to_string(bytes) +
+                              ", expected a power of two of whole pages of " +
+                              std::to_string(Segment::page()) + " bytes, up to 2**30");
+    }
+    return bytes;
+}
+
+class PyByteRing : public Handle {
+   public:
+    PyByteRing(const PySegment& segment, const py::object& capacity, const py::object& offset,
+               const WaitPolicy* policy)
+        : Handle("byte ring", segment.segment(),
+                 place(segment, offset, bytes(capacity_of(capacity)), Segment::page())),
+          capacity_(capacity_of(capacity)),
+          twice_(this->segment()->map_twice(this->offset(), capacity_)),
+          cell_(cell_at(this->segment()->at(this->offset() + capacity_, sizeof(RingCell)),
+                        offset.is_none())),
+          ring_(cell_, twice_.get(), capacity_),
+          room_(policy),
+          ready_(policy) {
+        named("ByteRing");
+    }
+
+    // The array, whole pages, then the cell.
+    static std::size_t bytes(std::uint64_t capacity) { return capacity + sizeof(RingCell); }
+
+    void send(const py::buffer& message, const py::object& timeout, const py::object& deadline) {
+        check("send to");
+        const py::buffer_info info = message.request();
+        if (PyBuffer_IsContiguous(info.view(), 'C') == 0) {
+            throw py::value_error("cannot send to byte ring: the message is not contiguous");
+        }
+        const auto* from = static_cast<const std::byte*>(info.ptr);
+        const auto size = static_cast<std::size_t>(info.size * info.itemsize);
+        const std::int64_t until = deadline_of(timeout, deadline);
+        const auto keep_mapped = segment();
+        std::uint64_t written = 0;
+        const Outcome outcome = room_([&](WaitPolicy& policy) {
+            return ring_.write({from, size}, written, until, policy);
+        });
+        check_outcome(*this, outcome, "send to", "consumer", "it stayed full",
+                      cell_->head.waiter());
+    }
+
+    // A copy of the next message.
+    py::bytes recv(const py::object& timeout, const py::object& limit, const py::object& deadline) {
+        check("receive from");
+        wait_message("receive from", timeout, limit, deadline);
+        const auto message = ring_.message();
+        py::bytes copy(reinterpret_cast<const char*>(message.data()), message.size());
+        ring_.release();
+        return copy;
+    }
+
+    // The next message where it lies, until release().
+    py::memoryview peek(const py::object& timeout, const py::object& limit,
+                        const py::object& deadline) {
+        check("peek into");
+        wait_message("peek into", timeout, limit, deadline);
+        const auto message = ring_.message();
+        return py::memoryview::from_memory(message.data(),
+                                           static_cast<py::ssize_t>(message.size()));
+    }
+
+    void release() {
+        check("release in");
+        ring_.release();
+    }
+
+    std::uint64_t size() const {
+        check("look at");
+        return ring_.size();
+    }
+    std::uint64_t capacity() const { return capacity_; }
+    std::uint64_t largest_whole() const { return ring_.largest_whole(); }
+
+    Part producer() const {
+        check("watch");
+        return {"byte ring's producer",
+                [segment = segment(), cell = cell_](int) { cell->tail.mark_lost(); }};
+    }
+    Part consumer() const {
+        check("watch");
+        return {"byte ring's consumer",
+                [segment = segment(), cell = cell_](int) { cell->head.mark_lost(); }};
+    }
+    void replaced() {
+        check("use");
+        ring_.clear_lost();
+    }
+
+    void close_ring() {
+        if (!closed()) twice_.reset();
+        close();
+    }
+
+    std::string state() const {
+        if (closed()) return repr("");
+        std::string text =
+            std::to_string(ring_.size()) + " of " + std::to_string(capacity_) + " bytes";
+        if (ring_.producer_lost()) text += ", producer lost";
+        if (ring_.consumer_lost()) text += ", consumer lost";
+        return repr(text);
+    }
+
+   private:
+    static RingCell* cell_at(std::byte* at, bool fresh) {
+        return fresh ? new (at) RingCell : reinterpret_cast<RingCell*>(at);
+    }
+
+    void wait_message(const char* verb, const py::object& timeout, const py::object& limit,
+                      const py::object& deadline) {
+        const std::uint64_t most =
+            limit.is_none() ? ~std::uint64_t{0} : whole(limit, "receive", "limit", 0);
+        const std::int64_t until = deadline_of(timeout, deadline);
+        const auto keep_mapped = segment();
+        const auto keep_twice = twice_;
+        Outcome outcome;
+        try {
+            outcome = ready_([&](WaitPolicy& policy) { return ring_.read(most, until, policy); });
+        } catch (const std::length_error&) {
+            throw py::value_error(std::string("cannot ") + verb + " byte ring: a message of over " +
+                                  std::to_string(most) + " bytes, the limit given; dropped");
+        }
+        check_outcome(*this, outcome, verb, "producer", "nothing came in time",
+                      cell_->tail.waiter());
+    }
+
+    std::uint64_t capacity_;
+    std::shared_ptr<std::byte> twice_;
+    RingCell* cell_;
+    ByteRing ring_;
+    Site room_;
+    Site ready_;
+};
+
+}  // namespace
+
+void register_byte_ring(py::module_& m) {
+    const auto none = py::none();
+    py::class_<PyByteRing>(m, "ByteRing")
+        .def(py::init<const PySegment&, const py::object&, const py::object&, const WaitPolicy*>(),
+             py::arg("segment"), py::arg("capacity"), py::arg("offset") = none,
+             py::arg("policy") = nullptr)
+        .def("send", &PyByteRing::send, py::arg("message"), py::arg("timeout") = none,
+             py::kw_only(), py::arg("deadline") = none)
+        .def("recv", &PyByteRing::recv, py::arg("timeout") = none, py::kw_only(),
+             py::arg("limit") = none, py::arg("deadline") = none)
+        .def("peek", &PyByteRing::peek, py::arg("timeout") = none, py::kw_only(),
+             py::arg("limit") = none, py::arg("deadline") = none)
+        .def("release", &PyByteRing::release)
+        .def("producer", &PyByteRing::producer)
+        .def("consumer", &PyByteRing::consumer)
+        .def("replaced", &PyByteRing::replaced)
+        .def("close", &PyByteRing::close_ring)
+        .def("__len__", &PyByteRing::size)
+        .def_property_readonly("capacity", &PyByteRing::capacity)
+        .def_property_readonly("largest_whole", &PyByteRing::largest_whole)
+        .def_property_readonly("closed", &PyByteRing::closed)
+        .def_property_readonly("offset", &PyByteRing::offset)
+        .def_static("bytes",
+                    [](const py::object& capacity) {
+                        // Room to begin at a whole page.
+                        return PyByteRing::bytes(capacity_of(capacity)) + Segment::page();
+                    })
+        .def("__repr__", &PyByteRing::state);
+}
+
+}  // namespace pysampler::bindings

@@ -1,0 +1,175 @@
+#include "doorbell.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <span>
+
+#include "handles.h"
+
+namespace pysampler::bindings {
+namespace {
+
+// Far below Position::kMaxAhead, and more processes than any machine runs.
+constexpr std::uint64_t kMaxMembers = 1 << 20;
+
+py::array_t<std::uint32_t> to_array(std::span<const std::uint32_t> indices) {
+    return py::array_t<std::uint32_t>(static_cast<py::ssize_t>(indices.size()), indices.data());
+}
+
+std::uint32_t member_count(const py::object& members) {
+    const std::uint64_t count = whole(members, "make doorbell", "members", 1);
+    if (count > kMaxMembers) {
+        throw py::value_error("cannot make doorbell: members " + std::to_string(count) +
+                              ", expected at most " + std::to_string(kMaxMembers));
+    }
+    return static_cast<std::uint32_t>(count);
+}
+
+}  // namespace
+
+PyDoorbell::PyDoorbell(const PySegment& segment, const py::object& members, const py::object& offset,
+                       const WaitPolicy* policy)
+    : Handle("doorbell", segment.segment(),
+             place(segment, offset, Doorbell::bytes(member_count(members)))),
+      count_(member_count(members)),
+      cell_(reinterpret_cast<Doorbell::Cell*>(
+          this->segment()->at(this->offset(), Doorbell::bytes(count_)))),
+      members_(reinterpret_cast<Doorbell::Member*>(cell_ + 1)),
+      bell_(cell_, members_, count_),
+      site_(policy) {
+    named("Doorbell");
+    if (offset.is_none()) {
+        new (cell_) Doorbell::Cell;
+        for (std::uint32_t i = 0; i < count_; ++i) new (members_ + i) Doorbell::Member;
+    }
+}
+
+std::uint32_t PyDoorbell::index(const py::handle& member, const char* verb) const {
+    check(verb);
+    const std::uint64_t i = whole(member, "use doorbell", "member", 0);
+    if (i >= count_) {
+        throw py::index_error("cannot " + std::string(verb) + " doorbell: member " +
+                              std::to_string(i) + ", expected one below " + std::to_string(count_));
+    }
+    return static_cast<std::uint32_t>(i);
+}
+
+bool PyDoorbell::post(const py::object& member) {
+    return bell_.post(index(member, "post to"), now_ns());
+}
+
+py::array PyDoorbell::wait(const py::object& want, const py::object& timeout,
+                           const py::object& deadline) {
+    check("wait on");
+    const std::uint64_t count =
+        want.is_none() ? count_ : whole(want, "wait on doorbell", "count", 1);
+    if (count > count_) {
+        throw py::value_error("cannot wait on doorbell: count " + std::to_string(count) +
+                              ", expected at most its members, " + std::to_string(count_));
+    }
+    const std::int64_t until = deadline_of(timeout, deadline);
+    if (waiting_.test_and_set(std::memory_order_acquire)) busy("wait on", cell_->posts.waiter());
+    struct Done {
+        std::atomic_flag& waiting;
+        ~Done() { waiting.clear(std::memory_order_release); }
+    } const done{waiting_};
+    const auto keep_mapped = segment();
+    const Outcome outcome = site_([&](WaitPolicy& policy) {
+        return bell_.wait_until(static_cast<std::uint32_t>(count), until, policy);
+    });
+    if (outcome == Outcome::kBusy) busy("wait on", cell_->posts.waiter());
+    py::array ready = to_array(bell_.ready());
+    if (outcome == Outcome::kLost) {
+        const std::vector<std::uint32_t> lost(bell_.lost().begin(), bell_.lost().end());
+        py::dict attributes;
+        attributes["members"] = py::cast(lost);
+        attributes["ready"] = ready;
+        std::string names;
+        for (const std::uint32_t i : lost) names += (names.empty() ? "" : ", ") + std::to_string(i);
+        raise("LostError",
+              "cannot wait on doorbell: member" + std::string(lost.size() > 1 ? "s " : " ") + names +
+                  " lost",
+              attributes);
+    }
+    return ready;
+}
+
+bool PyDoorbell::take(const py::object& member) { return bell_.take(index(member, "take from")); }
+
+// What is ready now, taken, longest ready first.
+py::array PyDoorbell::take_ready() {
+    check("take from");
+    std::vector<std::uint32_t> taken;
+    for (std::uint32_t i = 0; i < count_; ++i) {
+        if (bell_.is_ready(i)) taken.push_back(i);
+    }
+    std::stable_sort(taken.begin(), taken.end(), [this](std::uint32_t a, std::uint32_t b) {
+        return bell_.posted_at(a) < bell_.posted_at(b);
+    });
+    for (const std::uint32_t i : taken) bell_.take(i);
+    return to_array(taken);
+}
+
+void PyDoorbell::revive(const py::object& member) { bell_.revive(index(member, "revive member of")); }
+
+std::vector<std::uint32_t> PyDoorbell::lost_members() const {
+    check("look at");
+    std::vector<std::uint32_t> lost;
+    for (std::uint32_t i = 0; i < count_; ++i) {
+        if (bell_.is_lost(i)) lost.push_back(i);
+    }
+    return lost;
+}
+
+Part PyDoorbell::member(const py::object& member) const {
+    const std::uint32_t i = index(member, "watch");
+    return {"doorbell's member " + std::to_string(i),
+            [segment = segment(), cell = cell_, members = members_, count = count_, i](int) {
+                Doorbell(cell, members, count).mark_lost(i);
+            }};
+}
+
+std::function<std::uint64_t()> PyDoorbell::wanted_by_waiter() const {
+    check("use");
+    return [segment = segment(), cell = cell_] { return cell->posts.wanted(); };
+}
+
+std::string PyDoorbell::state() const {
+    if (closed()) return repr("");
+    std::uint32_t ready = 0;
+    for (std::uint32_t i = 0; i < count_; ++i) ready += bell_.is_ready(i);
+    std::string text = std::to_string(ready) + " of " + std::to_string(count_) + " ready, " +
+                       std::to_string(bell_.posts()) + " posts";
+    if (const auto lost = lost_members(); !lost.empty()) {
+        text += ", " + std::to_string(lost.size()) + " lost";
+    }
+    if (const std::uint64_t waiter = bell_.waiter()) text += ", waiter " + waiter_text(waiter);
+    return repr(text);
+}
+
+void register_doorbell(py::module_& m) {
+    py::class_<PyDoorbell>(m, "Doorbell")
+        .def(py::init<const PySegment&, const py::object&, const py::object&, const WaitPolicy*>(),
+             py::arg("segment"), py::arg("members"), py::arg("offset") = py::none(),
+             py::arg("policy") = nullptr)
+        .def("post", &PyDoorbell::post, py::arg("member"))
+        .def("wait", &PyDoorbell::wait, py::arg("count") = py::none(),
+             py::arg("timeout") = py::none(), py::kw_only(), py::arg("deadline") = py::none())
+        .def("take", &PyDoorbell::take, py::arg("member"))
+        .def("take_ready", &PyDoorbell::take_ready)
+        .def("revive", &PyDoorbell::revive, py::arg("member"))
+        .def("member", &PyDoorbell::member, py::arg("member"))
+        .def("close", &PyDoorbell::close)
+        .def_property_readonly("lost", &PyDoorbell::lost_members)
+        .def_property_readonly("members", &PyDoorbell::members)
+        .def_property_readonly("stats", &PyDoorbell::stats)
+        .def_property_readonly("closed", &PyDoorbell::closed)
+        .def_property_readonly("offset", &PyDoorbell::offset)
+        .def_static("bytes", [](const py::object& members) {
+            return Doorbell::bytes(member_count(members));
+        })
+        .def("__repr__", &PyDoorbell::state);
+}
+
+}  // namespace pysampler::bindings

@@ -1,0 +1,111 @@
+#include "flag.h"
+
+#include <pybind11/pybind11.h>
+
+#include "doorbell.h"
+#include "handles.h"
+
+namespace pysampler::bindings {
+namespace {
+
+class PyFlag : public Handle {
+   public:
+    PyFlag(const PySegment& segment, const py::object& offset, const WaitPolicy* policy)
+        : Handle("flag", segment.segment(), place(segment, offset, sizeof(Flag))), site_(policy) {
+        named("Flag");
+        std::byte* at = this->segment()->at(this->offset(), sizeof(Flag));
+        flag_ = offset.is_none() ? new (at) Flag : reinterpret_cast<Flag*>(at);
+    }
+
+    bool set() {
+        check("set");
+        return flag_->set();
+    }
+
+    bool clear() {
+        check("clear");
+        return flag_->clear();
+    }
+
+    bool is_set() const {
+        check("look at");
+        return flag_->is_set();
+    }
+
+    bool wait(const py::object& timeout, const py::object& deadline) {
+        check("wait on");
+        const std::int64_t until = deadline_of(timeout, deadline);
+        if (flag_->is_set()) return true;
+        const auto keep_mapped = segment();
+        switch (site_([&](WaitPolicy& policy) { return flag_->wait_until(until, policy); })) {
+            case Outcome::kReady:
+                return true;
+            case Outcome::kLost:
+                lost("wait on", "poster");
+            case Outcome::kBusy:
+                busy("wait on", flag_->waiter());
+            default:
+                return false;
+        }
+    }
+
+    void beside(const PyDoorbell& bell) {
+        check("use");
+        site_.policy().set_busy(bell.wanted_by_waiter());
+    }
+
+    bool poster_lost() const {
+        check("look at");
+        return flag_->lost();
+    }
+
+    void replaced() {
+        check("use");
+        flag_->clear_lost();
+    }
+
+    Part poster() const {
+        check("watch");
+        return {"flag's poster", [segment = segment(), flag = flag_](int) { flag->mark_lost(); }};
+    }
+
+    WaitStats stats() const { return site_.policy().stats(); }
+
+    std::string state() const {
+        if (closed()) return repr("");
+        std::string text = flag_->is_set() ? "set" : "not set";
+        text += ", generation " + std::to_string(flag_->generation());
+        if (const std::uint64_t waiter = flag_->waiter()) text += ", waiter " + waiter_text(waiter);
+        if (flag_->lost()) text += ", poster lost";
+        return repr(text);
+    }
+
+   private:
+    Flag* flag_;
+    Site site_;
+};
+
+}  // namespace
+
+void register_flag(py::module_& m) {
+    py::class_<PyFlag>(m, "Flag")
+        .def(py::init<const PySegment&, const py::object&, const WaitPolicy*>(), py::arg("segment"),
+             py::arg("offset") = py::none(), py::arg("policy") = nullptr)
+        .def("set", &PyFlag::set)
+        .def("clear", &PyFlag::clear)
+        .def("is_set", &PyFlag::is_set)
+        .def("wait", &PyFlag::wait, py::arg("timeout") = py::none(), py::kw_only(),
+             py::arg("deadline") = py::none())
+        .def("beside", &PyFlag::beside, py::arg("doorbell"))
+        .def("poster", &PyFlag::poster)
+        .def("replaced", &PyFlag::replaced)
+        .def("close", &PyFlag::close)
+        .def_property_readonly("poster_lost", &PyFlag::poster_lost)
+        .def_property_readonly("stats", &PyFlag::stats)
+        .def_property_readonly("closed", &PyFlag::closed)
+        .def_property_readonly("offset", &PyFlag::offset)
+        .def_property_readonly_static("bytes", [](const py::object&) { return sizeof(Flag); })
+        .def("__repr__", &PyFlag::state);
+}
+
+}  // namespace pysampler::bindings

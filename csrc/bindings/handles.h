@@ -1,0 +1,41 @@
+// The handles that more than one binding knows.
+#pragma once
+
+#include <functional>
+
+#include "doorbell.h"
+#include "support.h"
+
+namespace pysampler::bindings {
+
+class PyDoorbell : public Handle {
+   public:
+    PyDoorbell(const PySegment& segment, const py::object& members, const py::object& offset,
+               const WaitPolicy* policy);
+
+    bool post(const py::object& member);
+    py::array wait(const py::object& want, const py::object& timeout, const py::object& deadline);
+    bool take(const py::object& member);
+    py::array take_ready();
+    void revive(const py::object& member);
+    std::vector<std::uint32_t> lost_members() const;
+    Part member(const py::object& member) const;
+    WaitStats stats() const { return site_.policy().stats(); }
+    std::uint32_t members() const { return count_; }
+    std::string state() const;
+
+    // For the policy of a member's own waits; keeps the segment mapped.
+    std::function<std::uint64_t()> wanted_by_waiter() const;
+
+   private:
+    std::uint32_t index(const py::handle& member, const char* verb) const;
+
+    std::uint32_t count_;
+    Doorbell::Cell* cell_;
+    Doorbell::Member* members_;
+    Doorbell bell_;
+    Site site_;
+    std::atomic_flag waiting_;  // the handle's lists of who was found belong to one wait at a time
+};
+
+}  // namespace pysampler::bindings

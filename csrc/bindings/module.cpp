@@ -1,0 +1,63 @@
+// pysampler._core: the primitives of csrc/ as Python classes. pysampler.sync gives them their
+// handles, documentation and defaults; nothing else should import this module.
+#include <pybind11/pybind11.h>
+
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <unistd.h>
+
+#include "byte_ring.h"
+#include "process.h"
+#include "support.h"
+
+namespace pysampler::bindings {
+namespace {
+
+// One sentence now rather than an odd failure later.
+void check_system() {
+    const int pidfd = open_pidfd(getpid());
+    if (pidfd < 0) {
+        throw py::import_error(
+            std::string("pysampler needs Linux 5.3 or newer with pidfd_open allowed; here it "
+                        "answers: ") +
+            std::strerror(errno));
+    }
+    close(pidfd);
+}
+
+void translate(std::exception_ptr error) {
+    const auto set = [](PyObject* type, const char* what) { PyErr_SetString(type, what); };
+    try {
+        std::rethrow_exception(error);
+    } catch (const OutOfMemory& e) {
+        set(PyExc_MemoryError, e.what());
+    } catch (const std::system_error& e) {
+        const py::object value = py::reinterpret_borrow<py::object>(PyExc_OSError)(
+            e.code().value(), std::string(e.what()));
+        PyErr_SetObject(PyExc_OSError, value.ptr());
+    } catch (const LayoutError& e) {
+        set(py::module_::import("pysampler.errors").attr("LayoutError").ptr(), e.what());
+    } catch (const CorruptRing& e) {
+        set(py::module_::import("pysampler.errors").attr("LayoutError").ptr(), e.what());
+    }
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+    check_system();
+    py::register_exception_translator(translate);
+    m.attr("layout_version") = kLayoutVersion;
+    register_wait(m);
+    register_segment(m);
+    register_watch(m);
+    register_flag(m);
+    register_doorbell(m);
+    register_ring(m);
+    register_shared_ring(m);
+    register_byte_ring(m);
+    register_board(m);
+}
+
+}  // namespace pysampler::bindings

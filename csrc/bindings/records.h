@@ -1,0 +1,123 @@
+// What the two rings of fixed slots share in Python: records of one dtype and shape.
+#pragma once
+
+#include <pybind11/numpy.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "ring.h"
+#include "support.h"
+
+namespace pysampler::bindings {
+
+// One record: an array of `dtype` and `shape`, C-contiguous; n records are one array too.
+class Record {
+   public:
+    Record(py::dtype dtype, std::vector<py::ssize_t> shape)
+        : dtype_(std::move(dtype)), shape_(std::move(shape)), bytes_(dtype_.itemsize()) {
+        for (const py::ssize_t n : shape_) bytes_ *= n;
+        if (bytes_ <= 0) {
+            throw py::value_error("cannot make ring: records of " + std::to_string(bytes_) +
+                                  " bytes, expected at least 1");
+        }
+    }
+
+    std::uint64_t bytes() const { return static_cast<std::uint64_t>(bytes_); }
+    const py::dtype& dtype() const { return dtype_; }
+    const std::vector<py::ssize_t>& shape() const { return shape_; }
+
+    std::vector<py::ssize_t> shape_of(std::uint64_t count) const {
+        std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(count)};
+        shape.insert(shape.end(), shape_.begin(), shape_.end());
+        return shape;
+    }
+
+    // `records` as bytes of whole records. It must be contiguous and of the dtype: sync.py sees to
+    // that; this only makes sure that nothing is read beyond it.
+    std::uint64_t count_of(const py::array& records) const {
+        if (!(records.flags() & py::array::c_style) ||
+            static_cast<std::uint64_t>(records.nbytes()) % bytes() != 0) {
+            throw py::value_error("cannot push to ring: not a contiguous array of whole records");
+        }
+        return static_cast<std::uint64_t>(records.nbytes()) / bytes();
+    }
+
+   private:
+    py::dtype dtype_;
+    std::vector<py::ssize_t> shape_;
+    py::ssize_t bytes_;
+};
+
+inline RingGeometry geometry_of(const Record& record, const py::object& slots,
+                                const py::object& high, const py::object& low) {
+    RingGeometry geometry{.slots = whole(slots, "make ring", "slots", 1),
+                          .slot_bytes = record.bytes(),
+                          .high = 0,
+                          .low = 0};
+    if (!std::has_single_bit(geometry.slots) || geometry.slots > Position::kMaxAhead) {
+        throw py::value_error("cannot make ring: slots " + std::to_string(geometry.slots) +
+                              ", expected a power of two up to 2**30");
+    }
+    geometry.high = high.is_none() ? geometry.slots : whole(high, "make ring", "high", 1);
+    geometry.low = low.is_none() ? geometry.high - 1 : whole(low, "make ring", "low", 0);
+    if (geometry.high > geometry.slots || geometry.low >= geometry.high) {
+        throw py::value_error("cannot make ring: low " + std::to_string(geometry.low) + ", high " +
+                              std::to_string(geometry.high) + ", slots " +
+                              std::to_string(geometry.slots) + ", expected low < high <= slots");
+    }
+    if (record.bytes() > (std::uint64_t{1} << 62) / geometry.slots) {
+        throw py::value_error("cannot make ring: " + std::to_string(geometry.slots) +
+                              " slots of " + std::to_string(record.bytes()) + " bytes are too large");
+    }
+    return geometry;
+}
+
+// Copies up to `most` published records out of the ring; returns how many.
+template <class AnyRing>
+std::uint64_t copy_out(AnyRing& ring, const std::byte* slots, std::byte* to, std::uint64_t most) {
+    const std::uint64_t bytes = ring.geometry().slot_bytes;
+    std::uint64_t copied = 0;
+    while (copied < most) {
+        const Run run = ring.peek(most - copied);
+        if (run.count == 0) break;
+        std::memcpy(to + copied * bytes, slots + run.first * bytes, run.count * bytes);
+        ring.release(run.count);
+        copied += run.count;
+    }
+    return copied;
+}
+
+// The records that are there once `least` are, or at the deadline, up to `most`; perhaps none.
+template <class AnyRing>
+py::array pop_many(const Handle& handle, AnyRing& ring, const Record& record, Site& site,
+                   const std::byte* slots, const py::object& count, const py::object& least,
+                   const py::object& timeout, const py::object& deadline, std::uint64_t waiter) {
+    const std::uint64_t most = whole(count, "pop from ring", "count", 1);
+    const std::uint64_t want =
+        std::min(whole(least, "pop from ring", "least", 0), std::min(most, ring.geometry().slots));
+    const std::int64_t until = deadline_of(timeout, deadline);
+    const auto keep_mapped = handle.segment();
+    if (want > 0) {
+        const Outcome outcome =
+            site([&](WaitPolicy& policy) { return ring.wait_ready(want, until, policy); });
+        if (outcome == Outcome::kBusy) handle.busy("pop from", waiter);
+        // What the dead have left is still handed out; then the loss is told.
+        if (outcome == Outcome::kLost && ring.peek(1).count == 0) {
+            handle.lost("pop from", "producer");
+        }
+    }
+    py::array records(record.dtype(), record.shape_of(std::min(most, ring.geometry().slots)));
+    auto* to = static_cast<std::byte*>(records.mutable_data());
+    std::uint64_t copied;
+    {
+        const py::gil_scoped_release release;
+        copied = copy_out(ring, slots, to, std::min(most, ring.geometry().slots));
+    }
+    return records[py::slice(0, static_cast<py::ssize_t>(copied), 1)].template cast<py::array>();
+}
+
+}  // namespace pysampler::bindings

@@ -1,0 +1,241 @@
+#include "ring.h"
+
+#include <pybind11/stl.h>
+
+#include "records.h"
+
+namespace pysampler::bindings {
+namespace {
+
+constexpr std::size_t kCellBytes = sizeof(RingCell);
+
+class PyRing : public Handle {
+   public:
+    PyRing(const PySegment& segment, const py::object& slots, const py::dtype& dtype,
+           const std::vector<py::ssize_t>& shape, const py::object& high, const py::object& low,
+           const py::object& offset, const WaitPolicy* policy)
+        : PyRing(segment, Record(dtype, shape), slots, high, low, offset, policy) {}
+
+    static std::size_t bytes(const Record& record, const RingGeometry& geometry) {
+        return kCellBytes + geometry.slots * record.bytes();
+    }
+
+    // -- the producer ---
+
+    py::array claim(const py::object& count, const py::object& timeout, const py::object& deadline) {
+        check("claim in");
+        const std::uint64_t want = whole(count, "claim in ring", "count", 1);
+        wait_room(deadline_of(timeout, deadline), "claim in");
+        const Run run = ring_.claim(std::min(want, ring_.geometry().high));
+        claimed_ = run.count;
+        return view_of(run);
+    }
+
+    void publish(const py::object& count) {
+        check("publish in");
+        const std::uint64_t n = count.is_none() ? claimed_ : whole(count, "publish", "count", 0);
+        if (n > claimed_) not_held("publish", n, claimed_, "claimed");
+        claimed_ = 0;
+        ring_.publish(n);
+    }
+
+    std::uint64_t push_many(const py::array& records, const py::object& timeout,
+                            const py::object& deadline) {
+        check("push to");
+        const std::uint64_t total = record_.count_of(records);
+        const std::int64_t until = deadline_of(timeout, deadline);
+        const auto* from = static_cast<const std::byte*>(records.data());
+        const auto keep_mapped = segment();
+        std::uint64_t pushed = 0;
+        const Outcome outcome = room_([&](WaitPolicy& policy) {
+            for (;;) {
+                for (Run run; pushed < total && (run = ring_.claim(total - pushed)).count > 0;) {
+                    std::memcpy(slots_ + run.first * record_.bytes(),
+                                from + pushed * record_.bytes(), run.count * record_.bytes());
+                    ring_.publish(run.count);
+                    pushed += run.count;
+                }
+                if (pushed == total) return Outcome::kReady;
+                const Outcome waited = ring_.wait_room(1, until, policy);
+                if (waited != Outcome::kReady) return waited;
+            }
+        });
+        check_sound();
+        if (outcome != Outcome::kTimedOut) {
+            check_outcome(*this, outcome, "push to", "consumer", "", cell_->head.waiter());
+        }
+        return pushed;
+    }
+
+    // -- the consumer ---
+
+    py::array peek(const py::object& count, const py::object& timeout, const py::object& deadline) {
+        check("peek into");
+        const std::uint64_t want = whole(count, "peek into ring", "count", 1);
+        const std::int64_t until = deadline_of(timeout, deadline);
+        const auto keep_mapped = segment();
+        Run run = ring_.peek(want);
+        if (run.count == 0) {
+            const Outcome outcome =
+                ready_([&](WaitPolicy& policy) { return ring_.wait_ready(1, until, policy); });
+            check_sound();
+            check_outcome(*this, outcome, "peek into", "producer", "nothing came in time",
+                          cell_->tail.waiter());
+            run = ring_.peek(want);
+        }
+        peeked_ = run.count;
+        return view_of(run);
+    }
+
+    void release(const py::object& count) {
+        check("release in");
+        const std::uint64_t n = count.is_none() ? peeked_ : whole(count, "release", "count", 0);
+        if (n > peeked_) not_held("release", n, peeked_, "peeked at");
+        peeked_ = 0;
+        ring_.release(n);
+    }
+
+    py::array pop_many(const py::object& count, const py::object& least, const py::object& timeout,
+                       const py::object& deadline) {
+        check("pop from");
+        py::array records = bindings::pop_many(*this, ring_, record_, ready_, slots_, count, least,
+                                               timeout, deadline, cell_->tail.waiter());
+        check_sound();
+        return records;
+    }
+
+    // -- anyone ---
+
+    std::uint64_t size() const {
+        check("look at");
+        return ring_.size();
+    }
+    const RingGeometry& geometry() const { return ring_.geometry(); }
+
+    Part producer() const {
+        check("watch");
+        return {"ring's producer",
+                [segment = segment(), cell = cell_](int) { cell->tail.mark_lost(); }};
+    }
+    Part consumer() const {
+        check("watch");
+        return {"ring's consumer",
+                [segment = segment(), cell = cell_](int) { cell->head.mark_lost(); }};
+    }
+    void replaced() {
+        check("use");
+        ring_.clear_lost();
+    }
+
+    std::string state() const {
+        if (closed()) return repr("");
+        std::string text = std::to_string(ring_.size()) + " of " +
+                           std::to_string(ring_.geometry().slots) + " slots of " +
+                           std::to_string(record_.bytes()) + " bytes, " +
+                           std::to_string(ring_.published()) + " published";
+        if (ring_.producer_lost()) text += ", producer lost";
+        if (ring_.consumer_lost()) text += ", consumer lost";
+        return repr(text);
+    }
+
+   private:
+    PyRing(const PySegment& segment, Record record, const py::object& slots, const py::object& high,
+           const py::object& low, const py::object& offset, const WaitPolicy* policy)
+        : PyRing(segment, record, geometry_of(record, slots, high, low), offset, policy) {}
+
+    PyRing(const PySegment& segment, Record record, const RingGeometry& geometry,
+           const py::object& offset, const WaitPolicy* policy)
+        : Handle("ring", segment.segment(), place(segment, offset, bytes(record, geometry))),
+          record_(std::move(record)),
+          cell_(cell_at(this->segment()->at(this->offset(), bytes(record_, geometry)),
+                        offset.is_none())),
+          slots_(reinterpret_cast<std::byte*>(cell_) + kCellBytes),
+          ring_(cell_, geometry),
+          room_(policy),
+          ready_(policy) {
+        named("Ring");
+    }
+
+    static RingCell* cell_at(std::byte* at, bool fresh) {
+        return fresh ? new (at) RingCell : reinterpret_cast<RingCell*>(at);
+    }
+
+    void wait_room(std::int64_t until, const char* verb) {
+        const auto keep_mapped = segment();
+        const Outcome outcome =
+            room_([&](WaitPolicy& policy) { return ring_.wait_room(1, until, policy); });
+        check_sound();
+        check_outcome(*this, outcome, verb, "consumer", "it stayed full", cell_->head.waiter());
+    }
+
+    void check_sound() const {
+        if (!ring_.sound()) {
+            raise("LayoutError", "cannot use ring: its positions are garbage, " +
+                                     std::to_string(cell_->head.load()) + " and " +
+                                     std::to_string(cell_->tail.load()));
+        }
+    }
+
+    [[noreturn]] static void not_held(const char* verb, std::uint64_t got, std::uint64_t held,
+                                      const char* how) {
+        throw py::value_error(std::string("cannot ") + verb + " slots: " + std::to_string(got) +
+                              ", expected at most the " + std::to_string(held) + " " + how);
+    }
+
+    py::array view_of(const Run& run) const {
+        return view(segment(), slots_ + run.first * record_.bytes(), record_.dtype(),
+                    record_.shape_of(run.count));
+    }
+
+    Record record_;
+    RingCell* cell_;
+    std::byte* slots_;
+    Ring ring_;
+    Site room_;
+    Site ready_;
+    std::uint64_t claimed_ = 0;
+    std::uint64_t peeked_ = 0;
+};
+
+}  // namespace
+
+void register_ring(py::module_& m) {
+    const auto none = py::none();
+    py::class_<PyRing>(m, "Ring")
+        .def(py::init<const PySegment&, const py::object&, const py::dtype&,
+                      const std::vector<py::ssize_t>&, const py::object&, const py::object&,
+                      const py::object&, const WaitPolicy*>(),
+             py::arg("segment"), py::arg("slots"), py::arg("dtype"), py::arg("shape"),
+             py::arg("high") = none, py::arg("low") = none, py::arg("offset") = none,
+             py::arg("policy") = nullptr)
+        .def("claim", &PyRing::claim, py::arg("count") = 1, py::arg("timeout") = none,
+             py::kw_only(), py::arg("deadline") = none)
+        .def("publish", &PyRing::publish, py::arg("count") = none)
+        .def("push_many", &PyRing::push_many, py::arg("records"), py::arg("timeout") = none,
+             py::kw_only(), py::arg("deadline") = none)
+        .def("peek", &PyRing::peek, py::arg("count") = 1, py::arg("timeout") = none, py::kw_only(),
+             py::arg("deadline") = none)
+        .def("release", &PyRing::release, py::arg("count") = none)
+        .def("pop_many", &PyRing::pop_many, py::arg("count"), py::arg("least") = 1,
+             py::arg("timeout") = none, py::kw_only(), py::arg("deadline") = none)
+        .def("producer", &PyRing::producer)
+        .def("consumer", &PyRing::consumer)
+        .def("replaced", &PyRing::replaced)
+        .def("close", &PyRing::close)
+        .def("__len__", &PyRing::size)
+        .def_property_readonly("slots", [](const PyRing& r) { return r.geometry().slots; })
+        .def_property_readonly("high", [](const PyRing& r) { return r.geometry().high; })
+        .def_property_readonly("low", [](const PyRing& r) { return r.geometry().low; })
+        .def_property_readonly("closed", &PyRing::closed)
+        .def_property_readonly("offset", &PyRing::offset)
+        .def_static("bytes",
+                    [](const py::object& slots, const py::dtype& dtype,
+                       const std::vector<py::ssize_t>& shape, const py::object& high,
+                       const py::object& low) {
+                        const Record record(dtype, shape);
+                        return PyRing::bytes(record, geometry_of(record, slots, high, low));
+                    })
+        .def("__repr__", &PyRing::state);
+}
+
+}  // namespace pysampler::bindings

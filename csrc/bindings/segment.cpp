@@ -1,0 +1,84 @@
+#include "segment.h"
+
+#include <fcntl.h>
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <system_error>
+
+#include "support.h"
+
+namespace pysampler::bindings {
+namespace {
+
+PySegment create(const py::object& size) {
+    const std::size_t bytes = whole(size, "make segment", "size", 1);
+    const py::gil_scoped_release release;  // filling gigabytes takes a while
+    return PySegment(Segment::create(bytes));
+}
+
+PySegment attach(int fd) {
+    // Ours whatever happens: the caller keeps its own.
+    const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0) throw std::system_error(errno, std::generic_category(), "cannot attach segment");
+    return PySegment(Segment::attach(own));
+}
+
+// (offset, view) of a fresh or existing array.
+py::tuple array(const PySegment& self, const std::vector<py::ssize_t>& shape, const py::dtype& dtype,
+                const py::object& offset) {
+    self.check("make array in");
+    std::size_t bytes = static_cast<std::size_t>(dtype.itemsize());
+    for (const py::ssize_t n : shape) bytes *= static_cast<std::size_t>(n);
+    const std::size_t at = place(self, offset, bytes);
+    return py::make_tuple(at, view(self.segment(), self.segment()->at(at, bytes), dtype, shape));
+}
+
+std::string repr(const PySegment& self) {
+    if (self.closed()) return self.repr("");
+    const Segment& segment = *self.segment();
+    char id[17];
+    std::snprintf(id, sizeof id, "%016llx", static_cast<unsigned long long>(segment.id()));
+    return self.repr(std::string(id) + ", " + std::to_string(segment.size()) + " bytes, " +
+                     (segment.mine() ? std::to_string(segment.left()) + " left" : "attached"));
+}
+
+}  // namespace
+
+void register_segment(py::module_& m) {
+    py::class_<PySegment>(m, "Segment")
+        .def(py::init<const PySegment&>(), py::arg("same"))  // another handle to it
+        .def(py::init(&create), py::arg("size"))
+        .def_static("attach", &attach, py::arg("fd"))
+        .def("array", &array, py::arg("shape"), py::arg("dtype"), py::arg("offset") = py::none())
+        .def("close", &PySegment::close)
+        .def_property_readonly("closed", &PySegment::closed)
+        .def_property_readonly("fd",
+                               [](const PySegment& self) {
+                                   self.check("use");
+                                   return self.segment()->fd();
+                               })
+        .def_property_readonly("id",
+                               [](const PySegment& self) {
+                                   self.check("use");
+                                   return self.segment()->id();
+                               })
+        .def_property_readonly("size",
+                               [](const PySegment& self) {
+                                   self.check("use");
+                                   return self.segment()->size();
+                               })
+        .def_property_readonly("left",
+                               [](const PySegment& self) {
+                                   self.check("use");
+                                   return self.segment()->left();
+                               })
+        .def("__repr__", &repr);
+    m.def("memory_left", &memory_left);
+    m.attr("page_size") = Segment::page();
+    m.attr("header_bytes") = sizeof(SegmentHeader);
+}
+
+}  // namespace pysampler::bindings

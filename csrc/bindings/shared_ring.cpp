@@ -1,0 +1,303 @@
+#include "shared_ring.h"
+
+#include <pybind11/stl.h>
+
+#include "process.h"
+#include "records.h"
+
+namespace pysampler::bindings {
+namespace {
+
+using Atomic = std::atomic<std::uint64_t>;
+
+// Cell, owners, words, slots: each from a line of its own.
+struct Layout {
+    Layout(const Record& record, const RingGeometry& geometry, std::uint64_t producers)
+        : owners(sizeof(SharedRingCell)),
+          words(round_up(owners + producers * sizeof(Atomic), kLine)),
+          slots(round_up(words + geometry.slots * sizeof(Atomic), kLine)),
+          bytes(slots + geometry.slots * record.bytes()) {}
+
+    std::size_t owners;
+    std::size_t words;
+    std::size_t slots;
+    std::size_t bytes;
+};
+
+std::uint64_t producer_count(const py::object& producers) {
+    const std::uint64_t count = whole(producers, "make ring", "producers", 1);
+    if (count > SharedRing::kMaxProducers) {
+        throw py::value_error("cannot make ring: producers " + std::to_string(count) +
+                              ", expected at most " + std::to_string(SharedRing::kMaxProducers));
+    }
+    return count;
+}
+
+class PySharedRing : public Handle {
+   public:
+    PySharedRing(const PySegment& segment, const py::object& slots, const py::dtype& dtype,
+                 const std::vector<py::ssize_t>& shape, const py::object& producers,
+                 const py::object& high, const py::object& low, const py::object& offset,
+                 const WaitPolicy* policy)
+        : PySharedRing(segment, Record(dtype, shape), slots, producers, high, low, offset, policy) {}
+
+    ~PySharedRing() {
+        if (!closed()) leave();
+    }
+
+    // -- a producer ---
+
+    py::array claim(const py::object& timeout, const py::object& deadline) {
+        check("claim in");
+        join();
+        if (claimed_) throw py::value_error("cannot claim in ring: a slot is claimed already");
+        const std::int64_t until = deadline_of(timeout, deadline);
+        const auto keep_mapped = segment();
+        while (!(claimed_ = ring_.claim())) {
+            const Outcome outcome =
+                room_([&](WaitPolicy& policy) { return ring_.wait_room(until, policy); });
+            check_outcome(*this, outcome, "claim in", "consumer", "it stayed full", 0);
+        }
+        return view(segment(), slot(*claimed_), record_.dtype(), record_.shape());
+    }
+
+    bool publish() { return finish("publish", &SharedRing::publish); }
+    bool abandon() { return finish("abandon", &SharedRing::abandon); }
+
+    std::uint64_t push_many(const py::array& records, const py::object& timeout,
+                            const py::object& deadline) {
+        check("push to");
+        join();
+        const std::uint64_t total = record_.count_of(records);
+        const std::int64_t until = deadline_of(timeout, deadline);
+        const auto* from = static_cast<const std::byte*>(records.data());
+        const auto keep_mapped = segment();
+        std::uint64_t pushed = 0;
+        const Outcome outcome = room_([&](WaitPolicy& policy) {
+            for (;;) {
+                std::uint64_t unposted = 0;
+                for (std::optional<std::uint64_t> p; pushed < total && (p = ring_.claim());) {
+                    std::memcpy(slot(*p), from + pushed * record_.bytes(), record_.bytes());
+                    if (!ring_.publish(*p)) return Outcome::kBusy;
+                    ++unposted;
+                    ++pushed;
+                }
+                if (unposted > 0) ring_.post(unposted);
+                if (pushed == total) return Outcome::kReady;
+                const Outcome waited = ring_.wait_room(until, policy);
+                if (waited != Outcome::kReady) return waited;
+            }
+        });
+        if (outcome == Outcome::kBusy) was_declared_dead();
+        if (outcome != Outcome::kTimedOut) {
+            check_outcome(*this, outcome, "push to", "consumer", "", 0);
+        }
+        return pushed;
+    }
+
+    void leave() {
+        if (joined_as_ == pid_of(self_id())) ring_.leave();
+        joined_as_ = 0;
+    }
+
+    // -- the consumer ---
+
+    py::array peek(const py::object& count, const py::object& timeout, const py::object& deadline) {
+        check("peek into");
+        const std::uint64_t want = whole(count, "peek into ring", "count", 1);
+        const std::int64_t until = deadline_of(timeout, deadline);
+        const auto keep_mapped = segment();
+        Run run = ring_.peek(want);
+        if (run.count == 0) {
+            const Outcome outcome =
+                ready_([&](WaitPolicy& policy) { return ring_.wait_ready(1, until, policy); });
+            check_outcome(*this, outcome, "peek into", "last producer", "nothing came in time",
+                          cell_->published.waiter());
+            run = ring_.peek(want);
+        }
+        peeked_ = run.count;
+        return view(segment(), slots_ + run.first * record_.bytes(), record_.dtype(),
+                    record_.shape_of(run.count));
+    }
+
+    void release(const py::object& count) {
+        check("release in");
+        const std::uint64_t n = count.is_none() ? peeked_ : whole(count, "release", "count", 0);
+        if (n > peeked_) {
+            throw py::value_error("cannot release slots: " + std::to_string(n) +
+                                  ", expected at most the " + std::to_string(peeked_) +
+                                  " peeked at");
+        }
+        peeked_ = 0;
+        ring_.release(n);
+    }
+
+    py::array pop_many(const py::object& count, const py::object& least, const py::object& timeout,
+                       const py::object& deadline) {
+        check("pop from");
+        return bindings::pop_many(*this, ring_, record_, ready_, slots_, count, least, timeout,
+                                  deadline, cell_->published.waiter());
+    }
+
+    // -- anyone ---
+
+    std::uint64_t size() const {
+        check("look at");
+        return ring_.size();
+    }
+    const RingGeometry& geometry() const { return ring_.geometry(); }
+    std::uint32_t producers() const { return ring_.producers(); }
+
+    // Whichever process the watch is told of.
+    Part producer() const {
+        check("watch");
+        return {"ring's producer", [segment = segment(), parts = parts_,
+                                    geometry = ring_.geometry()](int pid) {
+                    SharedRing(parts, geometry).mark_producer_lost(pid);
+                }};
+    }
+    Part consumer() const {
+        check("watch");
+        return {"ring's consumer",
+                [segment = segment(), cell = cell_](int) { cell->head.mark_lost(); }};
+    }
+    void replaced() {
+        check("use");
+        ring_.clear_lost();
+    }
+
+    std::string state() const {
+        if (closed()) return repr("");
+        std::string text = std::to_string(ring_.size()) + " of " +
+                           std::to_string(ring_.geometry().slots) + " slots of " +
+                           std::to_string(record_.bytes()) + " bytes, " +
+                           std::to_string(ring_.published()) + " published";
+        if (ring_.consumer_lost()) text += ", consumer lost";
+        return repr(text);
+    }
+
+   private:
+    PySharedRing(const PySegment& segment, Record record, const py::object& slots,
+                 const py::object& producers, const py::object& high, const py::object& low,
+                 const py::object& offset, const WaitPolicy* policy)
+        : PySharedRing(segment, record, geometry_of(record, slots, high, low),
+                       producer_count(producers), offset, policy) {}
+
+    PySharedRing(const PySegment& segment, Record record, const RingGeometry& geometry,
+                 std::uint64_t producers, const py::object& offset, const WaitPolicy* policy)
+        : Handle("ring", segment.segment(),
+                 place(segment, offset, Layout(record, geometry, producers).bytes)),
+          record_(std::move(record)),
+          layout_(record_, geometry, producers),
+          base_(this->segment()->at(this->offset(), layout_.bytes)),
+          cell_(offset.is_none() ? new (base_) SharedRingCell
+                                 : reinterpret_cast<SharedRingCell*>(base_)),
+          slots_(base_ + layout_.slots),
+          parts_{cell_, reinterpret_cast<Atomic*>(base_ + layout_.owners),
+                 reinterpret_cast<Atomic*>(base_ + layout_.words),
+                 static_cast<std::uint32_t>(producers)},
+          ring_(parts_, geometry),
+          room_(policy),
+          ready_(policy) {
+        named("SharedRing");
+    }
+
+    std::byte* slot(std::uint64_t position) const {
+        return slots_ + (position & ring_.geometry().mask()) * record_.bytes();
+    }
+
+    // A handle that came along through fork is its parent's producer, not this one.
+    void join() {
+        const pid_t self = pid_of(self_id());
+        if (joined_as_ == self) return;
+        if (!ring_.join()) {
+            throw py::value_error("cannot join ring: all its " + std::to_string(ring_.producers()) +
+                                  " places for producers are taken");
+        }
+        joined_as_ = self;
+        claimed_.reset();
+    }
+
+    bool finish(const char* verb, bool (SharedRing::*as)(std::uint64_t) noexcept) {
+        check(verb);
+        if (!claimed_ || joined_as_ != pid_of(self_id())) {
+            throw py::value_error(std::string("cannot ") + verb + " slot: none is claimed");
+        }
+        const std::uint64_t position = *claimed_;
+        claimed_.reset();
+        if (!(ring_.*as)(position)) was_declared_dead();
+        ring_.post(1);
+        return true;
+    }
+
+    [[noreturn]] void was_declared_dead() {
+        joined_as_ = 0;
+        raise("LostError",
+              "cannot publish slot: this producer was declared dead, its slot was given away");
+    }
+
+    Record record_;
+    Layout layout_;
+    std::byte* base_;
+    SharedRingCell* cell_;
+    std::byte* slots_;
+    SharedRing::Parts parts_;
+    SharedRing ring_;
+    Site room_;
+    Site ready_;
+    pid_t joined_as_ = 0;
+    std::optional<std::uint64_t> claimed_;
+    std::uint64_t peeked_ = 0;
+};
+
+}  // namespace
+
+void register_shared_ring(py::module_& m) {
+    const auto none = py::none();
+    py::class_<PySharedRing>(m, "SharedRing")
+        .def(py::init<const PySegment&, const py::object&, const py::dtype&,
+                      const std::vector<py::ssize_t>&, const py::object&, const py::object&,
+                      const py::object&, const py::object&, const WaitPolicy*>(),
+             py::arg("segment"), py::arg("slots"), py::arg("dtype"), py::arg("shape"),
+             py::arg("producers") = 64, py::arg("high") = none, py::arg("low") = none,
+             py::arg("offset") = none, py::arg("policy") = nullptr)
+        .def("claim", &PySharedRing::claim, py::arg("timeout") = none, py::kw_only(),
+             py::arg("deadline") = none)
+        .def("publish", &PySharedRing::publish)
+        .def("abandon", &PySharedRing::abandon)
+        .def("push_many", &PySharedRing::push_many, py::arg("records"), py::arg("timeout") = none,
+             py::kw_only(), py::arg("deadline") = none)
+        .def("peek", &PySharedRing::peek, py::arg("count") = 1, py::arg("timeout") = none,
+             py::kw_only(), py::arg("deadline") = none)
+        .def("release", &PySharedRing::release, py::arg("count") = none)
+        .def("pop_many", &PySharedRing::pop_many, py::arg("count"), py::arg("least") = 1,
+             py::arg("timeout") = none, py::kw_only(), py::arg("deadline") = none)
+        .def("leave", &PySharedRing::leave)
+        .def("producer", &PySharedRing::producer)
+        .def("consumer", &PySharedRing::consumer)
+        .def("replaced", &PySharedRing::replaced)
+        .def("close",
+             [](PySharedRing& self) {
+                 if (!self.closed()) self.leave();
+                 self.close();
+             })
+        .def("__len__", &PySharedRing::size)
+        .def_property_readonly("slots", [](const PySharedRing& r) { return r.geometry().slots; })
+        .def_property_readonly("high", [](const PySharedRing& r) { return r.geometry().high; })
+        .def_property_readonly("low", [](const PySharedRing& r) { return r.geometry().low; })
+        .def_property_readonly("producers", &PySharedRing::producers)
+        .def_property_readonly("closed", &PySharedRing::closed)
+        .def_property_readonly("offset", &PySharedRing::offset)
+        .def_static("bytes",
+                    [](const py::object& slots, const py::dtype& dtype,
+                       const std::vector<py::ssize_t>& shape, const py::object& producers,
+                       const py::object& high, const py::object& low) {
+                        const Record record(dtype, shape);
+                        return Layout(record, geometry_of(record, slots, high, low),
+                                      producer_count(producers))
+                            .bytes;
+                    })
+        .def("__repr__", &PySharedRing::state);
+}
+
+}  // namespace pysampler::bindings

@@ -1,0 +1,73 @@
+#include "wait.h"
+
+#include <pybind11/pybind11.h>
+
+#include "futex.h"
+#include "support.h"
+
+namespace pysampler::bindings {
+namespace {
+
+void sleep_until_deadline(const py::object& deadline) {
+    const auto at = static_cast<std::int64_t>(whole(deadline, "sleep", "deadline", 0));
+    // Learns how late this thread's wake-ups come; a fresh one would begin with a guess.
+    thread_local WaitPolicy policy;
+    policy.set_slice(kSlice);
+    wait_released([at] {
+        return sleep_until(at, policy) ? Outcome::kTimedOut : Outcome::kInterrupted;
+    });
+}
+
+WaitPolicy fixed(const py::object& spin_ns, const py::object& yield_ns) {
+    return WaitPolicy::fixed(
+        static_cast<std::int64_t>(whole(spin_ns, "make wait policy", "spin_ns", 0)),
+        static_cast<std::int64_t>(whole(yield_ns, "make wait policy", "yield_ns", 0)));
+}
+
+std::string repr(const WaitPolicy& policy) {
+    return "<pysampler.sync.WaitPolicy " + std::string(policy.adaptive() ? "adaptive" : "fixed") +
+           ", usual wait " + std::to_string(policy.usual_ns()) + " ns, guard " +
+           std::to_string(policy.guard_ns()) + " ns, " + std::to_string(policy.stats().waits) +
+           " waits, " + std::to_string(policy.stats().parks) + " parks>";
+}
+
+}  // namespace
+
+void register_wait(py::module_& m) {
+    py::class_<WaitCosts>(m, "WaitCosts")
+        .def_readonly("park_ns", &WaitCosts::park_ns)
+        .def_readonly("yield_ns", &WaitCosts::yield_ns)
+        .def_readonly("cpus", &WaitCosts::cpus)
+        .def("__repr__", [](const WaitCosts& c) {
+            return "WaitCosts(park_ns=" + std::to_string(c.park_ns) +
+                   ", yield_ns=" + std::to_string(c.yield_ns) +
+                   ", cpus=" + std::to_string(c.cpus) + ")";
+        });
+    py::class_<WaitStats>(m, "WaitStats")
+        .def_readonly("waits", &WaitStats::waits)
+        .def_readonly("parks", &WaitStats::parks)
+        .def_readonly("awake_ns", &WaitStats::awake_ns)
+        .def_readonly("parked_ns", &WaitStats::parked_ns)
+        .def("__repr__", [](const WaitStats& s) {
+            return "WaitStats(waits=" + std::to_string(s.waits) +
+                   ", parks=" + std::to_string(s.parks) +
+                   ", awake_ns=" + std::to_string(s.awake_ns) +
+                   ", parked_ns=" + std::to_string(s.parked_ns) + ")";
+        });
+    py::class_<WaitPolicy>(m, "WaitPolicy")
+        .def(py::init<>())
+        .def_static("fixed", &fixed, py::kw_only(), py::arg("spin_ns") = 0,
+                    py::arg("yield_ns") = 0)
+        .def_property_readonly("adaptive", &WaitPolicy::adaptive)
+        .def_property_readonly("usual_ns", &WaitPolicy::usual_ns)
+        .def_property_readonly("guard_ns", &WaitPolicy::guard_ns)
+        .def_property_readonly("stats", &WaitPolicy::stats)
+        .def("__repr__", &repr);
+    m.def("now", &now_ns);
+    m.def("sleep_until", &sleep_until_deadline, py::arg("deadline"));
+    m.def("usable_cpus", &usable_cpus);
+    m.def("wait_costs", [] { return WaitCosts::here(); }, py::call_guard<py::gil_scoped_release>());
+    m.def("futex_wake_count", &futex_wake_count);
+}
+
+}  // namespace pysampler::bindings

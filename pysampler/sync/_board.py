@@ -1,0 +1,123 @@
+"""Versioned arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler import _core
+from pysampler.sync._segment import Handle, plain_dtype, whole_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+    from pysampler.sync._segment import Segment
+
+_WORD = 8  # bytes; each field begins on one
+
+
+class Board(Handle, _core.Board):
+    """A set of named arrays that one writer publishes and any number of readers copy.
+
+    ``like`` names the fields and gives each its dtype and shape: arrays, whose values are not taken.
+    ``publish(fields)`` returns the new version, from 1 on. ``read()`` returns the newest version and a
+    copy of its fields; version 0, and zeros, if there is none yet. Readers never hold up the writer,
+    nor one another, and a set is never torn: with ``buffers`` 3, a read is taken anew only if the
+    writer published twice while it copied. Pass ``out`` (a dict that ``read`` returned) to copy into
+    the same memory again.
+
+    ``wait(newer_than=v)`` returns whether there is a version beyond v, False at the deadline. Any
+    number of readers may wait. ``LostError`` if a ``Watch`` knows that the writer died:
+    ``watch.add(process, board.writer())``.
+
+    >>> board = Board({"weight": np.zeros((2, 2), np.float32), "bias": np.zeros(2, np.float32)})
+    >>> board.publish({"weight": np.eye(2), "bias": [1, 2]})
+    1
+    >>> version, fields = board.read()
+    >>> version, fields["bias"]
+    (1, array([1., 2.], dtype=float32))
+    >>> board.wait(newer_than=version, timeout=0.001)
+    False
+    """
+
+    def __init__(
+        self,
+        like: Mapping[str, npt.NDArray[Any]],
+        segment: Segment | None = None,
+        *,
+        buffers: int = 3,
+        policy: _core.WaitPolicy | None = None,
+    ) -> None:
+        fields = {
+            name: (plain_dtype(array.dtype, "board"), whole_shape(array.shape, "board"))
+            for name, array in like.items()
+        }
+        if not fields:
+            raise ValueError("cannot make board: no fields, expected at least one")
+        if not isinstance(buffers, int) or not 2 <= buffers <= 1024:
+            raise ValueError(f"cannot make board: buffers {buffers!r}, expected 2 to 1024")
+        words = sum(_words(*field) for field in fields.values())
+        size = _core.Board.bytes(words, buffers)
+        self._fields = fields
+        self._init(_core.Board, segment, (words, buffers), size=size, policy=policy)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return *super().__reduce__(), {"_fields": self._fields}
+
+    def publish(self, fields: Mapping[str, npt.ArrayLike]) -> int:
+        """All fields, as one new version; returns its number."""
+        if fields.keys() != self._fields.keys():
+            raise ValueError(
+                f"cannot publish to board: fields {sorted(fields)}, expected {sorted(self._fields)}"
+            )
+        arrays = []
+        for name, (dtype, shape) in self._fields.items():
+            array = np.ascontiguousarray(fields[name], dtype=dtype).reshape(np.shape(fields[name]))
+            if array.shape != shape:
+                raise ValueError(
+                    f"cannot publish to board: {name} has shape {array.shape}, expected {shape}"
+                )
+            arrays.append(array)
+        self.begin()
+        at = 0
+        for array, field in zip(arrays, self._fields.values(), strict=True):
+            self.write(at, array)
+            at += _words(*field)
+        return self.publish_words()
+
+    def read(
+        self, out: dict[str, npt.NDArray[Any]] | None = None
+    ) -> tuple[int, dict[str, npt.NDArray[Any]]]:
+        """The newest version and a copy of its fields."""
+        if out is None:
+            out = self._split(np.zeros(self._geometry[0], np.uint64))
+        words = next(iter(out.values())).base
+        if words is None or words.dtype != np.uint64 or out.keys() != self._fields.keys():
+            raise ValueError("cannot read board: out is not what an earlier read returned")
+        return self.read_words(words), out
+
+    def wait(
+        self, newer_than: int = 0, timeout: float | None = None, *, deadline: int | None = None
+    ) -> bool:
+        """Until there is a version beyond ``newer_than``."""
+        if newer_than < 0:
+            raise ValueError(f"cannot wait on board: newer_than {newer_than}, expected at least 0")
+        return self.wait_version(newer_than + 1, timeout, deadline=deadline)
+
+    def _split(self, words: npt.NDArray[np.uint64]) -> dict[str, npt.NDArray[Any]]:
+        out = {}
+        at = 0
+        for name, (dtype, shape) in self._fields.items():
+            out[name] = np.ndarray(shape, dtype, words, at * _WORD)
+            at += _words(dtype, shape)
+        return out
+
+
+def _words(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    size = dtype.itemsize
+    for n in shape:
+        size *= n
+    return -(-size // _WORD)

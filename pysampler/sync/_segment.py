@@ -1,0 +1,205 @@
+"""Segments, the handles to parts of them, and how both reach another process."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from multiprocessing import reduction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler import _core
+from pysampler.errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    import numpy.typing as npt
+
+
+class Segment(_core.Segment):
+    """Shared memory of at least ``size`` bytes: one sealed memfd, mapped.
+
+    It has no name: only processes that are handed it can map it, and nothing is left behind whatever
+    dies. The memory is there when the constructor returns, or it raises ``MemoryError`` saying what
+    the machine and its limits leave.
+
+    Only the process that made a segment allocates in it; parts are never given back singly.
+
+    >>> with Segment(1 << 16) as segment:
+    ...     flag = Flag(segment)
+    ...     positions = Array((4, 3), np.float32, segment)
+    ...     positions.view[0] = 1, 2, 3
+    >>> segment
+    <pysampler.sync.Segment closed>
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        _mapped_here[self.id] = self
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Segment:
+        """The segment behind a file descriptor that came from elsewhere; the caller keeps the fd."""
+        core = _core.Segment.attach(fd)
+        known = _mapped_here.get(core.id)
+        if known is not None and not known.closed:
+            return known
+        segment = cls.__new__(cls)
+        _core.Segment.__init__(segment, core)
+        _mapped_here[segment.id] = segment
+        return segment
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[[reduction.DupFd], Segment], tuple[Any]]:
+        # DupFd knows every way a file descriptor reaches a process: inheritance when a child is
+        # started, a socket to one that runs already.
+        return _receive, (reduction.DupFd(self.fd),)
+
+
+# One mapping a process and segment, however many handles come in however many messages.
+_mapped_here: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
+
+
+def _receive(sent: Any) -> Segment:
+    fd = sent.detach()
+    try:
+        return Segment.from_fd(fd)
+    finally:
+        os.close(fd)
+
+
+class Handle:
+    """What the handles share: they pickle, close with a ``with`` block, and know their segment.
+
+    A subclass also derives from a class of ``_core``. ``_geometry`` is what that class needs, beside
+    the segment and the offset, to attach in another process.
+    """
+
+    _segment: Segment | None = None
+    _geometry: tuple[Any, ...] = ()
+
+    def _init(
+        self,
+        core: Any,
+        segment: Segment | None,
+        geometry: tuple[Any, ...],
+        *,
+        size: int = 0,
+        offset: int | None = None,
+        policy: _core.WaitPolicy | None = None,
+    ) -> None:
+        """At ``offset`` of the segment, or somewhere in it, or in a new one of ``size``."""
+        self._segment = Segment(size) if segment is None else segment
+        self._geometry = geometry
+        core.__init__(self, self._segment, *geometry, offset=offset, policy=policy)
+
+    @property
+    def segment(self) -> Segment:
+        """Where it lies."""
+        if self._segment is None:
+            name = type(self).__name__
+            raise ClosedError(f"cannot use {name}: it is closed")
+        return self._segment
+
+    def close(self) -> None:
+        """Let go of the memory. Views of it, and other handles, keep it until they are gone too."""
+        super().close()  # type: ignore[misc]
+        self._segment = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        offset: int = self.offset  # type: ignore[attr-defined]
+        return _attach, (type(self), self.segment, self._geometry, offset)
+
+
+def _attach(
+    cls: type[Handle], segment: Segment, geometry: tuple[Any, ...], offset: int
+) -> Handle:
+    handle = cls.__new__(cls)
+    core = next(base for base in cls.__mro__ if base.__module__ == _core.__name__)
+    handle._init(core, segment, geometry, offset=offset)
+    return handle
+
+
+def plain_dtype(dtype: npt.DTypeLike, what: str) -> np.dtype[Any]:
+    """The dtype, if its values mean the same in every process."""
+    plain = np.dtype(dtype)
+    if plain.hasobject:
+        raise ValueError(
+            f"cannot make {what}: dtype {plain} holds Python objects, expected plain numbers"
+        )
+    return plain
+
+
+def whole_shape(shape: int | Sequence[int], what: str) -> tuple[int, ...]:
+    """The shape as a tuple of whole numbers of at least 0."""
+    lengths = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    for n in lengths:
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
+            raise ValueError(
+                f"cannot make {what}: shape {shape!r}, expected whole numbers of at least 0"
+            )
+    return tuple(int(n) for n in lengths)
+
+
+class Array:
+    """A NumPy array in shared memory. ``view`` is the array itself, the same in every process.
+
+    >>> counts = Array(3, np.int64)
+    >>> counts.view += 1
+    >>> counts
+    <pysampler.sync.Array (3,) int64>
+    """
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        dtype: npt.DTypeLike = np.float64,
+        segment: Segment | None = None,
+    ) -> None:
+        plain = plain_dtype(dtype, "array")
+        lengths = whole_shape(shape, "array")
+        size = plain.itemsize
+        for n in lengths:
+            size *= n
+        self.segment = Segment(max(size, 1)) if segment is None else segment
+        self.offset, self.view = self.segment.array(lengths, plain)
+
+    def __reduce__(self) -> tuple[Callable[..., Array], tuple[Any, ...]]:
+        return _attach_array, (self.segment, self.view.shape, self.view.dtype, self.offset)
+
+    def __repr__(self) -> str:
+        return f"<pysampler.sync.Array {self.view.shape} {self.view.dtype}>"
+
+
+def _attach_array(
+    segment: Segment, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int
+) -> Array:
+    array = Array.__new__(Array)
+    array.segment = segment
+    array.offset, array.view = segment.array(shape, dtype, offset)
+    return array

@@ -1,0 +1,84 @@
+"""Who has died."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Protocol
+
+from pysampler import _core
+from pysampler._core import Loss
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+__all__ = ["Loss", "Watch"]
+
+
+class _Process(Protocol):
+    @property
+    def pid(self) -> int | None: ...
+
+
+class Watch(_core.Watch):
+    """Notices the death of processes at once, and ends the waits for them.
+
+    One native thread with a pidfd for each process. Tell it what a process is part of, while the
+    process is known to be alive or has not been joined yet:
+
+    ``watch.add(process, flag.poster(), bell.member(3), ring.producer(), ring.consumer(),
+    board.writer())``
+
+    ``process`` is a pid, or anything with one (``multiprocessing.Process``, ``subprocess.Popen``).
+    What the dead had posted is still there; whoever waits for more gets ``LostError``. ``losses`` and
+    ``wait()`` tell who was lost, when, and how (of children nobody has joined yet).
+
+    In a worker, ``watch.leave_with(parent_pid)`` ends this process with its parent, whatever it is
+    doing.
+
+    >>> import subprocess, sys
+    >>> flag = Flag()
+    >>> with Watch() as watch:
+    ...     child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    ...     watch.add(child, flag.poster())
+    ...     [loss] = watch.wait()
+    >>> loss.exit_code
+    3
+    >>> flag.poster_lost
+    True
+    >>> child.wait()
+    3
+    """
+
+    def add(self, process: int | _Process, *parts: _core.Part) -> None:
+        """When this process ends, each of the parts is marked lost."""
+        self.add_pid(_pid(process), list(parts))
+
+    def forget(self, process: int | _Process) -> bool:
+        """Stop watching it; False if it was not watched, or has ended already."""
+        return self.forget_pid(_pid(process))
+
+    def leave_with(self, process: int | _Process | None = None, code: int = 1) -> None:
+        """End this process, at once and without cleaning up, when that one (its parent) ends."""
+        pid = os.getppid() if process is None else _pid(process)
+        self.leave_with_pid(pid, code)
+        if process is None and os.getppid() != pid:  # it ended between the two lines above
+            os._exit(code)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _pid(process: int | _Process) -> int:
+    pid = process if isinstance(process, int) else process.pid
+    if pid is None or isinstance(pid, bool) or pid <= 0:
+        raise ValueError(f"cannot watch process: pid {pid!r}, expected one that was started")
+    return pid

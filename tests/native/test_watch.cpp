@@ -1,0 +1,309 @@
+#include <sys/wait.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdint>
+#include <memory>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "doorbell.h"
+#include "flag.h"
+#include "ring.h"
+#include "support.h"
+#include "watch.h"
+
+using namespace pysampler;
+using support::Child;
+using support::parking;
+using support::until;
+
+namespace {
+
+Child sleeper() {
+    return Child([] {
+        for (;;) pause();
+    });
+}
+
+// Until so many losses are known.
+void wait_for(Watch& watch, std::uint64_t losses) {
+    WaitPolicy policy = parking();
+    CHECK(watch.wait(losses - 1, kForever, policy) == Outcome::kReady);
+    CHECK(watch.losses().size() >= losses);
+}
+
+}  // namespace
+
+TEST(a_killed_child_is_noticed_with_its_signal) {
+    Watch watch;
+    Child child = sleeper();
+    std::atomic<int> told{0};
+    watch.add(child.pid(), [&] { ++told; });
+    CHECK(watch.watched() == std::vector<pid_t>({child.pid()}));
+    CHECK(told == 0 && watch.losses().empty());
+    const std::int64_t killed_at = now_ns();
+    child.send(SIGKILL);
+    wait_for(watch, 1);
+    const Loss loss = watch.losses().at(0);
+    CHECK(told == 1);
+    CHECK(loss.pid == child.pid() && loss.noticed_at >= killed_at && loss.noticed_at <= now_ns());
+    CHECK(loss.signal == SIGKILL && !loss.exit_code);
+    CHECK(watch.watched().empty());
+    CHECK(WTERMSIG(child.status()) == SIGKILL);  // still ours to reap
+}
+
+TEST(one_that_leaves_is_noticed_with_its_exit_code) {
+    Watch watch;
+    for (const int code : {0, 3}) {
+        Child child([=] { _exit(code); });
+        watch.add(child.pid(), [] {});
+        const std::size_t known = watch.losses().size();
+        wait_for(watch, known + 1);
+        const Loss loss = watch.losses().back();
+        CHECK(loss.pid == child.pid() && loss.exit_code == code && !loss.signal);
+    }
+}
+
+TEST(one_that_aborts_is_noticed_with_its_signal) {
+    Watch watch;
+    Child child([] {
+        std::signal(SIGABRT, SIG_DFL);
+        std::abort();
+    });
+    watch.add(child.pid(), [] {});
+    wait_for(watch, 1);
+    CHECK(watch.losses().at(0).signal == SIGABRT);
+}
+
+TEST(one_that_is_already_reaped_is_told_before_add_returns) {
+    Watch watch;
+    Child child([] {});
+    const pid_t pid = child.pid();
+    child.finish();
+    int told = 0;
+    watch.add(pid, [&] { ++told; });
+    CHECK(told == 1 && watch.losses().size() == 1);
+    const Loss loss = watch.losses()[0];
+    CHECK(loss.pid == pid && !loss.exit_code && !loss.signal);
+    CHECK(watch.watched().empty());
+    WaitPolicy policy = parking();
+    CHECK(watch.wait(0, 1, policy) == Outcome::kReady);
+}
+
+TEST(one_that_is_dead_and_not_reaped_is_told_all_the_same) {
+    Watch watch;
+    Child child([] { _exit(5); });
+    siginfo_t info;
+    CHECK(waitid(P_PID, static_cast<id_t>(child.pid()), &info, WEXITED | WNOWAIT) == 0);
+    std::atomic<int> told{0};
+    watch.add(child.pid(), [&] { ++told; });
+    wait_for(watch, 1);
+    CHECK(told == 1);
+    CHECK(watch.losses().at(0).exit_code == 5);
+}
+
+TEST(every_action_of_a_process_is_run_once) {
+    Watch watch;
+    Child child = sleeper();
+    std::atomic<int> first{0}, second{0};
+    watch.add(child.pid(), [&] { ++first; });
+    watch.add(child.pid(), [&] { ++second; });
+    child.send(SIGKILL);
+    wait_for(watch, 1);
+    CHECK(first == 1 && second == 1);
+    CHECK(watch.losses().size() == 1);
+}
+
+TEST(the_forgotten_are_not_told_of) {
+    Watch watch;
+    Child forgotten = sleeper();
+    Child watched = sleeper();
+    std::atomic<int> told{0};
+    watch.add(forgotten.pid(), [&] { told = -1; });
+    watch.add(watched.pid(), [&] { ++told; });
+    CHECK(watch.forget(forgotten.pid()));
+    CHECK(!watch.forget(forgotten.pid()));
+    CHECK(!watch.forget(getpid()));
+    forgotten.send(SIGKILL);
+    forgotten.status();
+    watched.send(SIGKILL);
+    wait_for(watch, 1);
+    CHECK(told == 1 && watch.losses().size() == 1);
+}
+
+TEST(one_forgotten_may_be_watched_again) {
+    Watch watch;
+    Child child = sleeper();
+    std::atomic<int> told{0};
+    watch.add(child.pid(), [&] { told = -1; });
+    CHECK(watch.forget(child.pid()));
+    watch.add(child.pid(), [&] { ++told; });
+    child.send(SIGKILL);
+    wait_for(watch, 1);
+    CHECK(told == 1);
+}
+
+TEST(a_stopped_process_is_not_lost) {
+    Watch watch;
+    Child stopped = sleeper();
+    Child killed = sleeper();
+    watch.add(stopped.pid(), [] {});
+    watch.add(killed.pid(), [] {});
+    stopped.send(SIGSTOP);
+    int status = 0;
+    CHECK(waitpid(stopped.pid(), &status, WUNTRACED) == stopped.pid() && WIFSTOPPED(status));
+    killed.send(SIGKILL);
+    wait_for(watch, 1);
+    CHECK(watch.losses().size() == 1 && watch.losses()[0].pid == killed.pid());
+    stopped.send(SIGKILL);  // which ends the stopped too
+    wait_for(watch, 2);
+}
+
+TEST(many_are_noticed_each_once) {
+    const std::size_t fds = support::open_fds();
+    {
+        Watch watch;
+        constexpr std::uint64_t kMany = 40;  // more than one call of the kernel tells of
+        std::vector<Child> children;
+        std::atomic<std::uint64_t> told{0};
+        for (std::uint64_t i = 0; i < kMany; ++i) {
+            children.push_back(sleeper());
+            watch.add(children.back().pid(), [&] { ++told; });
+        }
+        CHECK(watch.watched().size() == kMany);
+        for (const Child& child : children) child.send(SIGKILL);
+        wait_for(watch, kMany);
+        CHECK(told == kMany && watch.losses().size() == kMany && watch.watched().empty());
+    }
+    CHECK(support::open_fds() == fds && support::no_child_left());
+}
+
+TEST(a_wait_for_losses_times_out_never_early) {
+    Watch watch;
+    for (WaitPolicy policy : support::policies()) {
+        const std::int64_t deadline = now_ns() + 200 * kMicrosecond;
+        CHECK(watch.wait(0, deadline, policy) == Outcome::kTimedOut);
+        CHECK(now_ns() >= deadline);
+    }
+}
+
+TEST(a_death_wakes_whoever_sleeps_for_the_dead) {
+    Watch watch;
+    Flag flag;
+    RingCell cell;
+    const RingGeometry geometry{.slots = 4, .slot_bytes = 8, .high = 4, .low = 2};
+    Doorbell::Cell posts;
+    Doorbell::Member members[2];
+    Doorbell reaper(&posts, members, 2);
+    Child child = sleeper();
+    watch.add(child.pid(), [&] {
+        flag.mark_lost();
+        Ring(&cell, geometry).mark_producer_lost();
+        reaper.mark_lost(1);
+    });
+    std::thread at_flag([&] {
+        WaitPolicy policy = parking();
+        CHECK(flag.wait_until(kForever, policy) == Outcome::kLost);
+    });
+    std::thread at_ring([&] {
+        WaitPolicy policy = parking();
+        CHECK(Ring(&cell, geometry).wait_ready(1, kForever, policy) == Outcome::kLost);
+    });
+    std::thread at_bell([&] {
+        WaitPolicy policy = parking();
+        Doorbell bell(&posts, members, 2);
+        CHECK(bell.wait_until(2, kForever, policy) == Outcome::kLost);
+        CHECK(bell.lost().size() == 1 && bell.lost()[0] == 1);
+    });
+    until([&] { return flag.parked() && cell.tail.armed() && reaper.wanted() == 2; });
+    child.send(SIGKILL);
+    at_flag.join();
+    at_ring.join();
+    at_bell.join();
+}
+
+TEST(a_child_notices_that_its_parent_is_gone) {
+    enum { kNothing, kWatching, kNoticed };
+    support::Shared<std::atomic<int>> stage;
+    Child parent([&] {
+        const pid_t self = getpid();
+        if (fork() == 0) {
+            alarm(check::watchdog_seconds);
+            Watch watch;
+            watch.add(self, [&] { *stage = kNoticed; });
+            *stage = kWatching;
+            wait_for(watch, 1);
+            CHECK(!watch.losses()[0].signal && !watch.losses()[0].exit_code);  // not its to know
+            _exit(0);
+        }
+        for (;;) pause();
+    });
+    until([&] { return *stage == kWatching; });
+    parent.send(SIGKILL);
+    until([&] { return *stage == kNoticed; });
+}
+
+TEST(what_cannot_be_watched_is_an_error) {
+    Watch watch;
+    for (const pid_t pid : {0, -1}) {
+        bool thrown = false;
+        try {
+            watch.add(pid, [] {});
+        } catch (const std::system_error&) {
+            thrown = true;
+        }
+        CHECK(thrown);
+    }
+    CHECK(watch.watched().empty() && watch.losses().empty());
+}
+
+TEST(a_watch_is_destroyed_with_its_thread_while_it_watches) {
+    const std::size_t fds = support::open_fds();
+    Child child = sleeper();
+    for (int i = 0; i < 50; ++i) {
+        Watch watch;
+        watch.add(child.pid(), [] { CHECK(false); });
+    }
+    CHECK(support::open_fds() == fds);
+}
+
+TEST(in_a_forked_child_a_watch_is_not_its_own_and_can_be_destroyed) {
+    Child watched = sleeper();
+    auto watch = std::make_unique<Watch>();
+    std::atomic<int> told{0};
+    watch->add(watched.pid(), [&] { ++told; });
+    CHECK(watch->mine());
+    const std::size_t fds = support::open_fds();
+    Child([&] {
+        CHECK(!watch->mine());
+        watch.reset();
+        CHECK(support::open_fds() == fds - 3);
+    }).finish();
+    watched.send(SIGKILL);  // the parent's goes on
+    wait_for(*watch, 1);
+    CHECK(told == 1);
+}
+
+TEST(the_poll_thread_takes_no_signals) {
+    static std::atomic<pid_t> taken_by{0};
+    struct sigaction action{}, before{};
+    action.sa_handler = [](int) { taken_by = gettid(); };
+    CHECK(sigaction(SIGUSR1, &action, &before) == 0);
+    Watch watch;
+    sigset_t mask, saved;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGUSR1);
+    CHECK(pthread_sigmask(SIG_BLOCK, &mask, &saved) == 0);
+    kill(getpid(), SIGUSR1);  // nobody else would take it
+    WaitPolicy policy = parking();
+    watch.wait(0, now_ns() + kMillisecond, policy);
+    CHECK(taken_by == 0);
+    CHECK(pthread_sigmask(SIG_SETMASK, &saved, nullptr) == 0);
+    CHECK(taken_by == gettid());
+    CHECK(sigaction(SIGUSR1, &before, nullptr) == 0);
+}
+
+int main(int argc, char** argv) { return check::main(argc, argv); }
