@@ -101,7 +101,8 @@ class BasicByteRing {
                 throw CorruptRing("a record does not fit what was published");
             }
             if (header.kind & kBegins) parts_.clear();
-            if (parts_.size() + header.length > limit) {
+            const bool stray = parts_.empty() && !(header.kind & kBegins);
+            if (!stray && parts_.size() + header.length > limit) {
                 cell_->head.post(record);
                 parts_.clear();
                 throw std::length_error("a message is larger than the reader's limit");
@@ -112,7 +113,6 @@ class BasicByteRing {
                 held_ = record;
                 return Outcome::kReady;
             }
-            const bool stray = parts_.empty() && !(header.kind & kBegins);
             if (!stray) parts_.insert(parts_.end(), payload.begin(), payload.end());
             cell_->head.post(record);
             if (!stray && (header.kind & kEnds)) whole_ = parts_;

@@ -112,7 +112,7 @@ class BasicDoorbell {
 
     // The reaper: member i is dead. Always rings.
     void mark_lost(std::uint32_t i) noexcept {
-        if (members_[i].state.fetch_or(kLost, std::memory_order_acq_rel) & kLost) return;
+        members_[i].state.fetch_or(kLost, std::memory_order_acq_rel);
         cell_->posts.mark_lost();
     }
 

@@ -67,9 +67,11 @@ class BasicFlag {
         return outcome;
     }
 
-    // Anyone who knows that the poster is dead.
+    // Anyone who knows that the poster is dead. Wakes whether parked or not: the dead may have set
+    // the flag, and died before its wake.
     void mark_lost() noexcept {
-        if (word_.fetch_or(kLost, std::memory_order_acq_rel) & kParked) Os::futex_wake(word_, 1);
+        word_.fetch_or(kLost, std::memory_order_acq_rel);
+        Os::futex_wake(word_, 1);
     }
     bool lost() const noexcept { return word_.load(std::memory_order_acquire) & kLost; }
     // The waiter: the poster has been replaced.

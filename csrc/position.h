@@ -71,10 +71,11 @@ class BasicPosition {
         if (advance(by) && reached(target_.load(std::memory_order_relaxed))) ring();
     }
 
-    // Anyone who knows that a poster is dead. What it had posted stays posted.
+    // Anyone who knows that a poster is dead. What it had posted stays posted. Wakes whether armed or
+    // not: the dead may have disarmed, and died before its wake.
     void mark_lost() noexcept {
         word_.fetch_or(kLost, std::memory_order_acq_rel);
-        ring();
+        Os::futex_wake(word_, INT_MAX);
     }
     bool lost() const noexcept { return word_.load(std::memory_order_acquire) & kLost; }
     // The waiter: forget it (the poster has been replaced, or the loss has been looked into).
@@ -88,6 +89,10 @@ class BasicPosition {
     // How far `from` is behind `to`: positions come round at 2^62.
     static constexpr std::uint64_t distance(std::uint64_t from, std::uint64_t to) noexcept {
         return (to - from) * kUnit / kUnit;
+    }
+    // The same, negative where `from` is ahead.
+    static constexpr std::int64_t lead(std::uint64_t from, std::uint64_t to) noexcept {
+        return static_cast<std::int64_t>((to - from) * kUnit) / static_cast<std::int64_t>(kUnit);
     }
 
     // A waiter: until the position has reached `target`, which takes `awaited` processes to bring

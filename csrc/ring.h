@@ -92,7 +92,8 @@ class BasicRing {
 
     void release(std::uint64_t count) noexcept { cell_->head.post(count); }
 
-    // Until at least `count` slots are published. kLost if the producer is, and they are not.
+    // Until at least `count` slots are published. kLost if the producer is, and they are not. A count
+    // above low + 1 may wait for a producer who waits to be drained.
     template <class Policy>
     Outcome wait_ready(std::uint64_t count, std::int64_t deadline, Policy& policy) noexcept {
         return cell_->tail.wait_until(cell_->head.own() + count, deadline, policy);

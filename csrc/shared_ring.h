@@ -90,12 +90,20 @@ class BasicSharedRing {
     }
     bool joined() const noexcept { return joined_; }
 
-    // Gives the place back. Slots claimed and not published are aborted by the consumer.
+    // Gives the place back. Slots claimed and not published are aborted by the consumer, who may be
+    // asleep on one of them.
     void leave() noexcept {
         if (!joined_) return;
         joined_ = false;
         Atomic& owner = parts_.owners[stamp_ & (kMaxProducers - 1)];
-        owner.fetch_and(0x1ffff, std::memory_order_acq_rel);
+        Word mine = owner.load(std::memory_order_relaxed);
+        // Not ours any more if this producer was declared dead and its place taken.
+        if (incarnation(mine) != stamp_ >> 14 ||
+            !owner.compare_exchange_strong(mine, mine & 0x1ffff, std::memory_order_acq_rel,
+                                           std::memory_order_relaxed)) {
+            return;
+        }
+        parts_.cell->published.mark_lost();
     }
 
     // A slot for this producer, by position; nothing if the ring is full up to `high`.
@@ -165,21 +173,24 @@ class BasicSharedRing {
         pass(count);
     }
 
-    // Until `count` slots from the head on are published. kLost if every producer that ever joined
-    // has died or left, at least one by dying, and they are not.
+    // Until the first `count` positions are published, those aborted among them aside, and the head
+    // is published. kLost if every producer that ever joined has died or left, at least one by
+    // dying, and they are not. A count above low + 1 may wait for producers who wait to be drained.
     template <class Policy>
     Outcome wait_ready(std::uint64_t count, std::int64_t deadline, Policy& policy) noexcept {
         auto& published = parts_.cell->published;
         for (;;) {
             published.clear_lost();
             const std::uint64_t seen = published.load();
+            const bool lost = all_lost();  // before the scan: the last one may publish, then die
             const std::uint64_t missing = this->missing(count);
-            if (missing == 0) return Outcome::kReady;
-            if (all_lost()) return Outcome::kLost;
+            if (missing == 0 && is(parts_.cell->head.own(), kPublished)) return Outcome::kReady;
+            if (missing == 0) continue;  // the dead had claimed all of it: skipped, look further
+            if (lost) return Outcome::kLost;
             const Outcome outcome = published.wait_until(seen + missing, deadline, policy);
             if (outcome == Outcome::kReady || outcome == Outcome::kLost) continue;
             // Held up at a claim: is its owner alive? (Where a Watch runs, it has told already.)
-            if (outcome != Outcome::kBusy && reap_claimant()) continue;
+            if (outcome != Outcome::kBusy && (this->missing(count) == 0 || reap_claimant())) continue;
             return outcome;
         }
     }
@@ -238,10 +249,10 @@ class BasicSharedRing {
         return lap_of(seen) == lap(position) && state(seen) == wanted;
     }
 
+    // A tail hint behind the head is no reason to think the ring full; a head seen so long ago that
+    // the tail is more than a ring ahead of it is one to look again.
     bool room(std::uint64_t tail) const noexcept {
-        // A tail hint behind the head comes out huge, and is no reason to think the ring full.
-        const std::uint64_t fill = OpenPosition::distance(head_seen_, tail);
-        return fill < geometry_.high || fill > geometry_.slots;
+        return OpenPosition::lead(head_seen_, tail) < static_cast<std::int64_t>(geometry_.high);
     }
     std::uint64_t tail_seen() const noexcept {
         return parts_.cell->tail.load(std::memory_order_relaxed);
@@ -302,16 +313,16 @@ class BasicSharedRing {
         pass(skipped);
     }
 
-    // How many of the first `count` positions, aborted ones aside, are not published: at least so
-    // many posts must come.
+    // How many of the first `count` positions are neither published nor aborted: at least so many
+    // posts must come. An aborted one in between is not made up for by one further on: those who
+    // would fill that may be waiting for room.
     std::uint64_t missing(std::uint64_t count) noexcept {
         skip_aborted();
         const std::uint64_t head = parts_.cell->head.own();
+        const std::uint64_t window = std::min(count, geometry_.slots);
         std::uint64_t missing = 0;
-        for (std::uint64_t p = head; count > 0 && p < head + geometry_.slots; ++p) {
-            if (aborted(p)) continue;
-            if (!is(p, kPublished)) ++missing;
-            --count;
+        for (std::uint64_t p = head; p < head + window; ++p) {
+            if (!is(p, kPublished) && !aborted(p)) ++missing;
         }
         return missing;
     }

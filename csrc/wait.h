@@ -95,12 +95,14 @@ class WaitPolicy {
     Outcome wait(std::int64_t deadline, Ready&& ready, Park&& park, std::uint64_t awaited = 1) {
         if (ready()) return Outcome::kReady;
         const std::int64_t start = now_ns();
-        if (deadline <= start) return Outcome::kTimedOut;
+        if (deadline <= start) return ready() ? Outcome::kReady : Outcome::kTimedOut;
         ++stats_.waits;
         std::int64_t now = start;
         Outcome outcome = Outcome::kInterrupted;
         if (!adaptive_ || awaited < static_cast<std::uint64_t>(costs_.cpus)) {
             outcome = stay_awake(deadline, start, now, ready);
+        } else if (crowded_ > 0) {
+            --crowded_;
         }
         if (outcome == Outcome::kInterrupted) {
             const std::int64_t awake_until = now;
@@ -130,6 +132,7 @@ class WaitPolicy {
         const std::int64_t spin_end = later(start, adaptive_ ? first_look() : fixed_spin_);
         const std::int64_t yield_end = later(adaptive_ ? start : spin_end,
                                              adaptive_ ? budget() : fixed_yield_);
+        if (crowded_ > 0) --crowded_;
         while (now < spin_end) {
             for (int look = 0; look < kLooks; ++look) {
                 if (ready()) return Outcome::kReady;

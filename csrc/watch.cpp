@@ -53,12 +53,19 @@ Watch::Watch() : epoll_(epoll_create1(EPOLL_CLOEXEC)), stop_(eventfd(0, EFD_CLOE
         if (stop_ >= 0) close(stop_);
         throw std::system_error(saved, std::generic_category(), "cannot make watch");
     }
-    listen(epoll_, stop_, kStop);
     // Signals are for the interpreter's threads.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::make_unique<std::thread>([this] { run(); });
+    try {
+        listen(epoll_, stop_, kStop);
+        thread_ = std::make_unique<std::thread>([this] { run(); });
+    } catch (...) {
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        close(stop_);
+        close(epoll_);
+        throw;
+    }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
@@ -85,8 +92,10 @@ void Watch::add(pid_t pid, Action action) {
     if (known == entries_.end()) {
         const int pidfd = open_pidfd(pid);
         if (pidfd < 0 && errno != ESRCH) fail("cannot watch process: pidfd_open");
-        if (pidfd < 0) {
-            losses_.push_back({pid, now_ns(), std::nullopt, std::nullopt});
+        if (pidfd < 0 || pidfd_ended(pidfd)) {
+            losses_.push_back(pidfd < 0 ? Loss{pid, now_ns(), std::nullopt, std::nullopt}
+                                        : ending(pid, pidfd));
+            if (pidfd >= 0) close(pidfd);
             action();
             if (noticed_.advance(1)) noticed_.ring();
             return;
@@ -106,8 +115,7 @@ bool Watch::forget(pid_t pid) {
     const std::lock_guard lock(mutex_);
     const auto known = entries_.find(pid);
     if (known == entries_.end()) return false;
-    close(known->second.pidfd);  // leaves the epoll set with its last reference
-    entries_.erase(known);
+    drop(known);
     return true;
 }
 
@@ -141,6 +149,13 @@ void Watch::run() {
     }
 }
 
+void Watch::drop(std::map<pid_t, Entry>::iterator known) {
+    // By name: a child forked since holds the pidfd too, and closing ours would not take it out.
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, known->second.pidfd, nullptr);
+    close(known->second.pidfd);
+    entries_.erase(known);
+}
+
 void Watch::notice(pid_t pid) {
     const std::lock_guard lock(mutex_);
     const auto known = entries_.find(pid);
@@ -148,8 +163,7 @@ void Watch::notice(pid_t pid) {
     if (known == entries_.end() || !pidfd_ended(known->second.pidfd)) return;
     losses_.push_back(ending(pid, known->second.pidfd));
     for (const Action& action : known->second.actions) action();
-    close(known->second.pidfd);
-    entries_.erase(known);
+    drop(known);
     if (noticed_.advance(1)) noticed_.ring();
 }
 

@@ -58,6 +58,7 @@ class Watch {
 
     void run();
     void notice(pid_t pid);
+    void drop(std::map<pid_t, Entry>::iterator known);
 
     int epoll_;
     int stop_;  // an eventfd

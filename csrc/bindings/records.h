@@ -96,28 +96,30 @@ template <class AnyRing>
 py::array pop_many(const Handle& handle, AnyRing& ring, const Record& record, Site& site,
                    const std::byte* slots, const py::object& count, const py::object& least,
                    const py::object& timeout, const py::object& deadline, std::uint64_t waiter) {
-    const std::uint64_t most = whole(count, "pop from ring", "count", 1);
-    const std::uint64_t want =
-        std::min(whole(least, "pop from ring", "least", 0), std::min(most, ring.geometry().slots));
+    const std::uint64_t most =
+        std::min(whole(count, "pop from ring", "count", 1), ring.geometry().slots);
+    const std::uint64_t want = std::min(whole(least, "pop from ring", "least", 0), most);
     const std::int64_t until = deadline_of(timeout, deadline);
     const auto keep_mapped = handle.segment();
-    if (want > 0) {
-        const Outcome outcome =
-            site([&](WaitPolicy& policy) { return ring.wait_ready(want, until, policy); });
-        if (outcome == Outcome::kBusy) handle.busy("pop from", waiter);
-        // What the dead have left is still handed out; then the loss is told.
-        if (outcome == Outcome::kLost && ring.peek(1).count == 0) {
-            handle.lost("pop from", "producer");
-        }
-    }
-    py::array records(record.dtype(), record.shape_of(std::min(most, ring.geometry().slots)));
+    py::array records(record.dtype(), record.shape_of(most));
     auto* to = static_cast<std::byte*>(records.mutable_data());
-    std::uint64_t copied;
-    {
-        const py::gil_scoped_release release;
-        copied = copy_out(ring, slots, to, std::min(most, ring.geometry().slots));
-    }
-    return records[py::slice(0, static_cast<py::ssize_t>(copied), 1)].template cast<py::array>();
+    std::uint64_t popped = 0;
+    const Outcome outcome = site([&](WaitPolicy& policy) {
+        for (;;) {
+            popped += copy_out(ring, slots, to + popped * record.bytes(), most - popped);
+            if (popped >= want) return Outcome::kReady;
+            // Never for more than a producer that waits for the low mark has left us.
+            const std::uint64_t next = std::min(want - popped, ring.geometry().low + 1);
+            const Outcome waited = ring.wait_ready(next, until, policy);
+            if (waited == Outcome::kReady) continue;
+            popped += copy_out(ring, slots, to + popped * record.bytes(), most - popped);
+            return waited;
+        }
+    });
+    if (outcome == Outcome::kBusy) handle.busy("pop from", waiter);
+    // What the dead have left is still handed out; then the loss is told.
+    if (outcome == Outcome::kLost && popped == 0) handle.lost("pop from", "producer");
+    return records[py::slice(0, static_cast<py::ssize_t>(popped), 1)].template cast<py::array>();
 }
 
 }  // namespace pysampler::bindings

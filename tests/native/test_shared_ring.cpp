@@ -293,7 +293,6 @@ TEST(without_a_sleeper_no_call_is_a_system_call) {
             CHECK(ring.wait_ready(3, kForever, policy) == Outcome::kReady);
             pop(ring, 3);
         }
-        ring.leave();
     });
 }
 

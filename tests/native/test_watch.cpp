@@ -59,8 +59,8 @@ TEST(one_that_leaves_is_noticed_with_its_exit_code) {
     Watch watch;
     for (const int code : {0, 3}) {
         Child child([=] { _exit(code); });
-        watch.add(child.pid(), [] {});
         const std::size_t known = watch.losses().size();
+        watch.add(child.pid(), [] {});
         wait_for(watch, known + 1);
         const Loss loss = watch.losses().back();
         CHECK(loss.pid == child.pid() && loss.exit_code == code && !loss.signal);

@@ -1,0 +1,93 @@
+# Each target makes what it needs: an own virtual environment under .venv, builds under build/.
+# Only python3 (3.11 or newer), a C++20 compiler and make are needed beforehand.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/bindings/*.h csrc/bindings/*.cpp) CMakeLists.txt pyproject.toml
+NATIVE_OFF := -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_TESTS=ON
+# The sanitizers' runtimes and a large address randomisation do not agree on every kernel.
+FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-python test-native test-faults lint format stubs bench sanitize models aarch64 wheel clean
+
+help:  ## what there is
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade 'pip>=25.1'
+
+# One stamp for each group of tools, one for the package itself, built in place.
+$(VENV)/%.stamp: $(BIN)/python pyproject.toml
+	$(PIP) install --group $*
+	@touch $@
+
+$(VENV)/package.stamp: $(BIN)/python $(SOURCES)
+	$(PIP) install -e .
+	@touch $@
+
+demo: $(VENV)/package.stamp $(VENV)/demo.stamp  ## the primitives beside multiprocessing's, in the terminal
+	$(BIN)/python benchmarks/primitives.py --demo
+
+test: test-native test-python  ## every test, native and Python
+
+test-python: $(VENV)/package.stamp $(VENV)/test.stamp
+	$(BIN)/python -m pytest
+
+test-native: $(VENV)/test.stamp
+	$(CMAKE) -S . -B build/native $(NATIVE_OFF)
+	$(BIN)/cmake --build build/native
+	$(BIN)/ctest --test-dir build/native --output-on-failure
+
+test-faults: $(VENV)/package.stamp $(VENV)/test.stamp  ## kills at random points, at length
+	$(CMAKE) -S . -B build/native $(NATIVE_OFF)
+	$(BIN)/cmake --build build/native
+	PYSAMPLER_FAULT_ROUNDS=1000 $(BIN)/ctest --test-dir build/native --output-on-failure -V -R 'faults|kill_points'
+	PYSAMPLER_FAULT_ROUNDS=300 $(BIN)/python -m pytest tests/faults -m faults -s
+
+lint: $(VENV)/package.stamp $(VENV)/lint.stamp $(VENV)/test.stamp  ## formatters in check mode, linters, types, stubs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(shell git ls-files '*.h' '*.cpp')
+	$(BIN)/python tests/stubs.py --check
+
+format: $(VENV)/lint.stamp  ## formatters
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(shell git ls-files '*.h' '*.cpp')
+
+stubs: $(VENV)/package.stamp $(VENV)/lint.stamp  ## pysampler/_core.pyi, made from the module
+	$(BIN)/python tests/stubs.py
+
+bench: $(VENV)/package.stamp $(VENV)/bench.stamp  ## every benchmark, peers in turn; results in benchmarks/results
+	$(CMAKE) -S . -B build/bench -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_BENCHMARKS=ON
+	$(BIN)/cmake --build build/bench
+	$(BIN)/python benchmarks/run.py --native build/bench/benchmarks/native
+
+sanitize: $(VENV)/test.stamp  ## the native tests under ThreadSanitizer, then Address- and UndefinedBehaviourSanitizer
+	$(CMAKE) -S . -B build/tsan $(NATIVE_OFF) -DPYSAMPLER_SANITIZE=thread -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	$(BIN)/cmake --build build/tsan
+	TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) $(BIN)/ctest --test-dir build/tsan --output-on-failure
+	$(CMAKE) -S . -B build/asan $(NATIVE_OFF) -DPYSAMPLER_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	$(BIN)/cmake --build build/asan
+	UBSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) $(BIN)/ctest --test-dir build/asan --output-on-failure
+
+models:  ## the protocols under the model checker (Debian package spin)
+	$(PYTHON) tests/models/check.py
+
+aarch64: $(VENV)/test.stamp  ## the native tests built for aarch64, run under qemu (Debian: g++-aarch64-linux-gnu qemu-user)
+	$(CMAKE) -S . -B build/aarch64 $(NATIVE_OFF) -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_CROSSCOMPILING_EMULATOR='qemu-aarch64;-L;/usr/aarch64-linux-gnu'
+	$(BIN)/cmake --build build/aarch64
+	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure -R 'layout|flag|position|doorbell|test_ring|board'
+
+wheel: $(BIN)/python  ## sdist and wheel in dist/
+	$(PIP) install build
+	$(BIN)/python -m build
+
+clean:  ## everything that was made here
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,57 @@
+"""What an installed wheel must do, whatever else is missing."""
+
+import pickle
+import subprocess
+import sys
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+
+import pysampler
+from pysampler import sync
+
+
+def _double(flag, answer, ring, array):
+    assert flag.wait(timeout=30)
+    array.view[:] *= 2
+    ring.push([1.5, 2.5])
+    answer.set()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_handles_reach_a_child_under_every_start_method(method):
+    context = get_context(method)
+    flag, answer = sync.Flag(), sync.Flag()
+    segment = sync.Segment(1 << 16)
+    ring = sync.Ring(4, np.float32, 2, segment)
+    array = sync.Array(3, np.int64, segment)
+    array.view[:] = 1, 2, 3
+    child = context.Process(target=_double, args=(flag, answer, ring, array))
+    child.start()
+    flag.set()
+    assert answer.wait(timeout=60)
+    assert ring.pop().tolist() == [1.5, 2.5]
+    assert array.view.tolist() == [2, 4, 6]
+    child.join()
+    assert child.exitcode == 0
+
+
+def test_it_says_its_version():
+    assert pysampler.__version__.count(".") >= 2
+
+
+def test_another_system_gets_one_clear_sentence():
+    code = "import sys; sys.platform = 'win32'; import pysampler"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stderr.splitlines()[-1] == (
+        "ImportError: pysampler needs Linux (it is built on futexes, memfds and pidfds); "
+        "this is win32"
+    )
+
+
+def test_a_closed_handle_does_not_pickle():
+    flag = sync.Flag()
+    flag.close()
+    with pytest.raises(pysampler.errors.ClosedError, match="cannot use Flag: it is closed"):
+        pickle.dumps(flag)
