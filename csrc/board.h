@@ -33,7 +33,7 @@ class BasicBoard {
     template <class T>
     using Atomic = typename Os::template Atomic<T>;
 
-   public:
+ public:
     using Cell = BasicBoardCell<Os>;
     struct Stamp {
         alignas(kLine) Atomic<std::uint64_t> value{0};
@@ -42,11 +42,7 @@ class BasicBoard {
     // `words` is buffers x words_each long.
     BasicBoard(Cell* cell, Stamp* stamps, Atomic<std::uint64_t>* words, std::uint32_t buffers,
                std::uint64_t words_each)
-        : cell_(cell),
-          stamps_(stamps),
-          words_(words),
-          buffers_(buffers),
-          words_each_(words_each) {}
+        : cell_(cell), stamps_(stamps), words_(words), buffers_(buffers), words_each_(words_each) {}
 
     std::uint64_t version() const noexcept { return cell_->version.load(); }
     std::uint64_t words_each() const noexcept { return words_each_; }
@@ -73,8 +69,8 @@ class BasicBoard {
 
     // A reader: copies the newest version and returns its number, or 0 if there is none yet, or if
     // the writer came round during every one of `tries`.
-    std::uint64_t read(std::uint64_t at, std::span<std::uint64_t> words, int tries = kTries) const
-        noexcept {
+    std::uint64_t read(std::uint64_t at, std::span<std::uint64_t> words,
+                       int tries = kTries) const noexcept {
         for (int i = 0; i < tries; ++i) {
             const std::uint64_t version = this->version();
             if (version == 0) return 0;
@@ -99,7 +95,7 @@ class BasicBoard {
     bool writer_lost() const noexcept { return cell_->version.lost(); }
     void clear_lost() noexcept { cell_->version.clear_lost(); }
 
-   private:
+ private:
     static constexpr int kTries = 1000;
 
     Atomic<std::uint64_t>& stamp(std::uint64_t version) const noexcept {

@@ -2,8 +2,8 @@
 //
 //   record:  | length:32 | kind:32 | payload ... | padding to 8 |
 //
-// The bytes are mapped twice in a row (segment.h, map_twice), so a record never breaks at the end of
-// the array. A message that does not fit goes in parts, each a record; the reader drains them
+// The bytes are mapped twice in a row (segment.h, map_twice), so a record never breaks at the end
+// of the array. A message that does not fit goes in parts, each a record; the reader drains them
 // inside its own wait, so neither side can wait for the other with the ring full. Advancing the
 // tail is the commit. A message whose writer died or gave up half-way is dropped when the next one
 // begins: kind says where a message begins and ends.
@@ -25,7 +25,7 @@
 namespace pysampler {
 
 class CorruptRing : public std::runtime_error {
-   public:
+ public:
     using std::runtime_error::runtime_error;
 };
 
@@ -39,7 +39,7 @@ class BasicByteRing {
 
     static constexpr std::uint64_t kAlign = 8;
 
-   public:
+ public:
     using Cell = BasicRingCell<Os>;
     using Bytes = std::span<const std::byte>;
 
@@ -68,9 +68,9 @@ class BasicByteRing {
             const Outcome outcome =
                 cell_->head.wait_until(tail + need - capacity_, deadline, policy);
             if (outcome != Outcome::kReady) return outcome;
-            const Header header{static_cast<std::uint32_t>(length),
-                                (written == 0 ? kBegins : 0U) |
-                                    (written + length == message.size() ? kEnds : 0U)};
+            const Header header{
+                static_cast<std::uint32_t>(length),
+                (written == 0 ? kBegins : 0U) | (written + length == message.size() ? kEnds : 0U)};
             std::byte* at = bytes_ + (tail & (capacity_ - 1));
             std::memcpy(at, &header, sizeof header);
             if (length > 0) std::memcpy(at + sizeof header, message.data() + written, length);
@@ -144,7 +144,7 @@ class BasicByteRing {
         cell_->head.clear_lost();
     }
 
-   private:
+ private:
     static constexpr std::uint64_t record_bytes(std::uint64_t length) noexcept {
         return round_up(sizeof(Header) + length, kAlign);
     }

@@ -42,7 +42,7 @@ class BasicDoorbell {
     static constexpr std::uint32_t kLost = 2;
     static constexpr std::uint32_t kTold = 4;
 
-   public:
+ public:
     using Cell = BasicDoorbellCell<Os>;
     using Member = BasicMember<Os>;
 
@@ -118,9 +118,7 @@ class BasicDoorbell {
 
     // The waiter: another process is member i from now on. The dead one must be known to be dead,
     // not only stopped, and what it had posted taken.
-    void revive(std::uint32_t i) noexcept {
-        members_[i].state.store(0, std::memory_order_release);
-    }
+    void revive(std::uint32_t i) noexcept { members_[i].state.store(0, std::memory_order_release); }
 
     // How many posts the waiter sleeps for. A member whose wait begins while others are still at
     // work tells its policy: policy.set_busy([&] { return bell.wanted(); }).
@@ -129,7 +127,7 @@ class BasicDoorbell {
     std::uint64_t posts() const noexcept { return cell_->posts.load(); }
     std::uint64_t waiter() const noexcept { return cell_->posts.waiter(); }
 
-   private:
+ private:
     std::uint32_t state(std::uint32_t i) const noexcept {
         return members_[i].state.load(std::memory_order_acquire);
     }

@@ -27,7 +27,7 @@ class BasicFlag {
     static constexpr Word kLost = 4;
     static constexpr Word kGeneration = 8;
 
-   public:
+ public:
     // The poster. False if it was set already: one post, one clear.
     bool set() noexcept {
         Word word = word_.load(std::memory_order_relaxed);
@@ -35,9 +35,8 @@ class BasicFlag {
             if (word & kSet) return false;
             // SYNC: release pairs with is_set() in the waiter: it sees what was written before the
             // post. Acquire pairs with clear(): what the waiter was still reading may be reused.
-        } while (!word_.compare_exchange_weak(word, (word & ~kParked) | kSet,
-                                              std::memory_order_acq_rel,
-                                              std::memory_order_relaxed));
+        } while (!word_.compare_exchange_weak(
+            word, (word & ~kParked) | kSet, std::memory_order_acq_rel, std::memory_order_relaxed));
         if (word & kParked) Os::futex_wake(word_, 1);
         return true;
     }
@@ -83,7 +82,7 @@ class BasicFlag {
     }
     std::uint64_t waiter() const noexcept { return place_.id(); }
 
-   private:
+ private:
     bool park(std::int64_t until) noexcept {
         Word word = word_.load(std::memory_order_relaxed);
         if (word & (kSet | kLost)) return true;

@@ -49,8 +49,8 @@ long sleep_by(FutexCall call, const std::uint32_t* word, std::uint32_t expected,
             // The slack is the thread's own and inherited by its children: put it back.
             const int slack = until ? prctl(PR_GET_TIMERSLACK) : -1;
             if (slack > 1) prctl(PR_SET_TIMERSLACK, 1UL);
-            const long result = syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected, until, nullptr,
-                                        FUTEX_BITSET_MATCH_ANY);
+            const long result = syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected, until,
+                                        nullptr, FUTEX_BITSET_MATCH_ANY);
             const int saved = errno;
             if (slack > 1) prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(slack));
             errno = saved;
@@ -59,8 +59,7 @@ long sleep_by(FutexCall call, const std::uint32_t* word, std::uint32_t expected,
         case FutexCall::kNap: {
             if (__atomic_load_n(word, __ATOMIC_RELAXED) != expected) return errno = EAGAIN, -1;
             const std::int64_t now = now_ns();
-            const std::int64_t end =
-                until ? until->tv_sec * kSecond + until->tv_nsec : kForever;
+            const std::int64_t end = until ? until->tv_sec * kSecond + until->tv_nsec : kForever;
             if (now >= end) return errno = ETIMEDOUT, -1;
             const timespec nap = to_timespec(std::min(end - now, kNapLength));
             return nanosleep(&nap, nullptr);

@@ -63,7 +63,7 @@ struct Linux {
     static std::uint64_t self_id() noexcept { return pysampler::self_id(); }
     static bool alive(std::uint64_t id) noexcept { return process_alive(pid_of(id)); }
 
-   private:
+ private:
     template <class T>
     static const std::uint32_t* low_half(const Atomic<T>& word) noexcept {
         static_assert(sizeof(T) == 4 || sizeof(T) == 8);

@@ -6,7 +6,8 @@
 // All that matters for waking happens at this one word, so its modification order is the proof
 // and no fence is needed. A waiter writes its target, then arms by a CAS from the very position it
 // looked at. A poster advances by a fetch_add, which returns the armed bit as it was.
-//   - The advance comes before the CAS: the CAS sees it and fails, or the waiter had looked after it.
+//   - The advance comes before the CAS: the CAS sees it and fails, or the waiter had looked after
+//   it.
 //   - The CAS comes before the advance: the poster sees armed, and then (acquire pairs with the
 //     CAS's release) this target or one the waiter has set since; in the latter case the waiter
 //     is awake and its next CAS sees the advance. If the target is reached the poster disarms, and
@@ -36,7 +37,7 @@ class BasicPosition {
     static constexpr Word kLost = 2;
     static constexpr Word kUnit = 4;
 
-   public:
+ public:
     // The furthest ahead a waiter may ask for; see above.
     static constexpr std::uint64_t kMaxAhead = 1ULL << 30;
 
@@ -71,8 +72,8 @@ class BasicPosition {
         if (advance(by) && reached(target_.load(std::memory_order_relaxed))) ring();
     }
 
-    // Anyone who knows that a poster is dead. What it had posted stays posted. Wakes whether armed or
-    // not: the dead may have disarmed, and died before its wake.
+    // Anyone who knows that a poster is dead. What it had posted stays posted. Wakes whether armed
+    // or not: the dead may have disarmed, and died before its wake.
     void mark_lost() noexcept {
         word_.fetch_or(kLost, std::memory_order_acq_rel);
         Os::futex_wake(word_, INT_MAX);
@@ -121,7 +122,7 @@ class BasicPosition {
         return (word & kArmed) && !over(target) ? distance(word / kUnit, target) : 0;
     }
 
-   private:
+ private:
     bool over(std::uint64_t target) const noexcept {
         const Word word = word_.load(std::memory_order_acquire);
         return (word & kLost) || static_cast<std::int64_t>(word - target * kUnit) >= 0;

@@ -14,8 +14,7 @@ thread_local std::uint64_t cached_id = 0;
 
 // getpid and gettid are system calls, ~70 ns each: too dear for a 100 ns hop. Only the thread
 // that forked exists in the child, so resetting that one's copy is enough.
-[[maybe_unused]] const int at_fork =
-    pthread_atfork(nullptr, nullptr, [] { cached_id = 0; });
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { cached_id = 0; });
 
 }  // namespace
 

@@ -46,7 +46,7 @@ struct Run {
 
 template <class Os>
 class BasicRing {
-   public:
+ public:
     using Cell = BasicRingCell<Os>;
 
     BasicRing(Cell* cell, const RingGeometry& geometry)
@@ -92,8 +92,8 @@ class BasicRing {
 
     void release(std::uint64_t count) noexcept { cell_->head.post(count); }
 
-    // Until at least `count` slots are published. kLost if the producer is, and they are not. A count
-    // above low + 1 may wait for a producer who waits to be drained.
+    // Until at least `count` slots are published. kLost if the producer is, and they are not. A
+    // count above low + 1 may wait for a producer who waits to be drained.
     template <class Policy>
     Outcome wait_ready(std::uint64_t count, std::int64_t deadline, Policy& policy) noexcept {
         return cell_->tail.wait_until(cell_->head.own() + count, deadline, policy);
@@ -115,7 +115,7 @@ class BasicRing {
     bool consumer_lost() const noexcept { return cell_->head.lost(); }
     std::uint64_t published() const noexcept { return cell_->tail.load(); }
 
-   private:
+ private:
     std::uint64_t fill() const noexcept {
         const std::uint64_t head = cell_->head.load();
         return Position::distance(head, cell_->tail.load());

@@ -39,7 +39,7 @@ struct CostsInHeader {
 static_assert(sizeof(CostsInHeader) <= sizeof(SegmentHeader::reserved));
 
 class Fd {
-   public:
+ public:
     explicit Fd(int fd) : fd_(fd) {}
     Fd(const Fd&) = delete;
     Fd& operator=(const Fd&) = delete;
@@ -49,7 +49,7 @@ class Fd {
     int get() const { return fd_; }
     int take() { return std::exchange(fd_, -1); }
 
-   private:
+ private:
     int fd_;
 };
 
@@ -134,7 +134,8 @@ std::size_t memory_left() {
         const std::string controllers = line.substr(first + 1, second - first - 1);
         const std::string path = line.substr(second + 1);
         if (controllers.empty()) {
-            for (const std::string& dir : {"/sys/fs/cgroup" + path, std::string("/sys/fs/cgroup")}) {
+            for (const std::string& dir :
+                 {"/sys/fs/cgroup" + path, std::string("/sys/fs/cgroup")}) {
                 left = std::min(left, cgroup_left(dir + "/memory.max", dir + "/memory.current"));
             }
         } else if (controllers == "memory") {
@@ -173,12 +174,13 @@ std::shared_ptr<Segment> Segment::create(std::size_t payload) {
     if (fcntl(segment->fd_, F_ADD_SEALS, kSeals) != 0) fail("cannot seal segment");
     if (getrandom(&segment->id_, sizeof segment->id_, 0) != sizeof segment->id_) fail("getrandom");
     segment->creator_ = getpid();
-    auto* header = new (segment->base_) SegmentHeader{.magic = kMagic,
-                                                      .version = kLayoutVersion,
-                                                      .creator = static_cast<std::uint32_t>(getpid()),
-                                                      .size = size,
-                                                      .id = segment->id_,
-                                                      .reserved = {}};
+    auto* header =
+        new (segment->base_) SegmentHeader{.magic = kMagic,
+                                           .version = kLayoutVersion,
+                                           .creator = static_cast<std::uint32_t>(getpid()),
+                                           .size = size,
+                                           .id = segment->id_,
+                                           .reserved = {}};
     new (header->reserved) CostsInHeader{costs.park_ns, costs.yield_ns};
     return segment;
 }
@@ -225,9 +227,8 @@ bool Segment::mine() const noexcept { return creator_ == getpid(); }
 
 std::size_t Segment::allocate(std::size_t bytes, std::size_t align) {
     if (!mine()) {
-        throw LayoutError(
-            "cannot allocate in segment: only the process that made it may, pid " +
-            std::to_string(creator_) + ", this is pid " + std::to_string(getpid()));
+        throw LayoutError("cannot allocate in segment: only the process that made it may, pid " +
+                          std::to_string(creator_) + ", this is pid " + std::to_string(getpid()));
     }
     const std::size_t offset = round_up(used_, std::max(align, kLine));
     if (offset > size_ || bytes > size_ - offset) {
@@ -258,8 +259,8 @@ std::shared_ptr<std::byte> Segment::map_twice(std::size_t offset, std::size_t by
     std::shared_ptr<std::byte> twice(static_cast<std::byte*>(base),
                                      [bytes](std::byte* at) { munmap(at, 2 * bytes); });
     for (std::size_t i = 0; i < 2; ++i) {
-        if (mmap(twice.get() + i * bytes, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_,
-                 static_cast<off_t>(offset)) == MAP_FAILED) {
+        if (mmap(twice.get() + i * bytes, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                 fd_, static_cast<off_t>(offset)) == MAP_FAILED) {
             fail("cannot map twice");
         }
     }

@@ -17,18 +17,18 @@ namespace pysampler {
 
 // Not what this build of pysampler lays out: another version, a foreign fd, a bad offset.
 class LayoutError : public std::runtime_error {
-   public:
+ public:
     using std::runtime_error::runtime_error;
 };
 
 // The machine, a limit or a cgroup has too little memory left.
 class OutOfMemory : public std::runtime_error {
-   public:
+ public:
     using std::runtime_error::runtime_error;
 };
 
 class Segment {
-   public:
+ public:
     // At least `payload` bytes to allocate from. Throws OutOfMemory, std::system_error.
     static std::shared_ptr<Segment> create(std::size_t payload);
     // Takes ownership of `fd`, also when it throws. Throws LayoutError, std::system_error.
@@ -58,7 +58,7 @@ class Segment {
 
     static std::size_t page() noexcept;
 
-   private:
+ private:
     Segment(int fd, std::byte* base, std::size_t size);
 
     int fd_;

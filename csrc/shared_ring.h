@@ -1,7 +1,8 @@
 // A bounded ring of fixed-size slots from many producers to one consumer, in which a producer may
 // die at any point. One word a slot says whose it is and for which lap:
 //
-//   slot:   lap:32 | incarnation:16 | owner:14 | state:2       owner:  pid:32 | - | incarnation:16 | lost:1
+//   slot:   lap:32 | incarnation:16 | owner:14 | state:2       owner:  pid:32 | - | incarnation:16
+//   | lost:1
 //
 //   free(lap) ──claim──▶ claimed(lap, owner) ──publish──▶ published(lap) ──release──▶ free(lap + 1)
 //                              └──── abandon, or the owner is dead ────▶ aborted(lap) ──skip──┘
@@ -44,7 +45,7 @@ class BasicSharedRing {
 
     static constexpr Word kOwnerLost = 1;
 
-   public:
+ public:
     using Cell = BasicSharedRingCell<Os>;
     static constexpr std::uint32_t kMaxProducers = 1U << 14;
 
@@ -190,7 +191,8 @@ class BasicSharedRing {
             const Outcome outcome = published.wait_until(seen + missing, deadline, policy);
             if (outcome == Outcome::kReady || outcome == Outcome::kLost) continue;
             // Held up at a claim: is its owner alive? (Where a Watch runs, it has told already.)
-            if (outcome != Outcome::kBusy && (this->missing(count) == 0 || reap_claimant())) continue;
+            if (outcome != Outcome::kBusy && (this->missing(count) == 0 || reap_claimant()))
+                continue;
             return outcome;
         }
     }
@@ -202,9 +204,8 @@ class BasicSharedRing {
         for (std::uint32_t i = 0; i < parts_.producers; ++i) {
             Word seen = parts_.owners[i].load(std::memory_order_acquire);
             if (owner_pid(seen) == static_cast<std::uint32_t>(pid)) {
-                parts_.owners[i].compare_exchange_strong(seen, seen | kOwnerLost,
-                                                         std::memory_order_acq_rel,
-                                                         std::memory_order_relaxed);
+                parts_.owners[i].compare_exchange_strong(
+                    seen, seen | kOwnerLost, std::memory_order_acq_rel, std::memory_order_relaxed);
             }
         }
         parts_.cell->published.mark_lost();
@@ -221,7 +222,7 @@ class BasicSharedRing {
         return fill <= geometry_.slots ? fill : 0;
     }
 
-   private:
+ private:
     static constexpr Word make(std::uint32_t lap, Word stamp, State state) noexcept {
         return static_cast<Word>(lap) << 32 | stamp << 2 | state;
     }

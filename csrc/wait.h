@@ -49,7 +49,7 @@ struct WaitStats {
 
 // Belongs to one site in one thread: it learns, and is not shared.
 class WaitPolicy {
-   public:
+ public:
     // A wait whose usual length is more than this many hops is slept through from the start.
     // 40: the two hops of a park and a wake then cost under 5 %; being awake longer than that
     // gains less than it burns.
@@ -90,7 +90,8 @@ class WaitPolicy {
     // true at the deadline.
     //
     // `awaited` is how many processes must run for it to become ready. Where they need every CPU,
-    // staying awake takes one from them: it parks at once, and is cheap to wake, since no CPU idles.
+    // staying awake takes one from them: it parks at once, and is cheap to wake, since no CPU
+    // idles.
     template <class Ready, class Park>
     Outcome wait(std::int64_t deadline, Ready&& ready, Park&& park, std::uint64_t awaited = 1) {
         if (ready()) return Outcome::kReady;
@@ -116,7 +117,7 @@ class WaitPolicy {
         return outcome;
     }
 
-   private:
+ private:
     static constexpr int kLooks = 32;  // between two readings of the clock, ~0.5 us
     // A look between two yields comes 0.4 us late; between two pauses, at once. Worth it at first.
     static constexpr std::int64_t kFirstLook = 2 * kMicrosecond;
@@ -130,8 +131,8 @@ class WaitPolicy {
     template <class Ready>
     Outcome stay_awake(std::int64_t deadline, std::int64_t start, std::int64_t& now, Ready& ready) {
         const std::int64_t spin_end = later(start, adaptive_ ? first_look() : fixed_spin_);
-        const std::int64_t yield_end = later(adaptive_ ? start : spin_end,
-                                             adaptive_ ? budget() : fixed_yield_);
+        const std::int64_t yield_end =
+            later(adaptive_ ? start : spin_end, adaptive_ ? budget() : fixed_yield_);
         if (crowded_ > 0) --crowded_;
         while (now < spin_end) {
             for (int look = 0; look < kLooks; ++look) {
@@ -193,9 +194,7 @@ class WaitPolicy {
         return std::min(patience_, 2 * usual_ + 2 * costs_.park_ns);
     }
 
-    void learn(std::int64_t length) {
-        usual_ += (std::min(length, 2 * patience_) - usual_) / 8;
-    }
+    void learn(std::int64_t length) { usual_ += (std::min(length, 2 * patience_) - usual_) / 8; }
 
     // The cores are short where a yield gave this one away for longer than the call itself takes.
     void notice_crowd(std::int64_t took) {

@@ -10,7 +10,7 @@ namespace pysampler {
 
 template <class Os>
 class BasicWaiterPlace {
-   public:
+ public:
     // False if another thread, of any process, waits here. One that was killed while it waited is
     // no waiter: its place is taken.
     bool claim() noexcept {
@@ -29,7 +29,7 @@ class BasicWaiterPlace {
     // As in self_id(); 0 for nobody. For people and errors.
     std::uint64_t id() const noexcept { return id_.load(std::memory_order_relaxed); }
 
-   private:
+ private:
     alignas(kLine) typename Os::template Atomic<std::uint64_t> id_{0};
 };
 

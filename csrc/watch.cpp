@@ -46,7 +46,8 @@ constexpr std::uint64_t kStop = 0;  // no process has pid 0
 
 }  // namespace
 
-Watch::Watch() : epoll_(epoll_create1(EPOLL_CLOEXEC)), stop_(eventfd(0, EFD_CLOEXEC)), owner_(getpid()) {
+Watch::Watch()
+    : epoll_(epoll_create1(EPOLL_CLOEXEC)), stop_(eventfd(0, EFD_CLOEXEC)), owner_(getpid()) {
     if (epoll_ < 0 || stop_ < 0) {
         const int saved = errno;
         if (epoll_ >= 0) close(epoll_);

@@ -1,5 +1,5 @@
-// Who has died: pidfds in one poll thread, which needs no GIL. Something is done about each death at
-// once: a flag or a member is marked lost, a doorbell rings, a process leaves with its parent.
+// Who has died: pidfds in one poll thread, which needs no GIL. Something is done about each death
+// at once: a flag or a member is marked lost, a doorbell rings, a process leaves with its parent.
 #pragma once
 
 #include <sys/types.h>
@@ -20,13 +20,13 @@ namespace pysampler {
 
 struct Loss {
     pid_t pid;
-    std::int64_t noticed_at;         // ns, as now_ns()
-    std::optional<int> exit_code;    // known of children nobody has reaped yet
-    std::optional<int> signal;       // likewise
+    std::int64_t noticed_at;       // ns, as now_ns()
+    std::optional<int> exit_code;  // known of children nobody has reaped yet
+    std::optional<int> signal;     // likewise
 };
 
 class Watch {
-   public:
+ public:
     using Action = std::function<void()>;
 
     Watch();
@@ -50,7 +50,7 @@ class Watch {
     // False in a child made by fork: the poll thread is not there.
     bool mine() const noexcept;
 
-   private:
+ private:
     struct Entry {
         int pidfd;
         std::vector<Action> actions;

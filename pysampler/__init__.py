@@ -2,11 +2,11 @@
 
 A tour of the code, from the bottom up:
 
-- ``csrc/`` holds the primitives, a header each, with no Python in it: ``clock``, ``futex``, ``wait``
+- ``csrc/`` holds the primitives, a header each, no Python in it: ``clock``, ``futex``, ``wait``
   (how to wait), ``position``, ``flag``, ``doorbell`` (who wakes whom), ``ring``, ``shared_ring``,
   ``byte_ring``, ``board`` (what travels), ``segment``, ``watch`` (where it lies, who has died).
 - ``csrc/bindings/`` makes of them ``pysampler._core``.
-- ``pysampler.sync`` is that for people: handles that pickle to child processes, NumPy views, errors.
+- ``pysampler.sync`` is that for people: handles that pickle, NumPy views, errors.
 - ``pysampler.errors`` is the one tree of what can go wrong.
 """
 

@@ -1,4 +1,4 @@
-"""pysampler/_core.pyi is what pybind11-stubgen makes of the module; --check says whether it still is."""
+"""Makes pysampler/_core.pyi from the module; --check says whether it still is what it makes."""
 
 from __future__ import annotations
 

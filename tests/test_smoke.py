@@ -43,7 +43,9 @@ def test_it_says_its_version():
 
 def test_another_system_gets_one_clear_sentence():
     code = "import sys; sys.platform = 'win32'; import pysampler"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert result.stderr.splitlines()[-1] == (
         "ImportError: pysampler needs Linux (it is built on futexes, memfds and pidfds); "
         "this is win32"

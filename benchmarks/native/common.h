@@ -30,8 +30,8 @@ inline void work(std::int64_t ns) {
 }
 
 inline std::int64_t quantile(std::vector<std::int64_t>& values, double q) {
-    const auto at = values.begin() + static_cast<std::ptrdiff_t>(
-                                         q * static_cast<double>(values.size() - 1));
+    const auto at =
+        values.begin() + static_cast<std::ptrdiff_t>(q * static_cast<double>(values.size() - 1));
     std::nth_element(values.begin(), at, values.end());
     return *at;
 }

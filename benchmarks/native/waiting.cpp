@@ -28,9 +28,12 @@ WaitPolicy yield1ms() { return WaitPolicy::fixed(0, kMillisecond); }
 WaitPolicy spin_forever() { return WaitPolicy::fixed(kForever, 0); }
 
 constexpr Strategy kStrategies[] = {
-    {"adaptive", adaptive, adaptive},      {"park/park", park, park},
-    {"park/spin50", park, spin50},         {"spin50/spin50", spin50, spin50},
-    {"park/yield1ms", park, yield1ms},     {"yield1ms/yield1ms", yield1ms, yield1ms},
+    {"adaptive", adaptive, adaptive},
+    {"park/park", park, park},
+    {"park/spin50", park, spin50},
+    {"spin50/spin50", spin50, spin50},
+    {"park/yield1ms", park, yield1ms},
+    {"yield1ms/yield1ms", yield1ms, yield1ms},
     {"spin/spin", spin_forever, spin_forever},
 };
 
@@ -50,7 +53,8 @@ Result run(const Strategy& strategy, std::int64_t work, std::uint32_t workers, s
     auto segment = Segment::create(1 << 20);
     std::vector<Flag*> flags;
     for (std::uint32_t i = 0; i < workers; ++i) flags.push_back(bench::place<Flag>(*segment));
-    auto* bell_at = segment->at(segment->allocate(Doorbell::bytes(workers)), Doorbell::bytes(workers));
+    auto* bell_at =
+        segment->at(segment->allocate(Doorbell::bytes(workers)), Doorbell::bytes(workers));
     auto* cell = new (bell_at) Doorbell::Cell;
     auto* members = new (bell_at + sizeof(Doorbell::Cell)) Doorbell::Member[workers];
     auto* stop = bench::place<std::atomic<bool>>(*segment, false);
@@ -127,9 +131,9 @@ int main(int argc, char** argv) {
                 std::vector<std::int64_t> round_ns[n], cpu[n], worker_cpu[n];
                 for (int repetition = 0; repetition < repetitions; ++repetition) {
                     for (std::size_t s = 0; s < n; ++s) {
-                        const Result r = run(kStrategies[s], work * kMicrosecond,
-                                             static_cast<std::uint32_t>(count),
-                                             think * kMicrosecond, each);
+                        const Result r =
+                            run(kStrategies[s], work * kMicrosecond,
+                                static_cast<std::uint32_t>(count), think * kMicrosecond, each);
                         round_ns[s].push_back(r.wall_ns / r.rounds);
                         cpu[s].push_back(r.waiting_cpu_ns);
                         worker_cpu[s].push_back(r.worker_cpu_ns);
@@ -140,9 +144,8 @@ int main(int argc, char** argv) {
                         "{\"work_us\": %ld, \"workers\": %ld, \"think_us\": %ld, \"strategy\": "
                         "\"%s\", \"round_ns\": %ld, \"waiting_cpu_ns\": %ld, "
                         "\"worker_cpu_ns\": %ld}\n",
-                        work, count, think, kStrategies[s].name,
-                        bench::quantile(round_ns[s], 0.5), bench::quantile(cpu[s], 0.5),
-                        bench::quantile(worker_cpu[s], 0.5));
+                        work, count, think, kStrategies[s].name, bench::quantile(round_ns[s], 0.5),
+                        bench::quantile(cpu[s], 0.5), bench::quantile(worker_cpu[s], 0.5));
                 }
                 std::fflush(stdout);
             }

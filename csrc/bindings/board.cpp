@@ -23,9 +23,9 @@ struct BoardLayout {
 };
 
 class PyBoard : public Handle {
-   public:
+ public:
     PyBoard(const PySegment& segment, std::uint64_t words_each, std::uint32_t buffers,
-            const py::object& offset, const WaitPolicy* policy)
+            const py::object& offset, const std::optional<WaitPolicy>& policy)
         : Handle("board", segment.segment(),
                  place(segment, offset, BoardLayout(words_each, buffers).bytes)),
           layout_(words_each, buffers),
@@ -95,8 +95,8 @@ class PyBoard : public Handle {
         check("wait on");
         const std::int64_t until = deadline_of(timeout, deadline);
         const auto keep_mapped = segment();
-        const Outcome outcome = site_(
-            [&](WaitPolicy& policy) { return board_.wait_version(version, until, policy); });
+        const Outcome outcome =
+            site_([&](WaitPolicy& policy) { return board_.wait_version(version, until, policy); });
         if (outcome == Outcome::kLost) lost("wait on", "writer");
         return outcome == Outcome::kReady;
     }
@@ -124,7 +124,7 @@ class PyBoard : public Handle {
         return repr(text);
     }
 
-   private:
+ private:
     template <class T>
     T* at(std::size_t offset) {
         return reinterpret_cast<T*>(reinterpret_cast<std::byte*>(cell_) + offset);
@@ -142,9 +142,9 @@ void register_board(py::module_& m) {
     const auto none = py::none();
     py::class_<PyBoard>(m, "Board")
         .def(py::init<const PySegment&, std::uint64_t, std::uint32_t, const py::object&,
-                      const WaitPolicy*>(),
+                      const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("words"), py::arg("buffers"), py::arg("offset") = none,
-             py::arg("policy") = nullptr)
+             py::arg("policy") = std::nullopt)
         .def("begin", &PyBoard::begin)
         .def("write", &PyBoard::write, py::arg("at"), py::arg("field"))
         .def("publish_words", &PyBoard::publish)
@@ -157,11 +157,12 @@ void register_board(py::module_& m) {
         .def_property_readonly("version", &PyBoard::version)
         .def_property_readonly("closed", &PyBoard::closed)
         .def_property_readonly("offset", &PyBoard::offset)
-        .def_static("bytes",
-                    [](std::uint64_t words, std::uint32_t buffers) {
-                        return BoardLayout(words, buffers).bytes;
-                    },
-                    py::arg("words"), py::arg("buffers"))
+        .def_static(
+            "size_of",
+            [](std::uint64_t words, std::uint32_t buffers) {
+                return BoardLayout(words, buffers).bytes;
+            },
+            py::arg("words"), py::arg("buffers"))
         .def("__repr__", &PyBoard::state);
 }
 

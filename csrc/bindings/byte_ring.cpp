@@ -18,9 +18,9 @@ std::uint64_t capacity_of(const py::object& capacity) {
 }
 
 class PyByteRing : public Handle {
-   public:
+ public:
     PyByteRing(const PySegment& segment, const py::object& capacity, const py::object& offset,
-               const WaitPolicy* policy)
+               const std::optional<WaitPolicy>& policy)
         : Handle("byte ring", segment.segment(),
                  place(segment, offset, bytes(capacity_of(capacity)), Segment::page())),
           capacity_(capacity_of(capacity)),
@@ -47,9 +47,8 @@ class PyByteRing : public Handle {
         const std::int64_t until = deadline_of(timeout, deadline);
         const auto keep_mapped = segment();
         std::uint64_t written = 0;
-        const Outcome outcome = room_([&](WaitPolicy& policy) {
-            return ring_.write({from, size}, written, until, policy);
-        });
+        const Outcome outcome = room_(
+            [&](WaitPolicy& policy) { return ring_.write({from, size}, written, until, policy); });
         check_outcome(*this, outcome, "send to", "consumer", "it stayed full",
                       cell_->head.waiter());
     }
@@ -115,7 +114,7 @@ class PyByteRing : public Handle {
         return repr(text);
     }
 
-   private:
+ private:
     static RingCell* cell_at(std::byte* at, bool fresh) {
         return fresh ? new (at) RingCell : reinterpret_cast<RingCell*>(at);
     }
@@ -151,9 +150,10 @@ class PyByteRing : public Handle {
 void register_byte_ring(py::module_& m) {
     const auto none = py::none();
     py::class_<PyByteRing>(m, "ByteRing")
-        .def(py::init<const PySegment&, const py::object&, const py::object&, const WaitPolicy*>(),
+        .def(py::init<const PySegment&, const py::object&, const py::object&,
+                      const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("capacity"), py::arg("offset") = none,
-             py::arg("policy") = nullptr)
+             py::arg("policy") = std::nullopt)
         .def("send", &PyByteRing::send, py::arg("message"), py::arg("timeout") = none,
              py::kw_only(), py::arg("deadline") = none)
         .def("recv", &PyByteRing::recv, py::arg("timeout") = none, py::kw_only(),
@@ -170,7 +170,7 @@ void register_byte_ring(py::module_& m) {
         .def_property_readonly("largest_whole", &PyByteRing::largest_whole)
         .def_property_readonly("closed", &PyByteRing::closed)
         .def_property_readonly("offset", &PyByteRing::offset)
-        .def_static("bytes",
+        .def_static("size_of",
                     [](const py::object& capacity) {
                         // Room to begin at a whole page.
                         return PyByteRing::bytes(capacity_of(capacity)) + Segment::page();

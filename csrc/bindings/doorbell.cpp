@@ -28,8 +28,8 @@ std::uint32_t member_count(const py::object& members) {
 
 }  // namespace
 
-PyDoorbell::PyDoorbell(const PySegment& segment, const py::object& members, const py::object& offset,
-                       const WaitPolicy* policy)
+PyDoorbell::PyDoorbell(const PySegment& segment, const py::object& members,
+                       const py::object& offset, const std::optional<WaitPolicy>& policy)
     : Handle("doorbell", segment.segment(),
              place(segment, offset, Doorbell::bytes(member_count(members)))),
       count_(member_count(members)),
@@ -88,8 +88,8 @@ py::array PyDoorbell::wait(const py::object& want, const py::object& timeout,
         std::string names;
         for (const std::uint32_t i : lost) names += (names.empty() ? "" : ", ") + std::to_string(i);
         raise("LostError",
-              "cannot wait on doorbell: member" + std::string(lost.size() > 1 ? "s " : " ") + names +
-                  " lost",
+              "cannot wait on doorbell: member" + std::string(lost.size() > 1 ? "s " : " ") +
+                  names + " lost",
               attributes);
     }
     return ready;
@@ -111,7 +111,9 @@ py::array PyDoorbell::take_ready() {
     return to_array(taken);
 }
 
-void PyDoorbell::revive(const py::object& member) { bell_.revive(index(member, "revive member of")); }
+void PyDoorbell::revive(const py::object& member) {
+    bell_.revive(index(member, "revive member of"));
+}
 
 std::vector<std::uint32_t> PyDoorbell::lost_members() const {
     check("look at");
@@ -150,9 +152,10 @@ std::string PyDoorbell::state() const {
 
 void register_doorbell(py::module_& m) {
     py::class_<PyDoorbell>(m, "Doorbell")
-        .def(py::init<const PySegment&, const py::object&, const py::object&, const WaitPolicy*>(),
+        .def(py::init<const PySegment&, const py::object&, const py::object&,
+                      const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("members"), py::arg("offset") = py::none(),
-             py::arg("policy") = nullptr)
+             py::arg("policy") = std::nullopt)
         .def("post", &PyDoorbell::post, py::arg("member"))
         .def("wait", &PyDoorbell::wait, py::arg("count") = py::none(),
              py::arg("timeout") = py::none(), py::kw_only(), py::arg("deadline") = py::none())
@@ -166,9 +169,9 @@ void register_doorbell(py::module_& m) {
         .def_property_readonly("stats", &PyDoorbell::stats)
         .def_property_readonly("closed", &PyDoorbell::closed)
         .def_property_readonly("offset", &PyDoorbell::offset)
-        .def_static("bytes", [](const py::object& members) {
-            return Doorbell::bytes(member_count(members));
-        })
+        .def_static(
+            "size_of",
+            [](const py::object& members) { return Doorbell::bytes(member_count(members)); })
         .def("__repr__", &PyDoorbell::state);
 }
 

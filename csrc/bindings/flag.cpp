@@ -9,8 +9,9 @@ namespace pysampler::bindings {
 namespace {
 
 class PyFlag : public Handle {
-   public:
-    PyFlag(const PySegment& segment, const py::object& offset, const WaitPolicy* policy)
+ public:
+    PyFlag(const PySegment& segment, const py::object& offset,
+           const std::optional<WaitPolicy>& policy)
         : Handle("flag", segment.segment(), place(segment, offset, sizeof(Flag))), site_(policy) {
         named("Flag");
         std::byte* at = this->segment()->at(this->offset(), sizeof(Flag));
@@ -80,7 +81,7 @@ class PyFlag : public Handle {
         return repr(text);
     }
 
-   private:
+ private:
     Flag* flag_;
     Site site_;
 };
@@ -89,8 +90,8 @@ class PyFlag : public Handle {
 
 void register_flag(py::module_& m) {
     py::class_<PyFlag>(m, "Flag")
-        .def(py::init<const PySegment&, const py::object&, const WaitPolicy*>(), py::arg("segment"),
-             py::arg("offset") = py::none(), py::arg("policy") = nullptr)
+        .def(py::init<const PySegment&, const py::object&, const std::optional<WaitPolicy>&>(),
+             py::arg("segment"), py::arg("offset") = py::none(), py::arg("policy") = std::nullopt)
         .def("set", &PyFlag::set)
         .def("clear", &PyFlag::clear)
         .def("is_set", &PyFlag::is_set)
@@ -104,7 +105,7 @@ void register_flag(py::module_& m) {
         .def_property_readonly("stats", &PyFlag::stats)
         .def_property_readonly("closed", &PyFlag::closed)
         .def_property_readonly("offset", &PyFlag::offset)
-        .def_property_readonly_static("bytes", [](const py::object&) { return sizeof(Flag); })
+        .def_static("size_of", [] { return sizeof(Flag); })
         .def("__repr__", &PyFlag::state);
 }
 

@@ -9,9 +9,9 @@
 namespace pysampler::bindings {
 
 class PyDoorbell : public Handle {
-   public:
+ public:
     PyDoorbell(const PySegment& segment, const py::object& members, const py::object& offset,
-               const WaitPolicy* policy);
+               const std::optional<WaitPolicy>& policy);
 
     bool post(const py::object& member);
     py::array wait(const py::object& want, const py::object& timeout, const py::object& deadline);
@@ -27,7 +27,7 @@ class PyDoorbell : public Handle {
     // For the policy of a member's own waits; keeps the segment mapped.
     std::function<std::uint64_t()> wanted_by_waiter() const;
 
-   private:
+ private:
     std::uint32_t index(const py::handle& member, const char* verb) const;
 
     std::uint32_t count_;

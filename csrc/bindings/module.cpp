@@ -1,11 +1,11 @@
 // pysampler._core: the primitives of csrc/ as Python classes. pysampler.sync gives them their
 // handles, documentation and defaults; nothing else should import this module.
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <system_error>
-#include <unistd.h>
 
 #include "byte_ring.h"
 #include "process.h"
@@ -52,8 +52,8 @@ PYBIND11_MODULE(_core, m) {
     register_wait(m);
     register_segment(m);
     register_watch(m);
-    register_flag(m);
     register_doorbell(m);
+    register_flag(m);
     register_ring(m);
     register_shared_ring(m);
     register_byte_ring(m);

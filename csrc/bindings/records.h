@@ -16,7 +16,7 @@ namespace pysampler::bindings {
 
 // One record: an array of `dtype` and `shape`, C-contiguous; n records are one array too.
 class Record {
-   public:
+ public:
     Record(py::dtype dtype, std::vector<py::ssize_t> shape)
         : dtype_(std::move(dtype)), shape_(std::move(shape)), bytes_(dtype_.itemsize()) {
         for (const py::ssize_t n : shape_) bytes_ *= n;
@@ -46,7 +46,7 @@ class Record {
         return static_cast<std::uint64_t>(records.nbytes()) / bytes();
     }
 
-   private:
+ private:
     py::dtype dtype_;
     std::vector<py::ssize_t> shape_;
     py::ssize_t bytes_;
@@ -70,8 +70,8 @@ inline RingGeometry geometry_of(const Record& record, const py::object& slots,
                               std::to_string(geometry.slots) + ", expected low < high <= slots");
     }
     if (record.bytes() > (std::uint64_t{1} << 62) / geometry.slots) {
-        throw py::value_error("cannot make ring: " + std::to_string(geometry.slots) +
-                              " slots of " + std::to_string(record.bytes()) + " bytes are too large");
+        throw py::value_error("cannot make ring: " + std::to_string(geometry.slots) + " slots of " +
+                              std::to_string(record.bytes()) + " bytes are too large");
     }
     return geometry;
 }

@@ -10,10 +10,10 @@ namespace {
 constexpr std::size_t kCellBytes = sizeof(RingCell);
 
 class PyRing : public Handle {
-   public:
+ public:
     PyRing(const PySegment& segment, const py::object& slots, const py::dtype& dtype,
            const std::vector<py::ssize_t>& shape, const py::object& high, const py::object& low,
-           const py::object& offset, const WaitPolicy* policy)
+           const py::object& offset, const std::optional<WaitPolicy>& policy)
         : PyRing(segment, Record(dtype, shape), slots, high, low, offset, policy) {}
 
     static std::size_t bytes(const Record& record, const RingGeometry& geometry) {
@@ -22,7 +22,8 @@ class PyRing : public Handle {
 
     // -- the producer ---
 
-    py::array claim(const py::object& count, const py::object& timeout, const py::object& deadline) {
+    py::array claim(const py::object& count, const py::object& timeout,
+                    const py::object& deadline) {
         check("claim in");
         const std::uint64_t want = whole(count, "claim in ring", "count", 1);
         wait_room(deadline_of(timeout, deadline), "claim in");
@@ -138,13 +139,13 @@ class PyRing : public Handle {
         return repr(text);
     }
 
-   private:
+ private:
     PyRing(const PySegment& segment, Record record, const py::object& slots, const py::object& high,
-           const py::object& low, const py::object& offset, const WaitPolicy* policy)
+           const py::object& low, const py::object& offset, const std::optional<WaitPolicy>& policy)
         : PyRing(segment, record, geometry_of(record, slots, high, low), offset, policy) {}
 
     PyRing(const PySegment& segment, Record record, const RingGeometry& geometry,
-           const py::object& offset, const WaitPolicy* policy)
+           const py::object& offset, const std::optional<WaitPolicy>& policy)
         : Handle("ring", segment.segment(), place(segment, offset, bytes(record, geometry))),
           record_(std::move(record)),
           cell_(cell_at(this->segment()->at(this->offset(), bytes(record_, geometry)),
@@ -204,10 +205,10 @@ void register_ring(py::module_& m) {
     py::class_<PyRing>(m, "Ring")
         .def(py::init<const PySegment&, const py::object&, const py::dtype&,
                       const std::vector<py::ssize_t>&, const py::object&, const py::object&,
-                      const py::object&, const WaitPolicy*>(),
+                      const py::object&, const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("slots"), py::arg("dtype"), py::arg("shape"),
              py::arg("high") = none, py::arg("low") = none, py::arg("offset") = none,
-             py::arg("policy") = nullptr)
+             py::arg("policy") = std::nullopt)
         .def("claim", &PyRing::claim, py::arg("count") = 1, py::arg("timeout") = none,
              py::kw_only(), py::arg("deadline") = none)
         .def("publish", &PyRing::publish, py::arg("count") = none)
@@ -228,7 +229,7 @@ void register_ring(py::module_& m) {
         .def_property_readonly("low", [](const PyRing& r) { return r.geometry().low; })
         .def_property_readonly("closed", &PyRing::closed)
         .def_property_readonly("offset", &PyRing::offset)
-        .def_static("bytes",
+        .def_static("size_of",
                     [](const py::object& slots, const py::dtype& dtype,
                        const std::vector<py::ssize_t>& shape, const py::object& high,
                        const py::object& low) {

@@ -27,13 +27,14 @@ PySegment attach(int fd) {
 }
 
 // (offset, view) of a fresh or existing array.
-py::tuple array(const PySegment& self, const std::vector<py::ssize_t>& shape, const py::dtype& dtype,
-                const py::object& offset) {
+std::pair<std::size_t, py::array> array(const PySegment& self,
+                                        const std::vector<py::ssize_t>& shape,
+                                        const py::dtype& dtype, const py::object& offset) {
     self.check("make array in");
     std::size_t bytes = static_cast<std::size_t>(dtype.itemsize());
     for (const py::ssize_t n : shape) bytes *= static_cast<std::size_t>(n);
     const std::size_t at = place(self, offset, bytes);
-    return py::make_tuple(at, view(self.segment(), self.segment()->at(at, bytes), dtype, shape));
+    return {at, view(self.segment(), self.segment()->at(at, bytes), dtype, shape)};
 }
 
 std::string repr(const PySegment& self) {

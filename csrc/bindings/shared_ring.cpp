@@ -34,12 +34,13 @@ std::uint64_t producer_count(const py::object& producers) {
 }
 
 class PySharedRing : public Handle {
-   public:
+ public:
     PySharedRing(const PySegment& segment, const py::object& slots, const py::dtype& dtype,
                  const std::vector<py::ssize_t>& shape, const py::object& producers,
                  const py::object& high, const py::object& low, const py::object& offset,
-                 const WaitPolicy* policy)
-        : PySharedRing(segment, Record(dtype, shape), slots, producers, high, low, offset, policy) {}
+                 const std::optional<WaitPolicy>& policy)
+        : PySharedRing(segment, Record(dtype, shape), slots, producers, high, low, offset, policy) {
+    }
 
     ~PySharedRing() {
         if (!closed()) leave();
@@ -151,8 +152,8 @@ class PySharedRing : public Handle {
     // Whichever process the watch is told of.
     Part producer() const {
         check("watch");
-        return {"ring's producer", [segment = segment(), parts = parts_,
-                                    geometry = ring_.geometry()](int pid) {
+        return {"ring's producer",
+                [segment = segment(), parts = parts_, geometry = ring_.geometry()](int pid) {
                     SharedRing(parts, geometry).mark_producer_lost(pid);
                 }};
     }
@@ -176,15 +177,16 @@ class PySharedRing : public Handle {
         return repr(text);
     }
 
-   private:
+ private:
     PySharedRing(const PySegment& segment, Record record, const py::object& slots,
                  const py::object& producers, const py::object& high, const py::object& low,
-                 const py::object& offset, const WaitPolicy* policy)
+                 const py::object& offset, const std::optional<WaitPolicy>& policy)
         : PySharedRing(segment, record, geometry_of(record, slots, high, low),
                        producer_count(producers), offset, policy) {}
 
     PySharedRing(const PySegment& segment, Record record, const RingGeometry& geometry,
-                 std::uint64_t producers, const py::object& offset, const WaitPolicy* policy)
+                 std::uint64_t producers, const py::object& offset,
+                 const std::optional<WaitPolicy>& policy)
         : Handle("ring", segment.segment(),
                  place(segment, offset, Layout(record, geometry, producers).bytes)),
           record_(std::move(record)),
@@ -257,10 +259,10 @@ void register_shared_ring(py::module_& m) {
     py::class_<PySharedRing>(m, "SharedRing")
         .def(py::init<const PySegment&, const py::object&, const py::dtype&,
                       const std::vector<py::ssize_t>&, const py::object&, const py::object&,
-                      const py::object&, const py::object&, const WaitPolicy*>(),
+                      const py::object&, const py::object&, const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("slots"), py::arg("dtype"), py::arg("shape"),
              py::arg("producers") = 64, py::arg("high") = none, py::arg("low") = none,
-             py::arg("offset") = none, py::arg("policy") = nullptr)
+             py::arg("offset") = none, py::arg("policy") = std::nullopt)
         .def("claim", &PySharedRing::claim, py::arg("timeout") = none, py::kw_only(),
              py::arg("deadline") = none)
         .def("publish", &PySharedRing::publish)
@@ -288,7 +290,7 @@ void register_shared_ring(py::module_& m) {
         .def_property_readonly("producers", &PySharedRing::producers)
         .def_property_readonly("closed", &PySharedRing::closed)
         .def_property_readonly("offset", &PySharedRing::offset)
-        .def_static("bytes",
+        .def_static("size_of",
                     [](const py::object& slots, const py::dtype& dtype,
                        const std::vector<py::ssize_t>& shape, const py::object& producers,
                        const py::object& high, const py::object& low) {

@@ -1,9 +1,10 @@
-// What every binding needs: errors of pysampler.errors, deadlines from Python's arguments, waits that
-// let other threads run and answer Ctrl-C, handles that know whether they are closed.
+// What every binding needs: errors of pysampler.errors, deadlines from Python's arguments, waits
+// that let other threads run and answer Ctrl-C, handles that know whether they are closed.
 #pragma once
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <atomic>
 #include <cmath>
@@ -103,9 +104,10 @@ Outcome wait_released(Once&& once) {
 // One policy for a site, lent to one thread at a time; a second one at the same site, where more
 // than one may wait, gets a fresh policy.
 class Site {
-   public:
+ public:
     // A copy of the given policy, or the adaptive one.
-    explicit Site(const WaitPolicy* policy) : policy_(policy ? *policy : WaitPolicy()) {
+    explicit Site(const std::optional<WaitPolicy>& policy)
+        : policy_(policy ? *policy : WaitPolicy()) {
         policy_.set_slice(kSlice);
     }
 
@@ -128,7 +130,7 @@ class Site {
     WaitPolicy& policy() { return policy_; }
     const WaitPolicy& policy() const { return policy_; }
 
-   private:
+ private:
     WaitPolicy policy_;
     std::atomic_flag taken_;
 };
@@ -137,7 +139,7 @@ class Site {
 
 // A part of a segment that Python holds. Closing drops the mapping, once no view is left.
 class Handle {
-   public:
+ public:
     Handle(const char* name, std::shared_ptr<Segment> segment, std::size_t offset)
         : name_(name), segment_(std::move(segment)), offset_(offset) {}
 
@@ -151,8 +153,8 @@ class Handle {
         raise("ClosedError", std::string("cannot ") + verb + " " + name_ + ": it is closed");
     }
     [[noreturn]] void busy(const char* verb, std::uint64_t waiter) const {
-        raise("BusyError", std::string("cannot ") + verb + " " + name_ + ": " + waiter_text(waiter) +
-                               " waits here, and only one may");
+        raise("BusyError", std::string("cannot ") + verb + " " + name_ + ": " +
+                               waiter_text(waiter) + " waits here, and only one may");
     }
     [[noreturn]] void timed_out(const char* verb, const char* why) const {
         raise("WaitTimeoutError", std::string("cannot ") + verb + " " + name_ + ": " + why);
@@ -163,18 +165,18 @@ class Handle {
     }
 
     std::string repr(const std::string& state) const {
-        return std::string("<pysampler.sync.") + class_name_ + (segment_ ? " " + state : " closed") +
-               ">";
+        return std::string("<pysampler.sync.") + class_name_ +
+               (segment_ ? " " + state : " closed") + ">";
     }
 
     static std::string waiter_text(std::uint64_t id) {
         return "pid " + std::to_string(id >> 32) + " thread " + std::to_string(id & 0xffffffff);
     }
 
-   protected:
+ protected:
     void named(const char* class_name) { class_name_ = class_name; }
 
-   private:
+ private:
     const char* name_;  // as in an error
     const char* class_name_ = "";
     std::shared_ptr<Segment> segment_;
@@ -182,7 +184,7 @@ class Handle {
 };
 
 class PySegment : public Handle {
-   public:
+ public:
     explicit PySegment(std::shared_ptr<Segment> segment)
         : Handle("segment", std::move(segment), 0) {
         named("Segment");
@@ -224,8 +226,8 @@ py::capsule keep(const std::shared_ptr<Owner>& owner) {
 }
 
 // `array(dtype, shape)` over memory of the segment.
-inline py::array view(const std::shared_ptr<Segment>& segment, std::byte* at, const py::dtype& dtype,
-                      std::vector<py::ssize_t> shape) {
+inline py::array view(const std::shared_ptr<Segment>& segment, std::byte* at,
+                      const py::dtype& dtype, std::vector<py::ssize_t> shape) {
     return py::array(dtype, std::move(shape), at, keep(segment));
 }
 

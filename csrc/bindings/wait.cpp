@@ -13,9 +13,8 @@ void sleep_until_deadline(const py::object& deadline) {
     // Learns how late this thread's wake-ups come; a fresh one would begin with a guess.
     thread_local WaitPolicy policy;
     policy.set_slice(kSlice);
-    wait_released([at] {
-        return sleep_until(at, policy) ? Outcome::kTimedOut : Outcome::kInterrupted;
-    });
+    wait_released(
+        [at] { return sleep_until(at, policy) ? Outcome::kTimedOut : Outcome::kInterrupted; });
 }
 
 WaitPolicy fixed(const py::object& spin_ns, const py::object& yield_ns) {
@@ -40,8 +39,8 @@ void register_wait(py::module_& m) {
         .def_readonly("cpus", &WaitCosts::cpus)
         .def("__repr__", [](const WaitCosts& c) {
             return "WaitCosts(park_ns=" + std::to_string(c.park_ns) +
-                   ", yield_ns=" + std::to_string(c.yield_ns) +
-                   ", cpus=" + std::to_string(c.cpus) + ")";
+                   ", yield_ns=" + std::to_string(c.yield_ns) + ", cpus=" + std::to_string(c.cpus) +
+                   ")";
         });
     py::class_<WaitStats>(m, "WaitStats")
         .def_readonly("waits", &WaitStats::waits)
@@ -56,8 +55,7 @@ void register_wait(py::module_& m) {
         });
     py::class_<WaitPolicy>(m, "WaitPolicy")
         .def(py::init<>())
-        .def_static("fixed", &fixed, py::kw_only(), py::arg("spin_ns") = 0,
-                    py::arg("yield_ns") = 0)
+        .def_static("fixed", &fixed, py::kw_only(), py::arg("spin_ns") = 0, py::arg("yield_ns") = 0)
         .def_property_readonly("adaptive", &WaitPolicy::adaptive)
         .def_property_readonly("usual_ns", &WaitPolicy::usual_ns)
         .def_property_readonly("guard_ns", &WaitPolicy::guard_ns)

@@ -15,14 +15,15 @@ std::string describe(const Loss& loss) {
     std::string text = "pid " + std::to_string(loss.pid) + " lost";
     if (loss.signal) {
         text += ": signal " + std::to_string(*loss.signal);
-        if (const char* name = sigabbrev_np(*loss.signal)) text += std::string(" (SIG") + name + ")";
+        if (const char* name = sigabbrev_np(*loss.signal))
+            text += std::string(" (SIG") + name + ")";
     }
     if (loss.exit_code) text += ": exit code " + std::to_string(*loss.exit_code);
     return text;
 }
 
 class PyWatch {
-   public:
+ public:
     PyWatch() : watch_(std::make_unique<Watch>()) {}
     ~PyWatch() { close(); }
 
@@ -46,7 +47,7 @@ class PyWatch {
                            const py::object& deadline) {
         Watch& watch = open("wait on");
         const std::int64_t until = deadline_of(timeout, deadline);
-        Site site(nullptr);
+        Site site(std::nullopt);
         site([&](WaitPolicy& policy) { return watch.wait(known, until, policy); });
         std::vector<Loss> losses = watch.losses();
         losses.erase(losses.begin(),
@@ -72,7 +73,7 @@ class PyWatch {
                " processes, " + std::to_string(watch_->losses().size()) + " lost>";
     }
 
-   private:
+ private:
     Watch& open(const char* verb) {
         if (!watch_) raise("ClosedError", std::string("cannot ") + verb + " watch: it is closed");
         if (!watch_->mine()) {

@@ -1,6 +1,6 @@
 """Cross-process primitives on shared memory: build your own sampler on them.
 
-=============== ===================================================================================
+=============== ==================================================================================
 ``Segment``     shared memory: sealed, checked, without a name; ``Array`` is a NumPy view in one
 ``Flag``        one poster, one waiter: "there is something for you"
 ``Doorbell``    N members post, one waiter wants k of them, or a deadline
@@ -10,12 +10,12 @@
 ``Board``       versioned arrays (policy weights): one writer, many readers, never torn
 ``Watch``       who has died: a dead peer ends the waits for it at once
 ``WaitPolicy``  how to wait: spin, yield, park, learned from the machine and the site
-=============== ===================================================================================
+=============== ==================================================================================
 
-All of them but ``Watch`` and ``WaitPolicy`` are handles to a part of a segment. Give them to a child
-process as arguments, under any start method: ``Process(target=..., args=(flag, ring))``. Each makes
-a segment of its own unless it is given one. ``close()``, or a ``with`` block, gives the memory back
-once no view of it is left; a handle that is dropped closes itself.
+All of them but ``Watch`` and ``WaitPolicy`` are handles to a part of a segment. Give them to a
+child process as arguments, under any start method: ``Process(target=..., args=(flag, ring))``.
+Each makes a segment of its own unless it is given one. ``close()``, or a ``with`` block, gives
+the memory back once no view of it is left; a handle that is dropped closes itself.
 
 Waits take ``timeout`` in seconds or ``deadline`` in ns of :func:`now`, not both; neither means for
 ever, and a deadline that has passed means to look once. They let other threads run, answer Ctrl-C,

@@ -22,12 +22,12 @@ _WORD = 8  # bytes; each field begins on one
 class Board(Handle, _core.Board):
     """A set of named arrays that one writer publishes and any number of readers copy.
 
-    ``like`` names the fields and gives each its dtype and shape: arrays, whose values are not taken.
-    ``publish(fields)`` returns the new version, from 1 on. ``read()`` returns the newest version and a
-    copy of its fields; version 0, and zeros, if there is none yet. Readers never hold up the writer,
-    nor one another, and a set is never torn: with ``buffers`` 3, a read is taken anew only if the
-    writer published twice while it copied. Pass ``out`` (a dict that ``read`` returned) to copy into
-    the same memory again.
+    ``like`` names the fields and gives each its dtype and shape: arrays, whose values are not
+    taken. ``publish(fields)`` returns the new version, from 1 on. ``read()`` returns the newest
+    version and a copy of its fields; version 0, and zeros, if there is none yet. Readers never
+    hold up the writer, nor one another, and a set is never torn: with ``buffers`` 3, a read is
+    taken anew only if the writer published twice while it copied. Pass ``out`` (a dict that
+    ``read`` returned) to copy into the same memory again.
 
     ``wait(newer_than=v)`` returns whether there is a version beyond v, False at the deadline. Any
     number of readers may wait. ``LostError`` if a ``Watch`` knows that the writer died:
@@ -60,7 +60,7 @@ class Board(Handle, _core.Board):
         if not isinstance(buffers, int) or not 2 <= buffers <= 1024:
             raise ValueError(f"cannot make board: buffers {buffers!r}, expected 2 to 1024")
         words = sum(_words(*field) for field in fields.values())
-        size = _core.Board.bytes(words, buffers)
+        size = _core.Board.size_of(words, buffers)
         self._fields = fields
         self._init(_core.Board, segment, (words, buffers), size=size, policy=policy)
 

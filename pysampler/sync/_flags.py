@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 class Flag(Handle, _core.Flag):
     """From one poster to one waiter: "there is something for you".
 
-    ``set()`` returns False if the last post has not been cleared; it makes a system call only if the
-    waiter sleeps. ``wait()`` returns whether the flag is set, False at the deadline. ``clear()``
-    says that the waiter is done with it. What the poster wrote to shared memory before ``set()`` is
-    there after ``wait()``, and what the waiter read before ``clear()`` may be overwritten after.
+    ``set()`` returns False if the last post has not been cleared; it makes a system call only if
+    the waiter sleeps. ``wait()`` returns whether the flag is set, False at the deadline.
+    ``clear()`` says that the waiter is done with it. What the poster wrote to shared memory
+    before ``set()`` is there after ``wait()``, and what the waiter read before ``clear()`` may be
+    overwritten after.
 
     A second waiter gets ``BusyError``. A waiter whose poster has died gets ``LostError``, if a
     ``Watch`` knows: ``watch.add(process, flag.poster())``.
@@ -38,17 +39,17 @@ class Flag(Handle, _core.Flag):
     def __init__(
         self, segment: Segment | None = None, *, policy: _core.WaitPolicy | None = None
     ) -> None:
-        self._init(_core.Flag, segment, (), size=_core.Flag.bytes, policy=policy)
+        self._init(_core.Flag, segment, (), size=_core.Flag.size_of(), policy=policy)
 
 
 class Doorbell(Handle, _core.Doorbell):
     """``members`` post, one waiter wants some of them, or a deadline.
 
-    ``post(i)`` says that member i is ready; False if its last post has not been taken. ``wait(k)``
-    returns the indices of those that are ready, longest ready first, once there are k (all of them
-    by default) or at the deadline. They stay ready until taken: ``take(i)``, or ``take_ready()`` for
-    all at once. Only the post that makes up the number makes a system call, and only if the waiter
-    sleeps.
+    ``post(i)`` says that member i is ready; False if its last post has not been taken.
+    ``wait(k)`` returns the indices of those that are ready, longest ready first, once there are k
+    (all of them by default) or at the deadline. They stay ready until taken: ``take(i)``, or
+    ``take_ready()`` for all at once. Only the post that makes up the number makes a system call,
+    and only if the waiter sleeps.
 
     When members have died, and a ``Watch`` knows (``watch.add(process, bell.member(i))``), a wait
     ends at once with ``LostError``, once for each; its ``ready`` says who is ready all the same.
@@ -74,5 +75,5 @@ class Doorbell(Handle, _core.Doorbell):
         *,
         policy: _core.WaitPolicy | None = None,
     ) -> None:
-        size = _core.Doorbell.bytes(members)
+        size = _core.Doorbell.size_of(members)
         self._init(_core.Doorbell, segment, (members,), size=size, policy=policy)

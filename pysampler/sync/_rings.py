@@ -48,7 +48,7 @@ class _Records:
             raise WaitTimeoutError("cannot pop from ring: nothing came in time")
         return records[0]
 
-    def _as_records(self, records: npt.ArrayLike) -> npt.NDArray[Any]:
+    def _as_records(self, records: Any) -> npt.NDArray[Any]:
         dtype, shape = self._record
         many = np.ascontiguousarray(records, dtype=dtype)
         if many.shape[1:] != shape or many.ndim != 1 + len(shape):
@@ -61,15 +61,16 @@ class _Records:
 class Ring(_Records, Handle, _core.Ring):
     """Records from one producer to one consumer.
 
-    ``slots`` is a power of two; a record is an array of ``dtype`` and ``shape``. Either copy records,
-    with ``push`` / ``push_many`` and ``pop`` / ``pop_many``, or work on them where they lie:
-    ``claim(n)`` gives the producer a view of up to n free slots, which ``publish()`` hands over;
-    ``peek(n)`` gives the consumer a view of up to n records, whose slots ``release()`` hands back.
-    A view is of at least one slot, and shorter where the ring comes round. Do not touch it afterwards.
+    ``slots`` is a power of two; a record is an array of ``dtype`` and ``shape``. Either copy
+    records, with ``push`` / ``push_many`` and ``pop`` / ``pop_many``, or work on them where they
+    lie: ``claim(n)`` gives the producer a view of up to n free slots, which ``publish()`` hands
+    over; ``peek(n)`` gives the consumer a view of up to n records, whose slots ``release()``
+    hands back. A view is of at least one slot, and shorter where the ring comes round. Do not
+    touch it afterwards.
 
     A producer that finds ``high`` slots full (all, by default) blocks until they are ``low`` (one
-    fewer). ``pop_many(n, least)`` returns up to n records once there are ``least``, or what there is
-    at the deadline.
+    fewer). ``pop_many(n, least)`` returns up to n records once there are ``least``, or what there
+    is at the deadline.
 
     >>> ring = Ring(8, np.float32, 3)
     >>> ring.push([1, 2, 3])
@@ -98,7 +99,7 @@ class Ring(_Records, Handle, _core.Ring):
         policy: _core.WaitPolicy | None = None,
     ) -> None:
         geometry = (slots, plain_dtype(dtype, "ring"), whole_shape(shape, "ring"), high, low)
-        size = _core.Ring.bytes(*geometry)
+        size = _core.Ring.size_of(*geometry)
         self._init(_core.Ring, segment, geometry, size=size, policy=policy)
 
     @property
@@ -109,13 +110,13 @@ class Ring(_Records, Handle, _core.Ring):
 class SharedRing(_Records, Handle, _core.SharedRing):
     """Records from up to ``producers`` producers to one consumer.
 
-    Used like ``Ring``, but that a producer claims one slot at a time (``claim()``, then ``publish()``
-    or ``abandon()``). A process takes its place as a producer with its first claim and keeps it until
-    ``leave()``, ``close()`` or death.
+    Used like ``Ring``, but that a producer claims one slot at a time (``claim()``, then
+    ``publish()`` or ``abandon()``). A process takes its place as a producer with its first claim
+    and keeps it until ``leave()``, ``close()`` or death.
 
     A producer may die at any point, also between claim and publish: its slot is skipped, nothing
-    half-written is ever read, and the consumer is not held up. The consumer finds out by itself within
-    50 ms, or at once with a ``Watch``: ``watch.add(process, ring.producer())``.
+    half-written is ever read, and the consumer is not held up. The consumer finds out by itself
+    within 50 ms, or at once with a ``Watch``: ``watch.add(process, ring.producer())``.
 
     >>> ring = SharedRing(4, np.int64, producers=2)
     >>> slot = ring.claim()
@@ -141,7 +142,7 @@ class SharedRing(_Records, Handle, _core.SharedRing):
     ) -> None:
         record = plain_dtype(dtype, "ring"), whole_shape(shape, "ring")
         geometry = (slots, *record, producers, high, low)
-        size = _core.SharedRing.bytes(*geometry)
+        size = _core.SharedRing.size_of(*geometry)
         self._init(_core.SharedRing, segment, geometry, size=size, policy=policy)
 
     @property
@@ -152,10 +153,11 @@ class SharedRing(_Records, Handle, _core.SharedRing):
 class ByteRing(Handle, _core.ByteRing):
     """Messages of any size from one producer to one consumer.
 
-    ``capacity`` is a power of two of whole pages. ``send(message)`` takes anything with a contiguous
-    buffer; what does not fit at once goes in parts, while the other side receives. ``recv()`` returns
-    the next message as ``bytes``; ``peek()`` a view of it where it lies, until ``release()``. ``limit``
-    is the largest message the receiver will take: a larger one is dropped, with a ``ValueError``.
+    ``capacity`` is a power of two of whole pages. ``send(message)`` takes anything with a
+    contiguous buffer; what does not fit at once goes in parts, while the other side receives.
+    ``recv()`` returns the next message as ``bytes``; ``peek()`` a view of it where it lies, until
+    ``release()``. ``limit`` is the largest message the receiver will take: a larger one is
+    dropped, with a ``ValueError``.
 
     A message whose sender gave up (``WaitTimeoutError``) or died half-way is never seen.
 
@@ -174,5 +176,5 @@ class ByteRing(Handle, _core.ByteRing):
         *,
         policy: _core.WaitPolicy | None = None,
     ) -> None:
-        size = _core.ByteRing.bytes(capacity)
+        size = _core.ByteRing.size_of(capacity)
         self._init(_core.ByteRing, segment, (capacity,), size=size, policy=policy)

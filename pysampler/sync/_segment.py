@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class Segment(_core.Segment):
     """Shared memory of at least ``size`` bytes: one sealed memfd, mapped.
 
-    It has no name: only processes that are handed it can map it, and nothing is left behind whatever
-    dies. The memory is there when the constructor returns, or it raises ``MemoryError`` saying what
-    the machine and its limits leave.
+    It has no name: only processes that are handed it can map it, and nothing is left behind
+    whatever dies. The memory is there when the constructor returns, or it raises ``MemoryError``
+    saying what the machine and its limits leave.
 
     Only the process that made a segment allocates in it; parts are never given back singly.
 
@@ -43,7 +43,7 @@ class Segment(_core.Segment):
 
     @classmethod
     def from_fd(cls, fd: int) -> Segment:
-        """The segment behind a file descriptor that came from elsewhere; the caller keeps the fd."""
+        """The segment behind a file descriptor from elsewhere, which stays the caller's."""
         core = _core.Segment.attach(fd)
         known = _mapped_here.get(core.id)
         if known is not None and not known.closed:
@@ -64,7 +64,7 @@ class Segment(_core.Segment):
     ) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Callable[[reduction.DupFd], Segment], tuple[Any]]:
+    def __reduce__(self) -> tuple[Callable[[Any], Segment], tuple[Any]]:
         # DupFd knows every way a file descriptor reaches a process: inheritance when a child is
         # started, a socket to one that runs already.
         return _receive, (reduction.DupFd(self.fd),)
@@ -85,8 +85,8 @@ def _receive(sent: Any) -> Segment:
 class Handle:
     """What the handles share: they pickle, close with a ``with`` block, and know their segment.
 
-    A subclass also derives from a class of ``_core``. ``_geometry`` is what that class needs, beside
-    the segment and the offset, to attach in another process.
+    A subclass also derives from a class of ``_core``. ``_geometry`` is what that class needs,
+    beside the segment and the offset, to attach in another process.
     """
 
     _segment: Segment | None = None
@@ -136,9 +136,7 @@ class Handle:
         return _attach, (type(self), self.segment, self._geometry, offset)
 
 
-def _attach(
-    cls: type[Handle], segment: Segment, geometry: tuple[Any, ...], offset: int
-) -> Handle:
+def _attach(cls: type[Handle], segment: Segment, geometry: tuple[Any, ...], offset: int) -> Handle:
     handle = cls.__new__(cls)
     core = next(base for base in cls.__mro__ if base.__module__ == _core.__name__)
     handle._init(core, segment, geometry, offset=offset)

@@ -30,8 +30,8 @@ class Watch(_core.Watch):
     board.writer())``
 
     ``process`` is a pid, or anything with one (``multiprocessing.Process``, ``subprocess.Popen``).
-    What the dead had posted is still there; whoever waits for more gets ``LostError``. ``losses`` and
-    ``wait()`` tell who was lost, when, and how (of children nobody has joined yet).
+    What the dead had posted is still there; whoever waits for more gets ``LostError``. ``losses``
+    and ``wait()`` tell who was lost, when, and how (of children nobody has joined yet).
 
     In a worker, ``watch.leave_with(parent_pid)`` ends this process with its parent, whatever it is
     doing.

@@ -1,6 +1,6 @@
 """Checks the models in this directory exhaustively, and that each broken variant is found wrong.
 
-    python tests/models/check.py [model]
+python tests/models/check.py [model]
 """
 
 import re
@@ -56,8 +56,12 @@ TABLE = [
     ("shared_ring", "DEATHS=1 STIRS=1", "holds", "all of them, with a time-out"),
     ("shared_ring", "SLOTS=4 COUNT=2", "holds", "all of them, the consumer waits for two"),
     ("shared_ring", "LEAVE DEATHS=1", "holds", "all of them, a producer may leave"),
-    ("shared_ring", "SLOTS=1 HIGH=1 LOW=0 DEATHS=0 CONSUMER_DIES", "holds",
-     "all of them, the consumer is replaced"),
+    (
+        "shared_ring",
+        "SLOTS=1 HIGH=1 LOW=0 DEATHS=0 CONSUMER_DIES",
+        "holds",
+        "all of them, the consumer is replaced",
+    ),
     ("shared_ring", "MUT_CLAIM_BY_FETCH_ADD", "violated", "every claim has an owner"),
     ("shared_ring", "MUT_CLAIM_BY_STORE DEATHS=0", "violated", "every claim has one owner"),
     ("shared_ring", "MUT_PUBLISH_EARLY", "violated", "no record is torn"),
@@ -68,14 +72,26 @@ TABLE = [
     ("shared_ring", "MUT_COUNT_AFTER_SCAN", "violated", "what was not found is counted"),
     ("shared_ring", "MUT_LOST_AFTER_SCAN", "violated", "a loss is told after what was published"),
     ("shared_ring", "MUT_LOST_IF_ARMED", "violated", "a death between disarming and wake is told"),
-    ("shared_ring", "MUT_ROOM_UNSIGNED SLOTS=1 HIGH=1 LOW=0", "violated",
-     "never more than HIGH in flight"),
+    (
+        "shared_ring",
+        "MUT_ROOM_UNSIGNED SLOTS=1 HIGH=1 LOW=0",
+        "violated",
+        "never more than HIGH in flight",
+    ),
     ("shared_ring", "LEAVE MUT_LEAVE_SILENT DEATHS=0", "violated", "leaving wakes the consumer"),
     ("shared_ring", "MUT_ABORTED_ASIDE", "violated", "who is told ready finds something"),
-    ("shared_ring", "MUT_ABORTED_ASIDE SLOTS=4 COUNT=2 DEATHS=1", "violated",
-     "the dead wedge no consumer that waits for two"),
-    ("shared_ring", "COUNT=2 LOW=0 RECORDS1=2 DEATHS=0", "violated",
-     "none: who waits for more than LOW + 1 may wait for ever"),
+    (
+        "shared_ring",
+        "MUT_ABORTED_ASIDE SLOTS=4 COUNT=2 DEATHS=1",
+        "violated",
+        "the dead wedge no consumer that waits for two",
+    ),
+    (
+        "shared_ring",
+        "COUNT=2 LOW=0 RECORDS1=2 DEATHS=0",
+        "violated",
+        "none: who waits for more than LOW + 1 may wait for ever",
+    ),
 ]
 
 

@@ -66,8 +66,8 @@ inline int main(int argc, char** argv) {
 
 }  // namespace check
 
-#define TEST(name)                                            \
-    static void name();                                       \
+#define TEST(name)                                             \
+    static void name();                                        \
     static const check::Register register_##name(#name, name); \
     static void name()
 

@@ -26,7 +26,7 @@ struct Mortal {
     class Atomic : public std::atomic<T> {
         using Base = std::atomic<T>;
 
-       public:
+     public:
         using Base::Base;
         T load(std::memory_order order) const noexcept { return step(), Base::load(order); }
         void store(T to, std::memory_order order) noexcept { step(), Base::store(to, order); }

@@ -57,7 +57,7 @@ inline void spin_for(std::int64_t ns) {
 
 // splitmix64: the same numbers from the same seed everywhere.
 class Random {
-   public:
+ public:
     explicit Random(std::uint64_t seed) : state_(seed) {}
     std::uint64_t next() {
         std::uint64_t z = state_ += 0x9e3779b97f4a7c15;
@@ -70,14 +70,14 @@ class Random {
         return static_cast<std::int64_t>(below(static_cast<std::uint64_t>(n)));
     }
 
-   private:
+ private:
     std::uint64_t state_;
 };
 
 // Says who wrote it and which one it is, in every word: a mixture of two is neither. Plain memory,
 // so that the thread sanitizer sees a missing edge.
 class Record {
-   public:
+ public:
     Record() = default;
     Record(std::uint64_t author, std::uint64_t number) : author_(author), number_(number) {
         for (std::size_t i = 0; i < rest_.size(); ++i) rest_[i] = expected(i);
@@ -91,7 +91,7 @@ class Record {
     }
     bool operator==(const Record&) const = default;
 
-   private:
+ private:
     std::uint64_t expected(std::size_t i) const {
         return Random(author_ << 48 ^ number_ << 3 ^ i).next();
     }
@@ -104,7 +104,7 @@ class Record {
 // A T in a segment of its own: children see it at the same address.
 template <class T>
 class Shared {
-   public:
+ public:
     template <class... Args>
     explicit Shared(Args&&... args)
         : segment_(pysampler::Segment::create(sizeof(T))),
@@ -113,14 +113,14 @@ class Shared {
     T* operator->() const { return value_; }
     T& operator*() const { return *value_; }
 
-   private:
+ private:
     std::shared_ptr<pysampler::Segment> segment_;
     T* value_;
 };
 
 // Runs `body` in a fork. Killed and reaped with the object, and with the parent.
 class Child {
-   public:
+ public:
     Child() = default;
     template <class Body>
     explicit Child(Body&& body) : pid_(fork()) {
@@ -154,7 +154,7 @@ class Child {
     // Its end, which must be a good one.
     void finish() { CHECK(status() == 0); }
 
-   private:
+ private:
     pid_t pid_ = 0;
 };
 
@@ -181,7 +181,7 @@ inline std::array<pysampler::WaitPolicy, 3> policies() {
 
 // Parks at once, and counts how often it was about to: each arms a primitive at most once.
 class Counting {
-   public:
+ public:
     template <class Ready, class Park>
     pysampler::Outcome wait(std::int64_t deadline, Ready&& ready, Park&& park,
                             std::uint64_t awaited = 1) {
@@ -195,7 +195,7 @@ class Counting {
     }
     std::uint64_t parks() const { return parks_; }
 
-   private:
+ private:
     pysampler::WaitPolicy policy_ = parking();
     std::uint64_t parks_ = 0;
 };
@@ -218,20 +218,17 @@ inline sock_filter skip_unless(std::uint32_t value, std::uint8_t skip) {
 inline sock_filter answer(std::uint32_t action) { return {BPF_RET | BPF_K, 0, 0, action}; }
 
 inline bool refuse_call(long call, int error) {
-    return filter_calls({load(offsetof(seccomp_data, nr)),
-                         skip_unless(static_cast<std::uint32_t>(call), 1),
-                         answer(SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error)),
-                         answer(SECCOMP_RET_ALLOW)});
+    return filter_calls(
+        {load(offsetof(seccomp_data, nr)), skip_unless(static_cast<std::uint32_t>(call), 1),
+         answer(SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error)), answer(SECCOMP_RET_ALLOW)});
 }
 
 // Only with this second argument: what a multiplexed call is asked to do.
 inline bool refuse_operation(long call, std::uint32_t operation, int error) {
-    return filter_calls({load(offsetof(seccomp_data, nr)),
-                         skip_unless(static_cast<std::uint32_t>(call), 3),
-                         load(offsetof(seccomp_data, args) + sizeof(std::uint64_t)),
-                         skip_unless(operation, 1),
-                         answer(SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error)),
-                         answer(SECCOMP_RET_ALLOW)});
+    return filter_calls(
+        {load(offsetof(seccomp_data, nr)), skip_unless(static_cast<std::uint32_t>(call), 3),
+         load(offsetof(seccomp_data, args) + sizeof(std::uint64_t)), skip_unless(operation, 1),
+         answer(SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error)), answer(SECCOMP_RET_ALLOW)});
 }
 
 // Runs `body` in a child that is killed by its first system call. Prepare whatever needs one (a

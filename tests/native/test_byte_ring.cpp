@@ -29,7 +29,7 @@ using Bytes = std::vector<std::byte>;
 
 // A ring of one page in a segment, mapped twice.
 class Memory {
-   public:
+ public:
     explicit Memory(std::uint64_t start = 0)
         : segment_(Segment::create(3 * Segment::page())),
           cell_(new (segment_->at(segment_->allocate(sizeof(RingCell)), sizeof(RingCell)))
@@ -47,7 +47,7 @@ class Memory {
         cell_->tail.post(advance);
     }
 
-   private:
+ private:
     std::shared_ptr<Segment> segment_;
     RingCell* cell_;
     std::shared_ptr<std::byte> bytes_;
@@ -93,10 +93,14 @@ bool is_corrupt(ByteRing& ring) {
 
 std::uint64_t some_size(Random& random) {
     switch (random.below(4)) {
-        case 0: return random.below(16);
-        case 1: return Memory::capacity() - random.below(24);
-        case 2: return random.below(4 * Memory::capacity());
-        default: return random.below(300);
+        case 0:
+            return random.below(16);
+        case 1:
+            return Memory::capacity() - random.below(24);
+        case 2:
+            return random.below(4 * Memory::capacity());
+        default:
+            return random.below(300);
     }
 }
 
@@ -165,8 +169,8 @@ TEST(a_message_is_read_where_it_lies_until_it_is_released) {
 }
 
 TEST(a_larger_message_goes_in_parts_while_the_reader_drains) {
-    for (std::uint64_t more : {std::uint64_t{0}, std::uint64_t{1}, Memory::capacity(),
-                               10 * Memory::capacity() + 3}) {
+    for (std::uint64_t more :
+         {std::uint64_t{0}, std::uint64_t{1}, Memory::capacity(), 10 * Memory::capacity() + 3}) {
         const Memory memory(kWrap - 4096);
         const Bytes bytes = message(more, memory.handle().largest_whole() + 1 + more);
         std::thread writer([&] {
@@ -308,15 +312,15 @@ TEST(hostile_headers_are_told_and_nothing_is_read) {
     };
     const std::uint64_t capacity = Memory::capacity();
     const Forgery forgeries[] = {
-        {9, 3, 16},                     // longer than what was published
-        {0xffff'ffff, 3, 64},           // the longest there is
-        {0xffff'fff8, 3, 64},           // and one that would come round in 32 bits
-        {8, 4, 16},                     // no such kind
-        {8, 0xffff'ffff, 16},           //
-        {0, 3, 4},                      // less than a header
-        {8, 3, capacity + 8},           // more than the ring holds
-        {8, 3, kWrap - 16},             // far more
-        {8, 3, kWrap / 2 - 1},          //
+        {9, 3, 16},             // longer than what was published
+        {0xffff'ffff, 3, 64},   // the longest there is
+        {0xffff'fff8, 3, 64},   // and one that would come round in 32 bits
+        {8, 4, 16},             // no such kind
+        {8, 0xffff'ffff, 16},   //
+        {0, 3, 4},              // less than a header
+        {8, 3, capacity + 8},   // more than the ring holds
+        {8, 3, kWrap - 16},     // far more
+        {8, 3, kWrap / 2 - 1},  //
     };
     for (const Forgery& forgery : forgeries) {
         const Memory memory;

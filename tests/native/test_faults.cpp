@@ -48,7 +48,7 @@ std::vector<std::int64_t> notices;  // from a kill to its notice
 
 // Kills one process from a thread, while the caller goes on.
 class Killer {
-   public:
+ public:
     // When `steps` has come to `at`, and a little later. `other`, if any, is stopped meanwhile.
     Killer(const Child& victim, const Steps& steps, std::uint64_t at, const Child* other,
            Random& random)
@@ -84,7 +84,7 @@ class Killer {
         return true;
     }
 
-   private:
+ private:
     pid_t pid_;
     std::int64_t killed_at_ = 0;
     std::thread thread_;

@@ -367,8 +367,7 @@ TEST(a_site_of_long_waits_learns_to_park_at_once) {
 TEST(an_interrupted_wait_teaches_nothing) {
     WaitPolicy policy(costs(8));
     const std::int64_t usual = policy.usual_ns();
-    const Outcome outcome =
-        policy.wait(kForever, never, [](std::int64_t) { return false; });
+    const Outcome outcome = policy.wait(kForever, never, [](std::int64_t) { return false; });
     CHECK(outcome == Outcome::kInterrupted);
     CHECK(policy.usual_ns() == usual);
 }
@@ -394,7 +393,7 @@ TEST(others_who_need_every_cpu_get_this_one) {
         return std::uint64_t{4};
     });
     CHECK(wait_for(site, policy, 0) == Outcome::kReady);
-    CHECK(asked == 1);                                                // and was believed
+    CHECK(asked == 1);                                             // and was believed
     CHECK(policy.stats().awake_ns >= 2 * policy.costs().park_ns);  // what sleeping would have cost
     asked = 0;
     until([&] {  // a single yield may take all its patience

@@ -236,9 +236,7 @@ TEST(an_open_position_wakes_all_who_wait) {
 TEST(an_open_position_may_be_rung_when_the_poster_likes) {
     OpenPosition position;
     WaitPolicy policy = parking();
-    std::thread waiter([&] {
-        CHECK(position.wait_until(3, kForever, policy) == Outcome::kReady);
-    });
+    std::thread waiter([&] { CHECK(position.wait_until(3, kForever, policy) == Outcome::kReady); });
     until([&] { return position.armed(); });
     const std::uint64_t before = futex_wake_count();
     CHECK(position.advance(1) && position.advance(1) && position.advance(1));

@@ -203,8 +203,7 @@ TEST(what_is_allocated_lies_on_lines_of_its_own) {
 
 TEST(no_more_is_allocated_than_there_is) {
     const auto segment = Segment::create(1000);
-    const std::string what =
-        error<OutOfMemory>([&] { segment->allocate(segment->left() + 1); });
+    const std::string what = error<OutOfMemory>([&] { segment->allocate(segment->left() + 1); });
     CHECK(has(what, std::to_string(segment->left() + 1)));
     CHECK(has(what, std::to_string(segment->left()) + " of " + std::to_string(segment->size())));
     for (const std::size_t huge : {SIZE_MAX, SIZE_MAX - 127, SIZE_MAX / 2}) {

@@ -21,6 +21,13 @@ def test_the_example_does_what_it_says(name):
 
 
 def test_every_primitive_has_an_example():
-    assert {"Segment", "Array", "Flag", "Doorbell", "Ring", "SharedRing", "ByteRing", "Board"} <= set(
-        DOCUMENTED
-    )
+    assert {
+        "Segment",
+        "Array",
+        "Flag",
+        "Doorbell",
+        "Ring",
+        "SharedRing",
+        "ByteRing",
+        "Board",
+    } <= set(DOCUMENTED)

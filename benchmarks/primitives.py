@@ -1,0 +1,93 @@
+"""Round trips from Python: ours and multiprocessing's, side by side, in turn in one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+
+import numpy as np
+
+from peers import INSTALLED, STANDARD, Call, Make
+
+ROUNDS = 3  # of every peer in turn; the median of each percentile is reported
+COLUMNS = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
+
+
+def answer(pong: Call, trips: int) -> None:
+    for _ in range(trips):
+        pong()
+
+
+def measure(make: Make, seconds: float) -> dict[str, float]:
+    """Percentiles of a round trip in us."""
+    context = multiprocessing.get_context("fork")
+    ping, pong = make(context)
+    # As many trips as fit, told by a few; the child must know the number beforehand.
+    trial = 50
+    child = context.Process(target=answer, args=(pong, trial))
+    child.start()
+    start = time.perf_counter()
+    for _ in range(trial):
+        ping()
+    trips = max(100, int(seconds / ((time.perf_counter() - start) / trial)))
+    child.join()
+    child = context.Process(target=answer, args=(pong, trips))
+    child.start()
+    ping()  # the child is there
+    took = np.empty(trips - 1)
+    for i in range(trips - 1):
+        start_ns = time.perf_counter_ns()
+        ping()
+        took[i] = time.perf_counter_ns() - start_ns
+    child.join()
+    return {name: float(np.percentile(took, q)) / 1e3 for name, q in COLUMNS.items()}
+
+
+def run(peers: dict[str, Make], seconds: float, *, progress: bool) -> dict[str, dict[str, float]]:
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in peers}
+    for round_ in range(ROUNDS):
+        for name, make in peers.items():
+            if progress:
+                print(f"\r\033[K{round_ + 1}/{ROUNDS} {name}", end="", file=sys.stderr, flush=True)
+            runs[name].append(measure(make, seconds))
+    if progress:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    return {
+        name: {column: float(np.median([r[column] for r in results])) for column in COLUMNS}
+        for name, results in runs.items()
+    }
+
+
+def show(results: dict[str, dict[str, float]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    ours = next(iter(results.values()))["p50"]
+    table = Table(title="There and back between two processes, from Python, in us")
+    table.add_column("")
+    for column in (*COLUMNS, "p50, ours = 1"):
+        table.add_column(column, justify="right")
+    for name, row in results.items():
+        cells = [f"{row[column]:.1f}" for column in COLUMNS]
+        table.add_row(name, *cells, f"{row['p50'] / ours:.0f}")
+    Console(width=max(80, Console().width)).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--demo", action="store_true", help="short, without peers to install")
+    parser.add_argument("--json", action="store_true", help="one JSON object, for run.py")
+    options = parser.parse_args()
+    peers = STANDARD if options.demo else STANDARD | INSTALLED
+    results = run(peers, 0.2 if options.demo else 1.0, progress=sys.stderr.isatty())
+    if options.json:
+        print(json.dumps(results))
+    else:
+        show(results)
+
+
+if __name__ == "__main__":
+    main()
