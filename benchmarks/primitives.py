@@ -9,7 +9,6 @@ import sys
 import time
 
 import numpy as np
-
 from peers import INSTALLED, STANDARD, Call, Make
 
 ROUNDS = 3  # of every peer in turn; the median of each percentile is reported

@@ -1,0 +1,176 @@
+"""What every wait owes: never early, others run, Ctrl-C is answered, one waiter at a time."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from pysampler import errors, sync
+
+# Each wait that nothing ends, with a timeout.
+WAITS = {
+    "flag": lambda t: sync.Flag().wait(t),
+    "doorbell": lambda t: sync.Doorbell(2).wait(2, t),
+    "ring": lambda t: sync.Ring(2).pop_many(1, timeout=t),
+    "shared ring": lambda t: sync.SharedRing(2).pop_many(1, timeout=t),
+    "byte ring": lambda t: sync.ByteRing(1 << 16).recv(t),
+    "board": lambda t: sync.Board({"a": np.zeros(1)}).wait(0, t),
+    "watch": lambda t: sync.Watch().wait(0, t),
+    "sleep": lambda t: sync.sleep_until(sync.now() + int(t * 1e9)),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_no_wait_ends_before_its_deadline(name):
+    start = sync.now()
+    try:
+        WAITS[name](0.003)
+    except errors.WaitTimeoutError as error:
+        assert isinstance(error, TimeoutError)
+    assert sync.now() >= start + 3_000_000
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_ctrl_c_ends_every_wait(name):
+    main = threading.get_ident()
+    entered = threading.Event()
+
+    def interrupt():
+        entered.wait()
+        # It may come before the wait sleeps, and is answered all the same.
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        entered.set()
+        WAITS[name](1e6)
+
+
+def test_other_threads_run_while_one_waits():
+    flag = sync.Flag()
+    threading.Thread(target=lambda: flag.set()).start()
+    assert flag.wait()
+
+
+def until(condition):
+    while not condition():
+        time.sleep(0)
+
+
+def test_a_second_waiter_is_refused_and_the_first_goes_on():
+    flag = sync.Flag()
+    got = []
+    first = threading.Thread(target=lambda: got.append(flag.wait()))
+    first.start()
+    until(lambda: "waiter" in repr(flag))
+    with pytest.raises(errors.BusyError, match=rf"cannot wait on flag: pid {os.getpid()} thread"):
+        flag.wait(1)
+    flag.set()
+    first.join()
+    assert got == [True]
+
+
+def test_a_timeout_leaves_what_comes_later_to_the_next_wait():
+    ring = sync.Ring(2, np.int64)
+    assert ring.pop_many(1, timeout=0).tolist() == []
+    ring.push(7)
+    assert ring.pop() == 7
+
+
+def test_a_full_ring_says_so_and_keeps_what_it_has():
+    ring = sync.Ring(2, np.int64)
+    assert ring.push_many([1, 2, 3], timeout=0.001) == 2
+    with pytest.raises(errors.WaitTimeoutError, match="cannot push to ring: it stayed full"):
+        ring.push(3, timeout=0.001)
+    assert ring.pop_many(4).tolist() == [1, 2]
+
+
+DEAD_PEER = {
+    "flag": (lambda: sync.Flag(), lambda f: f.poster(), lambda f: f.wait()),
+    "ring": (lambda: sync.Ring(2), lambda r: r.producer(), lambda r: r.pop()),
+    "shared ring": (lambda: sync.SharedRing(2), lambda r: r.producer(), None),
+    "byte ring": (lambda: sync.ByteRing(1 << 16), lambda r: r.producer(), lambda r: r.recv()),
+    "board": (lambda: sync.Board({"a": np.zeros(1)}), lambda b: b.writer(), lambda b: b.wait()),
+    "full ring": (
+        lambda: sync.Ring(1),
+        lambda r: r.consumer(),
+        lambda r: r.push_many([1.0, 2.0]),
+    ),
+    "doorbell": (lambda: sync.Doorbell(2), lambda b: b.member(1), lambda b: b.wait()),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in DEAD_PEER if DEAD_PEER[name][2]])
+def test_a_dead_peer_ends_the_wait_for_it(name):
+    make, part, wait = DEAD_PEER[name]
+    thing = make()
+    with sync.Watch() as watch:
+        peer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        watch.add(peer, part(thing))
+        threading.Timer(0.02, peer.kill).start()
+        with pytest.raises(errors.LostError, match=r"lost$"):
+            wait(thing)
+        [loss] = watch.wait()
+        assert (loss.pid, loss.signal) == (peer.pid, signal.SIGKILL)
+        peer.communicate()
+
+
+def test_a_doorbell_names_the_lost_and_who_is_ready_all_the_same():
+    bell = sync.Doorbell(3)
+    bell.post(2)
+    with sync.Watch() as watch, subprocess.Popen([sys.executable, "-c", ""]) as peer:
+        watch.add(peer, bell.member(1))
+        watch.wait()
+        with pytest.raises(errors.LostError, match="member 1 lost") as caught:
+            bell.wait()
+    assert list(caught.value.members) == [1]
+    assert caught.value.ready.tolist() == [2]
+    assert bell.lost == [1]
+    assert bell.wait(1).tolist() == [2]  # told once
+    assert not bell.post(1)  # a ghost
+    bell.revive(1)
+    assert bell.post(1)
+
+
+def test_a_post_survives_its_poster():
+    flag = sync.Flag()
+    flag.set()
+    with sync.Watch() as watch, subprocess.Popen([sys.executable, "-c", ""]) as peer:
+        watch.add(peer, flag.poster())
+        watch.wait()
+        assert flag.wait()
+        flag.clear()
+        with pytest.raises(errors.LostError):
+            flag.wait()
+
+
+LEAVE = """
+import os, sys
+from pysampler import sync
+with sync.Watch() as watch:
+    if os.fork() == 0:
+        with sync.Watch() as mine:
+            mine.leave_with()
+            print(os.getpid(), flush=True)
+            sync.Flag().wait()
+    os.read(0, 1)
+"""
+
+
+def test_a_worker_leaves_with_its_parent_whatever_it_is_doing():
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", LEAVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as parent,
+        sync.Watch() as watch,
+    ):
+        worker = int(parent.stdout.readline())
+        watch.add(worker)
+        parent.kill()
+        [loss] = watch.wait()
+        assert loss.pid == worker

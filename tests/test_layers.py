@@ -1,0 +1,64 @@
+"""Imports point one way."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Who may import what, of ours. The package itself names everything.
+PYTHON = {
+    "pysampler.errors": set(),
+    "pysampler.sync._segment": {"pysampler.errors", "pysampler._core"},
+    "pysampler.sync._wait": {"pysampler._core"},
+    "pysampler.sync._flags": {"pysampler._core", "pysampler.sync._segment"},
+    "pysampler.sync._rings": {"pysampler._core", "pysampler.errors", "pysampler.sync._segment"},
+    "pysampler.sync._board": {"pysampler._core", "pysampler.sync._segment"},
+    "pysampler.sync._watch": {"pysampler._core"},
+}
+# In C++ a header may include those before it in this order.
+CPP = [
+    *("layout", "clock", "process", "futex", "wait", "waiter", "position"),
+    *("flag", "doorbell", "ring", "shared_ring", "byte_ring", "board", "segment", "watch"),
+]
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from names if node.module == "pysampler" else {node.module}
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+@pytest.mark.parametrize("module", PYTHON)
+def test_a_python_module_imports_only_what_lies_below_it(module):
+    path = ROOT / (module.replace(".", "/") + ".py")
+    ours = {name for name in imported(path) if name.startswith("pysampler")}
+    assert ours <= PYTHON[module]
+
+
+def test_every_python_module_has_its_place():
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / "pysampler").rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert modules == PYTHON.keys()
+
+
+@pytest.mark.parametrize("name", CPP)
+def test_a_header_includes_only_those_below_it(name):
+    included = re.findall(r'#include "(\w+)\.h"', (ROOT / "csrc" / f"{name}.h").read_text())
+    assert all(CPP.index(other) < CPP.index(name) for other in included)
+
+
+def test_every_header_has_its_place():
+    assert {path.stem for path in (ROOT / "csrc").glob("*.h")} == set(CPP)
+
+
+def test_no_python_below_the_bindings():
+    for path in (ROOT / "csrc").glob("*.*"):
+        assert not re.search(r"pybind11|Python\.h", path.read_text()), path.name
