@@ -42,7 +42,7 @@ int usable_cpus();
 // Where waiting time went, at one site.
 struct WaitStats {
     std::uint64_t waits = 0;  // that were not ready at the first look
-    std::uint64_t parks = 0;  // of those, the ones that slept
+    std::uint64_t parks = 0;  // how often they slept
     std::int64_t awake_ns = 0;
     std::int64_t parked_ns = 0;
 };
@@ -100,7 +100,7 @@ class WaitPolicy {
         ++stats_.waits;
         std::int64_t now = start;
         Outcome outcome = Outcome::kInterrupted;
-        if (!adaptive_ || awaited < static_cast<std::uint64_t>(costs_.cpus)) {
+        if (!adaptive_ || (awaited < static_cast<std::uint64_t>(costs_.cpus) && !move_on())) {
             outcome = stay_awake(deadline, start, now, ready);
         } else if (crowded_ > 0) {
             --crowded_;
@@ -124,6 +124,9 @@ class WaitPolicy {
     static constexpr std::int64_t kMinGuard = 5 * kMicrosecond;
     static constexpr std::int64_t kMaxGuard = 100 * kMicrosecond;
     static constexpr int kCrowdMemory = 16;  // yields
+    static constexpr std::uint32_t kCrowdedWaits = 32;
+    // So close to a deadline the clock is read at every look: a block of looks takes longer.
+    static constexpr std::int64_t kLastLook = 2 * kMicrosecond;
     // How many hops a wait stays awake though others need the CPU: what sleeping would cost it.
     static constexpr std::int64_t kGrace = 2;
 
@@ -134,7 +137,9 @@ class WaitPolicy {
         const std::int64_t yield_end =
             later(adaptive_ ? start : spin_end, adaptive_ ? budget() : fixed_yield_);
         if (crowded_ > 0) --crowded_;
-        while (now < spin_end) {
+        // What is left before the deadline is waited out awake, with the clock in sight.
+        const std::int64_t last_look = deadline - (crowded() ? kLastLook : guard());
+        while (now < spin_end && now < last_look) {
             for (int look = 0; look < kLooks; ++look) {
                 if (ready()) return Outcome::kReady;
                 cpu_pause();
@@ -142,11 +147,8 @@ class WaitPolicy {
             now = now_ns();
             if (now >= deadline) return ready() ? Outcome::kReady : Outcome::kTimedOut;
         }
-        while (now < yield_end) {
-            cpu_yield();
-            const std::int64_t before = now;
-            now = now_ns();
-            notice_crowd(now - before);
+        while (now < yield_end && now < last_look) {
+            yield(now);
             if (ready()) return Outcome::kReady;
             if (now >= deadline) return Outcome::kTimedOut;
             if (busy_ && adaptive_ && now - start >= kGrace * costs_.park_ns &&
@@ -160,13 +162,12 @@ class WaitPolicy {
     template <class Ready, class Park>
     Outcome sleep(std::int64_t deadline, std::int64_t start, std::int64_t& now, Ready& ready,
                   Park& park) {
-        ++stats_.parks;
         const std::int64_t slice_end = later(start, slice_);
         for (;;) {
-            const std::int64_t guard = precise_ && !crowded() ? guard_ : 0;
-            const std::int64_t wake_at = deadline == kForever ? kForever : deadline - guard;
+            const std::int64_t wake_at = deadline == kForever ? kForever : deadline - guard();
             if (now >= wake_at) break;
             const std::int64_t until = std::min(wake_at, slice_end);
+            ++stats_.parks;
             const bool undisturbed = park(until);
             now = now_ns();
             if (ready()) return Outcome::kReady;
@@ -175,8 +176,12 @@ class WaitPolicy {
         }
         do {
             if (ready()) return Outcome::kReady;
-            cpu_pause();
-            now = now_ns();
+            if (deadline - now > kLastLook) {
+                yield(now);
+            } else {
+                cpu_pause();
+                now = now_ns();
+            }
         } while (now < deadline);
         return ready() ? Outcome::kReady : Outcome::kTimedOut;
     }
@@ -194,32 +199,44 @@ class WaitPolicy {
         return std::min(patience_, 2 * usual_ + 2 * costs_.park_ns);
     }
 
+    // How long before a deadline to be awake. Spinning up to it would take the CPU from others.
+    std::int64_t guard() const { return precise_ && !crowded() ? guard_ : 0; }
+
+    // Two that only ever yield to each other may share a CPU for long while another idles: the
+    // scheduler thinks them too hot to move. One that sleeps is woken where there is room.
+    bool move_on() { return crowded() && ++crowded_waits_ % kCrowdedWaits == 0; }
+
     void learn(std::int64_t length) { usual_ += (std::min(length, 2 * patience_) - usual_) / 8; }
 
     // The cores are short where a yield gave this one away for longer than the call itself takes.
-    void notice_crowd(std::int64_t took) {
-        if (took > 4 * costs_.yield_ns + kMicrosecond) {
+    void yield(std::int64_t& now) {
+        const std::int64_t before = now;
+        cpu_yield();
+        now = now_ns();
+        if (now - before > 4 * costs_.yield_ns + kMicrosecond) {
             crowded_ = kCrowdMemory;
         } else if (crowded_ > 0) {
             --crowded_;
         }
     }
 
-    // Close to the largest of the last hundred or so: an overshoot beyond the guard is a deadline
+    // Close to the largest of the last thousand or so: an overshoot beyond the guard is a deadline
     // missed, one short of it only spins a little longer.
     void learn_overshoot(std::int64_t overshoot) {
         const std::int64_t wanted = overshoot + overshoot / 8;
-        guard_ = std::clamp(wanted > guard_ ? wanted : guard_ - guard_ / 128, kMinGuard, kMaxGuard);
+        guard_ =
+            std::clamp(wanted > guard_ ? wanted : guard_ - guard_ / 1024, kMinGuard, kMaxGuard);
     }
 
     WaitCosts costs_;
     std::int64_t patience_;
     std::int64_t usual_;  // moving average of this site's waits, in ns
-    std::int64_t guard_ = 50 * kMicrosecond;
+    std::int64_t guard_ = kMaxGuard;
     std::int64_t slice_ = kForever;
     std::int64_t fixed_spin_ = 0;
     std::int64_t fixed_yield_ = 0;
     int crowded_ = 0;
+    std::uint32_t crowded_waits_ = 0;
     bool adaptive_ = true;
     bool precise_ = true;
     std::function<std::uint64_t()> busy_;

@@ -169,6 +169,17 @@ inline std::size_t open_fds() {
 
 inline bool no_child_left() { return waitpid(-1, nullptr, WNOHANG) < 0 && errno == ECHILD; }
 
+// Whether a thread is asleep in the kernel, where only a wake or a signal gets at it.
+inline bool sleeps(pid_t tid) {
+    char path[64], state = 0;
+    std::snprintf(path, sizeof path, "/proc/%d/stat", tid);
+    std::FILE* file = std::fopen(path, "r");
+    if (file == nullptr) return false;  // over, by now
+    CHECK(std::fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
+    std::fclose(file);
+    return state == 'S';
+}
+
 // Parks at once: no wait is lucky. The first one in a process measures the machine, which wakes.
 inline pysampler::WaitPolicy parking() { return pysampler::WaitPolicy::fixed(0, 0); }
 inline pysampler::WaitPolicy awake() {
@@ -199,6 +210,21 @@ class Counting {
     pysampler::WaitPolicy policy_ = parking();
     std::uint64_t parks_ = 0;
 };
+
+// A policy whose every wait ends so, once something has happened.
+template <class Event>
+struct Meanwhile {
+    Event event;
+    pysampler::Outcome outcome;
+
+    template <class Ready, class Park>
+    pysampler::Outcome wait(std::int64_t, Ready&&, Park&&, std::uint64_t = 1) {
+        event();
+        return outcome;
+    }
+};
+template <class Event>
+Meanwhile(Event, pysampler::Outcome) -> Meanwhile<Event>;
 
 // -- a kernel that refuses ------------------------------------------------------------------------
 

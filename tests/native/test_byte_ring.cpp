@@ -372,6 +372,28 @@ TEST(a_message_in_parts_beyond_the_limit_takes_no_memory_and_the_next_is_read) {
     writer.join();
 }
 
+TEST(a_message_beyond_the_limit_is_told_once_however_many_parts_it_has) {
+    const Memory memory;
+    std::thread writer([&] {
+        ByteRing ring = memory.handle();
+        write(ring, message(1, 5 * Memory::capacity()));
+        write(ring, message(2, 10));
+    });
+    ByteRing ring = memory.handle();
+    WaitPolicy policy = parking();
+    int told = 0;
+    while (ring.message().empty()) {
+        try {
+            CHECK(ring.read(100, kForever, policy) == Outcome::kReady);
+        } catch (const std::length_error&) {
+            ++told;
+        }
+    }
+    writer.join();
+    CHECK(told == 1);
+    CHECK(std::ranges::equal(ring.message(), message(2, 10)));
+}
+
 TEST(threads_pass_messages_across_the_wrap) {
     for (const WaitPolicy& policy : support::policies()) {
         const Memory memory(kWrap - 8192);

@@ -284,6 +284,18 @@ TEST(what_is_ready_at_the_deadline_is_ready) {
     }
 }
 
+TEST(what_became_ready_before_a_deadline_just_passed_is_ready) {
+    WaitPolicy policy = support::parking();
+    Site site;
+    const std::int64_t deadline = now_ns() + kMillisecond;
+    const auto ready = [&] {
+        if (site.looks > 1) return true;
+        until([&] { return now_ns() > deadline; });  // held up between this look and the clock
+        return false;
+    };
+    CHECK(site.wait(policy, deadline, ready) == Outcome::kReady);
+}
+
 TEST(a_slice_interrupts_and_is_not_early_either) {
     for (WaitPolicy policy : support::policies()) {
         policy.set_slice(kMillisecond);
@@ -355,7 +367,7 @@ TEST(a_site_of_long_waits_learns_to_park_at_once) {
     const std::uint64_t parks = policy.stats().parks;
     CHECK(wait_for(site, policy, 3 * patience) == Outcome::kReady);
     CHECK(site.looks_before_park == 1);
-    CHECK(policy.stats().parks == parks + 1);
+    CHECK(policy.stats().parks > parks);
     // And unlearns it: ready at the first look after the park, or the second one awake.
     until([&] {
         int more = 1;
@@ -382,6 +394,15 @@ TEST(a_wait_for_as_many_as_there_are_cpus_parks_at_once) {
     WaitPolicy alone(costs(1));
     CHECK(wait_for(site, alone, 0) == Outcome::kReady);
     CHECK(site.looks_before_park == 1);
+}
+
+TEST(a_crowd_is_forgotten_where_every_wait_parks_at_once) {
+    WaitPolicy policy({.park_ns = kMicrosecond, .yield_ns = -kMicrosecond, .cpus = 8});
+    Site site;
+    CHECK(wait_for(site, policy, 0) == Outcome::kReady);
+    CHECK(policy.crowded());  // any yield is too long for it
+    for (int i = 0; i < 100; ++i) CHECK(wait_for(site, policy, 0, 8) == Outcome::kReady);
+    CHECK(!policy.crowded());
 }
 
 TEST(others_who_need_every_cpu_get_this_one) {
@@ -412,7 +433,7 @@ TEST(the_time_spent_is_told) {
     const std::int64_t start = now_ns();
     CHECK(sleep_until(start + 50 * kMillisecond, policy));
     const WaitStats& stats = policy.stats();
-    CHECK(stats.waits == 1 && stats.parks == 1);
+    CHECK(stats.waits == 1 && stats.parks >= 1);
     CHECK(stats.awake_ns >= kMillisecond && stats.parked_ns > 0);
     CHECK(stats.awake_ns + stats.parked_ns <= now_ns() - start);
 }

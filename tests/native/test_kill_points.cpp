@@ -15,34 +15,34 @@
 #include "check.h"
 #include "doorbell.h"
 #include "flag.h"
-#include "mortal.h"
 #include "position.h"
 #include "ring.h"
 #include "segment.h"
 #include "shared_ring.h"
+#include "stepped.h"
 #include "support.h"
 
 using namespace pysampler;
 using support::at_every_step;
 using support::Child;
 using support::died;
-using support::Mortal;
-using support::mortal;
 using support::mortal_child;
 using support::parking;
 using support::Record;
 using support::Shared;
+using support::Stepped;
+using support::stepped;
 using support::until;
 
 namespace {
 
-using MortalFlag = BasicFlag<Mortal>;
-using MortalPosition = BasicPosition<Mortal, Waiters::kOne>;
-using MortalRing = BasicRing<Mortal>;
-using MortalSharedRing = BasicSharedRing<Mortal>;
-using MortalByteRing = BasicByteRing<Mortal>;
-using MortalDoorbell = BasicDoorbell<Mortal>;
-using MortalBoard = BasicBoard<Mortal>;
+using SteppedFlag = BasicFlag<Stepped>;
+using SteppedPosition = BasicPosition<Stepped, Waiters::kOne>;
+using SteppedRing = BasicRing<Stepped>;
+using SteppedSharedRing = BasicSharedRing<Stepped>;
+using SteppedByteRing = BasicByteRing<Stepped>;
+using SteppedDoorbell = BasicDoorbell<Stepped>;
+using SteppedBoard = BasicBoard<Stepped>;
 
 constexpr std::uint64_t kSlots = 8;
 constexpr RingGeometry kGeometry{
@@ -50,7 +50,9 @@ constexpr RingGeometry kGeometry{
 
 struct Pipe {
     Ring handle() { return Ring(&cell, kGeometry); }
-    MortalRing mortal_handle() { return MortalRing(mortal<MortalRing::Cell>(&cell), kGeometry); }
+    SteppedRing stepped_handle() {
+        return SteppedRing(stepped<SteppedRing::Cell>(&cell), kGeometry);
+    }
 
     RingCell cell;
     std::array<Record, kSlots> slots;
@@ -61,11 +63,12 @@ struct Pool {
     SharedRing handle() {
         return SharedRing({&cell, owners.data(), words.data(), kPlaces}, kGeometry);
     }
-    MortalSharedRing mortal_handle() {
-        using Word = Mortal::Atomic<std::uint64_t>;
-        return MortalSharedRing({mortal<MortalSharedRing::Cell>(&cell), mortal<Word>(owners.data()),
-                                 mortal<Word>(words.data()), kPlaces},
-                                kGeometry);
+    SteppedSharedRing stepped_handle() {
+        using Word = Stepped::Atomic<std::uint64_t>;
+        return SteppedSharedRing(
+            {stepped<SteppedSharedRing::Cell>(&cell), stepped<Word>(owners.data()),
+             stepped<Word>(words.data()), kPlaces},
+            kGeometry);
     }
 
     SharedRingCell cell;
@@ -86,9 +89,9 @@ bool produce(AnyRing& ring, Pool& pool, std::uint64_t author, std::uint64_t numb
 
 struct Bell {
     Doorbell handle() { return Doorbell(&cell, members.data(), 2); }
-    MortalDoorbell mortal_handle() {
-        return MortalDoorbell(mortal<MortalDoorbell::Cell>(&cell),
-                              mortal<MortalDoorbell::Member>(members.data()), 2);
+    SteppedDoorbell stepped_handle() {
+        return SteppedDoorbell(stepped<SteppedDoorbell::Cell>(&cell),
+                               stepped<SteppedDoorbell::Member>(members.data()), 2);
     }
     Doorbell::Cell cell;
     std::array<Doorbell::Member, 2> members;
@@ -96,10 +99,10 @@ struct Bell {
 
 struct Wall {
     Board handle() { return Board(&cell, stamps.data(), words.data(), 2, 4); }
-    MortalBoard mortal_handle() {
-        return MortalBoard(mortal<MortalBoard::Cell>(&cell),
-                           mortal<MortalBoard::Stamp>(stamps.data()),
-                           mortal<Mortal::Atomic<std::uint64_t>>(words.data()), 2, 4);
+    SteppedBoard stepped_handle() {
+        return SteppedBoard(stepped<SteppedBoard::Cell>(&cell),
+                            stepped<SteppedBoard::Stamp>(stamps.data()),
+                            stepped<Stepped::Atomic<std::uint64_t>>(words.data()), 2, 4);
     }
     BoardCell cell;
     std::array<Board::Stamp, 2> stamps;
@@ -118,7 +121,7 @@ void publish(AnyBoard& board, std::uint64_t contents) {
 TEST(a_flag_whose_poster_dies_is_set_or_lost) {
     at_every_step([](int n) {
         Shared<Flag> flag;
-        Child poster = mortal_child(n, [&] { mortal<MortalFlag>(&*flag)->set(); });
+        Child poster = mortal_child(n, [&] { stepped<SteppedFlag>(&*flag)->set(); });
         const bool dead = died(poster);
         flag->mark_lost();
         WaitPolicy policy = parking();
@@ -134,7 +137,7 @@ TEST(a_flag_whose_waiter_dies_is_waited_for_by_the_next) {
         Shared<Flag> flag;
         Child first = mortal_child(n, [&] {
             WaitPolicy policy = parking();
-            auto* own = mortal<MortalFlag>(&*flag);
+            auto* own = stepped<SteppedFlag>(&*flag);
             CHECK(own->wait_until(kForever, policy) == Outcome::kReady);
             CHECK(own->clear());
         });
@@ -171,7 +174,7 @@ TEST(a_position_whose_waiter_dies_wakes_the_next_at_its_own_target) {
         Shared<Position> position;
         Child first = mortal_child(n, [&] {
             WaitPolicy policy = parking();
-            auto* own = mortal<MortalPosition>(&*position);
+            auto* own = stepped<SteppedPosition>(&*position);
             CHECK(own->wait_until(100, now_ns() + kMillisecond, policy) == Outcome::kTimedOut);
         });
         const bool dead = died(first);
@@ -193,7 +196,7 @@ TEST(a_ring_whose_producer_dies_holds_a_batch_or_nothing) {
     at_every_step([](int n) {
         Shared<Pipe> pipe;
         Child producer = mortal_child(n, [&] {
-            MortalRing ring = pipe->mortal_handle();
+            SteppedRing ring = pipe->stepped_handle();
             const Run run = ring.claim(3);
             for (std::uint64_t i = 0; i < run.count; ++i) {
                 pipe->slots[run.first + i] = Record(1, i);
@@ -226,7 +229,7 @@ TEST(a_ring_whose_consumer_dies_is_read_on) {
         for (std::uint64_t i = 0; i < 5; ++i) pipe->slots[i] = Record(1, i);
         producer.publish(5);
         Child consumer = mortal_child(n, [&] {
-            MortalRing ring = pipe->mortal_handle();
+            SteppedRing ring = pipe->stepped_handle();
             CHECK(ring.peek(2).count == 2);
             ring.release(2);
         });
@@ -241,7 +244,7 @@ TEST(a_shared_ring_whose_producer_dies_holds_whole_records_and_serves_the_others
     at_every_step([](int n) {
         Shared<Pool> pool;
         Child producer = mortal_child(n, [&] {
-            MortalSharedRing ring = pool->mortal_handle();
+            SteppedSharedRing ring = pool->stepped_handle();
             CHECK(ring.join());
             for (std::uint64_t i = 0; i < 3; ++i) CHECK(produce(ring, *pool, 1, i));
             const std::optional<std::uint64_t> position = ring.claim();
@@ -296,7 +299,7 @@ TEST(a_shared_ring_whose_consumer_dies_loses_nothing_unread) {
         for (std::uint64_t i = 2; i < 4; ++i) CHECK(produce(producer, *pool, 1, i));
         producer.post(5);
         Child first = mortal_child(n, [&] {
-            MortalSharedRing ring = pool->mortal_handle();
+            SteppedSharedRing ring = pool->stepped_handle();
             for (int i = 0; i < 2; ++i) {
                 const Run run = ring.peek(kSlots);
                 for (std::uint64_t k = 0; k < run.count; ++k) {
@@ -337,13 +340,13 @@ TEST(a_byte_ring_whose_writer_dies_holds_a_message_or_nothing) {
             const auto bytes = segment->map_twice(segment->allocate(capacity, capacity), capacity);
             const std::vector<std::byte> message(size, std::byte{7});
             Child writer = mortal_child(n, [&] {
-                MortalByteRing ring(mortal<MortalByteRing::Cell>(cell), bytes.get(), capacity);
+                SteppedByteRing ring(stepped<SteppedByteRing::Cell>(cell), bytes.get(), capacity);
                 WaitPolicy policy = parking();
                 std::uint64_t written = 0;
                 CHECK(ring.write(message, written, kForever, policy) == Outcome::kReady);
             });
             ByteRing ring(cell, bytes.get(), capacity);
-            WaitPolicy policy = WaitPolicy::fixed(1000 * kSecond, 0);
+            WaitPolicy policy = parking();
             // Drained while it writes, and told of its end when it has come.
             bool dead = false;
             std::thread reaper([&] {
@@ -372,7 +375,7 @@ TEST(a_byte_ring_whose_writer_dies_holds_a_message_or_nothing) {
 TEST(a_doorbell_whose_member_dies_tells_and_goes_on) {
     at_every_step([](int n) {
         Shared<Bell> shared;
-        Child member = mortal_child(n, [&] { CHECK(shared->mortal_handle().post(0, 1)); });
+        Child member = mortal_child(n, [&] { CHECK(shared->stepped_handle().post(0, 1)); });
         const bool dead = died(member);
         Doorbell bell = shared->handle();
         bell.mark_lost(0);
@@ -403,7 +406,7 @@ TEST(a_doorbell_whose_waiter_dies_is_waited_at_by_the_next) {
         Doorbell bell = shared->handle();
         CHECK(bell.post(0, 1));
         Child first = mortal_child(n, [&] {
-            MortalDoorbell own = shared->mortal_handle();
+            SteppedDoorbell own = shared->stepped_handle();
             WaitPolicy policy = parking();
             CHECK(own.wait_until(2, now_ns() + kMillisecond, policy) == Outcome::kTimedOut);
             CHECK(own.take(0));
@@ -430,7 +433,7 @@ TEST(a_board_whose_writer_dies_holds_the_old_version_or_the_new) {
         Board board = wall->handle();
         publish(board, 1);
         Child writer = mortal_child(n, [&] {
-            MortalBoard own = wall->mortal_handle();
+            SteppedBoard own = wall->stepped_handle();
             publish(own, 2);
         });
         const bool dead = died(writer);
@@ -441,6 +444,139 @@ TEST(a_board_whose_writer_dies_holds_the_old_version_or_the_new) {
             if (expected < 3) publish(board, expected + 1);
         }
         return dead;
+    });
+}
+
+// -- and those who sleep meanwhile ----------------------------------------------------------------
+
+namespace {
+
+// `waiter` sleeps by the time that `mortal` begins; `reap` tells of its death.
+template <class Waiter, class Body, class Reap>
+bool dies_beside_a_sleeper(int n, Waiter&& waiter, Body&& body, Reap&& reap) {
+    Child sleeper(waiter);
+    until([&] { return support::sleeps(sleeper.pid()); });
+    Child poster = mortal_child(n, body);
+    const pid_t pid = poster.pid();
+    const bool dead = died(poster);
+    reap(pid);
+    sleeper.finish();
+    return dead;
+}
+
+}  // namespace
+
+TEST(a_flag_whose_poster_dies_wakes_its_waiter) {
+    at_every_step([](int n) {
+        Shared<Flag> flag;
+        const auto waiter = [&] {
+            WaitPolicy policy = parking();
+            const Outcome outcome = flag->wait_until(kForever, policy);
+            CHECK(outcome == (flag->is_set() ? Outcome::kReady : Outcome::kLost));
+        };
+        return dies_beside_a_sleeper(
+            n, waiter, [&] { stepped<SteppedFlag>(&*flag)->set(); },
+            [&](pid_t) { flag->mark_lost(); });
+    });
+}
+
+TEST(a_position_whose_poster_dies_wakes_its_waiter) {
+    at_every_step([](int n) {
+        Shared<Position> position;
+        const auto waiter = [&] {
+            WaitPolicy policy = parking();
+            const Outcome outcome = position->wait_until(1, kForever, policy);
+            CHECK(outcome == (position->load() == 1 ? Outcome::kReady : Outcome::kLost));
+        };
+        return dies_beside_a_sleeper(
+            n, waiter, [&] { stepped<SteppedPosition>(&*position)->post(1); },
+            [&](pid_t) { position->mark_lost(); });
+    });
+}
+
+TEST(a_shared_ring_whose_producer_dies_wakes_its_consumer) {
+    at_every_step([](int n) {
+        Shared<Pool> pool;
+        const auto consumer = [&] {
+            SharedRing ring = pool->handle();
+            WaitPolicy policy = parking();
+            const Outcome outcome = ring.wait_ready(1, kForever, policy);
+            CHECK(outcome == (ring.peek(1).count == 1 ? Outcome::kReady : Outcome::kLost));
+        };
+        SharedRing reaper = pool->handle();
+        const auto producer = [&] {
+            SteppedSharedRing ring = pool->stepped_handle();
+            CHECK(ring.join());
+            CHECK(produce(ring, *pool, 1, 0));
+            ring.post(1);
+        };
+        return dies_beside_a_sleeper(n, consumer, producer, [&](pid_t pid) {
+            // One that never joined is nobody's loss: another comes in its place.
+            if (pool->owners[0] == 0) {
+                CHECK(reaper.join());
+                CHECK(produce(reaper, *pool, 2, 0));
+                reaper.post(1);
+            }
+            reaper.mark_producer_lost(pid);
+        });
+    });
+}
+
+TEST(a_shared_ring_whose_consumer_dies_wakes_its_producers) {
+    at_every_step([](int n) {
+        Shared<Pool> pool;
+        SharedRing first = pool->handle();
+        CHECK(first.join());
+        for (std::uint64_t i = 0; i < kSlots; ++i) CHECK(produce(first, *pool, 1, i));
+        first.post(kSlots);
+        const auto producer = [&] {
+            SharedRing ring = pool->handle();
+            CHECK(ring.join());
+            WaitPolicy policy = parking();
+            const Outcome outcome = ring.wait_room(kForever, policy);
+            CHECK(outcome == Outcome::kLost || (outcome == Outcome::kReady && ring.claim()));
+        };
+        const auto consumer = [&] {
+            SteppedSharedRing ring = pool->stepped_handle();
+            CHECK(ring.peek(kSlots).count == kSlots);
+            ring.release(kSlots);
+        };
+        return dies_beside_a_sleeper(n, producer, consumer,
+                                     [&](pid_t) { first.mark_consumer_lost(); });
+    });
+}
+
+TEST(a_doorbell_whose_member_dies_wakes_its_waiter) {
+    at_every_step([](int n) {
+        Shared<Bell> shared;
+        const auto waiter = [&] {
+            Doorbell bell = shared->handle();
+            WaitPolicy policy = parking();
+            const Outcome outcome = bell.wait_until(1, kForever, policy);
+            CHECK(outcome == (bell.lost().empty() ? Outcome::kReady : Outcome::kLost));
+        };
+        Doorbell reaper = shared->handle();
+        return dies_beside_a_sleeper(
+            n, waiter, [&] { CHECK(shared->stepped_handle().post(0, 1)); },
+            [&](pid_t) { reaper.mark_lost(0); });
+    });
+}
+
+TEST(a_board_whose_writer_dies_wakes_its_readers) {
+    at_every_step([](int n) {
+        Shared<Wall> wall;
+        const auto reader = [&] {
+            Board board = wall->handle();
+            WaitPolicy policy = parking();
+            const Outcome outcome = board.wait_version(1, kForever, policy);
+            CHECK(outcome == (board.version() == 1 ? Outcome::kReady : Outcome::kLost));
+        };
+        Board board = wall->handle();
+        const auto writer = [&] {
+            SteppedBoard own = wall->stepped_handle();
+            publish(own, 1);
+        };
+        return dies_beside_a_sleeper(n, reader, writer, [&](pid_t) { board.mark_writer_lost(); });
     });
 }
 

@@ -12,6 +12,7 @@
 using namespace pysampler;
 using support::Child;
 using support::Counting;
+using support::Meanwhile;
 using support::parking;
 using support::Random;
 using support::Record;
@@ -160,6 +161,16 @@ TEST(what_was_posted_survives_the_poster_and_the_loss_is_told_after_it) {
     position.post(1);
     CHECK(position.wait_until(3, kForever, policy) == Outcome::kReady);
     CHECK(position.load() == 3);
+}
+
+TEST(what_is_posted_and_lost_during_a_wait_is_ready) {
+    Position position;
+    Meanwhile policy{[&] {
+                         position.post(1);
+                         position.mark_lost();
+                     },
+                     Outcome::kReady};
+    CHECK(position.wait_until(1, kForever, policy) == Outcome::kReady);
 }
 
 TEST(a_loss_wakes_the_sleeper) {

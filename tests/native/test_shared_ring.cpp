@@ -12,6 +12,7 @@
 
 using namespace pysampler;
 using support::Child;
+using support::Meanwhile;
 using support::parking;
 using support::Random;
 using support::Record;
@@ -216,6 +217,21 @@ TEST(no_more_than_high_slots_are_claimed) {
     }
 }
 
+TEST(high_is_kept_by_a_producer_that_looked_long_ago) {
+    Memory memory;
+    const RingGeometry geometry{.slots = kSlots, .slot_bytes = 64, .high = 5, .low = 2};
+    SharedRing old = memory.producer(geometry);
+    SharedRing busy = memory.producer(geometry);
+    SharedRing consumer = memory.handle(geometry);
+    for (std::uint64_t i = 0; i < 3 * kSlots; ++i) {
+        push(busy, 1);
+        pop(consumer, 1);
+    }
+    push(busy, 5);
+    CHECK(!busy.claim());
+    CHECK(!old.claim());
+}
+
 TEST(producers_that_found_it_full_sleep_until_it_has_drained_to_low) {
     Memory memory(kWrap - 8);
     SharedRing first = memory.producer();
@@ -347,6 +363,19 @@ TEST(a_producer_declared_dead_publishes_nothing) {
     pop(consumer, kSlots);
 }
 
+TEST(one_declared_dead_that_leaves_leaves_only_its_own_place) {
+    Memory memory;
+    SharedRing ghost = memory.producer();
+    SharedRing consumer = memory.handle();
+    consumer.mark_producer_lost(getpid());
+    SharedRing heir = memory.producer();
+    ghost.leave();
+    const auto position = heir.claim();
+    CHECK(consumer.peek(1).count == 0);
+    CHECK(heir.publish(*position));
+    CHECK(consumer.peek(1).count == 1);
+}
+
 TEST(what_a_producer_leaves_claimed_is_skipped) {
     Memory memory;
     SharedRing a = memory.producer();
@@ -418,6 +447,15 @@ TEST(a_dead_claimant_is_found_at_the_deadline_by_those_without_a_watch) {
     CHECK(consumer.peek(1).count == 0);
     CHECK(consumer.wait_ready(1, now_ns() + kMillisecond, policy) == Outcome::kReady);
     CHECK(consumer.peek(1).first == 1 && consumer.peek(1).count == 1);
+}
+
+TEST(what_was_published_and_never_posted_is_ready_at_the_deadline) {
+    Memory memory;
+    SharedRing consumer = memory.handle();
+    SharedRing dead = memory.producer();
+    Meanwhile policy{[&] { CHECK(dead.publish(*dead.claim())); }, Outcome::kTimedOut};
+    CHECK(consumer.wait_ready(1, kForever, policy) == Outcome::kReady);
+    CHECK(consumer.peek(1).count == 1);
 }
 
 TEST(the_loss_of_the_consumer_wakes_every_producer) {

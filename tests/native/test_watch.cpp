@@ -1,9 +1,14 @@
+#include <dirent.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include <atomic>
 #include <csignal>
 #include <cstdint>
+#include <cstdlib>
+#include <fstream>
 #include <memory>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -93,16 +98,19 @@ TEST(one_that_is_already_reaped_is_told_before_add_returns) {
     CHECK(watch.wait(0, 1, policy) == Outcome::kReady);
 }
 
-TEST(one_that_is_dead_and_not_reaped_is_told_all_the_same) {
+TEST(one_that_is_dead_and_not_reaped_is_told_before_add_returns) {
     Watch watch;
-    Child child([] { _exit(5); });
-    siginfo_t info;
-    CHECK(waitid(P_PID, static_cast<id_t>(child.pid()), &info, WEXITED | WNOWAIT) == 0);
-    std::atomic<int> told{0};
-    watch.add(child.pid(), [&] { ++told; });
-    wait_for(watch, 1);
-    CHECK(told == 1);
-    CHECK(watch.losses().at(0).exit_code == 5);
+    for (int i = 0; i < 20; ++i) {
+        Child child([=] { _exit(i); });
+        siginfo_t info;
+        CHECK(waitid(P_PID, static_cast<id_t>(child.pid()), &info, WEXITED | WNOWAIT) == 0);
+        std::thread::id teller;
+        watch.add(child.pid(), [&] { teller = std::this_thread::get_id(); });
+        CHECK(teller == std::this_thread::get_id());
+        CHECK(watch.losses().back().pid == child.pid());
+        CHECK(watch.losses().back().exit_code == i);
+    }
+    CHECK(watch.watched().empty());
 }
 
 TEST(every_action_of_a_process_is_run_once) {
@@ -285,6 +293,58 @@ TEST(in_a_forked_child_a_watch_is_not_its_own_and_can_be_destroyed) {
     watched.send(SIGKILL);  // the parent's goes on
     wait_for(*watch, 1);
     CHECK(told == 1);
+}
+
+TEST(the_poll_thread_sleeps_though_a_child_inherited_what_it_watched) {
+    for (const bool forgotten : {false, true}) {
+        Watch watch;
+        Child watched = sleeper();
+        watch.add(watched.pid(), [] {});
+        Child heir = sleeper();  // of the pidfd
+        if (forgotten) watch.forget(watched.pid());
+        watched.send(SIGKILL);
+        if (!forgotten) wait_for(watch, 1);
+        // Asleep every time that one looks, as a thread that spins is not.
+        pid_t poller = 0;
+        DIR* threads = opendir("/proc/self/task");
+        while (const dirent* thread = readdir(threads)) {
+            const pid_t tid = std::atoi(thread->d_name);
+            if (tid != 0 && tid != getpid()) poller = tid;
+        }
+        closedir(threads);
+        until([=] { return support::sleeps(poller); });
+        const auto ran_ns = [=] {
+            std::uint64_t ns = 0;
+            std::ifstream("/proc/self/task/" + std::to_string(poller) + "/schedstat") >> ns;
+            return ns;
+        };
+        const std::uint64_t before = ran_ns();
+        WaitPolicy policy = parking();
+        const std::uint64_t known = watch.losses().size();
+        CHECK(watch.wait(known, now_ns() + 20 * kMillisecond, policy) == Outcome::kTimedOut);
+        CHECK(ran_ns() == before);
+    }
+}
+
+TEST(a_watch_without_a_thread_is_an_error_that_changes_nothing) {
+    if (support::kSanitized) return support::skipped("the sanitizer needs threads of its own");
+    Child([] {
+        if (setuid(65534) != 0) return support::skipped("no other user to be");
+        const rlimit none{0, 0};
+        CHECK(setrlimit(RLIMIT_NPROC, &none) == 0);
+        const std::size_t fds = support::open_fds();
+        bool thrown = false;
+        try {
+            Watch watch;
+        } catch (const std::system_error&) {
+            thrown = true;
+        }
+        if (!thrown) return support::skipped("no limit on threads here");
+        sigset_t mask;
+        pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+        CHECK(!sigismember(&mask, SIGINT));
+        CHECK(support::open_fds() == fds);
+    }).finish();
 }
 
 TEST(the_poll_thread_takes_no_signals) {

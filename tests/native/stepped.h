@@ -1,5 +1,5 @@
-// A platform on which a process dies at the n-th thing it does to shared memory: before each load,
-// store, exchange and system call there is a point to be killed at.
+// A platform on which something happens before the n-th thing done to shared memory, be it a load,
+// a store, an exchange or a system call: a kill, or another's move.
 #pragma once
 
 #include <sys/wait.h>
@@ -8,6 +8,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdint>
+#include <functional>
 
 #include "check.h"
 #include "futex.h"
@@ -15,11 +16,20 @@
 
 namespace support {
 
-struct Mortal {
-    static inline int lives = 0;
+struct Stepped {
+    static inline int taken = 0;  // steps, by one thread
+    static inline int at = 0;     // the one before which the event comes
+    static inline std::function<void()> event;
+    static inline int slept_at = 0;  // the first one that was a sleep
 
     static void step() {
-        if (--lives == 0) kill(getpid(), SIGKILL);
+        if (++taken == at) event();
+    }
+    template <class Event>
+    static void begin(int n, Event&& happens) {
+        taken = slept_at = 0;
+        at = n;
+        event = happens;
     }
 
     template <class T>
@@ -53,6 +63,7 @@ struct Mortal {
     static pysampler::FutexResult futex_wait(const Atomic<T>& word, T expected,
                                              std::int64_t deadline) noexcept {
         step();
+        if (slept_at == 0) slept_at = taken;
         return pysampler::Linux::futex_wait(word, expected, deadline);
     }
     template <class T>
@@ -64,27 +75,45 @@ struct Mortal {
     static bool alive(std::uint64_t id) noexcept { return pysampler::Linux::alive(id); }
 };
 
-// The same cell, as a mortal sees it.
+// The same cell, as who steps sees it.
 template <class To, class From>
-To* mortal(From* cell) {
+To* stepped(From* cell) {
     static_assert(sizeof(To) == sizeof(From) && alignof(To) == alignof(From));
     return reinterpret_cast<To*>(cell);
 }
 
-// `trial(n)` begins anew, runs something in a child that dies at its n-th step, and looks at what
-// is left; it says whether the child died. Goes on until one lives through all of it.
+// `trial(n)` begins anew and has something happen at the n-th step; it says whether there were so
+// many. Goes on until there are not.
 template <class Trial>
 void at_every_step(Trial&& trial) {
     int n = 1;
-    while (trial(n)) ++n;
-    CHECK(n > 2);
+    while (trial(n)) {
+        Stepped::at = 0;
+        ++n;
+    }
+    Stepped::at = 0;
+    CHECK(n > 1);
 }
 
-// A child with so many steps to live. Whatever it does after them is not done.
+// Has something happen at each step of a wait, the last one being that at which it sleeps.
+// `trial(n, deadline)` waits for it, once for nothing to count the steps.
+template <class Trial>
+void at_every_step_of_a_wait(Trial&& trial) {
+    do trial(0, pysampler::now_ns() + pysampler::kMillisecond);
+    while (Stepped::slept_at == 0);  // held up until the deadline had passed
+    const int last = Stepped::slept_at;
+    for (int n = 1; n <= last; ++n) {
+        trial(n, pysampler::kForever);
+        CHECK(Stepped::taken >= n);
+        Stepped::at = 0;
+    }
+}
+
+// A child that dies at its n-th step.
 template <class Body>
-Child mortal_child(int lives, Body&& body) {
+Child mortal_child(int n, Body&& body) {
     return Child([&] {
-        Mortal::lives = lives;
+        Stepped::begin(n, [] { kill(getpid(), SIGKILL); });
         body();
     });
 }

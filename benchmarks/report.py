@@ -1,0 +1,134 @@
+"""What run.py measured, as tables and as a picture."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    body = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in body) + "\n"
+
+
+def us(ns: float) -> str:
+    return f"{ns / 1e3:.2f}" if ns < 1e5 else f"{ns / 1e3:.0f}"
+
+
+def cells(waiting: list[dict[str, Any]]) -> dict[tuple[int, int, int], dict[str, dict[str, Any]]]:
+    """(work, workers, think) -> strategy -> result."""
+    by_cell: dict[tuple[int, int, int], dict[str, dict[str, Any]]] = defaultdict(dict)
+    for row in waiting:
+        by_cell[row["work_us"], row["workers"], row["think_us"]][row["strategy"]] = row
+    return by_cell
+
+
+def tables(results: dict[str, Any]) -> str:
+    m = results["machine"]
+    parts = [
+        (
+            f"# The core, measured {m['date']}\n\n{m['processor']}, {m['cpus']} CPUs"
+            f"{', virtual' if m['virtual'] else ''}, Linux {m['kernel']}, Python {m['python']}. "
+            "Peers in turn in one run; medians.\n"
+        )
+    ]
+    latency = defaultdict(list)
+    for row in results["latency"]:
+        latency[row["bench"]].append(row)
+    percentiles = ["p50_ns", "p99_ns", "p99.9_ns"]
+    columns = ["p50", "p99", "p99.9"]
+
+    rows = [[r["case"], *(us(r[p]) for p in percentiles)] for r in latency["round_trip"]]
+    parts.append("## Round trip in C++, both sides awake, us\n\n" + table(["", *columns], rows))
+    rows = [
+        [name, *(f"{row[c]:.2f}" for c in columns)] for name, row in results["round_trips"].items()
+    ]
+    parts.append("## Round trip from Python, us\n\n" + table(["", *columns], rows))
+    rows = [
+        [r["case"], *(us(r[p]) for p in percentiles), us(r["cpu_ns"])] for r in latency["deadline"]
+    ]
+    parts.append(
+        "## Past the deadline, us, and CPU time a wait\n\n" + table(["", *columns, "CPU"], rows)
+    )
+    rows = [
+        [r["case"], *(us(r[p]) for p in percentiles), f"{r['wakes_per_batch']:.3f}"]
+        for r in latency["fan_in"]
+    ]
+    parts.append(
+        "## Doorbell: from go to all posted, us, and wake system calls a batch\n\n"
+        + table(["posters", *columns, "wakes"], rows)
+    )
+    rows = []
+    for (work, workers, think), strategies in cells(results["waiting"]).items():
+        ours = strategies["adaptive"]
+        best = min(
+            (r for name, r in strategies.items() if name != "adaptive"), key=lambda r: r["round_ns"]
+        )
+        rows.append(
+            [
+                *(str(work), str(workers), str(think), us(ours["round_ns"]), us(best["round_ns"])),
+                *(best["strategy"], f"{best['round_ns'] / ours['round_ns']:.2f}"),
+                f"{ours['worker_cpu_ns'] / (10 * think):.1f}",
+            ]
+        )
+    header = ["work us", "workers", "think us", "adaptive us", "best fixed us", "which"]
+    parts.append(
+        "## Ways of waiting: a round, adaptive against the best of six fixed strategies\n\n"
+        "The last column is the workers' CPU time while waiting, in % of the thinking time.\n\n"
+        + table([*header, "best / adaptive", "waiting %"], rows)
+    )
+    rows = [
+        [
+            *(str(r["producers"]), r["record"], r["peer"], f"{r['records_per_s']:,.0f}"),
+            f"{r['GB_per_s']:.2f}",
+        ]
+        for r in results["throughput"]
+    ]
+    parts.append(
+        "## Throughput\n\n" + table(["producers", "record", "", "records/s", "GB/s"], rows)
+    )
+    return "\n".join(parts)
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
+    trips = results["round_trips"]
+    names = list(trips)
+    for offset, column in ((0.2, "p50"), (-0.2, "p99")):
+        left.barh(
+            [i + offset for i in range(len(names))],
+            [trips[name][column] for name in names],
+            height=0.38,
+            label=column,
+        )
+    left.set(yticks=range(len(names)), yticklabels=names, xscale="log", xlabel="us")
+    left.set_title("There and back from Python")
+    left.invert_yaxis()
+    left.legend()
+
+    late = [r for r in results["latency"] if r["bench"] == "deadline"]
+    for kind in ("kernel", "precise"):
+        rows = [r for r in late if r["case"].endswith(kind)]
+        lengths = [int(r["case"].split()[0]) for r in rows]
+        [line] = right.plot(lengths, [r["p50_ns"] / 1e3 for r in rows], "o-", label=f"{kind} p50")
+        right.plot(
+            lengths,
+            [r["p99_ns"] / 1e3 for r in rows],
+            "o--",
+            color=line.get_color(),
+            label=f"{kind} p99",
+        )
+    right.set(xscale="log", yscale="log", xlabel="wait, us", ylabel="past the deadline, us")
+    right.set_title("How late a wait ends")
+    right.legend()
+    m = results["machine"]
+    figure.suptitle(f"{m['processor']}, {m['cpus']} CPUs, Linux {m['kernel']}, {m['date']}")
+    figure.savefig(path, dpi=110)
