@@ -87,11 +87,8 @@ To* stepped(From* cell) {
 template <class Trial>
 void at_every_step(Trial&& trial) {
     int n = 1;
-    while (trial(n)) {
-        Stepped::at = 0;
-        ++n;
-    }
-    Stepped::at = 0;
+    while (trial(n)) ++n;
+    Stepped::at = 0;  // or it would come to another
     CHECK(n > 1);
 }
 
@@ -105,8 +102,8 @@ void at_every_step_of_a_wait(Trial&& trial) {
     for (int n = 1; n <= last; ++n) {
         trial(n, pysampler::kForever);
         CHECK(Stepped::taken >= n);
-        Stepped::at = 0;
     }
+    Stepped::at = 0;
 }
 
 // A child that dies at its n-th step.

@@ -1,0 +1,165 @@
+"""Processes killed at random points: nobody hangs, nothing is torn, nothing is left.
+
+PYSAMPLER_FAULT_ROUNDS and PYSAMPLER_FAULT_SEED set how often, and which kills.
+"""
+
+import multiprocessing
+import os
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from pysampler import errors, sync
+
+ROUNDS = int(os.environ.get("PYSAMPLER_FAULT_ROUNDS", "15"))
+SEED = int(os.environ.get("PYSAMPLER_FAULT_SEED", str(random.SystemRandom().randrange(1 << 32))))
+FORK = multiprocessing.get_context("fork")
+WORDS = 16
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
+
+
+@pytest.fixture
+def dice():
+    print(f"PYSAMPLER_FAULT_SEED={SEED}")
+    return random.Random(SEED)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    def left():
+        me = psutil.Process()
+        return me.num_fds(), len(me.children()), me.num_threads()
+
+    # What the first process of this kind starts for good is not a leak.
+    first = FORK.Process(target=int)
+    first.start()
+    first.join()
+    first.close()
+    before = left(), Path("/proc/self/maps").read_text().count("memfd:pysampler")
+    yield
+    after = left(), Path("/proc/self/maps").read_text().count("memfd:pysampler")
+    assert after == before
+
+
+def kill(process):
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    process.close()
+
+
+def produce(ring, name):
+    sequence = 0
+    while True:
+        record = np.full(WORDS, sequence, np.int64)
+        record[0] = name
+        if sequence % 3 == 0:
+            slot = ring.claim()
+            slot[:] = record
+            ring.publish()
+        else:
+            ring.push_many([record])
+        sequence += 1
+
+
+def test_killed_producers_leave_whole_records_and_no_hole(dice):
+    with sync.SharedRing(64, np.int64, WORDS) as ring, sync.Watch() as watch:
+
+        def start(name):
+            process = FORK.Process(target=produce, args=(ring, name))
+            process.start()
+            watch.add(process, ring.producer())
+            return process
+
+        names = iter(range(1 << 30))
+        running = {name: start(name) for name in (next(names) for _ in range(3))}
+        seen = {}
+        for _ in range(ROUNDS):
+            for _ in range(dice.randrange(1, 40)):
+                for record in ring.pop_many(dice.randrange(1, 64)):
+                    name, sequence = int(record[0]), int(record[1])
+                    assert (record[1:] == sequence).all(), "torn"
+                    assert sequence == seen.get(name, -1) + 1, "lost or out of order"
+                    seen[name] = sequence
+            kill(running.pop(dice.choice(list(running))))
+            name = next(names)
+            running[name] = start(name)
+        for process in running.values():
+            kill(process)
+        watch.wait(known=ROUNDS + 2)
+        # What was published is still handed out, then all are known to be lost.
+        with pytest.raises(errors.LostError):
+            while True:
+                ring.pop_many(64)
+
+
+def wait_and_answer(flag, bell, member):
+    while True:
+        flag.wait()
+        flag.clear()
+        bell.post(member)
+
+
+def test_killed_members_are_told_once_and_replaced(dice):
+    members = 3
+    with sync.Doorbell(members) as bell, sync.Watch() as watch:
+        flags = [sync.Flag() for _ in range(members)]
+
+        def start(member):
+            process = FORK.Process(target=wait_and_answer, args=(flags[member], bell, member))
+            process.start()
+            watch.add(process, bell.member(member))
+            return process
+
+        running = [start(member) for member in range(members)]
+        for _ in range(ROUNDS):
+            for flag in flags:
+                flag.set()
+            victim = dice.randrange(members)
+            for _ in range(dice.randrange(200)):
+                pass
+            kill(running[victim])
+            try:
+                while len(bell.wait()) < members:
+                    pass
+                with pytest.raises(errors.LostError):  # it had posted; the loss comes after
+                    bell.take_ready()
+                    bell.wait()
+            except errors.LostError as lost:
+                assert list(lost.members) == [victim]
+                while len(set(bell.wait(members - 1)) - {victim}) < members - 1:
+                    pass
+            bell.take_ready()
+            bell.revive(victim)
+            flags[victim].clear()
+            running[victim] = start(victim)
+        for process in running:
+            kill(process)
+        for flag in flags:
+            flag.close()
+
+
+def publish(board):
+    version = 0
+    while True:
+        version += 1
+        board.publish({"a": np.full(1000, version), "b": np.full(3, version)})
+
+
+def test_a_killed_writer_leaves_a_whole_set(dice):
+    with sync.Board({"a": np.zeros(1000, np.int64), "b": np.zeros(3, np.int64)}) as board:
+        out = None
+        for _ in range(ROUNDS):
+            before = board.version
+            writer = FORK.Process(target=publish, args=(board,))
+            writer.start()
+            board.wait(newer_than=before + dice.randrange(1, 200))
+            kill(writer)
+            _, out = board.read(out)
+            values = {int(out["b"][0]), *out["a"].tolist(), *out["b"].tolist()}
+            assert len(values) == 1, "torn"
