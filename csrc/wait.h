@@ -80,7 +80,8 @@ class WaitPolicy {
     bool adaptive() const { return adaptive_; }
     std::int64_t usual_ns() const { return usual_; }
     std::int64_t guard_ns() const { return guard_; }
-    bool crowded() const { return crowded_ > 0; }
+    // Whether others want this CPU, told by how long the last yields took.
+    bool crowded() const { return crowded_ >= kCrowd; }
     const WaitStats& stats() const { return stats_; }
     const WaitCosts& costs() const { return costs_; }
 
@@ -123,7 +124,9 @@ class WaitPolicy {
     static constexpr std::int64_t kFirstLook = 2 * kMicrosecond;
     static constexpr std::int64_t kMinGuard = 5 * kMicrosecond;
     static constexpr std::int64_t kMaxGuard = 100 * kMicrosecond;
-    static constexpr int kCrowdMemory = 16;  // yields
+    // A yield that is long weighs as much as four that are not; a single one is noise.
+    static constexpr int kLongYield = 4;
+    static constexpr int kCrowd = 16;
     static constexpr std::uint32_t kCrowdedWaits = 32;
     // So close to a deadline the clock is read at every look: a block of looks takes longer.
     static constexpr std::int64_t kLastLook = 2 * kMicrosecond;
@@ -213,8 +216,8 @@ class WaitPolicy {
         const std::int64_t before = now;
         cpu_yield();
         now = now_ns();
-        if (now - before > 4 * costs_.yield_ns + kMicrosecond) {
-            crowded_ = kCrowdMemory;
+        if (now - before > 2 * costs_.yield_ns) {
+            crowded_ = std::min(crowded_ + kLongYield, 2 * kCrowd);
         } else if (crowded_ > 0) {
             --crowded_;
         }
