@@ -75,7 +75,7 @@ class PyFlag : public Handle {
     std::string state() const {
         if (closed()) return repr("");
         std::string text = flag_->is_set() ? "set" : "not set";
-        text += ", generation " + std::to_string(flag_->generation());
+        text += ", posts " + std::to_string(flag_->posts());
         if (const std::uint64_t waiter = flag_->waiter()) text += ", waiter " + waiter_text(waiter);
         if (flag_->lost()) text += ", poster lost";
         return repr(text);

@@ -33,7 +33,7 @@ class Flag(Handle, _core.Flag):
     >>> flag.wait(timeout=0.001)
     False
     >>> flag
-    <pysampler.sync.Flag not set, generation 1>
+    <pysampler.sync.Flag not set, posts 1>
     """
 
     def __init__(

@@ -17,14 +17,14 @@ DEPTH = 200_000
 
 # model, defines, expected, and which promise is kept or broken
 TABLE = [
-    ("flag", "", "holds", "all of them, over three generations"),
-    ("flag", "MUT_PARK_BLIND", "violated", "no wake-up is lost to a post while it parks"),
-    ("flag", "MUT_SET_BY_STORE", "violated", "no wake-up is lost to a parking while it posts"),
-    ("flag", "MUT_LOST_IF_PARKED", "violated", "a death between post and wake is told"),
-    ("flag", "MUT_CLEAR_BY_STORE", "violated", "clear() keeps a loss"),
-    ("flag", "MUT_UNPARK_BY_STORE", "violated", "a post and a time-out never both win"),
+    ("flag", "", "holds", "all of them, over three posts"),
+    ("flag", "MUT_ARM_BLIND", "violated", "no wake-up is lost to a post while it parks"),
+    ("flag", "MUT_ADVANCE_BLIND", "violated", "no wake-up is lost to a parking while it posts"),
+    ("flag", "MUT_LOST_IF_ARMED", "violated", "a death between post and wake is told"),
+    ("flag", "MUT_DISARM_BY_STORE", "violated", "a post and a time-out never both win"),
     ("flag", "MUT_LOST_FIRST", "violated", "a post survives its author"),
     ("flag", "MUT_CLEAR_EARLY", "violated", "what is being read is not overwritten"),
+    ("flag", "MUT_SET_UNCLEARED", "violated", "one post, one clear"),
     ("flag", "MUT_WAKE_ALWAYS", "violated", "no system call unless parked"),
     ("position", "", "holds", "all of them, two posters post twice"),
     ("position", "N=3 POSTS=1 STIRS=2", "holds", "all of them, three posters"),

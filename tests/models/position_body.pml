@@ -14,7 +14,10 @@
      MUT_LOST_IF_ARMED     mark_lost() wakes only if armed: the dead may have taken that bit
      MUT_RING_TWICE        ring() looks at the bit and then clears it: two make the call
      MUT_SLEEP_DISARMED    sleeps on though a poster has taken the bit
-     MUT_WAKE_ONE          ring() wakes one, and disarms for all */
+     MUT_WAKE_ONE          ring() wakes one, and disarms for all
+     MUT_WAKE_ALWAYS       post() makes the system call whoever sleeps
+     MUT_DISARM_BY_STORE   the time-out stores what it armed from: the post in between is undone
+     MUT_LOST_FIRST        the waiter tells the loss before it looks how far the position has come */
 #ifndef STIRS
 #define STIRS 1     /* returns from the futex that no wake caused: deadline, signal, no reason */
 #endif
@@ -91,7 +94,11 @@ inline post(p, by, mortal) {
   aim = p.target;
 #endif
   if
+#ifdef MUT_WAKE_ALWAYS
+  :: ADVANCE_UNARMED(p, by); wake(p)
+#else
   :: ADVANCE_UNARMED(p, by)
+#endif
   :: ADVANCE_ARMED(p, by); ring_if_reached(p, mortal)
   :: mortal -> goto died
   fi
@@ -156,7 +163,11 @@ inline park(p, wanted, me, one) {
            fi
         od;
         if
+#ifdef MUT_DISARM_BY_STORE
+        :: one -> d_step { p.owed = p.owed - (p.word & ARMED); p.word = seen_word & ~ARMED }
+#else
         :: one -> d_step { p.owed = p.owed - (p.word & ARMED); p.word = p.word & ~ARMED }
+#endif
         :: else
         fi
      fi
@@ -166,6 +177,9 @@ inline park(p, wanted, me, one) {
 
 inline wait_until(p, wanted, me, one) {
   do
+#ifdef MUT_LOST_FIRST
+  :: p.word & LOST -> outcome = Loss; break
+#endif
   :: OVER(p, wanted) -> outcome = Ready; break
   :: else ->
      if

@@ -31,13 +31,6 @@ static_assert(sizeof(Place) == 128);
 static_assert(alignof(Place) == 128);
 static_assert(offsetof(Place, id_) == 0);
 
-static_assert(sizeof(Flag) == 256);
-static_assert(alignof(Flag) == 128);
-static_assert(sizeof(Flag::word_) == 4);
-static_assert(offsetof(Flag, word_) == 0);
-static_assert(offsetof(Flag, place_) == 128);
-static_assert(Flag::kSet == 1 && Flag::kParked == 2 && Flag::kLost == 4 && Flag::kGeneration == 8);
-
 static_assert(sizeof(Position) == 256);
 static_assert(alignof(Position) == 128);
 static_assert(sizeof(Position::word_) == 8);
@@ -50,6 +43,11 @@ static_assert(sizeof(OpenPosition) == 256);
 static_assert(alignof(OpenPosition) == 128);
 static_assert(offsetof(OpenPosition, word_) == 0);
 static_assert(OpenPosition::kArmed == 1 && OpenPosition::kLost == 2 && OpenPosition::kUnit == 4);
+
+static_assert(sizeof(Flag) == 384);
+static_assert(alignof(Flag) == 128);
+static_assert(offsetof(Flag, posts_) == 0);
+static_assert(offsetof(Flag, cleared_) == 256);
 
 static_assert(sizeof(Doorbell::Cell) == 256);
 static_assert(alignof(Doorbell::Cell) == 128);
