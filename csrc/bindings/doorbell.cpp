@@ -6,6 +6,7 @@
 #include <span>
 
 #include "handles.h"
+#include "hot.h"
 
 namespace pysampler::bindings {
 namespace {
@@ -55,7 +56,7 @@ std::uint32_t PyDoorbell::index(const py::handle& member, const char* verb) cons
     return static_cast<std::uint32_t>(i);
 }
 
-bool PyDoorbell::post(const py::object& member) {
+bool PyDoorbell::post(const py::handle& member) {
     return bell_.post(index(member, "post to"), now_ns());
 }
 
@@ -151,7 +152,8 @@ std::string PyDoorbell::state() const {
 }
 
 void register_doorbell(py::module_& m) {
-    py::class_<PyDoorbell>(m, "Doorbell")
+    py::class_<PyDoorbell> doorbell(m, "Doorbell");
+    doorbell
         .def(py::init<const PySegment&, const py::object&, const py::object&,
                       const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("members"), py::arg("offset") = py::none(),
@@ -173,6 +175,7 @@ void register_doorbell(py::module_& m) {
             "size_of",
             [](const py::object& members) { return Doorbell::bytes(member_count(members)); })
         .def("__repr__", &PyDoorbell::state);
+    Hot<PyDoorbell, Unary<&PyDoorbell::post>>::install(doorbell, "post");
 }
 
 }  // namespace pysampler::bindings

@@ -4,6 +4,7 @@
 
 #include "doorbell.h"
 #include "handles.h"
+#include "hot.h"
 
 namespace pysampler::bindings {
 namespace {
@@ -33,7 +34,7 @@ class PyFlag : public Handle {
         return flag_->is_set();
     }
 
-    bool wait(const py::object& timeout, const py::object& deadline) {
+    bool wait(const py::handle& timeout, const py::handle& deadline) {
         check("wait on");
         const std::int64_t until = deadline_of(timeout, deadline);
         if (flag_->is_set()) return true;
@@ -89,8 +90,8 @@ class PyFlag : public Handle {
 }  // namespace
 
 void register_flag(py::module_& m) {
-    py::class_<PyFlag>(m, "Flag")
-        .def(py::init<const PySegment&, const py::object&, const std::optional<WaitPolicy>&>(),
+    py::class_<PyFlag> flag(m, "Flag");
+    flag.def(py::init<const PySegment&, const py::object&, const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("offset") = py::none(), py::arg("policy") = std::nullopt)
         .def("set", &PyFlag::set)
         .def("clear", &PyFlag::clear)
@@ -107,6 +108,10 @@ void register_flag(py::module_& m) {
         .def_property_readonly("offset", &PyFlag::offset)
         .def_static("size_of", [] { return sizeof(Flag); })
         .def("__repr__", &PyFlag::state);
+    Hot<PyFlag, Plain<&PyFlag::set>>::install(flag, "set");
+    Hot<PyFlag, Plain<&PyFlag::clear>>::install(flag, "clear");
+    Hot<PyFlag, Plain<&PyFlag::is_set>>::install(flag, "is_set");
+    Hot<PyFlag, Timed<&PyFlag::wait>>::install(flag, "wait");
 }
 
 }  // namespace pysampler::bindings

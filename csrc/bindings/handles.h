@@ -13,7 +13,7 @@ class PyDoorbell : public Handle {
     PyDoorbell(const PySegment& segment, const py::object& members, const py::object& offset,
                const std::optional<WaitPolicy>& policy);
 
-    bool post(const py::object& member);
+    bool post(const py::handle& member);
     py::array wait(const py::object& want, const py::object& timeout, const py::object& deadline);
     bool take(const py::object& member);
     py::array take_ready();

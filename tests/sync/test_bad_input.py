@@ -85,6 +85,17 @@ BAD = {
         "cannot wait: deadline -1",
     ),
     "deadline NaN": (lambda: sync.sleep_until(NAN), ValueError, "cannot sleep: deadline nan"),
+    "set with an argument": (lambda: sync.Flag().set(1), TypeError, "set(): incompatible"),
+    "wait for a colour": (
+        lambda: sync.Flag().wait(colour="red"),
+        TypeError,
+        "wait(): incompatible",
+    ),
+    "flag without __init__": (
+        lambda: sync.Flag.__new__(sync.Flag).set(),
+        TypeError,
+        "cannot use Flag: its __init__",
+    ),
     "timeout a word": (lambda: sync.Flag().wait("soon"), TypeError, "must be real number"),
     "ring of 3 slots": (
         lambda: sync.Ring(3),

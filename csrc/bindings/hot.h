@@ -1,0 +1,116 @@
+// Methods that are called a million times a second. pybind11 takes ~150 ns to match a call's
+// arguments to a C++ function; these are matched by hand. A call they do not understand goes to the
+// method that pybind11 made, which has the error messages.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <exception>
+#include <string>
+#include <vector>
+
+namespace pysampler::bindings {
+
+namespace py = pybind11;
+
+// The C++ object in a Python one of its class; nullptr if that has other C++ bases beside.
+template <class T>
+T* unwrap(PyObject* self) {
+    const auto* instance = reinterpret_cast<const py::detail::instance*>(self);
+    if (!instance->simple_layout) return nullptr;
+    if (void* object = instance->simple_value_holder[0]) return static_cast<T*>(object);
+    throw py::type_error(std::string("cannot use ") + Py_TYPE(self)->tp_name +
+                         ": its __init__ has not been called");
+}
+
+// `Call` is a static `PyObject* call(T&, PyObject* const* args, Py_ssize_t count, PyObject* names)`
+// that returns nullptr, with no Python error set, for arguments it does not know.
+template <class T, class Call>
+class Hot {
+ public:
+    // Puts itself in the place of the method of that name.
+    static void install(py::class_<T>& type, const char* name) {
+        const py::object made = type.attr(name);
+        doc_ = py::str(made.attr("__doc__"));
+        method_ = {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&Hot::call)),
+                   METH_FASTCALL | METH_KEYWORDS, doc_.c_str()};
+        made_ = made.inc_ref().ptr();  // for as long as the type: for ever
+        PyObject* descriptor =
+            PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &method_);
+        if (descriptor == nullptr) throw py::error_already_set();
+        type.attr(name) = py::reinterpret_steal<py::object>(descriptor);
+    }
+
+ private:
+    static PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count,
+                          PyObject* names) {
+        try {
+            if (T* object = unwrap<T>(self)) {
+                PyObject* result = Call::call(*object, args, count, names);
+                if (result != nullptr) return result;
+            }
+        } catch (py::error_already_set& error) {
+            error.restore();
+            return nullptr;
+        } catch (const py::builtin_exception& error) {
+            error.set_error();
+            return nullptr;
+        } catch (const std::exception& error) {
+            PyErr_SetString(PyExc_RuntimeError, error.what());
+            return nullptr;
+        }
+        const Py_ssize_t all = count + (names == nullptr ? 0 : PyTuple_GET_SIZE(names));
+        std::vector<PyObject*> with_self{self};
+        with_self.insert(with_self.end(), args, args + all);
+        return PyObject_Vectorcall(made_, with_self.data(), static_cast<std::size_t>(count) + 1,
+                                   names);
+    }
+
+    static inline std::string doc_;
+    static inline PyMethodDef method_{};
+    static inline PyObject* made_ = nullptr;
+};
+
+// bool f(), without arguments.
+template <auto method>
+struct Plain {
+    template <class T>
+    static PyObject* call(T& object, PyObject* const*, Py_ssize_t count, PyObject* names) {
+        if (count != 0 || names != nullptr) return nullptr;
+        return PyBool_FromLong((object.*method)());
+    }
+};
+
+// bool f(x), x by position.
+template <auto method>
+struct Unary {
+    template <class T>
+    static PyObject* call(T& object, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+        if (count != 1 || names != nullptr) return nullptr;
+        return PyBool_FromLong((object.*method)(py::handle(args[0])));
+    }
+};
+
+// bool f(timeout=None, *, deadline=None).
+template <auto method>
+struct Timed {
+    template <class T>
+    static PyObject* call(T& object, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+        if (count > 1) return nullptr;
+        py::handle timeout = count == 1 ? args[0] : Py_None, deadline = Py_None;
+        const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+        for (Py_ssize_t i = 0; i < named; ++i) {
+            PyObject* name = PyTuple_GET_ITEM(names, i);
+            if (PyUnicode_CompareWithASCIIString(name, "deadline") == 0) {
+                deadline = args[count + i];
+            } else if (count == 0 && PyUnicode_CompareWithASCIIString(name, "timeout") == 0) {
+                timeout = args[count + i];
+            } else {
+                return nullptr;
+            }
+        }
+        return PyBool_FromLong((object.*method)(timeout, deadline));
+    }
+};
+
+}  // namespace pysampler::bindings
