@@ -54,10 +54,15 @@ class WaitPolicy {
     // 40: the two hops of a park and a wake then cost under 5 %; being awake longer than that
     // gains less than it burns.
     static constexpr std::int64_t kPatience = 40;
+    // Whatever the hops measured: a core asleep for long has cold caches, and many are woken in
+    // turn.
+    static constexpr std::int64_t kLeastPatience = 500 * kMicrosecond;
 
     WaitPolicy() : WaitPolicy(WaitCosts::here()) {}
     explicit WaitPolicy(const WaitCosts& costs)
-        : costs_(costs), patience_(kPatience * costs.park_ns), usual_(costs.park_ns) {}
+        : costs_(costs),
+          patience_(std::max(kPatience * costs.park_ns, kLeastPatience)),
+          usual_(costs.park_ns) {}
 
     // Never learns: pauses for spin_ns, then yields for yield_ns, then parks.
     static WaitPolicy fixed(std::int64_t spin_ns, std::int64_t yield_ns) {
