@@ -83,6 +83,7 @@ class WaitPolicy {
     void set_precise(bool on) { precise_ = on; }
 
     bool adaptive() const { return adaptive_; }
+    std::int64_t patience_ns() const { return patience_; }
     std::int64_t usual_ns() const { return usual_; }
     std::int64_t guard_ns() const { return guard_; }
     // Whether others want this CPU, told by how long the last yields took.

@@ -357,8 +357,10 @@ TEST(a_site_of_short_waits_stays_awake) {
 
 TEST(a_site_of_long_waits_learns_to_park_at_once) {
     const WaitCosts cheap = costs(8, kMicrosecond);
-    const std::int64_t patience = WaitPolicy::kPatience * cheap.park_ns;
     WaitPolicy policy(cheap);
+    const std::int64_t patience = policy.patience_ns();
+    CHECK(patience == WaitPolicy::kLeastPatience);
+    CHECK(WaitPolicy(costs(8, 24 * kMicrosecond)).patience_ns() == 40 * 24 * kMicrosecond);
     Site site;
     CHECK(wait_for(site, policy, 10 * patience) == Outcome::kReady);
     CHECK(site.looks_before_park > 1);  // not known yet
