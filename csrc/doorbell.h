@@ -112,8 +112,8 @@ class BasicDoorbell {
 
     // The reaper: member i is dead. Always rings.
     void mark_lost(std::uint32_t i) noexcept {
-        members_[i].state.fetch_or(kLost, std::memory_order_acq_rel);
-        cell_->posts.mark_lost();
+        members_[i].state.fetch_or(kLost, std::memory_order_relaxed);
+        cell_->posts.mark_lost();  // releases it
     }
 
     // The waiter: another process is member i from now on. The dead one must be known to be dead,

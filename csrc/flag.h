@@ -33,9 +33,9 @@ class BasicFlag {
         return true;
     }
 
-    // Anyone.
+    // Anyone. SYNC: acquire pairs with clear(), for a poster that looks before it writes.
     bool is_set() const noexcept {
-        return posts_.reached(cleared_.load(std::memory_order_relaxed) + 1);
+        return posts_.reached(cleared_.load(std::memory_order_acquire) + 1);
     }
 
     // The waiter, when it is done with what the post was about. False if it was not set.

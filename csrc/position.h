@@ -60,7 +60,7 @@ class BasicPosition {
 
     // A poster. Wakes whoever sleeps, if anyone: one system call per arming, whoever makes it.
     void ring() noexcept {
-        if (word_.fetch_and(~kArmed, std::memory_order_acq_rel) & kArmed) {
+        if (word_.fetch_and(~kArmed, std::memory_order_relaxed) & kArmed) {
             Os::futex_wake(word_, INT_MAX);
         }
     }
@@ -75,13 +75,14 @@ class BasicPosition {
     // Anyone who knows that a poster is dead. What it had posted stays posted. Wakes whether armed
     // or not: the dead may have disarmed, and died before its wake.
     void mark_lost() noexcept {
-        word_.fetch_or(kLost, std::memory_order_acq_rel);
+        // SYNC: release pairs with load(): who looks into the loss sees who is lost.
+        word_.fetch_or(kLost, std::memory_order_release);
         Os::futex_wake(word_, INT_MAX);
     }
     bool lost() const noexcept { return word_.load(std::memory_order_acquire) & kLost; }
-    // The waiter: forget it (the poster has been replaced, or the loss has been looked into).
-    // SYNC: acquire, so that what is looked at next is no older than the loss.
-    void clear_lost() noexcept { word_.fetch_and(~kLost, std::memory_order_acq_rel); }
+    // The waiter: forget it (the poster has been replaced, or the loss is about to be looked into,
+    // after a load()).
+    void clear_lost() noexcept { word_.fetch_and(~kLost, std::memory_order_relaxed); }
 
     bool reached(std::uint64_t target) const noexcept {
         return static_cast<std::int64_t>((load() - target) * kUnit) >= 0;
@@ -123,8 +124,9 @@ class BasicPosition {
     }
 
  private:
+    // Relaxed: wait_until() looks once more, with reached().
     bool over(std::uint64_t target) const noexcept {
-        const Word word = word_.load(std::memory_order_acquire);
+        const Word word = word_.load(std::memory_order_relaxed);
         return (word & kLost) || static_cast<std::int64_t>(word - target * kUnit) >= 0;
     }
 
@@ -133,7 +135,7 @@ class BasicPosition {
         Word word = word_.load(std::memory_order_relaxed);
         if (over(target)) return true;
         // SYNC: release pairs with advance(): who sees the bit sees the target.
-        if (!word_.compare_exchange_strong(word, word | kArmed, std::memory_order_acq_rel,
+        if (!word_.compare_exchange_strong(word, word | kArmed, std::memory_order_release,
                                            std::memory_order_relaxed)) {
             return true;  // moved on: the policy looks again
         }

@@ -1,0 +1,564 @@
+// The production templates on the simulated platform of sim.h: every schedule and every stale read
+// within a budget, then random ones; and each order of memory taken away in turn, to see who minds.
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "board.h"
+#include "check.h"
+#include "doorbell.h"
+#include "flag.h"
+#include "position.h"
+#include "ring.h"
+#include "shared_ring.h"
+#include "sim.h"
+#include "support.h"
+
+using namespace pysampler;
+using sim::Budget;
+using sim::Plain;
+using sim::Policy;
+using sim::Sim;
+using sim::world;
+
+namespace {
+
+// -- scenarios
+// --------------------------------------------------------------------------------------
+
+// A question and an answer to it, twice, in one place that nothing but two flags protects.
+struct Exchange {
+    BasicFlag<Sim> there, back;
+    Plain<int> record;
+
+    Exchange() {
+        world.spawn([this] {
+            Policy policy;
+            for (int i = 1; i <= 2; ++i) {
+                record.write(i);
+                world.expect(there.set(), "set twice");
+                world.expect(back.wait_until(kForever, policy) == Outcome::kReady, "no answer");
+                world.expect(record.read() == -i, "the answer to another question");
+                back.clear();
+            }
+        });
+        world.spawn([this] {
+            Policy policy;
+            for (int i = 1; i <= 2; ++i) {
+                world.expect(there.wait_until(kForever, policy) == Outcome::kReady, "no question");
+                world.expect(record.read() == i, "another question");
+                record.write(-i);
+                there.clear();
+                back.set();
+            }
+        });
+    }
+    void end() { world.expect(!there.is_set() && !back.is_set(), "a flag is left set"); }
+};
+
+// A poster that goes by the flag alone, and may die; a reaper; a waiter with deadlines in between.
+struct MortalPoster {
+    BasicFlag<Sim> flag;
+    Plain<int> record;
+    int cleared = 0;
+
+    MortalPoster() {
+        const std::size_t poster = world.spawn(
+            [this] {
+                for (int i = 1; i <= 2; ++i) {
+                    world.until([this, i] { return cleared == i - 1; });
+                    while (flag.is_set()) {
+                    }
+                    record.write(i);
+                    flag.set();
+                }
+            },
+            true);
+        world.spawn([this, poster] {
+            world.until([poster] { return world.over(poster); });
+            if (world.killed(poster)) flag.mark_lost();
+        });
+        world.spawn([this] {
+            Policy policy;
+            while (cleared < 2) {
+                const Outcome outcome = flag.wait_until(cleared == 0 ? 1 : kForever, policy);
+                if (outcome == Outcome::kLost) return;
+                if (outcome == Outcome::kTimedOut) continue;
+                world.expect(record.read() == cleared + 1, "another record");
+                flag.clear();
+                ++cleared;
+            }
+        });
+    }
+    void end() {}
+};
+
+// What the other side wrote before clear() or take() is seen after the next set() or post(), and
+// what was posted is seen after a take() without a wait.
+struct Receipts {
+    BasicFlag<Sim> flag;
+    BasicDoorbellCell<Sim> cell;
+    BasicMember<Sim> member;
+    BasicDoorbell<Sim> poster{&cell, &member, 1}, taker{&cell, &member, 1};
+    Plain<int> result, by_flag, by_bell;
+    bool posted = false, cleared = false, taken = false;
+
+    Receipts() {
+        world.spawn([this] {
+            flag.set();
+            result.write(1);
+            poster.post(0, 1);
+            posted = true;
+            world.until([this] { return cleared; });
+            if (flag.set()) world.expect(by_flag.read() == 1, "no receipt");
+        });
+        world.spawn([this] {
+            world.until([this] { return posted; });
+            by_flag.write(1);
+            flag.clear();
+            cleared = true;
+        });
+        world.spawn([this] {
+            world.until([this] { return posted; });
+            by_bell.write(1);
+            world.expect(taker.take(0), "nothing to take");
+            world.expect(result.read() == 1, "no result");
+            taken = true;
+        });
+        world.spawn([this] {
+            world.until([this] { return taken; });
+            if (poster.post(0, 2)) world.expect(by_bell.read() == 1, "no receipt");
+        });
+    }
+    void end() {}
+};
+
+// A waiter asks for less than before: who posts must not go by what it asked for then.
+struct Lower {
+    BasicPosition<Sim, Waiters::kOne> position;
+
+    Lower() {
+        world.spawn([this] { position.post(1); });
+        world.spawn([this] {
+            Policy policy;
+            position.wait_until(2, 1, policy);
+            world.expect(position.wait_until(1, kForever, policy) == Outcome::kReady,
+                         "not reached");
+        });
+    }
+    void end() {}
+};
+
+// Two who post once each, one of whom may die; one who waits for both.
+struct Sum {
+    BasicPosition<Sim, Waiters::kOne> position;
+    std::array<Plain<int>, 2> parts;
+    bool lost = false;
+
+    Sum() {
+        for (std::size_t i = 0; i < 2; ++i) {
+            world.spawn(
+                [this, i] {
+                    parts[i].write(1);
+                    position.post(1);
+                },
+                i == 0);
+        }
+        world.spawn([this] {
+            world.until([] { return world.over(0); });
+            if (world.killed(0)) position.mark_lost();
+        });
+        world.spawn([this] {
+            Policy policy;
+            Outcome outcome = Outcome::kTimedOut;
+            while (outcome == Outcome::kTimedOut) outcome = position.wait_until(2, 1, policy);
+            if (outcome == Outcome::kReady) {
+                world.expect(parts[0].read() + parts[1].read() == 2, "a part is missing");
+            }
+            lost = outcome == Outcome::kLost;
+        });
+    }
+    void end() { world.expect(!lost || world.killed(0), "a loss without a death"); }
+};
+
+// Two wait for different positions of one poster.
+struct Audience {
+    BasicPosition<Sim, Waiters::kMany> position;
+    Plain<int> first, second;
+
+    Audience() {
+        world.spawn([this] {
+            first.write(1);
+            if (position.advance(1)) position.ring();
+            second.write(1);
+            if (position.advance(1)) position.ring();
+        });
+        for (const std::uint64_t target : {1U, 2U}) {
+            world.spawn([this, target] {
+                Policy policy;
+                world.expect(position.wait_until(target, kForever, policy) == Outcome::kReady,
+                             "not reached");
+                world.expect((target == 1 ? first : second).read() == 1, "nothing written");
+            });
+        }
+    }
+    void end() {}
+};
+
+// Two wait at one place, one after the other; the first may die there.
+struct Succession {
+    BasicPosition<Sim, Waiters::kOne> position;
+    Plain<int> count;
+
+    Succession() {
+        for (std::size_t i = 0; i < 2; ++i) world.spawn([this] { wait(); }, i == 0);
+        world.spawn([this] {
+            count.write(0);
+            position.post(1);
+        });
+    }
+    void wait() {
+        Policy policy;
+        const std::size_t other = 1 - world.current();
+        Outcome outcome;
+        while ((outcome = position.wait_until(1, 1, policy)) != Outcome::kReady) {
+            world.expect(outcome != Outcome::kLost, "a loss without a death");
+            if (outcome == Outcome::kBusy) world.until([other] { return world.over(other); });
+        }
+        world.expect(count.read() == 0, "nothing written");
+    }
+    void end() {}
+};
+
+// Three records through two slots, one at a time or as they come.
+struct Pipe {
+    static constexpr RingGeometry kGeometry{.slots = 2, .slot_bytes = 4, .high = 2, .low = 1};
+    BasicRingCell<Sim> cell;
+    std::array<Plain<int>, 2> slots;
+    BasicRing<Sim> producer{&cell, kGeometry}, consumer{&cell, kGeometry};
+
+    Pipe() {
+        const std::size_t author = world.spawn(
+            [this] {
+                Policy policy;
+                for (int i = 1; i <= 3; ++i) {
+                    Run run = producer.claim(1);
+                    while (run.count == 0) {
+                        world.expect(producer.wait_room(1, kForever, policy) == Outcome::kReady,
+                                     "no room");
+                        run = producer.claim(1);
+                    }
+                    slots[run.first].write(i);
+                    producer.publish(1);
+                }
+            },
+            true);
+        world.spawn([this, author] {
+            world.until([author] { return world.over(author); });
+            if (world.killed(author)) consumer_side().mark_producer_lost();
+        });
+        world.spawn([this] {
+            Policy policy;
+            for (int read = 0; read < 3;) {
+                if (consumer.wait_ready(1, kForever, policy) == Outcome::kLost) {
+                    world.expect(world.killed(0), "a loss without a death");
+                    return;
+                }
+                const Run run = consumer.peek(2);
+                world.expect(run.count > 0, "ready, and nothing there");
+                for (std::uint64_t k = 0; k < run.count; ++k) {
+                    world.expect(slots[run.first + k].read() == ++read, "another record");
+                }
+                consumer.release(run.count);
+            }
+        });
+    }
+    BasicRing<Sim> consumer_side() { return BasicRing<Sim>(&cell, kGeometry); }
+    void end() {}
+};
+
+// Two producers, one of whom may die, two records each, into two slots.
+struct Pool {
+    static constexpr RingGeometry kGeometry{.slots = 2, .slot_bytes = 4, .high = 2, .low = 1};
+    BasicSharedRingCell<Sim> cell;
+    std::array<Sim::Atomic<std::uint64_t>, 2> owners, words;
+    std::array<Plain<int>, 2> slots;
+    std::vector<BasicSharedRing<Sim>> handles;
+    std::array<int, 2> last{};
+    std::array<bool, 2> joined{};
+    bool told = false;
+
+    Pool() {
+        for (int i = 0; i < 4; ++i) {
+            handles.push_back(
+                BasicSharedRing<Sim>({&cell, owners.data(), words.data(), 2}, kGeometry));
+        }
+        for (std::size_t i = 0; i < 2; ++i) world.spawn([this, i] { produce(i); }, i == 0);
+        world.spawn([this] {
+            world.until([] { return world.over(0); });
+            if (world.killed(0)) handles[2].mark_producer_lost(1);
+        });
+        world.spawn([this] { consume(); });
+    }
+
+    void produce(std::size_t i) {
+        Policy policy;
+        BasicSharedRing<Sim>& ring = handles[i];
+        world.expect(ring.join(), "no place");
+        joined[i] = true;
+        for (int k = 1; k <= (i == 0 ? 2 : 1); ++k) {
+            std::optional<std::uint64_t> position;
+            while (!(position = ring.claim())) {
+                world.expect(ring.wait_room(kForever, policy) == Outcome::kReady, "no room");
+            }
+            slots[*position % 2].write(static_cast<int>(i) * 10 + k);
+            world.expect(ring.publish(*position), "the slot of the living was taken");
+            ring.post(1);
+        }
+    }
+
+    void consume() {
+        Policy policy;
+        BasicSharedRing<Sim>& ring = handles[3];
+        while (!(last[1] == 1 && (last[0] == 2 || told))) {
+            Run run = ring.peek(1);
+            // Whether there is still something to come from the dead is known once it is reaped.
+            const Outcome outcome =
+                run.count == 1 ? Outcome::kReady : ring.wait_ready(1, 1, policy);
+            if (outcome == Outcome::kTimedOut) {
+                if (world.killed(0) && world.over(2) && ring.peek(1).count == 0) told = true;
+                continue;
+            }
+            if (outcome == Outcome::kLost) {  // of those who have joined; the other may still come
+                told = true;
+                world.until([this] { return joined[1]; });
+                continue;
+            }
+            if (run.count == 0) run = ring.peek(1);
+            world.expect(run.count == 1, "ready, and nothing there");
+            const int record = slots[run.first].read();
+            const auto author = static_cast<std::size_t>(record / 10);
+            world.expect(author < 2 && record % 10 == last[author] + 1, "another record");
+            last[author] = record % 10;
+            ring.release(1);
+        }
+    }
+    void end() {
+        world.expect(last[1] == 1, "a record of the living is lost");
+        world.expect(last[0] == 2 || world.killed(0), "a record is lost");
+    }
+};
+
+// Two members, one of whom may die, post twice; one waits for both.
+struct Bell {
+    BasicDoorbellCell<Sim> cell;
+    std::array<BasicMember<Sim>, 2> members;
+    std::array<Plain<int>, 2> results;
+    std::vector<BasicDoorbell<Sim>> handles;
+    std::array<int, 2> taken{};
+    bool lost = false;
+
+    Bell() {
+        for (int i = 0; i < 4; ++i) handles.emplace_back(&cell, members.data(), 2);
+        for (std::uint32_t i = 0; i < 2; ++i) {
+            world.spawn(
+                [this, i] {
+                    for (int k = 1; k <= (i == 0 ? 2 : 1); ++k) {
+                        world.until([this, i, k] { return taken[i] == k - 1; });
+                        while (handles[i].is_ready(i)) {
+                        }
+                        results[i].write(k);
+                        handles[i].post(i, k);
+                    }
+                },
+                i == 0);
+        }
+        world.spawn([this] {
+            world.until([] { return world.over(0); });
+            if (world.killed(0)) handles[2].mark_lost(0);
+        });
+        world.spawn([this] { wait(); });
+    }
+
+    void wait() {
+        Policy policy;
+        BasicDoorbell<Sim>& bell = handles[3];
+        while (taken[1] < 1 || (taken[0] < 2 && !lost)) {
+            const std::uint32_t both = taken[1] == 0 && taken[0] < 2 && !lost ? 2 : 1;
+            const Outcome outcome = bell.wait_until(both, kForever, policy);
+            if (outcome == Outcome::kLost) {
+                world.expect(!lost && bell.lost().size() == 1 && bell.lost()[0] == 0, "told twice");
+                lost = true;
+            }
+            for (const std::uint32_t i : bell.ready()) {
+                world.expect(results[i].read() == taken[i] + 1, "another result");
+                world.expect(bell.take(i), "taken twice");
+                ++taken[i];
+            }
+        }
+    }
+    void end() { world.expect(!lost || world.killed(0), "a loss without a death"); }
+};
+
+// Versions 1 and 2, and 3 over 1: never a mixture, never an older one than last time.
+struct Wall {
+    BasicBoardCell<Sim> cell;
+    std::array<BasicBoard<Sim>::Stamp, 2> stamps;
+    std::array<Sim::Atomic<std::uint64_t>, 4> words;
+
+    BasicBoard<Sim> board() { return {&cell, stamps.data(), words.data(), 2, 2}; }
+
+    Wall() {
+        world.spawn(
+            [this] {
+                for (std::uint64_t v = 1; v <= 3; ++v) {
+                    auto mine = board();
+                    mine.begin();
+                    mine.write(0, std::array{v, v});
+                    mine.publish();
+                }
+            },
+            true);
+        world.spawn([this] {
+            auto mine = board();
+            std::uint64_t last = 0;
+            for (int i = 0; i < 2; ++i) {
+                std::array<std::uint64_t, 2> copy{};
+                const std::uint64_t version = mine.read(0, copy, 2);
+                if (version == 0) continue;
+                world.expect(copy[0] == copy[1], "torn");
+                world.expect(copy[0] == version, "another version");
+                world.expect(version >= last, "an older version than before");
+                last = version;
+            }
+        });
+    }
+    void end() {}
+};
+
+// -- how each is explored
+// ---------------------------------------------------------------------------
+
+struct Scenario {
+    const char* name;
+    sim::Result (*explore)(const Budget&, std::uint64_t most);
+    sim::Result (*wander)(Budget, std::uint64_t seeds);
+    std::vector<Budget> budgets;
+};
+
+template <class S>
+Scenario scenario(const char* name, std::vector<Budget> budgets) {
+    return {name, sim::explore<S>, sim::wander<S>, std::move(budgets)};
+}
+
+// preemptions, stale reads, kills, early ends of a sleep
+const std::vector<Scenario> kScenarios = {
+    scenario<Exchange>("exchange", {{3, 0, 0, 0}, {2, 1, 0, 0}, {1, 2, 0, 1}}),
+    scenario<MortalPoster>("mortal poster", {{3, 0, 1, 0}, {2, 1, 1, 1}, {1, 2, 1, 0}}),
+    scenario<Receipts>("receipts", {{2, 0, 0, 0}, {1, 1, 0, 0}}),
+    scenario<Lower>("lower", {{3, 1, 0, 1}, {2, 2, 0, 1}}),
+    scenario<Sum>("sum", {{3, 0, 1, 0}, {2, 1, 1, 1}, {1, 2, 1, 0}}),
+    scenario<Audience>("audience", {{3, 0, 0, 0}, {2, 1, 0, 1}, {1, 2, 0, 0}}),
+    scenario<Succession>("succession", {{3, 0, 1, 0}, {2, 1, 1, 1}, {1, 2, 1, 0}}),
+    scenario<Pipe>("pipe", {{3, 0, 1, 0}, {2, 1, 1, 0}, {1, 2, 1, 0}}),
+    scenario<Pool>("pool", {{2, 0, 1, 0}, {1, 1, 1, 0}}),
+    scenario<Bell>("bell", {{3, 0, 0, 0}, {2, 1, 1, 0}, {1, 2, 1, 0}}),
+    scenario<Wall>("wall", {{3, 0, 1, 0}, {2, 2, 0, 0}, {1, 3, 0, 0}}),
+};
+
+}  // namespace
+
+TEST(within_the_budget_nothing_goes_wrong) {
+    for (const Scenario& one : kScenarios) {
+        for (const Budget& budget : one.budgets) {
+            const std::int64_t start = now_ns();
+            const sim::Result result = one.explore(budget, ~0ULL);
+            std::printf("   %-14s %d preemptions, %d stale, %d kills: %8lu executions, %.1f s\n",
+                        one.name, budget.preemptions, budget.stale, budget.kills,
+                        static_cast<unsigned long>(result.executions),
+                        static_cast<double>(now_ns() - start) / 1e9);
+            std::fflush(stdout);
+            if (result.found) std::fprintf(stderr, "%s: %s\n", one.name, result.found->c_str());
+            CHECK(!result.found);
+        }
+    }
+}
+
+TEST(at_random_nothing_goes_wrong) {
+    for (const Scenario& one : kScenarios) {
+        const sim::Result result = one.wander({.kills = 1, .early = 2}, 20'000);
+        if (result.found) std::fprintf(stderr, "%s: %s\n", one.name, result.found->c_str());
+        CHECK(!result.found);
+    }
+}
+
+namespace {
+
+// Orders that nobody here would miss, and why they are there.
+struct Spare {
+    const char* file;
+    const char* function;
+    const char* why;
+};
+constexpr Spare kSpare[] = {
+    {"board.h", "publish", "advance() releases too; the stamp is read before the version says so"},
+    {"board.h", "read", "the version was acquired before"},
+    {"shared_ring.h", "claim", "the load, the exchange and the head's position each acquire it"},
+    {"shared_ring.h", "free", "pass() releases too"},
+    {"shared_ring.h", "aborted", "is() and free() do it"},
+    {"shared_ring.h", "dead", "aborted() has acquired the claim, which comes after the joining"},
+    {"shared_ring.h", "join", "rare"},
+    {"shared_ring.h", "mark_producer_lost", "rare"},
+    {"shared_ring.h", "all_lost", "rare"},
+    {"shared_ring.h", "reap_claimant", "rare"},
+    {"waiter.h", "claim", "orders the stores to target_: here no store is ever late"},
+    {"waiter.h", "leave", "likewise"},
+};
+
+// "bool pysampler::BasicFlag<Os>::set() [with ...]" is "set".
+std::string short_name(const std::string& function) {
+    const std::string upto = function.substr(0, function.find('('));
+    return upto.substr(upto.rfind(':') + 1);
+}
+
+}  // namespace
+
+TEST(an_order_of_memory_that_is_taken_away_is_missed) {
+    sim::World::Sites sites;
+    world.note_sites(&sites);
+    for (const Scenario& one : kScenarios) one.wander({.kills = 1, .early = 2}, 500);
+    world.note_sites(nullptr);
+    CHECK(sites.size() > 30);
+    int missed = 0;
+    for (const auto& [site, function] : sites) {
+        std::optional<std::string> found;
+        world.weaken(site);
+        for (const Scenario& one : kScenarios) {
+            if (!found) found = one.wander({.kills = 1, .early = 2}, 5'000).found;
+            for (const Budget& budget : one.budgets) {
+                if (!found) found = one.explore(budget, 2'000).found;
+            }
+        }
+        world.weaken(std::nullopt);
+        const std::string name = short_name(function);
+        const bool spare = std::any_of(std::begin(kSpare), std::end(kSpare), [&](const Spare& one) {
+            return site.file == one.file && name == one.function;
+        });
+        if (!found && !spare) {
+            std::fprintf(stderr, "%s:%u: nobody misses the %s of %s()\n", site.file.c_str(),
+                         site.line, site.acquire ? "acquire" : "release", name.c_str());
+        }
+        CHECK(found || spare);
+        missed += found.has_value();
+    }
+    std::printf("   %d of %zu are missed\n", missed, sites.size());
+}
+
+int main(int argc, char** argv) {
+    if (support::kSanitized) {
+        support::skipped("fibers change stacks behind the sanitizers' backs");
+        return 0;
+    }
+    return check::main(argc, argv);
+}
