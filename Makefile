@@ -11,7 +11,7 @@ NATIVE_OFF := -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_TESTS=ON
 FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-python test-native test-faults lint format stubs bench sanitize models aarch64 wheel clean
+.PHONY: help demo test test-python test-native test-faults lint format stubs bench sanitize models aarch64 wheel packages clean
 
 help:  ## what there is
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -54,6 +54,10 @@ lint: $(VENV)/package.stamp $(VENV)/lint.stamp $(VENV)/test.stamp  ## formatters
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(shell git ls-files '*.h' '*.cpp')
 	$(BIN)/python tests/stubs.py --check
+	$(CMAKE) -S . -B build/lint -DPYSAMPLER_BUILD_TESTS=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	  -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) >/dev/null
+	printf '%s\n' csrc/*.cpp csrc/bindings/*.cpp tests/native/test_layout.cpp | \
+	  xargs -P$$(nproc) -n1 $(BIN)/clang-tidy --quiet -p build/lint
 
 format: $(VENV)/lint.stamp  ## formatters
 	$(BIN)/ruff format .
@@ -85,9 +89,19 @@ aarch64: $(VENV)/test.stamp  ## the native tests built for aarch64, run under qe
 	$(BIN)/cmake --build build/aarch64
 	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure -R 'layout|flag|position|doorbell|test_ring|board'
 
-wheel: $(BIN)/python  ## sdist and wheel in dist/
+wheel: $(BIN)/python  ## sdist, and the wheel made from it, in dist/
 	$(PIP) install build
+	rm -rf dist
 	$(BIN)/python -m build
+
+# Away from the checkout, so that what is imported is what was installed.
+packages: wheel  ## the wheel, and the checkout, each installed in an empty environment, pass the smoke test
+	for what in $(CURDIR)/dist/*.whl $(CURDIR); do \
+	  $(PYTHON) -m venv --clear build/empty && \
+	  build/empty/bin/python -m pip --disable-pip-version-check -q install $$what pytest pytest-timeout && \
+	  install -D -t build/empty/tests tests/test_smoke.py && cp pyproject.toml build/empty && \
+	  (cd build/empty && bin/python -m pytest tests) || exit 1; \
+	done
 
 clean:  ## everything that was made here
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -78,7 +78,7 @@ Watch::~Watch() {
         thread_->join();
     } else {
         // The thread stayed in the parent; its handle here can be neither joined nor destroyed.
-        static_cast<void>(thread_.release());
+        [[maybe_unused]] const std::thread* left = thread_.release();
     }
     for (const auto& [pid, entry] : entries_) close(entry.pidfd);
     close(stop_);
@@ -123,6 +123,7 @@ bool Watch::forget(pid_t pid) {
 std::vector<pid_t> Watch::watched() const {
     const std::lock_guard lock(mutex_);
     std::vector<pid_t> pids;
+    pids.reserve(entries_.size());
     for (const auto& [pid, entry] : entries_) pids.push_back(pid);
     return pids;
 }

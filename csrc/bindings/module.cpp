@@ -29,7 +29,7 @@ void check_system() {
 void translate(std::exception_ptr error) {
     const auto set = [](PyObject* type, const char* what) { PyErr_SetString(type, what); };
     try {
-        std::rethrow_exception(error);
+        std::rethrow_exception(std::move(error));
     } catch (const OutOfMemory& e) {
         set(PyExc_MemoryError, e.what());
     } catch (const std::system_error& e) {

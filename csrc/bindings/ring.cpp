@@ -140,8 +140,9 @@ class PyRing : public Handle {
     }
 
  private:
-    PyRing(const PySegment& segment, Record record, const py::object& slots, const py::object& high,
-           const py::object& low, const py::object& offset, const std::optional<WaitPolicy>& policy)
+    PyRing(const PySegment& segment, const Record& record, const py::object& slots,
+           const py::object& high, const py::object& low, const py::object& offset,
+           const std::optional<WaitPolicy>& policy)
         : PyRing(segment, record, geometry_of(record, slots, high, low), offset, policy) {}
 
     PyRing(const PySegment& segment, Record record, const RingGeometry& geometry,

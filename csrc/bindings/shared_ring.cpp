@@ -178,7 +178,7 @@ class PySharedRing : public Handle {
     }
 
  private:
-    PySharedRing(const PySegment& segment, Record record, const py::object& slots,
+    PySharedRing(const PySegment& segment, const Record& record, const py::object& slots,
                  const py::object& producers, const py::object& high, const py::object& low,
                  const py::object& offset, const std::optional<WaitPolicy>& policy)
         : PySharedRing(segment, record, geometry_of(record, slots, high, low),

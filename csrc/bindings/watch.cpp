@@ -25,6 +25,7 @@ std::string describe(const Loss& loss) {
 class PyWatch {
  public:
     PyWatch() : watch_(std::make_unique<Watch>()) {}
+    // NOLINTNEXTLINE(bugprone-exception-escape): what pybind11 may throw without an interpreter
     ~PyWatch() { close(); }
 
     void add(pid_t pid, const std::vector<Part>& parts) {
