@@ -74,24 +74,14 @@ class BasicDoorbell {
     }
 
     // The waiter: until `want` members are ready. kLost, at once, if a member was lost and this has
-    // not been told before. In every case ready() and lost() hold what was found, and each lost
-    // member is told once.
+    // not been told before. Unless it is kBusy, ready() and lost() hold what was found, and each
+    // lost member is told once.
     template <class Policy>
     Outcome wait_until(std::uint32_t want, std::int64_t deadline, Policy& policy) {
-        for (;;) {
-            cell_->posts.clear_lost();
-            const std::uint64_t seen = cell_->posts.load();
-            collect();
-            if (!lost_.empty()) return Outcome::kLost;
-            if (found_.size() >= want) return Outcome::kReady;
-            const std::uint64_t missing = want - found_.size();
-            const Outcome outcome =
-                cell_->posts.wait_until(seen + missing, deadline, policy, missing);
-            if (outcome == Outcome::kReady || outcome == Outcome::kLost) continue;
-            collect();
-            if (!lost_.empty()) return Outcome::kLost;
-            return found_.size() >= want ? Outcome::kReady : outcome;
-        }
+        if (!cell_->posts.enter()) return Outcome::kBusy;
+        const Outcome outcome = wait_inside(want, deadline, policy);
+        cell_->posts.leave();
+        return outcome;
     }
 
     // The waiter: who was ready at the last wait, longest ready first; who was newly lost.
@@ -130,6 +120,24 @@ class BasicDoorbell {
  private:
     std::uint32_t state(std::uint32_t i) const noexcept {
         return members_[i].state.load(std::memory_order_acquire);
+    }
+
+    template <class Policy>
+    Outcome wait_inside(std::uint32_t want, std::int64_t deadline, Policy& policy) {
+        for (;;) {
+            cell_->posts.clear_lost();
+            const std::uint64_t seen = cell_->posts.load();
+            collect();
+            if (!lost_.empty()) return Outcome::kLost;
+            if (found_.size() >= want) return Outcome::kReady;
+            const std::uint64_t missing = want - found_.size();
+            const Outcome outcome =
+                cell_->posts.wait_inside(seen + missing, deadline, policy, missing);
+            if (outcome == Outcome::kReady || outcome == Outcome::kLost) continue;
+            collect();
+            if (!lost_.empty()) return Outcome::kLost;
+            return found_.size() >= want ? Outcome::kReady : outcome;
+        }
     }
 
     void collect() {

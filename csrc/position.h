@@ -103,13 +103,25 @@ class BasicPosition {
     Outcome wait_until(std::uint64_t target, std::int64_t deadline, Policy& policy,
                        std::uint64_t awaited = 1) noexcept {
         if (reached(target)) return Outcome::kReady;
-        if (waiters == Waiters::kOne && !place_.claim()) return Outcome::kBusy;
-        Outcome outcome = policy.wait(
+        if (!enter()) return Outcome::kBusy;
+        const Outcome outcome = wait_inside(target, deadline, policy, awaited);
+        leave();
+        return outcome;
+    }
+
+    // The same in three steps, for who has more to look at than the position. False from enter() if
+    // somebody else waits here.
+    bool enter() noexcept { return waiters == Waiters::kMany || place_.claim(); }
+    template <class Policy>
+    Outcome wait_inside(std::uint64_t target, std::int64_t deadline, Policy& policy,
+                        std::uint64_t awaited = 1) noexcept {
+        const Outcome outcome = policy.wait(
             deadline, [&] { return over(target); },
             [&](std::int64_t until) { return park(target, until); }, awaited);
+        return outcome == Outcome::kReady && !reached(target) ? Outcome::kLost : outcome;
+    }
+    void leave() noexcept {
         if (waiters == Waiters::kOne) place_.leave();
-        if (outcome == Outcome::kReady && !reached(target)) outcome = Outcome::kLost;
-        return outcome;
     }
 
     std::uint64_t waiter() const noexcept { return place_.id(); }

@@ -180,21 +180,10 @@ class BasicSharedRing {
     template <class Policy>
     Outcome wait_ready(std::uint64_t count, std::int64_t deadline, Policy& policy) noexcept {
         auto& published = parts_.cell->published;
-        for (;;) {
-            published.clear_lost();
-            const std::uint64_t seen = published.load();
-            const bool lost = all_lost();  // before the scan: the last one may publish, then die
-            const std::uint64_t missing = this->missing(count);
-            if (missing == 0 && is(parts_.cell->head.own(), kPublished)) return Outcome::kReady;
-            if (missing == 0) continue;  // the dead had claimed all of it: skipped, look further
-            if (lost) return Outcome::kLost;
-            const Outcome outcome = published.wait_until(seen + missing, deadline, policy);
-            if (outcome == Outcome::kReady || outcome == Outcome::kLost) continue;
-            // Held up at a claim: is its owner alive? (Where a Watch runs, it has told already.)
-            if (outcome != Outcome::kBusy && (this->missing(count) == 0 || reap_claimant()))
-                continue;
-            return outcome;
-        }
+        if (!published.enter()) return Outcome::kBusy;
+        const Outcome outcome = wait_inside(count, deadline, policy);
+        published.leave();
+        return outcome;
     }
 
     // -- anyone ----------------------------------------------------------------------------------
@@ -312,6 +301,25 @@ class BasicSharedRing {
             ++skipped;
         }
         pass(skipped);
+    }
+
+    template <class Policy>
+    Outcome wait_inside(std::uint64_t count, std::int64_t deadline, Policy& policy) noexcept {
+        auto& published = parts_.cell->published;
+        for (;;) {
+            published.clear_lost();
+            const std::uint64_t seen = published.load();
+            const bool lost = all_lost();  // before the scan: the last one may publish, then die
+            const std::uint64_t missing = this->missing(count);
+            if (missing == 0 && is(parts_.cell->head.own(), kPublished)) return Outcome::kReady;
+            if (missing == 0) continue;  // the dead had claimed all of it: skipped, look further
+            if (lost) return Outcome::kLost;
+            const Outcome outcome = published.wait_inside(seen + missing, deadline, policy);
+            if (outcome == Outcome::kReady || outcome == Outcome::kLost) continue;
+            // Held up at a claim: is its owner alive? (Where a Watch runs, it has told already.)
+            if (this->missing(count) == 0 || reap_claimant()) continue;
+            return outcome;
+        }
     }
 
     // How many of the first `count` positions are neither published nor aborted: at least so many

@@ -91,30 +91,28 @@ std::uint64_t copy_out(AnyRing& ring, const std::byte* slots, std::byte* to, std
     return copied;
 }
 
-// The records that are there once `least` are, or at the deadline, up to `most`; perhaps none.
+// The records that are there once `least` are, or at the deadline, up to `most`; perhaps none. None
+// is taken before it returns, so that Ctrl-C loses none; a producer that waits to be drained to the
+// low mark therefore has to leave enough, and `least` is cut to that.
 template <class AnyRing>
 py::array pop_many(const Handle& handle, AnyRing& ring, const Record& record, Site& site,
                    const std::byte* slots, const py::object& count, const py::object& least,
                    const py::object& timeout, const py::object& deadline, std::uint64_t waiter) {
     const std::uint64_t most =
         std::min(whole(count, "pop from ring", "count", 1), ring.geometry().slots);
-    const std::uint64_t want = std::min(whole(least, "pop from ring", "least", 0), most);
+    const std::uint64_t want =
+        std::min({whole(least, "pop from ring", "least", 0), most, ring.geometry().low + 1});
     const std::int64_t until = deadline_of(timeout, deadline);
     const auto keep_mapped = handle.segment();
     py::array records(record.dtype(), record.shape_of(most));
     auto* to = static_cast<std::byte*>(records.mutable_data());
     std::uint64_t popped = 0;
     const Outcome outcome = site([&](WaitPolicy& policy) {
-        for (;;) {
-            popped += copy_out(ring, slots, to + popped * record.bytes(), most - popped);
-            if (popped >= want) return Outcome::kReady;
-            // Never for more than a producer that waits for the low mark has left us.
-            const std::uint64_t next = std::min(want - popped, ring.geometry().low + 1);
-            const Outcome waited = ring.wait_ready(next, until, policy);
-            if (waited == Outcome::kReady) continue;
-            popped += copy_out(ring, slots, to + popped * record.bytes(), most - popped);
-            return waited;
+        const Outcome waited = want == 0 ? Outcome::kReady : ring.wait_ready(want, until, policy);
+        if (waited != Outcome::kInterrupted && waited != Outcome::kBusy) {
+            popped = copy_out(ring, slots, to, most);
         }
+        return waited;
     });
     if (outcome == Outcome::kBusy) handle.busy("pop from", waiter);
     // What the dead have left is still handed out; then the loss is told.

@@ -69,8 +69,8 @@ class Ring(_Records, Handle, _core.Ring):
     touch it afterwards.
 
     A producer that finds ``high`` slots full (all, by default) blocks until they are ``low`` (one
-    fewer). ``pop_many(n, least)`` returns up to n records once there are ``least``, or what there
-    is at the deadline.
+    fewer). ``pop_many(n, least)`` returns up to n records once there are ``least`` (never more than
+    ``low + 1``: a blocked producer brings no others), or what there is at the deadline.
 
     >>> ring = Ring(8, np.float32, 3)
     >>> ring.push([1, 2, 3])

@@ -227,6 +227,19 @@ TEST(a_second_waiter_is_told_so) {
     waiter.join();
 }
 
+TEST(a_second_waiter_takes_no_loss_from_the_first) {
+    Bell shared;
+    Doorbell bell = shared.handle(), other = shared.handle();
+    support::Meanwhile policy{[&] {
+                                  bell.mark_lost(2);
+                                  WaitPolicy own = parking();
+                                  CHECK(other.wait_until(1, kForever, own) == Outcome::kBusy);
+                              },
+                              Outcome::kTimedOut};
+    CHECK(bell.wait_until(1, kForever, policy) == Outcome::kLost);
+    CHECK(list(bell.lost()) == std::vector<std::uint32_t>{2});
+}
+
 TEST(the_place_of_a_killed_waiter_is_taken) {
     Shared<Bell> shared;
     Doorbell bell = shared->handle();

@@ -495,6 +495,20 @@ TEST(a_second_consumer_that_waits_is_told_so_and_a_killed_one_replaced) {
     CHECK(ring.wait_ready(1, kForever, policy) == Outcome::kReady);
 }
 
+TEST(a_second_consumer_takes_no_loss_from_the_first) {
+    Memory memory;
+    CHECK(memory.producer().joined());
+    SharedRing consumer = memory.handle(), other = memory.handle();
+    support::Meanwhile policy{[&] {
+                                  consumer.mark_producer_lost(getpid());
+                                  WaitPolicy own = parking();
+                                  CHECK(other.wait_ready(1, kForever, own) == Outcome::kBusy);
+                                  CHECK(memory.cell.published.lost());
+                              },
+                              Outcome::kLost};
+    CHECK(consumer.wait_ready(1, kForever, policy) == Outcome::kLost);
+}
+
 TEST(a_consumer_that_died_between_freeing_a_slot_and_passing_it_loses_nothing) {
     Memory memory;
     SharedRing a = memory.producer();

@@ -51,6 +51,29 @@ def test_ctrl_c_ends_every_wait(name):
         WAITS[name](1e6)
 
 
+@pytest.mark.parametrize("kind", [sync.Ring, sync.SharedRing])
+def test_ctrl_c_loses_no_record(kind):
+    ring = kind(8, np.int64)
+    ring.push_many([1, 2])
+    main = threading.get_ident()
+    threading.Timer(0.02, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        ring.pop_many(4, least=4)
+    assert ring.pop_many(4).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("kind", [sync.Ring, sync.SharedRing])
+def test_who_wants_more_than_a_blocked_producer_may_bring_gets_what_there_is(kind):
+    ring = kind(8, np.int64, high=4, low=1)
+    producer = threading.Thread(target=lambda: kind.push_many(ring, np.arange(8)))
+    producer.start()
+    got = []
+    while len(got) < 8:
+        got += ring.pop_many(8, least=8).tolist()
+    assert got == list(range(8))
+    producer.join()
+
+
 def test_other_threads_run_while_one_waits():
     flag = sync.Flag()
     threading.Thread(target=lambda: flag.set()).start()
