@@ -61,6 +61,11 @@ def tables(results: dict[str, Any]) -> str:
         "## Doorbell: from go to all posted, us, and wake system calls a batch\n\n"
         + table(["posters", *columns, "wakes"], rows)
     )
+    rows = [[r["case"], *(us(r[p]) for p in percentiles)] for r in latency["notice"]]
+    parts.append(
+        "## Watch: from the kill of a process to the action, us\n\n"
+        + table(["kills", *columns], rows)
+    )
     rows = []
     for (work, workers, think), strategies in cells(results["waiting"]).items():
         ours = strategies["adaptive"]

@@ -53,6 +53,7 @@ def _ring_pair(one: Any, size: int) -> Pair:
 def ring_views(size: int, _: Any) -> Pair:
     one = sync.Ring(_slots(size), np.uint8, size)
     record = np.zeros(size, np.uint8)
+    out = np.empty((BATCH, size), np.uint8)
 
     def send(n: int) -> None:
         while n > 0:
@@ -63,6 +64,7 @@ def ring_views(size: int, _: Any) -> Pair:
 
     def receive() -> int:
         slots = one.peek(BATCH)
+        out[: len(slots)] = slots
         one.release()
         return len(slots)
 

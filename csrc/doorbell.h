@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "layout.h"
@@ -42,6 +43,8 @@ class BasicDoorbell {
     static constexpr std::uint32_t kLost = 2;
     static constexpr std::uint32_t kTold = 4;
 
+    using Order = std::pair<std::int64_t, std::uint32_t>;  // posted at, member
+
  public:
     using Cell = BasicDoorbellCell<Os>;
     using Member = BasicMember<Os>;
@@ -54,6 +57,8 @@ class BasicDoorbell {
         : cell_(cell), members_(members), count_(count) {
         found_.reserve(count);
         lost_.reserve(count);
+        gone_.reserve(count);
+        order_.reserve(count);
     }
 
     std::uint32_t members() const noexcept { return count_; }
@@ -74,8 +79,8 @@ class BasicDoorbell {
     }
 
     // The waiter: until `want` members are ready. kLost, at once, if a member was lost and this has
-    // not been told before. Unless it is kBusy, ready() and lost() hold what was found, and each
-    // lost member is told once.
+    // not been told before, or if those who are left cannot be so many. Unless it is kBusy, ready()
+    // and lost() hold what was found.
     template <class Policy>
     Outcome wait_until(std::uint32_t want, std::int64_t deadline, Policy& policy) {
         if (!cell_->posts.enter()) return Outcome::kBusy;
@@ -84,9 +89,21 @@ class BasicDoorbell {
         return outcome;
     }
 
-    // The waiter: who was ready at the last wait, longest ready first; who was newly lost.
+    // The waiter: who was ready at the last wait, longest ready first; who was newly lost or, if
+    // too few are left, who is.
     std::span<const std::uint32_t> ready() const noexcept { return found_; }
     std::span<const std::uint32_t> lost() const noexcept { return lost_; }
+
+    // Who is ready now, longest ready first.
+    std::vector<std::uint32_t> ready_now() const {
+        std::vector<std::uint32_t> ids;
+        for (std::uint32_t i = 0; i < count_; ++i) {
+            if (is_ready(i)) ids.push_back(i);
+        }
+        std::vector<Order> order;
+        sort(ids, order);
+        return ids;
+    }
 
     // The waiter, when it has read what member i posted, which may now post again. False if it had
     // not posted. SYNC: release pairs with post().
@@ -130,6 +147,10 @@ class BasicDoorbell {
             collect();
             if (!lost_.empty()) return Outcome::kLost;
             if (found_.size() >= want) return Outcome::kReady;
+            if (gone_.size() > count_ - want) {
+                lost_ = gone_;
+                return Outcome::kLost;
+            }
             const std::uint64_t missing = want - found_.size();
             const Outcome outcome =
                 cell_->posts.wait_inside(seen + missing, deadline, policy, missing);
@@ -143,17 +164,26 @@ class BasicDoorbell {
     void collect() {
         found_.clear();
         lost_.clear();
+        gone_.clear();
         for (std::uint32_t i = 0; i < count_; ++i) {
             const std::uint32_t state = this->state(i);
             if (state & kReady) found_.push_back(i);
+            if ((state & kLost) && !(state & kReady)) gone_.push_back(i);
             if ((state & kLost) && !(state & kTold)) {
                 members_[i].state.fetch_or(kTold, std::memory_order_relaxed);
                 lost_.push_back(i);
             }
         }
-        std::stable_sort(found_.begin(), found_.end(), [this](std::uint32_t a, std::uint32_t b) {
-            return posted_at(a) < posted_at(b);
-        });
+        sort(found_, order_);
+    }
+
+    // Longest ready first. By a copy of the times: the shared ones may change under the sort.
+    void sort(std::vector<std::uint32_t>& ids, std::vector<Order>& order) const {
+        order.clear();
+        for (const std::uint32_t i : ids) order.push_back({posted_at(i), i});
+        std::sort(order.begin(), order.end());
+        std::transform(order.begin(), order.end(), ids.begin(),
+                       [](const Order& one) { return one.second; });
     }
 
     Cell* cell_;
@@ -161,6 +191,8 @@ class BasicDoorbell {
     std::uint32_t count_;
     std::vector<std::uint32_t> found_;
     std::vector<std::uint32_t> lost_;
+    std::vector<Order> order_;
+    std::vector<std::uint32_t> gone_;  // lost, told or not, and with nothing left to take
 };
 
 using Doorbell = BasicDoorbell<Linux>;

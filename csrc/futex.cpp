@@ -68,6 +68,10 @@ long sleep_by(FutexCall call, const std::uint32_t* word, std::uint32_t expected,
     return 0;
 }
 
+FutexCall next(FutexCall call) noexcept {
+    return static_cast<FutexCall>(static_cast<int>(call) + 1);
+}
+
 }  // namespace
 
 FutexCall futex_call() noexcept { return call_in_use.load(std::memory_order_relaxed); }
@@ -76,10 +80,12 @@ FutexResult futex_wait_on(const std::uint32_t* word, std::uint32_t expected,
                           std::int64_t deadline) noexcept {
     // The kernel refuses negative times; the epoch of CLOCK_MONOTONIC has passed as well.
     const timespec until = to_timespec(std::max<std::int64_t>(deadline, 0));
-    for (;;) {
-        const FutexCall call = futex_call();
+    for (FutexCall call = futex_call();;) {
         const long result = sleep_by(call, word, expected, deadline == kForever ? nullptr : &until);
         if (result >= 0) return FutexResult::kWoken;
+        if (call == FutexCall::kNap && errno != EAGAIN && errno != ETIMEDOUT && errno != EINTR) {
+            return FutexResult::kWoken;
+        }
         switch (errno) {
             case EAGAIN:
                 return FutexResult::kMismatch;
@@ -87,10 +93,15 @@ FutexResult futex_wait_on(const std::uint32_t* word, std::uint32_t expected,
                 return FutexResult::kTimedOut;
             case EINTR:
                 return FutexResult::kInterrupted;
-            default:  // ENOSYS: the kernel lacks it. EPERM, EINVAL: something forbids it.
-                if (call == FutexCall::kNap) return FutexResult::kWoken;
-                call_in_use.store(static_cast<FutexCall>(static_cast<int>(call) + 1),
-                                  std::memory_order_relaxed);
+            case ENOSYS:  // the kernel lacks it
+            case EPERM:   // something forbids it
+            case EACCES:
+            case EINVAL:
+                call = next(call);
+                call_in_use.store(call, std::memory_order_relaxed);
+                break;
+            default:  // out of memory, say: another way, this time
+                call = next(call);
         }
     }
 }

@@ -2,9 +2,10 @@
 //
 // Every primitive is a template over a platform: `Linux` in production, a simulated one with
 // stale reads and a deterministic scheduler in tests/native/sim.h. A platform gives Atomic,
-// futex_wait, futex_wake, and the two questions of process.h.
+// futex_wait, futex_wake, the two questions of process.h, and when to ask them.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -62,6 +63,10 @@ struct Linux {
 
     static std::uint64_t self_id() noexcept { return pysampler::self_id(); }
     static bool alive(std::uint64_t id) noexcept { return process_alive(pid_of(id)); }
+    // When one that waits until `deadline` should look whether its peers still live.
+    static std::int64_t next_look(std::int64_t deadline) noexcept {
+        return std::min(deadline, now_ns() + 50 * kMillisecond);
+    }
 
  private:
     template <class T>

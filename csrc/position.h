@@ -131,8 +131,11 @@ class BasicPosition {
         requires(waiters == Waiters::kOne)
     {
         const Word word = word_.load(std::memory_order_acquire);
-        const std::uint64_t target = target_.load(std::memory_order_relaxed);
-        return (word & kArmed) && !over(target) ? distance(word / kUnit, target) : 0;
+        const std::uint64_t target = target_.load(std::memory_order_acquire);
+        // A word that has changed may have been about another target.
+        if (!(word & kArmed) || word_.load(std::memory_order_relaxed) != word) return 0;
+        const std::int64_t left = lead(word / kUnit, target);
+        return left > 0 ? static_cast<std::uint64_t>(left) : 0;
     }
 
  private:

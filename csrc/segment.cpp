@@ -15,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "cgroup.h"
 #include "wait.h"
 
 #ifndef MFD_NOEXEC_SEAL
@@ -68,11 +69,35 @@ std::size_t read_limit(const std::string& path) {
     return file >> value ? value : kUnlimited;
 }
 
-std::size_t cgroup_left(const std::string& limit, const std::string& usage) {
-    const std::size_t most = read_limit(limit);
-    const std::size_t used = read_limit(usage);
+// What a group still lets its processes use. The page cache counts as used, but the kernel drops it
+// before it refuses.
+std::size_t cgroup_left(const std::string& folder, bool v2) {
+    const std::size_t most = read_limit(folder + (v2 ? "/memory.max" : "/memory.limit_in_bytes"));
+    std::size_t used = read_limit(folder + (v2 ? "/memory.current" : "/memory.usage_in_bytes"));
     if (most == kUnlimited || used == kUnlimited) return kUnlimited;
+    std::ifstream stat(folder + "/memory.stat");
+    const std::string prefix = v2 ? "" : "total_";
+    std::size_t value;
+    for (std::string name; stat >> name >> value;) {
+        if (name == prefix + "active_file" || name == prefix + "inactive_file") {
+            used -= std::min(used, value);
+        }
+    }
     return most > used ? most - used : 0;
+}
+
+// In pieces: before 6.11 a signal undoes the whole call, and a profiler's timer may well send one
+// every 10 ms.
+int take_pages(int fd, std::size_t size) {
+    constexpr std::size_t piece = 4 << 20;
+    for (std::size_t at = 0; at < size;) {
+        const std::size_t length = std::min(piece, size - at);
+        const int refused = posix_fallocate(fd, static_cast<off_t>(at), static_cast<off_t>(length));
+        if (refused == EINTR) continue;
+        if (refused != 0) return refused;
+        at += length;
+    }
+    return 0;
 }
 
 int open_memfd() {
@@ -125,27 +150,9 @@ std::size_t memory_left() {
         }
         meminfo.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
     }
-    // Inside a container its own group is the root of what is visible.
-    std::ifstream groups("/proc/self/cgroup");
-    for (std::string line; std::getline(groups, line);) {
-        const std::size_t first = line.find(':');
-        const std::size_t second = line.find(':', first + 1);
-        if (second == std::string::npos) continue;
-        const std::string controllers = line.substr(first + 1, second - first - 1);
-        const std::string path = line.substr(second + 1);
-        if (controllers.empty()) {
-            for (const std::string& dir :
-                 {"/sys/fs/cgroup" + path, std::string("/sys/fs/cgroup")}) {
-                left = std::min(left, cgroup_left(dir + "/memory.max", dir + "/memory.current"));
-            }
-        } else if (controllers == "memory") {
-            for (const std::string& dir :
-                 {"/sys/fs/cgroup/memory" + path, std::string("/sys/fs/cgroup/memory")}) {
-                left = std::min(left, cgroup_left(dir + "/memory.limit_in_bytes",
-                                                  dir + "/memory.usage_in_bytes"));
-            }
-        }
-    }
+    for_each_cgroup("memory", [&left](const std::string& folder, bool v2) {
+        left = std::min(left, cgroup_left(folder, v2));
+    });
     return left;
 }
 
@@ -158,10 +165,7 @@ std::shared_ptr<Segment> Segment::create(std::size_t payload) {
     const WaitCosts& costs = WaitCosts::here();
     Fd fd(open_memfd());
     // Takes the pages now: ENOMEM here rather than SIGBUS in the middle of a night.
-    int refused;
-    do {
-        refused = posix_fallocate(fd.get(), 0, static_cast<off_t>(size));
-    } while (refused == EINTR);
+    const int refused = take_pages(fd.get(), size);
     if (refused == ENOSPC || refused == ENOMEM || refused == EFBIG) {
         throw OutOfMemory(too_large(size, std::generic_category().message(refused)));
     }

@@ -73,21 +73,12 @@ class BasicSharedRing {
 
     // Takes one of the places for producers; false if all are held by the living.
     bool join() noexcept {
-        const Word pid = static_cast<std::uint32_t>(pid_of(Os::self_id()));
-        for (std::uint32_t i = 0; i < parts_.producers; ++i) {
-            Word seen = parts_.owners[i].load(std::memory_order_relaxed);
-            if (owner_pid(seen) != 0 && !(seen & kOwnerLost)) continue;
-            // A new incarnation: what the last holder left claimed is not ours.
-            const Word next = (incarnation(seen) + 1) & 0xffff;
-            if (parts_.owners[i].compare_exchange_strong(seen, pid << 32 | next << 1,
-                                                         std::memory_order_acq_rel,
-                                                         std::memory_order_relaxed)) {
-                stamp_ = next << 14 | i;
-                joined_ = true;
-                return true;
-            }
-        }
-        return false;
+        const auto nobody = [](Word) { return false; };
+        const auto dead = [](Word owner) { return !Os::alive(owner); };
+        if (take_place(nobody)) return true;
+        if (!take_place(dead)) return false;
+        parts_.cell->published.mark_lost();  // the consumer may sleep on what the dead had claimed
+        return true;
     }
     bool joined() const noexcept { return joined_; }
 
@@ -111,9 +102,13 @@ class BasicSharedRing {
     std::optional<std::uint64_t> claim() noexcept {
         for (;;) {
             const std::uint64_t tail = parts_.cell->tail.load(std::memory_order_relaxed);
-            if (!room(tail)) {
+            if (!room(tail) || OpenPosition::lead(head_seen_, tail) < 0) {
                 head_seen_ = parts_.cell->head.load();
                 if (!room(tail)) return std::nullopt;
+                if (OpenPosition::lead(head_seen_, tail) < 0) {  // a hint that fell behind
+                    set_tail(tail, head_seen_);
+                    continue;
+                }
             }
             // SYNC: acquire pairs with release(): the consumer has read what lay here.
             Word seen = word(tail).load(std::memory_order_acquire);
@@ -125,10 +120,10 @@ class BasicSharedRing {
                                                         std::memory_order_relaxed)) {
                     continue;
                 }
-                move_tail(tail);
+                set_tail(tail, tail + 1);
                 return tail;
             }
-            move_tail(tail);  // taken, by somebody who may have died before moving it
+            set_tail(tail, tail + 1);  // taken, by somebody who may have died before moving it
         }
     }
 
@@ -203,6 +198,15 @@ class BasicSharedRing {
     bool consumer_lost() const noexcept { return parts_.cell->head.lost(); }
     void clear_lost() noexcept { parts_.cell->head.clear_lost(); }
 
+    // False if somebody wrote garbage: a slot with room for it was never freed.
+    bool sound() const noexcept {
+        const std::uint64_t tail = tail_seen();
+        const std::int64_t lead = OpenPosition::lead(parts_.cell->head.load(), tail);
+        if (lead < 0 || lead >= static_cast<std::int64_t>(geometry_.high)) return true;  // no claim
+        const Word seen = word(tail).load(std::memory_order_acquire);
+        return static_cast<std::int32_t>(lap_of(seen) - lap(tail)) >= 0;
+    }
+
     std::uint64_t published() const noexcept { return parts_.cell->published.load(); }
     // Claimed or published and not yet released, as far as the tail has been told.
     std::uint64_t size() const noexcept {
@@ -247,8 +251,8 @@ class BasicSharedRing {
     std::uint64_t tail_seen() const noexcept {
         return parts_.cell->tail.load(std::memory_order_relaxed);
     }
-    void move_tail(std::uint64_t from) noexcept {
-        parts_.cell->tail.compare_exchange_strong(from, from + 1, std::memory_order_relaxed,
+    void set_tail(std::uint64_t from, std::uint64_t to) noexcept {
+        parts_.cell->tail.compare_exchange_strong(from, to, std::memory_order_relaxed,
                                                   std::memory_order_relaxed);
     }
 
@@ -303,6 +307,26 @@ class BasicSharedRing {
         pass(skipped);
     }
 
+    // A free one, one whose holder is known to be lost, or one whose holder `gone(owner)`.
+    template <class Gone>
+    bool take_place(Gone&& gone) noexcept {
+        const Word pid = static_cast<std::uint32_t>(pid_of(Os::self_id()));
+        for (std::uint32_t i = 0; i < parts_.producers; ++i) {
+            Word seen = parts_.owners[i].load(std::memory_order_relaxed);
+            if (owner_pid(seen) != 0 && !(seen & kOwnerLost) && !gone(seen)) continue;
+            // A new incarnation: what the last holder left claimed is not ours.
+            const Word next = (incarnation(seen) + 1) & 0xffff;
+            if (parts_.owners[i].compare_exchange_strong(seen, pid << 32 | next << 1,
+                                                         std::memory_order_acq_rel,
+                                                         std::memory_order_relaxed)) {
+                stamp_ = next << 14 | i;
+                joined_ = true;
+                return true;
+            }
+        }
+        return false;
+    }
+
     template <class Policy>
     Outcome wait_inside(std::uint64_t count, std::int64_t deadline, Policy& policy) noexcept {
         auto& published = parts_.cell->published;
@@ -314,10 +338,12 @@ class BasicSharedRing {
             if (missing == 0 && is(parts_.cell->head.own(), kPublished)) return Outcome::kReady;
             if (missing == 0) continue;  // the dead had claimed all of it: skipped, look further
             if (lost) return Outcome::kLost;
-            const Outcome outcome = published.wait_inside(seen + missing, deadline, policy);
+            const std::int64_t until = Os::next_look(deadline);
+            const Outcome outcome = published.wait_inside(seen + missing, until, policy);
             if (outcome == Outcome::kReady || outcome == Outcome::kLost) continue;
-            // Held up at a claim: is its owner alive? (Where a Watch runs, it has told already.)
-            if (this->missing(count) == 0 || reap_claimant()) continue;
+            // Nothing for long: are they alive? (Where a Watch runs, it has told already.)
+            if (this->missing(count) == 0 || reap()) continue;
+            if (outcome == Outcome::kTimedOut && until < deadline) continue;
             return outcome;
         }
     }
@@ -347,14 +373,16 @@ class BasicSharedRing {
         return any;
     }
 
-    bool reap_claimant() noexcept {
-        const Word seen = word(parts_.cell->head.own()).load(std::memory_order_acquire);
-        if (state(seen) != kClaimed || dead(seen)) return false;
-        const Word owner =
-            parts_.owners[stamp_of(seen) & (kMaxProducers - 1)].load(std::memory_order_acquire);
-        if (Os::alive(owner)) return false;
-        mark_producer_lost(static_cast<pid_t>(owner_pid(owner)));
-        return true;
+    // For those without a Watch: whoever holds a place and is no more. True if there was one.
+    bool reap() noexcept {
+        bool any = false;
+        for (std::uint32_t i = 0; i < parts_.producers; ++i) {
+            const Word owner = parts_.owners[i].load(std::memory_order_acquire);
+            if (owner_pid(owner) == 0 || (owner & kOwnerLost) || Os::alive(owner)) continue;
+            mark_producer_lost(static_cast<pid_t>(owner_pid(owner)));
+            any = true;
+        }
+        return any;
     }
 
     Parts parts_;

@@ -1,5 +1,6 @@
 #include "wait.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,10 +9,11 @@
 #include <fstream>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <string>
+#include <system_error>
 #include <thread>
 
+#include "cgroup.h"
 #include "futex.h"
 
 namespace pysampler {
@@ -23,6 +25,10 @@ constexpr int kRounds = 31;
 
 std::mutex costs_mutex;  // process-local; taken once per policy object, never on a wait
 std::optional<WaitCosts> known_costs;
+
+// A child forked while another thread measures would find it locked for ever.
+[[maybe_unused]] const int at_fork = pthread_atfork(
+    [] { costs_mutex.lock(); }, [] { costs_mutex.unlock(); }, [] { costs_mutex.unlock(); });
 
 template <std::size_t N>
 std::int64_t quantile(std::array<std::int64_t, N>& values, std::size_t percent) {
@@ -62,23 +68,31 @@ std::int64_t measure_park() {
         Linux::futex_wake(turn, 1);
     };
     std::array<std::int64_t, kRounds> trips;
-    std::thread there([&] {
+    const auto answer = [&] {
         pin(last);
         for (std::uint32_t i = 0; i < kRounds; ++i) {
             await(2 * i + 1);
             pass(2 * i + 2);
         }
-    });
-    std::thread here([&] {
-        pin(first);
+    };
+    const auto ask = [&] {
         for (std::uint32_t i = 0; i < kRounds; ++i) {
             const std::int64_t start = now_ns();
             pass(2 * i + 1);
             await(2 * i + 2);
             trips[i] = now_ns() - start;
         }
-    });
-    here.join();
+    };
+    std::thread there(answer);
+    try {
+        std::thread here([&] {
+            pin(first);
+            ask();
+        });
+        here.join();
+    } catch (const std::system_error&) {  // no second thread to be had: this one, where it is
+        ask();
+    }
     there.join();
     return quantile(trips, 90) / 2;
 }
@@ -93,7 +107,8 @@ std::int64_t measure_yield() {
     return quantile(calls, 10);  // the others met somebody who wanted to run
 }
 
-// "MAX PERIOD" or "max PERIOD", from the cgroup this process is in; version 1 splits it in two.
+// The smallest of the groups this process is in. "MAX PERIOD" or "max PERIOD"; version 1 splits it
+// in two.
 double cgroup_quota() {
     const auto number = [](const std::string& path) -> double {
         std::ifstream file(path);
@@ -102,33 +117,17 @@ double cgroup_quota() {
         return file ? value : -1;
     };
     double quota = HUGE_VAL;
-    std::ifstream groups("/proc/self/cgroup");
-    for (std::string line; std::getline(groups, line);) {
-        std::istringstream fields(line);
-        std::string id, controllers, path;
-        std::getline(fields, id, ':');
-        std::getline(fields, controllers, ':');
-        std::getline(fields, path);
-        const bool v2 = controllers.empty();
-        if (!v2 && ("," + controllers + ",").find(",cpu,") == std::string::npos) continue;
-        const std::string root = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
-        // A quota may be set on any group above; inside a container the path may not be visible,
-        // and the root is the container's own group.
-        for (;;) {
-            const std::string dir = root + (path == "/" ? "" : path);
-            if (v2) {
-                std::ifstream file(dir + "/cpu.max");
-                double max = 0, period = 0;
-                if (file >> max >> period && period > 0) quota = std::min(quota, max / period);
-            } else {
-                const double max = number(dir + "/cpu.cfs_quota_us");
-                const double period = number(dir + "/cpu.cfs_period_us");
-                if (max > 0 && period > 0) quota = std::min(quota, max / period);
-            }
-            if (path.empty() || path == "/") break;
-            path.resize(path.rfind('/'));
+    for_each_cgroup("cpu", [&](const std::string& folder, bool v2) {
+        double max = 0, period = 0;
+        if (v2) {
+            std::ifstream file(folder + "/cpu.max");
+            if (!(file >> max >> period)) return;
+        } else {
+            max = number(folder + "/cpu.cfs_quota_us");
+            period = number(folder + "/cpu.cfs_period_us");
         }
-    }
+        if (max > 0 && period > 0) quota = std::min(quota, max / period);
+    });
     return quota;
 }
 
@@ -148,9 +147,13 @@ int usable_cpus() {
 const WaitCosts& WaitCosts::here() {
     const std::lock_guard lock(costs_mutex);
     if (!known_costs) {
-        known_costs = WaitCosts{.park_ns = std::clamp(measure_park(), kMinPark, kMaxPark),
-                                .yield_ns = measure_yield(),
-                                .cpus = usable_cpus()};
+        known_costs.emplace();
+        known_costs->cpus = usable_cpus();
+        known_costs->yield_ns = measure_yield();
+        try {
+            known_costs->park_ns = std::clamp(measure_park(), kMinPark, kMaxPark);
+        } catch (const std::system_error&) {  // no thread to be had: the default will do
+        }
     }
     return *known_costs;
 }

@@ -20,7 +20,7 @@ enum class Outcome {
     kReady,
     kTimedOut,     // and not ready when looked at after the deadline
     kLost,         // the peer who would have made it ready is dead
-    kInterrupted,  // a signal, or the policy's slice is over: do what you must, then wait again
+    kInterrupted,  // a signal, or the policy's slice is over, and it was not to go on
     kBusy,         // somebody else waits here, and only one may
 };
 
@@ -73,9 +73,11 @@ class WaitPolicy {
         return policy;
     }
 
-    // A wait returns kInterrupted at least this often, so that the caller can look at signals that
-    // came just before it slept.
+    // A wait is interrupted at least this often, so that the caller can look at signals that came
+    // just before it slept.
     void set_slice(std::int64_t ns) { slice_ = ns; }
+    // Asked by a wait that is interrupted whether to go on; without it, none does.
+    void set_go_on(std::function<bool()> go_on) { go_on_ = std::move(go_on); }
     // How many others are at work beside this one's waits, cheap to ask: as long as they need every
     // CPU, this one sleeps, and so leaves its CPU to be given to one of them.
     void set_busy(std::function<std::uint64_t()> busy) { busy_ = std::move(busy); }
@@ -101,6 +103,28 @@ class WaitPolicy {
     // idles.
     template <class Ready, class Park>
     Outcome wait(std::int64_t deadline, Ready&& ready, Park&& park, std::uint64_t awaited = 1) {
+        for (;;) {
+            const Outcome outcome = wait_a_slice(deadline, ready, park, awaited);
+            if (outcome != Outcome::kInterrupted || !go_on_ || !go_on_()) return outcome;
+        }
+    }
+
+ private:
+    static constexpr int kLooks = 32;  // between two readings of the clock, ~0.5 us
+    // A look between two yields comes 0.4 us late; between two pauses, at once. Worth it at first.
+    static constexpr std::int64_t kFirstLook = 2 * kMicrosecond;
+    static constexpr std::int64_t kMinGuard = 5 * kMicrosecond;
+    static constexpr std::int64_t kMaxGuard = 200 * kMicrosecond;
+    // A yield that is long weighs as much as four that are not; a single one is noise.
+    static constexpr int kLongYield = 4;
+    static constexpr int kCrowd = 16;
+    static constexpr std::uint32_t kCrowdedWaits = 32;
+    // So close to a deadline the clock is read at every look: a block of looks takes longer.
+    static constexpr std::int64_t kLastLook = 2 * kMicrosecond;
+    // How many hops a wait stays awake though others need the CPU: what sleeping would cost it.
+    static constexpr std::int64_t kGrace = 2;
+    template <class Ready, class Park>
+    Outcome wait_a_slice(std::int64_t deadline, Ready& ready, Park& park, std::uint64_t awaited) {
         if (ready()) return Outcome::kReady;
         const std::int64_t start = now_ns();
         if (deadline <= start) return ready() ? Outcome::kReady : Outcome::kTimedOut;
@@ -120,24 +144,10 @@ class WaitPolicy {
         } else {
             stats_.awake_ns += now - start;
         }
-        if (outcome != Outcome::kInterrupted) learn(now - start);
+        // One that was interrupted lasts at least so long.
+        if (outcome != Outcome::kInterrupted || now - start > usual_) learn(now - start);
         return outcome;
     }
-
- private:
-    static constexpr int kLooks = 32;  // between two readings of the clock, ~0.5 us
-    // A look between two yields comes 0.4 us late; between two pauses, at once. Worth it at first.
-    static constexpr std::int64_t kFirstLook = 2 * kMicrosecond;
-    static constexpr std::int64_t kMinGuard = 5 * kMicrosecond;
-    static constexpr std::int64_t kMaxGuard = 100 * kMicrosecond;
-    // A yield that is long weighs as much as four that are not; a single one is noise.
-    static constexpr int kLongYield = 4;
-    static constexpr int kCrowd = 16;
-    static constexpr std::uint32_t kCrowdedWaits = 32;
-    // So close to a deadline the clock is read at every look: a block of looks takes longer.
-    static constexpr std::int64_t kLastLook = 2 * kMicrosecond;
-    // How many hops a wait stays awake though others need the CPU: what sleeping would cost it.
-    static constexpr std::int64_t kGrace = 2;
 
     // kInterrupted: the budget is spent, time to park.
     template <class Ready>
@@ -147,7 +157,8 @@ class WaitPolicy {
             later(adaptive_ ? start : spin_end, adaptive_ ? budget() : fixed_yield_);
         if (crowded_ > 0) --crowded_;
         // What is left before the deadline is waited out awake, with the clock in sight.
-        const std::int64_t last_look = deadline - (crowded() ? kLastLook : guard());
+        const std::int64_t last_look =
+            std::min(deadline - (crowded() ? kLastLook : guard()), later(start, slice_));
         while (now < spin_end && now < last_look) {
             for (int look = 0; look < kLooks; ++look) {
                 if (ready()) return Outcome::kReady;
@@ -249,6 +260,7 @@ class WaitPolicy {
     bool adaptive_ = true;
     bool precise_ = true;
     std::function<std::uint64_t()> busy_;
+    std::function<bool()> go_on_;
     WaitStats stats_;
 };
 

@@ -71,18 +71,28 @@ Watch::Watch()
 }
 
 Watch::~Watch() {
-    if (mine()) {
+    stop();
+    // In a child made by fork the lock may be held by a thread that is not there.
+    if (mutex_.try_lock()) {
+        for (const auto& [pid, entry] : entries_) close(entry.pidfd);
+        mutex_.unlock();
+    }
+    close(stop_);
+    close(epoll_);
+}
+
+void Watch::stop() {
+    if (!mine()) {
+        // The thread stayed in the parent; its handle here can be neither joined nor destroyed.
+        [[maybe_unused]] const std::thread* left = thread_.release();
+    } else if (thread_) {
         const std::uint64_t one = 1;
         while (write(stop_, &one, sizeof one) < 0 && errno == EINTR) {
         }
         thread_->join();
-    } else {
-        // The thread stayed in the parent; its handle here can be neither joined nor destroyed.
-        [[maybe_unused]] const std::thread* left = thread_.release();
+        thread_.reset();
+        noticed_.mark_lost();
     }
-    for (const auto& [pid, entry] : entries_) close(entry.pidfd);
-    close(stop_);
-    close(epoll_);
 }
 
 bool Watch::mine() const noexcept { return owner_ == getpid(); }
@@ -90,6 +100,11 @@ bool Watch::mine() const noexcept { return owner_ == getpid(); }
 void Watch::add(pid_t pid, Action action) {
     const std::lock_guard lock(mutex_);
     auto known = entries_.find(pid);
+    // The pid was used again before the poll thread came to its last bearer.
+    if (known != entries_.end() && pidfd_ended(known->second.pidfd)) {
+        lose(known);
+        known = entries_.end();
+    }
     if (known == entries_.end()) {
         const int pidfd = open_pidfd(pid);
         if (pidfd < 0 && errno != ESRCH) fail("cannot watch process: pidfd_open");
@@ -163,7 +178,11 @@ void Watch::notice(pid_t pid) {
     const auto known = entries_.find(pid);
     // Forgotten, or forgotten and added anew, between the event and the lock.
     if (known == entries_.end() || !pidfd_ended(known->second.pidfd)) return;
-    losses_.push_back(ending(pid, known->second.pidfd));
+    lose(known);
+}
+
+void Watch::lose(std::map<pid_t, Entry>::iterator known) {
+    losses_.push_back(ending(known->first, known->second.pidfd));
     for (const Action& action : known->second.actions) action();
     drop(known);
     if (noticed_.advance(1)) noticed_.ring();

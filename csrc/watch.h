@@ -44,8 +44,11 @@ class Watch {
     std::vector<pid_t> watched() const;
     // Every loss so far, in the order they were noticed.
     std::vector<Loss> losses() const;
-    // Until there are more than `known` losses. Any number of threads.
+    // Until there are more than `known` losses. Any number of threads. kLost if it was stopped.
     Outcome wait(std::uint64_t known, std::int64_t deadline, WaitPolicy& policy) noexcept;
+
+    // Ends the poll thread, and the waits. No action runs afterwards.
+    void stop();
 
     // False in a child made by fork: the poll thread is not there.
     bool mine() const noexcept;
@@ -58,6 +61,7 @@ class Watch {
 
     void run();
     void notice(pid_t pid);
+    void lose(std::map<pid_t, Entry>::iterator known);
     void drop(std::map<pid_t, Entry>::iterator known);
 
     int epoll_;

@@ -35,27 +35,39 @@ class WaitStats:
 class WaitPolicy:
     @staticmethod
     def fixed(*, spin_ns: typing.Any = 0, yield_ns: typing.Any = 0) -> WaitPolicy:
-        ...
+        """
+        Never learns: spins for `spin_ns`, yields for `yield_ns`, then sleeps.
+        """
     def __init__(self) -> None:
         ...
     def __repr__(self) -> str:
         ...
     @property
     def adaptive(self) -> bool:
-        ...
+        """
+        Whether it learns.
+        """
     @property
     def guard_ns(self) -> int:
-        ...
+        """
+        How long before a deadline it wakes, to be awake when it comes.
+        """
     @property
     def stats(self) -> WaitStats:
-        ...
+        """
+        Where its waits went.
+        """
     @property
     def usual_ns(self) -> int:
-        ...
+        """
+        How long waits at this site usually last.
+        """
 class Segment:
     @staticmethod
     def attach(fd: typing.SupportsInt | typing.SupportsIndex) -> Segment:
-        ...
+        """
+        The segment behind a file descriptor.
+        """
     @typing.overload
     def __init__(self, same: Segment) -> None:
         ...
@@ -65,24 +77,38 @@ class Segment:
     def __repr__(self) -> str:
         ...
     def array(self, shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], dtype: numpy.dtype[typing.Any], offset: typing.Any = None) -> tuple[int, numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]]:
-        ...
+        """
+        Offset and view of an array, fresh or at an offset.
+        """
     def close(self) -> None:
-        ...
+        """
+        Let go of the memory, once no handle and no view needs it.
+        """
     @property
     def closed(self) -> bool:
-        ...
+        """
+        Whether close() was called.
+        """
     @property
     def fd(self) -> int:
-        ...
+        """
+        The memfd.
+        """
     @property
     def id(self) -> int:
-        ...
+        """
+        A random number, the same in every process.
+        """
     @property
     def left(self) -> int:
-        ...
+        """
+        Bytes not allocated yet.
+        """
     @property
     def size(self) -> int:
-        ...
+        """
+        Bytes, the header included.
+        """
 class Loss:
     def __repr__(self) -> str:
         ...
@@ -108,147 +134,243 @@ class Watch:
         ...
     def __repr__(self) -> str:
         ...
-    def add_pid(self, pid: typing.SupportsInt | typing.SupportsIndex, parts: collections.abc.Sequence[Part]) -> None:
+    def _add_pid(self, pid: typing.SupportsInt | typing.SupportsIndex, parts: collections.abc.Sequence[Part]) -> None:
+        ...
+    def _forget_pid(self, pid: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        ...
+    def _leave_with_pid(self, pid: typing.SupportsInt | typing.SupportsIndex, code: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
     def close(self) -> None:
-        ...
-    def forget_pid(self, pid: typing.SupportsInt | typing.SupportsIndex) -> bool:
-        ...
-    def leave_with_pid(self, pid: typing.SupportsInt | typing.SupportsIndex, code: typing.SupportsInt | typing.SupportsIndex) -> None:
-        ...
-    def wait(self, known: typing.SupportsInt | typing.SupportsIndex = 0, timeout: typing.Any = None, *, deadline: typing.Any = None) -> list[Loss]:
-        ...
+        """
+        Stops watching.
+        """
+    def wait(self, *, known: typing.SupportsInt | typing.SupportsIndex = 0, timeout: float | None = None, deadline: int | None = None) -> list[Loss]:
+        """
+        Until more than `known` processes were lost; those beyond the first `known`, perhaps none at the deadline.
+        """
     @property
     def closed(self) -> bool:
-        ...
+        """
+        Whether close() was called.
+        """
     @property
     def losses(self) -> list[Loss]:
-        ...
+        """
+        Every loss so far, in order.
+        """
     @property
     def watched(self) -> list[int]:
-        ...
+        """
+        The pids watched.
+        """
 class Doorbell:
     @staticmethod
     def size_of(arg0: typing.Any) -> int:
-        ...
+        """
+        Bytes it takes in a segment, for so many members.
+        """
     def __init__(self, segment: Segment, members: typing.Any, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
     def __repr__(self) -> str:
         ...
     def close(self) -> None:
-        ...
+        """
+        Let go of the memory.
+        """
     def member(self, member: typing.Any) -> Part:
-        ...
+        """
+        What a Watch marks lost when this member's process dies.
+        """
     def post(self, member: typing.Any) -> bool:
-        ...
+        """
+        Member is ready. False if its last post has not been taken, or it is lost and not revived.
+        """
     def revive(self, member: typing.Any) -> None:
-        ...
-    def take(self, member: typing.Any) -> bool:
-        ...
+        """
+        Another process is this member from now on; what the dead one had posted is dropped.
+        """
+    def take(self, members: typing.Any) -> int:
+        """
+        What a member, or each of several, posted has been read; it may post again. How many had posted.
+        """
     def take_ready(self) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
-        ...
-    def wait(self, count: typing.Any = None, timeout: typing.Any = None, *, deadline: typing.Any = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
-        ...
+        """
+        Takes all who are ready now, longest ready first: also those who came after the last wait.
+        """
+    def wait(self, count: typing.Any = None, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
+        """
+        Until `count` members are ready (all, by default); who is, longest ready first. At the deadline those who are.
+        """
     @property
     def closed(self) -> bool:
-        ...
+        """
+        Whether close() was called.
+        """
     @property
     def lost(self) -> list[int]:
-        ...
+        """
+        Members that are lost and not revived.
+        """
     @property
     def members(self) -> int:
-        ...
+        """
+        How many there are.
+        """
     @property
     def offset(self) -> int:
-        ...
+        """
+        Where it begins in its segment.
+        """
     @property
     def stats(self) -> WaitStats:
-        ...
+        """
+        Where the waits at this handle went.
+        """
 class Flag:
     @staticmethod
     def size_of() -> int:
-        ...
+        """
+        Bytes it takes in a segment.
+        """
     def __init__(self, segment: Segment, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
     def __repr__(self) -> str:
         ...
     def beside(self, doorbell: Doorbell) -> None:
-        ...
+        """
+        The waiter works beside the members of that doorbell: as long as they need every CPU, it sleeps rather than spins.
+        """
     def clear(self) -> bool:
-        ...
+        """
+        The waiter is done with what the post was about. False if it was not set.
+        """
     def close(self) -> None:
-        ...
+        """
+        Let go of the memory.
+        """
     def is_set(self) -> bool:
-        ...
+        """
+        Whether there is a post that has not been cleared.
+        """
     def poster(self) -> Part:
-        ...
+        """
+        What a Watch marks lost when the poster dies.
+        """
     def replaced(self) -> None:
-        ...
+        """
+        The poster that died has been replaced: waits are waits again.
+        """
     def set(self) -> bool:
-        ...
-    def wait(self, timeout: typing.Any = None, *, deadline: typing.Any = None) -> bool:
-        ...
+        """
+        Post. False if the last post has not been cleared.
+        """
+    def wait(self, timeout: float | None = None, *, deadline: int | None = None) -> bool:
+        """
+        Until it is set; False at the deadline.
+        """
     @property
     def closed(self) -> bool:
-        ...
+        """
+        Whether close() was called.
+        """
     @property
     def offset(self) -> int:
-        ...
+        """
+        Where it begins in its segment.
+        """
     @property
     def poster_lost(self) -> bool:
-        ...
+        """
+        Whether the poster is known to be dead.
+        """
     @property
     def stats(self) -> WaitStats:
-        ...
+        """
+        Where the waits at this handle went.
+        """
 class Ring:
     @staticmethod
     def size_of(arg0: typing.Any, arg1: numpy.dtype[typing.Any], arg2: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], arg3: typing.Any, arg4: typing.Any) -> int:
-        ...
+        """
+        Bytes it takes in a segment.
+        """
     def __init__(self, segment: Segment, slots: typing.Any, dtype: numpy.dtype[typing.Any], shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], high: typing.Any = None, low: typing.Any = None, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
     def __len__(self) -> int:
         ...
     def __repr__(self) -> str:
         ...
-    def claim(self, count: typing.Any = 1, timeout: typing.Any = None, *, deadline: typing.Any = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
-        ...
+    def claim(self, count: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
+        """
+        A view of up to `count` free slots, at least one; WaitTimeoutError if it stayed full.
+        """
     def close(self) -> None:
-        ...
+        """
+        Let go of the memory.
+        """
     def consumer(self) -> Part:
-        ...
-    def peek(self, count: typing.Any = 1, timeout: typing.Any = None, *, deadline: typing.Any = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
-        ...
-    def pop_many(self, count: typing.Any, least: typing.Any = 1, timeout: typing.Any = None, *, deadline: typing.Any = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
-        ...
+        """
+        What a Watch marks lost when the consumer dies.
+        """
+    def peek(self, count: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
+        """
+        A view of up to `count` records, at least one; WaitTimeoutError if none came.
+        """
+    def pop_many(self, count: typing.Any, least: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
+        """
+        A copy of up to `count` records once there are `least`, or of what there is at the deadline.
+        """
     def producer(self) -> Part:
-        ...
+        """
+        What a Watch marks lost when the producer dies.
+        """
     def publish(self, count: typing.Any = None) -> None:
-        ...
-    def push_many(self, records: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], timeout: typing.Any = None, *, deadline: typing.Any = None) -> int:
-        ...
+        """
+        Hands over the first `count` of the claimed slots (all, by default); the rest are free again.
+        """
+    def push_many(self, records: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], *, timeout: float | None = None, deadline: int | None = None) -> int:
+        """
+        All of them, in order; how many went before the deadline.
+        """
     def release(self, count: typing.Any = None) -> None:
-        ...
+        """
+        Hands back the first `count` of the peeked slots (all, by default).
+        """
     def replaced(self) -> None:
-        ...
+        """
+        The side that died has been replaced: waits are waits again.
+        """
     @property
     def closed(self) -> bool:
-        ...
+        """
+        Whether close() was called.
+        """
     @property
     def high(self) -> int:
-        ...
+        """
+        A producer that finds so many slots full blocks ...
+        """
     @property
     def low(self) -> int:
-        ...
+        """
+        ... until there are only so many.
+        """
     @property
     def offset(self) -> int:
-        ...
+        """
+        Where it begins in its segment.
+        """
     @property
     def slots(self) -> int:
-        ...
+        """
+        How many records it holds.
+        """
 class SharedRing:
     @staticmethod
     def size_of(arg0: typing.Any, arg1: numpy.dtype[typing.Any], arg2: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], arg3: typing.Any, arg4: typing.Any, arg5: typing.Any) -> int:
-        ...
+        """
+        Bytes it takes in a segment.
+        """
     def __init__(self, segment: Segment, slots: typing.Any, dtype: numpy.dtype[typing.Any], shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], producers: typing.Any = 64, high: typing.Any = None, low: typing.Any = None, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
     def __len__(self) -> int:
@@ -256,51 +378,87 @@ class SharedRing:
     def __repr__(self) -> str:
         ...
     def abandon(self) -> bool:
-        ...
-    def claim(self, timeout: typing.Any = None, *, deadline: typing.Any = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
-        ...
+        """
+        Gives the claimed slot up: the consumer skips it.
+        """
+    def claim(self, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
+        """
+        A view of one free slot; later records wait for it to be published or abandoned. WaitTimeoutError if it stayed full.
+        """
     def close(self) -> None:
         ...
     def consumer(self) -> Part:
-        ...
+        """
+        What a Watch marks lost when the consumer dies.
+        """
     def leave(self) -> None:
-        ...
-    def peek(self, count: typing.Any = 1, timeout: typing.Any = None, *, deadline: typing.Any = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
-        ...
-    def pop_many(self, count: typing.Any, least: typing.Any = 1, timeout: typing.Any = None, *, deadline: typing.Any = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
-        ...
+        """
+        Gives this process's place as a producer back.
+        """
+    def peek(self, count: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
+        """
+        A view of up to `count` records, at least one; WaitTimeoutError if none came.
+        """
+    def pop_many(self, count: typing.Any, least: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
+        """
+        A copy of up to `count` records once there are `least`, or of what there is at the deadline.
+        """
     def producer(self) -> Part:
-        ...
+        """
+        What a Watch marks lost when a producer dies.
+        """
     def publish(self) -> bool:
-        ...
-    def push_many(self, records: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], timeout: typing.Any = None, *, deadline: typing.Any = None) -> int:
-        ...
+        """
+        Hands over the claimed slot.
+        """
+    def push_many(self, records: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], *, timeout: float | None = None, deadline: int | None = None) -> int:
+        """
+        All of them, in order; how many went before the deadline.
+        """
     def release(self, count: typing.Any = None) -> None:
-        ...
+        """
+        Hands back the first `count` of the peeked slots (all, by default).
+        """
     def replaced(self) -> None:
-        ...
+        """
+        The consumer that died has been replaced.
+        """
     @property
     def closed(self) -> bool:
-        ...
+        """
+        Whether close() was called.
+        """
     @property
     def high(self) -> int:
-        ...
+        """
+        A producer that finds so many slots full blocks ...
+        """
     @property
     def low(self) -> int:
-        ...
+        """
+        ... until there are only so many.
+        """
     @property
     def offset(self) -> int:
-        ...
+        """
+        Where it begins in its segment.
+        """
     @property
     def producers(self) -> int:
-        ...
+        """
+        How many places for producers there are.
+        """
     @property
     def slots(self) -> int:
-        ...
+        """
+        How many records it holds.
+        """
 class ByteRing:
     @staticmethod
     def size_of(arg0: typing.Any) -> int:
-        ...
+        """
+        Bytes it takes in a segment.
+        """
     def __init__(self, segment: Segment, capacity: typing.Any, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
     def __len__(self) -> int:
@@ -308,33 +466,57 @@ class ByteRing:
     def __repr__(self) -> str:
         ...
     def close(self) -> None:
-        ...
+        """
+        Let go of the memory.
+        """
     def consumer(self) -> Part:
-        ...
-    def peek(self, timeout: typing.Any = None, *, limit: typing.Any = None, deadline: typing.Any = None) -> memoryview:
-        ...
+        """
+        What a Watch marks lost when the consumer dies.
+        """
+    def peek(self, timeout: float | None = None, *, limit: typing.Any = None, deadline: int | None = None) -> memoryview:
+        """
+        A read-only view of the next message where it lies, until release().
+        """
     def producer(self) -> Part:
-        ...
-    def recv(self, timeout: typing.Any = None, *, limit: typing.Any = None, deadline: typing.Any = None) -> bytes:
-        ...
+        """
+        What a Watch marks lost when the producer dies.
+        """
+    def recv(self, timeout: float | None = None, *, limit: typing.Any = None, deadline: int | None = None) -> bytes:
+        """
+        A copy of the next message; WaitTimeoutError if none came.
+        """
     def release(self) -> None:
-        ...
+        """
+        Hands back the message peeked at.
+        """
     def replaced(self) -> None:
-        ...
-    def send(self, message: typing_extensions.Buffer, timeout: typing.Any = None, *, deadline: typing.Any = None) -> None:
-        ...
+        """
+        The side that died has been replaced: waits are waits again.
+        """
+    def send(self, message: typing_extensions.Buffer, timeout: float | None = None, *, deadline: int | None = None) -> None:
+        """
+        The message, in parts if it is larger than the ring; WaitTimeoutError if it stayed full.
+        """
     @property
     def capacity(self) -> int:
-        ...
+        """
+        Bytes it holds, headers included.
+        """
     @property
     def closed(self) -> bool:
-        ...
+        """
+        Whether close() was called.
+        """
     @property
     def largest_whole(self) -> int:
-        ...
+        """
+        The largest message that goes in one part.
+        """
     @property
     def offset(self) -> int:
-        ...
+        """
+        Where it begins in its segment.
+        """
 class Board:
     @staticmethod
     def size_of(words: typing.SupportsInt | typing.SupportsIndex, buffers: typing.SupportsInt | typing.SupportsIndex) -> int:
@@ -343,45 +525,65 @@ class Board:
         ...
     def __repr__(self) -> str:
         ...
-    def begin(self) -> int:
+    def _begin(self) -> int:
+        ...
+    def _publish_words(self) -> int:
+        ...
+    def _read_words(self, out: numpy.typing.NDArray[numpy.uint64]) -> int:
+        ...
+    def _wait_version(self, version: typing.SupportsInt | typing.SupportsIndex, *, timeout: float | None = None, deadline: int | None = None) -> bool:
+        ...
+    def _write(self, at: typing.SupportsInt | typing.SupportsIndex, field: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]) -> None:
         ...
     def close(self) -> None:
-        ...
-    def publish_words(self) -> int:
-        ...
-    def read_words(self, out: numpy.typing.NDArray[numpy.uint64]) -> int:
-        ...
+        """
+        Let go of the memory.
+        """
     def replaced(self) -> None:
-        ...
-    def wait_version(self, version: typing.SupportsInt | typing.SupportsIndex, timeout: typing.Any = None, *, deadline: typing.Any = None) -> bool:
-        ...
-    def write(self, at: typing.SupportsInt | typing.SupportsIndex, field: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]) -> None:
-        ...
+        """
+        The writer that died has been replaced: waits are waits again.
+        """
     def writer(self) -> Part:
-        ...
+        """
+        What a Watch marks lost when the writer dies.
+        """
     @property
     def closed(self) -> bool:
-        ...
+        """
+        Whether close() was called.
+        """
     @property
     def offset(self) -> int:
-        ...
+        """
+        Where it begins in its segment.
+        """
     @property
     def version(self) -> int:
-        ...
+        """
+        The newest version; 0 if there is none yet.
+        """
 def futex_wake_count() -> int:
     ...
 def memory_left() -> int:
     ...
 def now() -> int:
-    ...
+    """
+    The clock that deadlines are told by: ns, monotonic.
+    """
 def process_alive(pid: typing.SupportsInt | typing.SupportsIndex) -> bool:
     ...
 def sleep_until(deadline: typing.Any) -> None:
-    ...
+    """
+    Until now() reaches the deadline, to within a microsecond or so where a CPU is free.
+    """
 def usable_cpus() -> int:
-    ...
+    """
+    CPUs this process may use: its affinity, and its cgroup's quota rounded up.
+    """
 def wait_costs() -> WaitCosts:
-    ...
+    """
+    What waiting costs on this machine; measured once.
+    """
 header_bytes: int = 128
 layout_version: int = 1
 page_size: int = 4096

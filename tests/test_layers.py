@@ -19,7 +19,7 @@ PYTHON = {
 }
 # In C++ a header may include those before it in this order.
 CPP = [
-    *("layout", "clock", "process", "futex", "wait", "waiter", "position"),
+    *("layout", "clock", "cgroup", "process", "futex", "wait", "waiter", "position"),
     *("flag", "doorbell", "ring", "shared_ring", "byte_ring", "board", "segment", "watch"),
 ]
 

@@ -3,6 +3,9 @@
 //   round_trip:  two processes; a bare word and PAUSE as the limit, then Flag with the real policy
 //   deadline:    waits that nothing ends; the kernel alone (park only), then precise
 //   fan_in:      N posters, one waiter for all: time and wakes a batch
+//   notice:      from kill() of a process to the action of the Watch
+#include <signal.h>
+
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -10,6 +13,7 @@
 #include "common.h"
 #include "doorbell.h"
 #include "flag.h"
+#include "watch.h"
 
 using namespace pysampler;
 
@@ -168,6 +172,23 @@ void fan_in(std::uint32_t posters, int batches) {
           ", \"wakes_per_batch\": " + std::to_string(static_cast<double>(wakes->load()) / batches));
 }
 
+void notice(int kills) {
+    Watch watch;
+    WaitPolicy policy;
+    std::vector<std::int64_t> took;
+    for (int i = 0; i < kills; ++i) {
+        const pid_t child = bench::fork_child([] { pause(); });
+        std::int64_t noticed = 0;
+        watch.add(child, [&noticed] { noticed = now_ns(); });
+        const std::int64_t start = now_ns();
+        kill(child, SIGKILL);
+        watch.wait(static_cast<std::uint64_t>(i), kForever, policy);
+        took.push_back(noticed - start);
+        waitpid(child, nullptr, 0);
+    }
+    print("notice", std::to_string(kills), took);
+}
+
 }  // namespace
 
 int main() {
@@ -176,4 +197,5 @@ int main() {
     for (const std::uint32_t posters : {1U, 2U, 8U, 64U, 512U}) {
         fan_in(posters, posters >= 64 ? 300 : 5000);
     }
+    notice(1000);
 }

@@ -46,13 +46,13 @@ class PyBoard : public Handle {
     void write(std::uint64_t at, const py::array& field) {
         check("publish to");
         const auto bytes = static_cast<std::size_t>(field.nbytes());
-        if (!(field.flags() & py::array::c_style) ||
-            at + round_up(bytes, 8) / 8 > board_.words_each()) {
+        if (!(field.flags() & py::array::c_style) || at > board_.words_each() ||
+            round_up(bytes, 8) / 8 > board_.words_each() - at) {
             throw py::value_error("cannot publish to board: the field does not fit");
         }
         const auto* from = static_cast<const std::byte*>(field.data());
         const auto keep_mapped = segment();
-        const py::gil_scoped_release release;
+        Released released;
         std::size_t done = 0;
         if (reinterpret_cast<std::uintptr_t>(from) % 8 == 0) {
             const std::size_t whole_words = bytes / 8;
@@ -74,7 +74,8 @@ class PyBoard : public Handle {
     // Copies the newest version; its number, 0 if there is none.
     std::uint64_t read(py::array_t<std::uint64_t>& out) {
         check("read");
-        if (static_cast<std::uint64_t>(out.size()) != board_.words_each()) {
+        if (static_cast<std::uint64_t>(out.size()) != board_.words_each() ||
+            !(out.flags() & py::array::c_style)) {
             throw py::value_error("cannot read board: buffer of " + std::to_string(out.size()) +
                                   " words, expected " + std::to_string(board_.words_each()));
         }
@@ -83,7 +84,7 @@ class PyBoard : public Handle {
         for (;;) {
             std::uint64_t version;
             {
-                const py::gil_scoped_release release;
+                Released released;
                 version = board_.read(0, {to, board_.words_each()}, 1);
             }
             if (version != 0 || board_.version() == 0) return version;
@@ -91,7 +92,7 @@ class PyBoard : public Handle {
         }
     }
 
-    bool wait(std::uint64_t version, const py::object& timeout, const py::object& deadline) {
+    bool wait(std::uint64_t version, const Seconds& timeout, const Nanoseconds& deadline) {
         check("wait on");
         const std::int64_t until = deadline_of(timeout, deadline);
         const auto keep_mapped = segment();
@@ -145,18 +146,20 @@ void register_board(py::module_& m) {
                       const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("words"), py::arg("buffers"), py::arg("offset") = none,
              py::arg("policy") = std::nullopt)
-        .def("begin", &PyBoard::begin)
-        .def("write", &PyBoard::write, py::arg("at"), py::arg("field"))
-        .def("publish_words", &PyBoard::publish)
-        .def("read_words", &PyBoard::read, py::arg("out").noconvert())
-        .def("wait_version", &PyBoard::wait, py::arg("version"), py::arg("timeout") = none,
-             py::kw_only(), py::arg("deadline") = none)
-        .def("writer", &PyBoard::writer)
-        .def("replaced", &PyBoard::replaced)
-        .def("close", &PyBoard::close)
-        .def_property_readonly("version", &PyBoard::version)
-        .def_property_readonly("closed", &PyBoard::closed)
-        .def_property_readonly("offset", &PyBoard::offset)
+        .def("_begin", &PyBoard::begin)
+        .def("_write", &PyBoard::write, py::arg("at"), py::arg("field"))
+        .def("_publish_words", &PyBoard::publish)
+        .def("_read_words", &PyBoard::read, py::arg("out").noconvert())
+        .def("_wait_version", &PyBoard::wait, py::arg("version"), py::kw_only(),
+             py::arg("timeout") = none, py::arg("deadline") = none)
+        .def("writer", &PyBoard::writer, "What a Watch marks lost when the writer dies.")
+        .def("replaced", &PyBoard::replaced,
+             "The writer that died has been replaced: waits are waits again.")
+        .def("close", &PyBoard::close, "Let go of the memory.")
+        .def_property_readonly("version", &PyBoard::version,
+                               "The newest version; 0 if there is none yet.")
+        .def_property_readonly("closed", &PyBoard::closed, "Whether close() was called.")
+        .def_property_readonly("offset", &PyBoard::offset, "Where it begins in its segment.")
         .def_static(
             "size_of",
             [](std::uint64_t words, std::uint32_t buffers) {

@@ -36,8 +36,9 @@ class PyByteRing : public Handle {
     // The array, whole pages, then the cell.
     static std::size_t bytes(std::uint64_t capacity) { return capacity + sizeof(RingCell); }
 
-    void send(const py::buffer& message, const py::object& timeout, const py::object& deadline) {
-        check("send to");
+    void send(const py::buffer& message, const Seconds& timeout, const Nanoseconds& deadline) {
+        const Turn turn(*this, producing_, "send to");
+        const auto keep_twice = twice_;
         const py::buffer_info info = message.request();
         if (PyBuffer_IsContiguous(info.view(), 'C') == 0) {
             throw py::value_error("cannot send to byte ring: the message is not contiguous");
@@ -45,7 +46,6 @@ class PyByteRing : public Handle {
         const auto* from = static_cast<const std::byte*>(info.ptr);
         const auto size = static_cast<std::size_t>(info.size * info.itemsize);
         const std::int64_t until = deadline_of(timeout, deadline);
-        const auto keep_mapped = segment();
         std::uint64_t written = 0;
         const Outcome outcome = room_(
             [&](WaitPolicy& policy) { return ring_.write({from, size}, written, until, policy); });
@@ -54,8 +54,9 @@ class PyByteRing : public Handle {
     }
 
     // A copy of the next message.
-    py::bytes recv(const py::object& timeout, const py::object& limit, const py::object& deadline) {
-        check("receive from");
+    py::bytes recv(const Seconds& timeout, const py::object& limit, const Nanoseconds& deadline) {
+        const Turn turn(*this, consuming_, "receive from");
+        const auto keep_twice = twice_;
         wait_message("receive from", timeout, limit, deadline);
         const auto message = ring_.message();
         py::bytes copy(reinterpret_cast<const char*>(message.data()), message.size());
@@ -63,18 +64,27 @@ class PyByteRing : public Handle {
         return copy;
     }
 
-    // The next message where it lies, until release().
-    py::memoryview peek(const py::object& timeout, const py::object& limit,
-                        const py::object& deadline) {
-        check("peek into");
+    // The next message where it lies, until release(); a copy of one that came in parts. Never a
+    // view of memory that may go before it.
+    py::memoryview peek(const Seconds& timeout, const py::object& limit,
+                        const Nanoseconds& deadline) {
+        const Turn turn(*this, consuming_, "peek into");
+        const auto twice = twice_;
         wait_message("peek into", timeout, limit, deadline);
         const auto message = ring_.message();
-        return py::memoryview::from_memory(message.data(),
-                                           static_cast<py::ssize_t>(message.size()));
+        const auto size = static_cast<py::ssize_t>(message.size());
+        const std::byte* first = twice.get();
+        if (message.data() < first || message.data() >= first + 2 * capacity_) {
+            return {py::bytes(reinterpret_cast<const char*>(message.data()), message.size())};
+        }
+        const py::array_t<std::uint8_t> there(
+            size, reinterpret_cast<const std::uint8_t*>(message.data()), keep(twice));
+        there.attr("setflags")(py::arg("write") = false);
+        return {there};
     }
 
     void release() {
-        check("release in");
+        const Turn turn(*this, consuming_, "release in");
         ring_.release();
     }
 
@@ -119,13 +129,11 @@ class PyByteRing : public Handle {
         return fresh ? new (at) RingCell : reinterpret_cast<RingCell*>(at);
     }
 
-    void wait_message(const char* verb, const py::object& timeout, const py::object& limit,
-                      const py::object& deadline) {
+    void wait_message(const char* verb, const Seconds& timeout, const py::object& limit,
+                      const Nanoseconds& deadline) {
         const std::uint64_t most =
             limit.is_none() ? ~std::uint64_t{0} : whole(limit, "receive", "limit", 0);
         const std::int64_t until = deadline_of(timeout, deadline);
-        const auto keep_mapped = segment();
-        const auto keep_twice = twice_;
         Outcome outcome;
         try {
             outcome = ready_([&](WaitPolicy& policy) { return ring_.read(most, until, policy); });
@@ -143,6 +151,8 @@ class PyByteRing : public Handle {
     ByteRing ring_;
     Site room_;
     Site ready_;
+    Side producing_;
+    Side consuming_;
 };
 
 }  // namespace
@@ -155,26 +165,35 @@ void register_byte_ring(py::module_& m) {
              py::arg("segment"), py::arg("capacity"), py::arg("offset") = none,
              py::arg("policy") = std::nullopt)
         .def("send", &PyByteRing::send, py::arg("message"), py::arg("timeout") = none,
-             py::kw_only(), py::arg("deadline") = none)
+             py::kw_only(), py::arg("deadline") = none,
+             "The message, in parts if it is larger than the ring; WaitTimeoutError if it stayed "
+             "full.")
         .def("recv", &PyByteRing::recv, py::arg("timeout") = none, py::kw_only(),
-             py::arg("limit") = none, py::arg("deadline") = none)
+             py::arg("limit") = none, py::arg("deadline") = none,
+             "A copy of the next message; WaitTimeoutError if none came.")
         .def("peek", &PyByteRing::peek, py::arg("timeout") = none, py::kw_only(),
-             py::arg("limit") = none, py::arg("deadline") = none)
-        .def("release", &PyByteRing::release)
-        .def("producer", &PyByteRing::producer)
-        .def("consumer", &PyByteRing::consumer)
-        .def("replaced", &PyByteRing::replaced)
-        .def("close", &PyByteRing::close_ring)
+             py::arg("limit") = none, py::arg("deadline") = none,
+             "A read-only view of the next message where it lies, until release().")
+        .def("release", &PyByteRing::release, "Hands back the message peeked at.")
+        .def("producer", &PyByteRing::producer, "What a Watch marks lost when the producer dies.")
+        .def("consumer", &PyByteRing::consumer, "What a Watch marks lost when the consumer dies.")
+        .def("replaced", &PyByteRing::replaced,
+             "The side that died has been replaced: waits are waits again.")
+        .def("close", &PyByteRing::close_ring, "Let go of the memory.")
         .def("__len__", &PyByteRing::size)
-        .def_property_readonly("capacity", &PyByteRing::capacity)
-        .def_property_readonly("largest_whole", &PyByteRing::largest_whole)
-        .def_property_readonly("closed", &PyByteRing::closed)
-        .def_property_readonly("offset", &PyByteRing::offset)
-        .def_static("size_of",
-                    [](const py::object& capacity) {
-                        // Room to begin at a whole page.
-                        return PyByteRing::bytes(capacity_of(capacity)) + Segment::page();
-                    })
+        .def_property_readonly("capacity", &PyByteRing::capacity,
+                               "Bytes it holds, headers included.")
+        .def_property_readonly("largest_whole", &PyByteRing::largest_whole,
+                               "The largest message that goes in one part.")
+        .def_property_readonly("closed", &PyByteRing::closed, "Whether close() was called.")
+        .def_property_readonly("offset", &PyByteRing::offset, "Where it begins in its segment.")
+        .def_static(
+            "size_of",
+            [](const py::object& capacity) {
+                // Room to begin at a whole page.
+                return PyByteRing::bytes(capacity_of(capacity)) + Segment::page();
+            },
+            "Bytes it takes in a segment.")
         .def("__repr__", &PyByteRing::state);
 }
 

@@ -60,9 +60,9 @@ bool PyDoorbell::post(const py::handle& member) {
     return bell_.post(index(member, "post to"), now_ns());
 }
 
-py::array PyDoorbell::wait(const py::object& want, const py::object& timeout,
-                           const py::object& deadline) {
-    check("wait on");
+py::array PyDoorbell::wait(const py::object& want, const Seconds& timeout,
+                           const Nanoseconds& deadline) {
+    const Turn turn(*this, waiter_, "wait on");
     const std::uint64_t count =
         want.is_none() ? count_ : whole(want, "wait on doorbell", "count", 1);
     if (count > count_) {
@@ -70,12 +70,6 @@ py::array PyDoorbell::wait(const py::object& want, const py::object& timeout,
                               ", expected at most its members, " + std::to_string(count_));
     }
     const std::int64_t until = deadline_of(timeout, deadline);
-    if (waiting_.test_and_set(std::memory_order_acquire)) busy("wait on", cell_->posts.waiter());
-    struct Done {
-        std::atomic_flag& waiting;
-        ~Done() { waiting.clear(std::memory_order_release); }
-    } const done{waiting_};
-    const auto keep_mapped = segment();
     const Outcome outcome = site_([&](WaitPolicy& policy) {
         return bell_.wait_until(static_cast<std::uint32_t>(count), until, policy);
     });
@@ -96,18 +90,18 @@ py::array PyDoorbell::wait(const py::object& want, const py::object& timeout,
     return ready;
 }
 
-bool PyDoorbell::take(const py::object& member) { return bell_.take(index(member, "take from")); }
+std::size_t PyDoorbell::take(const py::object& members) {
+    if (PyIndex_Check(members.ptr())) return bell_.take(index(members, "take from"));
+    std::vector<std::uint32_t> all;  // each a member, before the first is taken
+    for (const py::handle member : members) all.push_back(index(member, "take from"));
+    return static_cast<std::size_t>(
+        std::count_if(all.begin(), all.end(), [this](std::uint32_t i) { return bell_.take(i); }));
+}
 
 // What is ready now, taken, longest ready first.
 py::array PyDoorbell::take_ready() {
     check("take from");
-    std::vector<std::uint32_t> taken;
-    for (std::uint32_t i = 0; i < count_; ++i) {
-        if (bell_.is_ready(i)) taken.push_back(i);
-    }
-    std::stable_sort(taken.begin(), taken.end(), [this](std::uint32_t a, std::uint32_t b) {
-        return bell_.posted_at(a) < bell_.posted_at(b);
-    });
+    const std::vector<std::uint32_t> taken = bell_.ready_now();
     for (const std::uint32_t i : taken) bell_.take(i);
     return to_array(taken);
 }
@@ -158,22 +152,34 @@ void register_doorbell(py::module_& m) {
                       const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("members"), py::arg("offset") = py::none(),
              py::arg("policy") = std::nullopt)
-        .def("post", &PyDoorbell::post, py::arg("member"))
-        .def("wait", &PyDoorbell::wait, py::arg("count") = py::none(),
-             py::arg("timeout") = py::none(), py::kw_only(), py::arg("deadline") = py::none())
-        .def("take", &PyDoorbell::take, py::arg("member"))
-        .def("take_ready", &PyDoorbell::take_ready)
-        .def("revive", &PyDoorbell::revive, py::arg("member"))
-        .def("member", &PyDoorbell::member, py::arg("member"))
-        .def("close", &PyDoorbell::close)
-        .def_property_readonly("lost", &PyDoorbell::lost_members)
-        .def_property_readonly("members", &PyDoorbell::members)
-        .def_property_readonly("stats", &PyDoorbell::stats)
-        .def_property_readonly("closed", &PyDoorbell::closed)
-        .def_property_readonly("offset", &PyDoorbell::offset)
+        .def("post", &PyDoorbell::post, py::arg("member"),
+             "Member is ready. False if its last post has not been taken, or it is lost and not "
+             "revived.")
+        .def("wait", &PyDoorbell::wait, py::arg("count") = py::none(), py::kw_only(),
+             py::arg("timeout") = py::none(), py::arg("deadline") = py::none(),
+             "Until `count` members are ready (all, by default); who is, longest ready first. At "
+             "the deadline those who are.")
+        .def("take", &PyDoorbell::take, py::arg("members"),
+             "What a member, or each of several, posted has been read; it may post again. How many "
+             "had posted.")
+        .def("take_ready", &PyDoorbell::take_ready,
+             "Takes all who are ready now, longest ready first: also those who came after the last "
+             "wait.")
+        .def("revive", &PyDoorbell::revive, py::arg("member"),
+             "Another process is this member from now on; what the dead one had posted is dropped.")
+        .def("member", &PyDoorbell::member, py::arg("member"),
+             "What a Watch marks lost when this member's process dies.")
+        .def("close", &PyDoorbell::close, "Let go of the memory.")
+        .def_property_readonly("lost", &PyDoorbell::lost_members,
+                               "Members that are lost and not revived.")
+        .def_property_readonly("members", &PyDoorbell::members, "How many there are.")
+        .def_property_readonly("stats", &PyDoorbell::stats, "Where the waits at this handle went.")
+        .def_property_readonly("closed", &PyDoorbell::closed, "Whether close() was called.")
+        .def_property_readonly("offset", &PyDoorbell::offset, "Where it begins in its segment.")
         .def_static(
             "size_of",
-            [](const py::object& members) { return Doorbell::bytes(member_count(members)); })
+            [](const py::object& members) { return Doorbell::bytes(member_count(members)); },
+            "Bytes it takes in a segment, for so many members.")
         .def("__repr__", &PyDoorbell::state);
     Hot<PyDoorbell, Unary<&PyDoorbell::post>>::install(doorbell, "post");
 }

@@ -38,7 +38,7 @@ class PyFlag : public Handle {
         check("wait on");
         const std::int64_t until = deadline_of(timeout, deadline);
         if (flag_->is_set()) return true;
-        const auto keep_mapped = segment();
+        const Turn turn(*this, waiter_, "wait on");
         switch (site_([&](WaitPolicy& policy) { return flag_->wait_until(until, policy); })) {
             case Outcome::kReady:
                 return true;
@@ -52,7 +52,7 @@ class PyFlag : public Handle {
     }
 
     void beside(const PyDoorbell& bell) {
-        check("use");
+        const Turn turn(*this, waiter_, "use");
         site_.policy().set_busy(bell.wanted_by_waiter());
     }
 
@@ -85,6 +85,7 @@ class PyFlag : public Handle {
  private:
     Flag* flag_;
     Site site_;
+    Side waiter_;
 };
 
 }  // namespace
@@ -93,20 +94,31 @@ void register_flag(py::module_& m) {
     py::class_<PyFlag> flag(m, "Flag");
     flag.def(py::init<const PySegment&, const py::object&, const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("offset") = py::none(), py::arg("policy") = std::nullopt)
-        .def("set", &PyFlag::set)
-        .def("clear", &PyFlag::clear)
-        .def("is_set", &PyFlag::is_set)
-        .def("wait", &PyFlag::wait, py::arg("timeout") = py::none(), py::kw_only(),
-             py::arg("deadline") = py::none())
-        .def("beside", &PyFlag::beside, py::arg("doorbell"))
-        .def("poster", &PyFlag::poster)
-        .def("replaced", &PyFlag::replaced)
-        .def("close", &PyFlag::close)
-        .def_property_readonly("poster_lost", &PyFlag::poster_lost)
-        .def_property_readonly("stats", &PyFlag::stats)
-        .def_property_readonly("closed", &PyFlag::closed)
-        .def_property_readonly("offset", &PyFlag::offset)
-        .def_static("size_of", [] { return sizeof(Flag); })
+        .def("set", &PyFlag::set, "Post. False if the last post has not been cleared.")
+        .def("clear", &PyFlag::clear,
+             "The waiter is done with what the post was about. False if it was not set.")
+        .def("is_set", &PyFlag::is_set, "Whether there is a post that has not been cleared.")
+        .def(
+            "wait",
+            [](PyFlag& self, const Seconds& timeout, const Nanoseconds& deadline) {
+                return self.wait(timeout, deadline);
+            },
+            py::arg("timeout") = py::none(), py::kw_only(), py::arg("deadline") = py::none(),
+            "Until it is set; False at the deadline.")
+        .def("beside", &PyFlag::beside, py::arg("doorbell"),
+             "The waiter works beside the members of that doorbell: as long as they need every "
+             "CPU, it sleeps rather than spins.")
+        .def("poster", &PyFlag::poster, "What a Watch marks lost when the poster dies.")
+        .def("replaced", &PyFlag::replaced,
+             "The poster that died has been replaced: waits are waits again.")
+        .def("close", &PyFlag::close, "Let go of the memory.")
+        .def_property_readonly("poster_lost", &PyFlag::poster_lost,
+                               "Whether the poster is known to be dead.")
+        .def_property_readonly("stats", &PyFlag::stats, "Where the waits at this handle went.")
+        .def_property_readonly("closed", &PyFlag::closed, "Whether close() was called.")
+        .def_property_readonly("offset", &PyFlag::offset, "Where it begins in its segment.")
+        .def_static(
+            "size_of", [] { return sizeof(Flag); }, "Bytes it takes in a segment.")
         .def("__repr__", &PyFlag::state);
     Hot<PyFlag, Plain<&PyFlag::set>>::install(flag, "set");
     Hot<PyFlag, Plain<&PyFlag::clear>>::install(flag, "clear");

@@ -14,8 +14,8 @@ class PyDoorbell : public Handle {
                const std::optional<WaitPolicy>& policy);
 
     bool post(const py::handle& member);
-    py::array wait(const py::object& want, const py::object& timeout, const py::object& deadline);
-    bool take(const py::object& member);
+    py::array wait(const py::object& want, const Seconds& timeout, const Nanoseconds& deadline);
+    std::size_t take(const py::object& members);
     py::array take_ready();
     void revive(const py::object& member);
     std::vector<std::uint32_t> lost_members() const;
@@ -35,7 +35,7 @@ class PyDoorbell : public Handle {
     Doorbell::Member* members_;
     Doorbell bell_;
     Site site_;
-    std::atomic_flag waiting_;  // the handle's lists of who was found belong to one wait at a time
+    Side waiter_;  // the handle's lists of who was found belong to one wait at a time
 };
 
 }  // namespace pysampler::bindings

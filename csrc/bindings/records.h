@@ -19,7 +19,9 @@ class Record {
  public:
     Record(py::dtype dtype, std::vector<py::ssize_t> shape)
         : dtype_(std::move(dtype)), shape_(std::move(shape)), bytes_(dtype_.itemsize()) {
-        for (const py::ssize_t n : shape_) bytes_ *= n;
+        for (const py::ssize_t n : shape_) {
+            if (__builtin_mul_overflow(bytes_, n, &bytes_)) bytes_ = -1;
+        }
         if (bytes_ <= 0) {
             throw py::value_error("cannot make ring: records of " + std::to_string(bytes_) +
                                   " bytes, expected at least 1");
@@ -97,13 +99,16 @@ std::uint64_t copy_out(AnyRing& ring, const std::byte* slots, std::byte* to, std
 template <class AnyRing>
 py::array pop_many(const Handle& handle, AnyRing& ring, const Record& record, Site& site,
                    const std::byte* slots, const py::object& count, const py::object& least,
-                   const py::object& timeout, const py::object& deadline, std::uint64_t waiter) {
-    const std::uint64_t most =
-        std::min(whole(count, "pop from ring", "count", 1), ring.geometry().slots);
-    const std::uint64_t want =
-        std::min({whole(least, "pop from ring", "least", 0), most, ring.geometry().low + 1});
+                   const Seconds& timeout, const Nanoseconds& deadline, std::uint64_t waiter) {
+    const std::uint64_t asked = whole(count, "pop from ring", "count", 1);
+    const std::uint64_t wanted = whole(least, "pop from ring", "least", 0);
+    if (wanted > asked) {
+        throw py::value_error("cannot pop from ring: least " + std::to_string(wanted) +
+                              ", expected at most the count, " + std::to_string(asked));
+    }
+    const std::uint64_t most = std::min(asked, ring.geometry().slots);
+    const std::uint64_t want = std::min({wanted, most, ring.geometry().low + 1});
     const std::int64_t until = deadline_of(timeout, deadline);
-    const auto keep_mapped = handle.segment();
     py::array records(record.dtype(), record.shape_of(most));
     auto* to = static_cast<std::byte*>(records.mutable_data());
     std::uint64_t popped = 0;

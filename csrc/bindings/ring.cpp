@@ -22,31 +22,35 @@ class PyRing : public Handle {
 
     // -- the producer ---
 
-    py::array claim(const py::object& count, const py::object& timeout,
-                    const py::object& deadline) {
-        check("claim in");
+    py::array claim(const py::object& count, const Seconds& timeout, const Nanoseconds& deadline) {
+        const Turn turn(*this, producing_, "claim in");
         const std::uint64_t want = whole(count, "claim in ring", "count", 1);
-        wait_room(deadline_of(timeout, deadline), "claim in");
+        const std::int64_t until = deadline_of(timeout, deadline);
+        const Outcome outcome =
+            room_([&](WaitPolicy& policy) { return ring_.wait_room(1, until, policy); });
+        check_sound();
+        check_outcome(*this, outcome, "claim in", "consumer", "it stayed full",
+                      cell_->head.waiter());
         const Run run = ring_.claim(std::min(want, ring_.geometry().high));
         claimed_ = run.count;
-        return view_of(run);
+        return view_of(turn, run);
     }
 
     void publish(const py::object& count) {
-        check("publish in");
+        const Turn turn(*this, producing_, "publish in");
         const std::uint64_t n = count.is_none() ? claimed_ : whole(count, "publish", "count", 0);
         if (n > claimed_) not_held("publish", n, claimed_, "claimed");
         claimed_ = 0;
         ring_.publish(n);
     }
 
-    std::uint64_t push_many(const py::array& records, const py::object& timeout,
-                            const py::object& deadline) {
-        check("push to");
+    std::uint64_t push_many(const py::array& records, const Seconds& timeout,
+                            const Nanoseconds& deadline) {
+        const Turn turn(*this, producing_, "push to");
+        if (claimed_ > 0) held("push to", claimed_, "claimed", "published");
         const std::uint64_t total = record_.count_of(records);
         const std::int64_t until = deadline_of(timeout, deadline);
         const auto* from = static_cast<const std::byte*>(records.data());
-        const auto keep_mapped = segment();
         std::uint64_t pushed = 0;
         const Outcome outcome = room_([&](WaitPolicy& policy) {
             for (;;) {
@@ -57,6 +61,7 @@ class PyRing : public Handle {
                     pushed += run.count;
                 }
                 if (pushed == total) return Outcome::kReady;
+                if (!ring_.sound()) return Outcome::kLost;  // or there would never be room
                 const Outcome waited = ring_.wait_room(1, until, policy);
                 if (waited != Outcome::kReady) return waited;
             }
@@ -70,11 +75,10 @@ class PyRing : public Handle {
 
     // -- the consumer ---
 
-    py::array peek(const py::object& count, const py::object& timeout, const py::object& deadline) {
-        check("peek into");
+    py::array peek(const py::object& count, const Seconds& timeout, const Nanoseconds& deadline) {
+        const Turn turn(*this, consuming_, "peek into");
         const std::uint64_t want = whole(count, "peek into ring", "count", 1);
         const std::int64_t until = deadline_of(timeout, deadline);
-        const auto keep_mapped = segment();
         Run run = ring_.peek(want);
         if (run.count == 0) {
             const Outcome outcome =
@@ -85,20 +89,21 @@ class PyRing : public Handle {
             run = ring_.peek(want);
         }
         peeked_ = run.count;
-        return view_of(run);
+        return view_of(turn, run);
     }
 
     void release(const py::object& count) {
-        check("release in");
+        const Turn turn(*this, consuming_, "release in");
         const std::uint64_t n = count.is_none() ? peeked_ : whole(count, "release", "count", 0);
         if (n > peeked_) not_held("release", n, peeked_, "peeked at");
         peeked_ = 0;
         ring_.release(n);
     }
 
-    py::array pop_many(const py::object& count, const py::object& least, const py::object& timeout,
-                       const py::object& deadline) {
-        check("pop from");
+    py::array pop_many(const py::object& count, const py::object& least, const Seconds& timeout,
+                       const Nanoseconds& deadline) {
+        const Turn turn(*this, consuming_, "pop from");
+        if (peeked_ > 0) held("pop from", peeked_, "peeked at", "released");
         py::array records = bindings::pop_many(*this, ring_, record_, ready_, slots_, count, least,
                                                timeout, deadline, cell_->tail.waiter());
         check_sound();
@@ -162,14 +167,6 @@ class PyRing : public Handle {
         return fresh ? new (at) RingCell : reinterpret_cast<RingCell*>(at);
     }
 
-    void wait_room(std::int64_t until, const char* verb) {
-        const auto keep_mapped = segment();
-        const Outcome outcome =
-            room_([&](WaitPolicy& policy) { return ring_.wait_room(1, until, policy); });
-        check_sound();
-        check_outcome(*this, outcome, verb, "consumer", "it stayed full", cell_->head.waiter());
-    }
-
     void check_sound() const {
         if (!ring_.sound()) {
             raise("LayoutError", "cannot use ring: its positions are garbage, " +
@@ -184,8 +181,14 @@ class PyRing : public Handle {
                               ", expected at most the " + std::to_string(held) + " " + how);
     }
 
-    py::array view_of(const Run& run) const {
-        return view(segment(), slots_ + run.first * record_.bytes(), record_.dtype(),
+    [[noreturn]] static void held(const char* verb, std::uint64_t count, const char* how,
+                                  const char* yet) {
+        throw py::value_error(std::string("cannot ") + verb + " ring: " + std::to_string(count) +
+                              " slots are " + how + " and not " + yet + " yet");
+    }
+
+    py::array view_of(const Turn& turn, const Run& run) const {
+        return view(turn.segment(), slots_ + run.first * record_.bytes(), record_.dtype(),
                     record_.shape_of(run.count));
     }
 
@@ -195,6 +198,8 @@ class PyRing : public Handle {
     Ring ring_;
     Site room_;
     Site ready_;
+    Side producing_;
+    Side consuming_;
     std::uint64_t claimed_ = 0;
     std::uint64_t peeked_ = 0;
 };
@@ -210,33 +215,51 @@ void register_ring(py::module_& m) {
              py::arg("segment"), py::arg("slots"), py::arg("dtype"), py::arg("shape"),
              py::arg("high") = none, py::arg("low") = none, py::arg("offset") = none,
              py::arg("policy") = std::nullopt)
-        .def("claim", &PyRing::claim, py::arg("count") = 1, py::arg("timeout") = none,
-             py::kw_only(), py::arg("deadline") = none)
-        .def("publish", &PyRing::publish, py::arg("count") = none)
-        .def("push_many", &PyRing::push_many, py::arg("records"), py::arg("timeout") = none,
-             py::kw_only(), py::arg("deadline") = none)
-        .def("peek", &PyRing::peek, py::arg("count") = 1, py::arg("timeout") = none, py::kw_only(),
-             py::arg("deadline") = none)
-        .def("release", &PyRing::release, py::arg("count") = none)
-        .def("pop_many", &PyRing::pop_many, py::arg("count"), py::arg("least") = 1,
-             py::arg("timeout") = none, py::kw_only(), py::arg("deadline") = none)
-        .def("producer", &PyRing::producer)
-        .def("consumer", &PyRing::consumer)
-        .def("replaced", &PyRing::replaced)
-        .def("close", &PyRing::close)
+        .def(
+            "claim", &PyRing::claim, py::arg("count") = 1, py::kw_only(), py::arg("timeout") = none,
+            py::arg("deadline") = none,
+            "A view of up to `count` free slots, at least one; WaitTimeoutError if it stayed full.")
+        .def("publish", &PyRing::publish, py::arg("count") = none,
+             "Hands over the first `count` of the claimed slots (all, by default); the rest are "
+             "free again.")
+        .def("push_many", &PyRing::push_many, py::arg("records"), py::kw_only(),
+             py::arg("timeout") = none, py::arg("deadline") = none,
+             "All of them, in order; how many went before the deadline.")
+        .def("peek", &PyRing::peek, py::arg("count") = 1, py::kw_only(), py::arg("timeout") = none,
+             py::arg("deadline") = none,
+             "A view of up to `count` records, at least one; WaitTimeoutError if none came.")
+        .def("release", &PyRing::release, py::arg("count") = none,
+             "Hands back the first `count` of the peeked slots (all, by default).")
+        .def("pop_many", &PyRing::pop_many, py::arg("count"), py::arg("least") = 1, py::kw_only(),
+             py::arg("timeout") = none, py::arg("deadline") = none,
+             "A copy of up to `count` records once there are `least`, or of what there is at the "
+             "deadline.")
+        .def("producer", &PyRing::producer, "What a Watch marks lost when the producer dies.")
+        .def("consumer", &PyRing::consumer, "What a Watch marks lost when the consumer dies.")
+        .def("replaced", &PyRing::replaced,
+             "The side that died has been replaced: waits are waits again.")
+        .def("close", &PyRing::close, "Let go of the memory.")
         .def("__len__", &PyRing::size)
-        .def_property_readonly("slots", [](const PyRing& r) { return r.geometry().slots; })
-        .def_property_readonly("high", [](const PyRing& r) { return r.geometry().high; })
-        .def_property_readonly("low", [](const PyRing& r) { return r.geometry().low; })
-        .def_property_readonly("closed", &PyRing::closed)
-        .def_property_readonly("offset", &PyRing::offset)
-        .def_static("size_of",
-                    [](const py::object& slots, const py::dtype& dtype,
-                       const std::vector<py::ssize_t>& shape, const py::object& high,
-                       const py::object& low) {
-                        const Record record(dtype, shape);
-                        return PyRing::bytes(record, geometry_of(record, slots, high, low));
-                    })
+        .def_property_readonly(
+            "slots", [](const PyRing& r) { return r.geometry().slots; },
+            "How many records it holds.")
+        .def_property_readonly(
+            "high", [](const PyRing& r) { return r.geometry().high; },
+            "A producer that finds so many slots full blocks ...")
+        .def_property_readonly(
+            "low", [](const PyRing& r) { return r.geometry().low; },
+            "... until there are only so many.")
+        .def_property_readonly("closed", &PyRing::closed, "Whether close() was called.")
+        .def_property_readonly("offset", &PyRing::offset, "Where it begins in its segment.")
+        .def_static(
+            "size_of",
+            [](const py::object& slots, const py::dtype& dtype,
+               const std::vector<py::ssize_t>& shape, const py::object& high,
+               const py::object& low) {
+                const Record record(dtype, shape);
+                return PyRing::bytes(record, geometry_of(record, slots, high, low));
+            },
+            "Bytes it takes in a segment.")
         .def("__repr__", &PyRing::state);
 }
 

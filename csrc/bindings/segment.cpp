@@ -15,7 +15,7 @@ namespace {
 
 PySegment create(const py::object& size) {
     const std::size_t bytes = whole(size, "make segment", "size", 1);
-    const py::gil_scoped_release release;  // filling gigabytes takes a while
+    Released released;  // filling gigabytes takes a while
     return PySegment(Segment::create(bytes));
 }
 
@@ -52,30 +52,40 @@ void register_segment(py::module_& m) {
     py::class_<PySegment>(m, "Segment")
         .def(py::init<const PySegment&>(), py::arg("same"))  // another handle to it
         .def(py::init(&create), py::arg("size"))
-        .def_static("attach", &attach, py::arg("fd"))
-        .def("array", &array, py::arg("shape"), py::arg("dtype"), py::arg("offset") = py::none())
-        .def("close", &PySegment::close)
-        .def_property_readonly("closed", &PySegment::closed)
-        .def_property_readonly("fd",
-                               [](const PySegment& self) {
-                                   self.check("use");
-                                   return self.segment()->fd();
-                               })
-        .def_property_readonly("id",
-                               [](const PySegment& self) {
-                                   self.check("use");
-                                   return self.segment()->id();
-                               })
-        .def_property_readonly("size",
-                               [](const PySegment& self) {
-                                   self.check("use");
-                                   return self.segment()->size();
-                               })
-        .def_property_readonly("left",
-                               [](const PySegment& self) {
-                                   self.check("use");
-                                   return self.segment()->left();
-                               })
+        .def_static("attach", &attach, py::arg("fd"), "The segment behind a file descriptor.")
+        .def("array", &array, py::arg("shape"), py::arg("dtype"), py::arg("offset") = py::none(),
+             "Offset and view of an array, fresh or at an offset.")
+        .def("close", &PySegment::close,
+             "Let go of the memory, once no handle and no view needs it.")
+        .def_property_readonly("closed", &PySegment::closed, "Whether close() was called.")
+        .def_property_readonly(
+            "fd",
+            [](const PySegment& self) {
+                self.check("use");
+                return self.segment()->fd();
+            },
+            "The memfd.")
+        .def_property_readonly(
+            "id",
+            [](const PySegment& self) {
+                self.check("use");
+                return self.segment()->id();
+            },
+            "A random number, the same in every process.")
+        .def_property_readonly(
+            "size",
+            [](const PySegment& self) {
+                self.check("use");
+                return self.segment()->size();
+            },
+            "Bytes, the header included.")
+        .def_property_readonly(
+            "left",
+            [](const PySegment& self) {
+                self.check("use");
+                return self.segment()->left();
+            },
+            "Bytes not allocated yet.")
         .def("__repr__", &repr);
     m.def("memory_left", &memory_left);
     m.attr("page_size") = Segment::page();

@@ -48,47 +48,51 @@ class PySharedRing : public Handle {
 
     // -- a producer ---
 
-    py::array claim(const py::object& timeout, const py::object& deadline) {
-        check("claim in");
+    py::array claim(const Seconds& timeout, const Nanoseconds& deadline) {
+        const Turn turn(*this, producing_, "claim in");
         join();
         if (claimed_) throw py::value_error("cannot claim in ring: a slot is claimed already");
         const std::int64_t until = deadline_of(timeout, deadline);
-        const auto keep_mapped = segment();
         while (!(claimed_ = ring_.claim())) {
+            check_sound();
             const Outcome outcome =
                 room_([&](WaitPolicy& policy) { return ring_.wait_room(until, policy); });
             check_outcome(*this, outcome, "claim in", "consumer", "it stayed full", 0);
         }
-        return view(segment(), slot(*claimed_), record_.dtype(), record_.shape());
+        return view(turn.segment(), slot(*claimed_), record_.dtype(), record_.shape());
     }
 
     bool publish() { return finish("publish", &SharedRing::publish); }
     bool abandon() { return finish("abandon", &SharedRing::abandon); }
 
-    std::uint64_t push_many(const py::array& records, const py::object& timeout,
-                            const py::object& deadline) {
-        check("push to");
+    std::uint64_t push_many(const py::array& records, const Seconds& timeout,
+                            const Nanoseconds& deadline) {
+        const Turn turn(*this, producing_, "push to");
         join();
         const std::uint64_t total = record_.count_of(records);
         const std::int64_t until = deadline_of(timeout, deadline);
         const auto* from = static_cast<const std::byte*>(records.data());
-        const auto keep_mapped = segment();
         std::uint64_t pushed = 0;
         const Outcome outcome = room_([&](WaitPolicy& policy) {
             for (;;) {
                 std::uint64_t unposted = 0;
+                bool mine = true;
                 for (std::optional<std::uint64_t> p; pushed < total && (p = ring_.claim());) {
                     std::memcpy(slot(*p), from + pushed * record_.bytes(), record_.bytes());
-                    if (!ring_.publish(*p)) return Outcome::kBusy;
+                    mine = ring_.publish(*p);
+                    if (!mine) break;
                     ++unposted;
                     ++pushed;
                 }
                 if (unposted > 0) ring_.post(unposted);
+                if (!mine) return Outcome::kBusy;
                 if (pushed == total) return Outcome::kReady;
+                if (!ring_.sound()) return Outcome::kLost;
                 const Outcome waited = ring_.wait_room(until, policy);
                 if (waited != Outcome::kReady) return waited;
             }
         });
+        check_sound();
         if (outcome == Outcome::kBusy) was_declared_dead();
         if (outcome != Outcome::kTimedOut) {
             check_outcome(*this, outcome, "push to", "consumer", "", 0);
@@ -103,11 +107,10 @@ class PySharedRing : public Handle {
 
     // -- the consumer ---
 
-    py::array peek(const py::object& count, const py::object& timeout, const py::object& deadline) {
-        check("peek into");
+    py::array peek(const py::object& count, const Seconds& timeout, const Nanoseconds& deadline) {
+        const Turn turn(*this, consuming_, "peek into");
         const std::uint64_t want = whole(count, "peek into ring", "count", 1);
         const std::int64_t until = deadline_of(timeout, deadline);
-        const auto keep_mapped = segment();
         Run run = ring_.peek(want);
         if (run.count == 0) {
             const Outcome outcome =
@@ -117,12 +120,12 @@ class PySharedRing : public Handle {
             run = ring_.peek(want);
         }
         peeked_ = run.count;
-        return view(segment(), slots_ + run.first * record_.bytes(), record_.dtype(),
+        return view(turn.segment(), slots_ + run.first * record_.bytes(), record_.dtype(),
                     record_.shape_of(run.count));
     }
 
     void release(const py::object& count) {
-        check("release in");
+        const Turn turn(*this, consuming_, "release in");
         const std::uint64_t n = count.is_none() ? peeked_ : whole(count, "release", "count", 0);
         if (n > peeked_) {
             throw py::value_error("cannot release slots: " + std::to_string(n) +
@@ -133,9 +136,13 @@ class PySharedRing : public Handle {
         ring_.release(n);
     }
 
-    py::array pop_many(const py::object& count, const py::object& least, const py::object& timeout,
-                       const py::object& deadline) {
-        check("pop from");
+    py::array pop_many(const py::object& count, const py::object& least, const Seconds& timeout,
+                       const Nanoseconds& deadline) {
+        const Turn turn(*this, consuming_, "pop from");
+        if (peeked_ > 0) {
+            throw py::value_error("cannot pop from ring: " + std::to_string(peeked_) +
+                                  " slots are peeked at and not released yet");
+        }
         return bindings::pop_many(*this, ring_, record_, ready_, slots_, count, least, timeout,
                                   deadline, cell_->published.waiter());
     }
@@ -213,15 +220,19 @@ class PySharedRing : public Handle {
         const pid_t self = pid_of(self_id());
         if (joined_as_ == self) return;
         if (!ring_.join()) {
-            throw py::value_error("cannot join ring: all its " + std::to_string(ring_.producers()) +
-                                  " places for producers are taken");
+            raise("BusyError", "cannot join ring: all its " + std::to_string(ring_.producers()) +
+                                   " places for producers are held by processes that live");
         }
         joined_as_ = self;
         claimed_.reset();
     }
 
+    void check_sound() const {
+        if (!ring_.sound()) raise("LayoutError", "cannot use ring: its slots are garbage");
+    }
+
     bool finish(const char* verb, bool (SharedRing::*as)(std::uint64_t) noexcept) {
-        check(verb);
+        const Turn turn(*this, producing_, verb);
         if (!claimed_ || joined_as_ != pid_of(self_id())) {
             throw py::value_error(std::string("cannot ") + verb + " slot: none is claimed");
         }
@@ -247,6 +258,8 @@ class PySharedRing : public Handle {
     SharedRing ring_;
     Site room_;
     Site ready_;
+    Side producing_;
+    Side consuming_;
     pid_t joined_as_ = 0;
     std::optional<std::uint64_t> claimed_;
     std::uint64_t peeked_ = 0;
@@ -263,42 +276,58 @@ void register_shared_ring(py::module_& m) {
              py::arg("segment"), py::arg("slots"), py::arg("dtype"), py::arg("shape"),
              py::arg("producers") = 64, py::arg("high") = none, py::arg("low") = none,
              py::arg("offset") = none, py::arg("policy") = std::nullopt)
-        .def("claim", &PySharedRing::claim, py::arg("timeout") = none, py::kw_only(),
-             py::arg("deadline") = none)
-        .def("publish", &PySharedRing::publish)
-        .def("abandon", &PySharedRing::abandon)
-        .def("push_many", &PySharedRing::push_many, py::arg("records"), py::arg("timeout") = none,
-             py::kw_only(), py::arg("deadline") = none)
-        .def("peek", &PySharedRing::peek, py::arg("count") = 1, py::arg("timeout") = none,
-             py::kw_only(), py::arg("deadline") = none)
-        .def("release", &PySharedRing::release, py::arg("count") = none)
+        .def("claim", &PySharedRing::claim, py::kw_only(), py::arg("timeout") = none,
+             py::arg("deadline") = none,
+             "A view of one free slot; later records wait for it to be published or abandoned. "
+             "WaitTimeoutError if it stayed full.")
+        .def("publish", &PySharedRing::publish, "Hands over the claimed slot.")
+        .def("abandon", &PySharedRing::abandon, "Gives the claimed slot up: the consumer skips it.")
+        .def("push_many", &PySharedRing::push_many, py::arg("records"), py::kw_only(),
+             py::arg("timeout") = none, py::arg("deadline") = none,
+             "All of them, in order; how many went before the deadline.")
+        .def("peek", &PySharedRing::peek, py::arg("count") = 1, py::kw_only(),
+             py::arg("timeout") = none, py::arg("deadline") = none,
+             "A view of up to `count` records, at least one; WaitTimeoutError if none came.")
+        .def("release", &PySharedRing::release, py::arg("count") = none,
+             "Hands back the first `count` of the peeked slots (all, by default).")
         .def("pop_many", &PySharedRing::pop_many, py::arg("count"), py::arg("least") = 1,
-             py::arg("timeout") = none, py::kw_only(), py::arg("deadline") = none)
-        .def("leave", &PySharedRing::leave)
-        .def("producer", &PySharedRing::producer)
-        .def("consumer", &PySharedRing::consumer)
-        .def("replaced", &PySharedRing::replaced)
+             py::kw_only(), py::arg("timeout") = none, py::arg("deadline") = none,
+             "A copy of up to `count` records once there are `least`, or of what there is at the "
+             "deadline.")
+        .def("leave", &PySharedRing::leave, "Gives this process's place as a producer back.")
+        .def("producer", &PySharedRing::producer, "What a Watch marks lost when a producer dies.")
+        .def("consumer", &PySharedRing::consumer, "What a Watch marks lost when the consumer dies.")
+        .def("replaced", &PySharedRing::replaced, "The consumer that died has been replaced.")
         .def("close",
              [](PySharedRing& self) {
                  if (!self.closed()) self.leave();
                  self.close();
              })
         .def("__len__", &PySharedRing::size)
-        .def_property_readonly("slots", [](const PySharedRing& r) { return r.geometry().slots; })
-        .def_property_readonly("high", [](const PySharedRing& r) { return r.geometry().high; })
-        .def_property_readonly("low", [](const PySharedRing& r) { return r.geometry().low; })
-        .def_property_readonly("producers", &PySharedRing::producers)
-        .def_property_readonly("closed", &PySharedRing::closed)
-        .def_property_readonly("offset", &PySharedRing::offset)
-        .def_static("size_of",
-                    [](const py::object& slots, const py::dtype& dtype,
-                       const std::vector<py::ssize_t>& shape, const py::object& producers,
-                       const py::object& high, const py::object& low) {
-                        const Record record(dtype, shape);
-                        return Layout(record, geometry_of(record, slots, high, low),
-                                      producer_count(producers))
-                            .bytes;
-                    })
+        .def_property_readonly(
+            "slots", [](const PySharedRing& r) { return r.geometry().slots; },
+            "How many records it holds.")
+        .def_property_readonly(
+            "high", [](const PySharedRing& r) { return r.geometry().high; },
+            "A producer that finds so many slots full blocks ...")
+        .def_property_readonly(
+            "low", [](const PySharedRing& r) { return r.geometry().low; },
+            "... until there are only so many.")
+        .def_property_readonly("producers", &PySharedRing::producers,
+                               "How many places for producers there are.")
+        .def_property_readonly("closed", &PySharedRing::closed, "Whether close() was called.")
+        .def_property_readonly("offset", &PySharedRing::offset, "Where it begins in its segment.")
+        .def_static(
+            "size_of",
+            [](const py::object& slots, const py::dtype& dtype,
+               const std::vector<py::ssize_t>& shape, const py::object& producers,
+               const py::object& high, const py::object& low) {
+                const Record record(dtype, shape);
+                return Layout(record, geometry_of(record, slots, high, low),
+                              producer_count(producers))
+                    .bytes;
+            },
+            "Bytes it takes in a segment.")
         .def("__repr__", &PySharedRing::state);
 }
 

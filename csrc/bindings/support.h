@@ -5,6 +5,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
@@ -13,6 +15,7 @@
 #include <optional>
 #include <string>
 
+#include "process.h"
 #include "segment.h"
 #include "wait.h"
 
@@ -57,6 +60,10 @@ inline std::uint64_t whole(const py::handle& value, const char* verb_and_thing, 
 
 // -- deadlines ----------------------------------------------------------------------------------
 
+// What the signatures say; anything is let in and looked at in deadline_of().
+using Seconds = py::typing::Optional<py::float_>;
+using Nanoseconds = py::typing::Optional<py::int_>;
+
 // `timeout` in seconds from now, or `deadline` in ns of now(); neither: for ever. A deadline that
 // has passed is a look without a wait.
 inline std::int64_t deadline_of(const py::handle& timeout, const py::handle& deadline) {
@@ -87,19 +94,35 @@ inline std::int64_t deadline_of(const py::handle& timeout, const py::handle& dea
 // interrupt it: no wait sleeps longer than this without another look.
 inline constexpr std::int64_t kSlice = 50 * kMillisecond;
 
-// Calls `once` without the GIL until it says something else than kInterrupted.
-template <class Once>
-Outcome wait_released(Once&& once) {
-    for (;;) {
-        Outcome outcome;
-        {
-            const py::gil_scoped_release release;
-            outcome = once();
-        }
-        if (outcome != Outcome::kInterrupted) return outcome;
-        if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+// Lets other threads of the interpreter run while it lives.
+class Released {
+ public:
+    Released() : state_(PyEval_SaveThread()) {}
+    Released(const Released&) = delete;
+    Released& operator=(const Released&) = delete;
+    ~Released() { restore(); }
+
+    // Whether to go on: false with a Python error set, KeyboardInterrupt as a rule.
+    bool answer_signals() {
+        restore();
+        const bool go_on = PyErr_CheckSignals() == 0;
+        state_ = PyEval_SaveThread();
+        return go_on;
     }
-}
+
+ private:
+    // While the interpreter ends, Pythons before 3.14 unwind a daemon thread here. What it would
+    // unwind owns Python objects, and it has no right to touch them: it stays instead.
+    void restore() {
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (...) {
+            for (;;) pause();
+        }
+    }
+
+    PyThreadState* state_;
+};
 
 // One policy for a site, lent to one thread at a time; a second one at the same site, where more
 // than one may wait, gets a fresh policy.
@@ -111,20 +134,31 @@ class Site {
         policy_.set_slice(kSlice);
     }
 
+    // Calls `wait(policy)` without the GIL. Signals are answered meanwhile.
     template <class Wait>
     Outcome operator()(Wait&& wait) {
-        return wait_released([&] {
+        Outcome outcome;
+        {
+            Released released;
             if (taken_.test_and_set(std::memory_order_acquire)) {
                 WaitPolicy fresh(policy_.costs());
                 fresh.set_slice(kSlice);
-                return wait(fresh);
+                fresh.set_go_on([&released] { return released.answer_signals(); });
+                outcome = wait(fresh);
+            } else {
+                struct Return {
+                    Site& site;
+                    ~Return() {
+                        site.policy_.set_go_on(nullptr);
+                        site.taken_.clear(std::memory_order_release);
+                    }
+                } const at_the_end{*this};
+                policy_.set_go_on([&released] { return released.answer_signals(); });
+                outcome = wait(policy_);
             }
-            struct Return {
-                std::atomic_flag& taken;
-                ~Return() { taken.clear(std::memory_order_release); }
-            } const at_the_end{taken_};
-            return wait(policy_);
-        });
+        }
+        if (outcome == Outcome::kInterrupted) throw py::error_already_set();
+        return outcome;
     }
 
     WaitPolicy& policy() { return policy_; }
@@ -154,7 +188,8 @@ class Handle {
     }
     [[noreturn]] void busy(const char* verb, std::uint64_t waiter) const {
         raise("BusyError", std::string("cannot ") + verb + " " + name_ + ": " +
-                               waiter_text(waiter) + " waits here, and only one may");
+                               (waiter == 0 ? "another thread" : waiter_text(waiter)) +
+                               " waits here, and only one may");
     }
     [[noreturn]] void timed_out(const char* verb, const char* why) const {
         raise("WaitTimeoutError", std::string("cannot ") + verb + " " + name_ + ": " + why);
@@ -202,12 +237,39 @@ inline std::size_t place(const PySegment& segment, const py::object& offset, std
     return at;
 }
 
+// A side of a handle at which one thread at a time may be. Changed with the GIL only.
+class Side {
+    friend class Turn;
+    std::uint64_t by_ = 0;  // as in self_id()
+};
+
+// A call at a side: keeps the memory mapped, whoever closes the handle meanwhile, and others out.
+class Turn {
+ public:
+    Turn(const Handle& handle, Side& side, const char* verb) : side_(side) {
+        handle.check(verb);
+        // A child made by fork while a thread was here has no such thread.
+        if (side.by_ != 0 && pid_of(side.by_) == pid_of(self_id())) handle.busy(verb, side.by_);
+        side.by_ = self_id();
+        segment_ = handle.segment();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    ~Turn() { side_.by_ = 0; }
+
+    const std::shared_ptr<Segment>& segment() const { return segment_; }
+
+ private:
+    Side& side_;
+    std::shared_ptr<Segment> segment_;
+};
+
 // The `peer` of a handle's wait is what the other side is called.
 inline void check_outcome(const Handle& handle, Outcome outcome, const char* verb, const char* peer,
                           const char* why, std::uint64_t waiter) {
     switch (outcome) {
         case Outcome::kReady:
-        case Outcome::kInterrupted:  // answered in wait_released
+        case Outcome::kInterrupted:  // thrown by Site
             return;
         case Outcome::kTimedOut:
             handle.timed_out(verb, why);

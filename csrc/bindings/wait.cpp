@@ -13,8 +13,14 @@ void sleep_until_deadline(const py::object& deadline) {
     // Learns how late this thread's wake-ups come; a fresh one would begin with a guess.
     thread_local WaitPolicy policy;
     policy.set_slice(kSlice);
-    wait_released(
-        [at] { return sleep_until(at, policy) ? Outcome::kTimedOut : Outcome::kInterrupted; });
+    bool over;
+    {
+        Released released;
+        policy.set_go_on([&released] { return released.answer_signals(); });
+        over = sleep_until(at, policy);
+        policy.set_go_on(nullptr);
+    }
+    if (!over) throw py::error_already_set();
 }
 
 WaitPolicy fixed(const py::object& spin_ns, const py::object& yield_ns) {
@@ -55,16 +61,27 @@ void register_wait(py::module_& m) {
         });
     py::class_<WaitPolicy>(m, "WaitPolicy")
         .def(py::init<>())
-        .def_static("fixed", &fixed, py::kw_only(), py::arg("spin_ns") = 0, py::arg("yield_ns") = 0)
-        .def_property_readonly("adaptive", &WaitPolicy::adaptive)
-        .def_property_readonly("usual_ns", &WaitPolicy::usual_ns)
-        .def_property_readonly("guard_ns", &WaitPolicy::guard_ns)
-        .def_property_readonly("stats", &WaitPolicy::stats)
+        .def_static("fixed", &fixed, py::kw_only(), py::arg("spin_ns") = 0, py::arg("yield_ns") = 0,
+                    "Never learns: spins for `spin_ns`, yields for `yield_ns`, then sleeps.")
+        .def_property_readonly("adaptive", &WaitPolicy::adaptive, "Whether it learns.")
+        .def_property_readonly("usual_ns", &WaitPolicy::usual_ns,
+                               "How long waits at this site usually last.")
+        .def_property_readonly("guard_ns", &WaitPolicy::guard_ns,
+                               "How long before a deadline it wakes, to be awake when it comes.")
+        .def_property_readonly("stats", &WaitPolicy::stats, "Where its waits went.")
         .def("__repr__", &repr);
-    m.def("now", &now_ns);
-    m.def("sleep_until", &sleep_until_deadline, py::arg("deadline"));
-    m.def("usable_cpus", &usable_cpus);
-    m.def("wait_costs", [] { return WaitCosts::here(); }, py::call_guard<py::gil_scoped_release>());
+    m.def("now", &now_ns, "The clock that deadlines are told by: ns, monotonic.");
+    m.def("sleep_until", &sleep_until_deadline, py::arg("deadline"),
+          "Until now() reaches the deadline, to within a microsecond or so where a CPU is free.");
+    m.def("usable_cpus", &usable_cpus,
+          "CPUs this process may use: its affinity, and its cgroup's quota rounded up.");
+    m.def(
+        "wait_costs",
+        [] {
+            Released released;
+            return WaitCosts::here();
+        },
+        "What waiting costs on this machine; measured once.");
     m.def("futex_wake_count", &futex_wake_count);
 }
 

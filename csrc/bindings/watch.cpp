@@ -24,46 +24,49 @@ std::string describe(const Loss& loss) {
 
 class PyWatch {
  public:
-    PyWatch() : watch_(std::make_unique<Watch>()) {}
+    PyWatch() : watch_(std::make_shared<Watch>()) {}
     // NOLINTNEXTLINE(bugprone-exception-escape): what pybind11 may throw without an interpreter
     ~PyWatch() { close(); }
 
     void add(pid_t pid, const std::vector<Part>& parts) {
-        Watch& watch = open("add to");
-        const py::gil_scoped_release release;
-        watch.add(pid, [pid, parts] {
+        const auto watch = open("add to");
+        Released released;
+        watch->add(pid, [pid, parts] {
             for (const Part& part : parts) part.lost(pid);
         });
     }
 
-    bool forget(pid_t pid) { return open("forget in").forget(pid); }
+    bool forget(pid_t pid) { return open("forget in")->forget(pid); }
 
     // When that process ends, so does this one: at once, without cleaning up, from a thread that
     // needs nothing of the interpreter.
     void leave_with(pid_t pid, int code) {
-        open("add to").add(pid, [code] { _exit(code); });
+        open("add to")->add(pid, [code] { _exit(code); });
     }
 
-    std::vector<Loss> wait(std::uint64_t known, const py::object& timeout,
-                           const py::object& deadline) {
-        Watch& watch = open("wait on");
+    std::vector<Loss> wait(std::uint64_t known, const Seconds& timeout,
+                           const Nanoseconds& deadline) {
+        const auto watch = open("wait on");
         const std::int64_t until = deadline_of(timeout, deadline);
         Site site(std::nullopt);
-        site([&](WaitPolicy& policy) { return watch.wait(known, until, policy); });
-        std::vector<Loss> losses = watch.losses();
+        const Outcome outcome =
+            site([&](WaitPolicy& policy) { return watch->wait(known, until, policy); });
+        if (outcome == Outcome::kLost) raise("ClosedError", "cannot wait on watch: it was closed");
+        std::vector<Loss> losses = watch->losses();
         losses.erase(losses.begin(),
                      losses.begin() + static_cast<std::ptrdiff_t>(
                                           std::min<std::uint64_t>(known, losses.size())));
         return losses;
     }
 
-    std::vector<Loss> losses() { return open("look at").losses(); }
-    std::vector<pid_t> watched() { return open("look at").watched(); }
+    std::vector<Loss> losses() { return open("look at")->losses(); }
+    std::vector<pid_t> watched() { return open("look at")->watched(); }
 
     void close() {
-        if (!watch_) return;
-        const py::gil_scoped_release release;
-        watch_.reset();
+        const std::shared_ptr<Watch> watch = std::move(watch_);  // with the GIL: only one does
+        if (!watch) return;
+        Released released;
+        watch->stop();
     }
     bool closed() const { return watch_ == nullptr; }
 
@@ -75,16 +78,16 @@ class PyWatch {
     }
 
  private:
-    Watch& open(const char* verb) {
+    std::shared_ptr<Watch> open(const char* verb) const {
         if (!watch_) raise("ClosedError", std::string("cannot ") + verb + " watch: it is closed");
         if (!watch_->mine()) {
             raise("ClosedError", std::string("cannot ") + verb +
                                      " watch: it was made by another process, make one here");
         }
-        return *watch_;
+        return watch_;
     }
 
-    std::unique_ptr<Watch> watch_;
+    std::shared_ptr<Watch> watch_;
 };
 
 }  // namespace
@@ -102,15 +105,17 @@ void register_watch(py::module_& m) {
                                     [](const Part& part) { return "<" + part.name + ">"; });
     py::class_<PyWatch>(m, "Watch")
         .def(py::init<>())
-        .def("add_pid", &PyWatch::add, py::arg("pid"), py::arg("parts"))
-        .def("forget_pid", &PyWatch::forget, py::arg("pid"))
-        .def("leave_with_pid", &PyWatch::leave_with, py::arg("pid"), py::arg("code"))
-        .def("wait", &PyWatch::wait, py::arg("known") = 0, py::arg("timeout") = none, py::kw_only(),
-             py::arg("deadline") = none)
-        .def("close", &PyWatch::close)
-        .def_property_readonly("losses", &PyWatch::losses)
-        .def_property_readonly("watched", &PyWatch::watched)
-        .def_property_readonly("closed", &PyWatch::closed)
+        .def("_add_pid", &PyWatch::add, py::arg("pid"), py::arg("parts"))
+        .def("_forget_pid", &PyWatch::forget, py::arg("pid"))
+        .def("_leave_with_pid", &PyWatch::leave_with, py::arg("pid"), py::arg("code"))
+        .def("wait", &PyWatch::wait, py::kw_only(), py::arg("known") = 0, py::arg("timeout") = none,
+             py::arg("deadline") = none,
+             "Until more than `known` processes were lost; those beyond the first `known`, perhaps "
+             "none at the deadline.")
+        .def("close", &PyWatch::close, "Stops watching.")
+        .def_property_readonly("losses", &PyWatch::losses, "Every loss so far, in order.")
+        .def_property_readonly("watched", &PyWatch::watched, "The pids watched.")
+        .def_property_readonly("closed", &PyWatch::closed, "Whether close() was called.")
         .def("__repr__", &PyWatch::repr);
     m.def("process_alive", [](pid_t pid) { return process_alive(pid); }, py::arg("pid"));
 }

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pysampler import _core
-from pysampler.sync._segment import Handle, plain_dtype, whole_shape
+from pysampler.sync._segment import Handle, plain_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy.typing as npt
 
     from pysampler.sync._segment import Segment
@@ -51,12 +50,13 @@ class Board(Handle, _core.Board):
         buffers: int = 3,
         policy: _core.WaitPolicy | None = None,
     ) -> None:
-        fields = {
-            name: (plain_dtype(array.dtype, "board"), whole_shape(array.shape, "board"))
-            for name, array in like.items()
-        }
-        if not fields:
-            raise ValueError("cannot make board: no fields, expected at least one")
+        if not isinstance(like, Mapping) or not like:
+            raise ValueError(f"cannot make board: fields {like!r}, expected names and arrays")
+        fields = {}
+        for name, array in like.items():
+            if not isinstance(array, (np.ndarray, np.generic)):
+                raise ValueError(f"cannot make board: {name} is {array!r}, expected an array")
+            fields[name] = plain_dtype(array.dtype, "board"), array.shape
         if not isinstance(buffers, int) or not 2 <= buffers <= 1024:
             raise ValueError(f"cannot make board: buffers {buffers!r}, expected 2 to 1024")
         words = sum(_words(*field) for field in fields.values())
@@ -81,12 +81,12 @@ class Board(Handle, _core.Board):
                     f"cannot publish to board: {name} has shape {array.shape}, expected {shape}"
                 )
             arrays.append(array)
-        self.begin()
+        self._begin()
         at = 0
         for array, field in zip(arrays, self._fields.values(), strict=True):
-            self.write(at, array)
+            self._write(at, array)
             at += _words(*field)
-        return self.publish_words()
+        return self._publish_words()
 
     def read(
         self, out: dict[str, npt.NDArray[Any]] | None = None
@@ -94,18 +94,18 @@ class Board(Handle, _core.Board):
         """The newest version and a copy of its fields."""
         if out is None:
             out = self._split(np.zeros(self._geometry[0], np.uint64))
-        words = next(iter(out.values())).base
+        words = next(iter(out.values())).base if out else None
         if words is None or words.dtype != np.uint64 or out.keys() != self._fields.keys():
             raise ValueError("cannot read board: out is not what an earlier read returned")
-        return self.read_words(words), out
+        return self._read_words(words), out
 
     def wait(
-        self, newer_than: int = 0, timeout: float | None = None, *, deadline: int | None = None
+        self, newer_than: int = 0, *, timeout: float | None = None, deadline: int | None = None
     ) -> bool:
         """Until there is a version beyond ``newer_than``."""
         if newer_than < 0:
             raise ValueError(f"cannot wait on board: newer_than {newer_than}, expected at least 0")
-        return self.wait_version(newer_than + 1, timeout, deadline=deadline)
+        return self._wait_version(newer_than + 1, timeout=timeout, deadline=deadline)
 
     def _split(self, words: npt.NDArray[np.uint64]) -> dict[str, npt.NDArray[Any]]:
         out = {}

@@ -47,12 +47,13 @@ class Doorbell(Handle, _core.Doorbell):
 
     ``post(i)`` says that member i is ready; False if its last post has not been taken.
     ``wait(k)`` returns the indices of those that are ready, longest ready first, once there are k
-    (all of them by default) or at the deadline. They stay ready until taken: ``take(i)``, or
-    ``take_ready()`` for all at once. Only the post that makes up the number makes a system call,
-    and only if the waiter sleeps.
+    (all of them by default) or at the deadline. They stay ready until taken: ``take(ready)``, or
+    ``take_ready()`` for all there are by then. Only the post that makes up the number makes a
+    system call, and only if the waiter sleeps.
 
     When members have died, and a ``Watch`` knows (``watch.add(process, bell.member(i))``), a wait
-    ends at once with ``LostError``, once for each; its ``ready`` says who is ready all the same.
+    ends at once with ``LostError``, once for each, and whenever those who are left cannot be k;
+    its ``ready`` says who is ready all the same. The posts of the lost are ignored. Call
     ``revive(i)`` once another process is member i.
 
     >>> bell = Doorbell(3)
@@ -61,7 +62,7 @@ class Doorbell(Handle, _core.Doorbell):
     >>> bell.wait(2)
     array([2, 0], dtype=uint32)
     >>> bell.take(2)
-    True
+    1
     >>> bell.wait(3, timeout=0.001)
     array([0], dtype=uint32)
     >>> bell

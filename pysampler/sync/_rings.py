@@ -24,26 +24,27 @@ class _Records:
     _record: tuple[np.dtype[Any], tuple[int, ...]]
 
     def push(
-        self, record: npt.ArrayLike, timeout: float | None = None, *, deadline: int | None = None
+        self, record: npt.ArrayLike, *, timeout: float | None = None, deadline: int | None = None
     ) -> None:
         """One record, or ``WaitTimeoutError`` if the ring stayed full."""
         one = self._as_records([record])
-        if super().push_many(one, timeout, deadline=deadline) == 0:  # type: ignore[misc]
+        pushed = super().push_many(one, timeout=timeout, deadline=deadline)  # type: ignore[misc]
+        if pushed == 0:
             raise WaitTimeoutError("cannot push to ring: it stayed full")
 
     def push_many(
-        self, records: npt.ArrayLike, timeout: float | None = None, *, deadline: int | None = None
+        self, records: npt.ArrayLike, *, timeout: float | None = None, deadline: int | None = None
     ) -> int:
         """All of them, in order; returns how many went before the deadline."""
         many = self._as_records(records)
-        pushed: int = super().push_many(many, timeout, deadline=deadline)  # type: ignore[misc]
-        return pushed
+        pushed = super().push_many(many, timeout=timeout, deadline=deadline)  # type: ignore[misc]
+        return int(pushed)
 
     def pop(
         self, timeout: float | None = None, *, deadline: int | None = None
     ) -> npt.NDArray[Any] | Any:
         """A copy of the next record, or ``WaitTimeoutError`` if none came."""
-        records = super().pop_many(1, 1, timeout, deadline=deadline)  # type: ignore[misc]
+        records = super().pop_many(1, timeout=timeout, deadline=deadline)  # type: ignore[misc]
         if len(records) == 0:
             raise WaitTimeoutError("cannot pop from ring: nothing came in time")
         return records[0]
@@ -66,7 +67,7 @@ class Ring(_Records, Handle, _core.Ring):
     lie: ``claim(n)`` gives the producer a view of up to n free slots, which ``publish()`` hands
     over; ``peek(n)`` gives the consumer a view of up to n records, whose slots ``release()``
     hands back. A view is of at least one slot, and shorter where the ring comes round. Do not
-    touch it afterwards.
+    touch it afterwards; and until then neither push nor pop.
 
     A producer that finds ``high`` slots full (all, by default) blocks until they are ``low`` (one
     fewer). ``pop_many(n, least)`` returns up to n records once there are ``least`` (never more than
@@ -111,12 +112,14 @@ class SharedRing(_Records, Handle, _core.SharedRing):
     """Records from up to ``producers`` producers to one consumer.
 
     Used like ``Ring``, but that a producer claims one slot at a time (``claim()``, then
-    ``publish()`` or ``abandon()``). A process takes its place as a producer with its first claim
-    and keeps it until ``leave()``, ``close()`` or death.
+    ``publish()`` or ``abandon()``): what comes later waits for it. A process takes its place as a
+    producer with its first claim and keeps it until ``leave()``, ``close()`` or its end.
 
     A producer may die at any point, also between claim and publish: its slot is skipped, nothing
     half-written is ever read, and the consumer is not held up. The consumer finds out by itself
-    within 50 ms, or at once with a ``Watch``: ``watch.add(process, ring.producer())``.
+    within 50 ms, or at once with a ``Watch``: ``watch.add(process, ring.producer())``. Once all
+    who joined have ended, and not all by leaving, it gets ``LostError``; if all have left, it
+    waits for the next to join.
 
     >>> ring = SharedRing(4, np.int64, producers=2)
     >>> slot = ring.claim()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterable
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +156,7 @@ def plain_dtype(dtype: npt.DTypeLike, what: str) -> np.dtype[Any]:
 
 def whole_shape(shape: int | Sequence[int], what: str) -> tuple[int, ...]:
     """The shape as a tuple of whole numbers of at least 0."""
-    lengths = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    lengths: tuple[Any, ...] = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     for n in lengths:
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
             raise ValueError(
@@ -164,13 +165,14 @@ def whole_shape(shape: int | Sequence[int], what: str) -> tuple[int, ...]:
     return tuple(int(n) for n in lengths)
 
 
-class Array:
+class Array(Handle):
     """A NumPy array in shared memory. ``view`` is the array itself, the same in every process.
 
     >>> counts = Array(3, np.int64)
+    >>> counts.view[:] = 1, 2, 3
     >>> counts.view += 1
-    >>> counts
-    <pysampler.sync.Array (3,) int64>
+    >>> counts, np.asarray(counts)
+    (<pysampler.sync.Array (3,) int64>, array([2, 3, 4]))
     """
 
     def __init__(
@@ -184,13 +186,55 @@ class Array:
         size = plain.itemsize
         for n in lengths:
             size *= n
-        self.segment = Segment(max(size, 1)) if segment is None else segment
-        self.offset, self.view = self.segment.array(lengths, plain)
+        self._place(Segment(max(size, 1)) if segment is None else segment, lengths, plain)
+
+    def _place(
+        self,
+        segment: Segment,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        offset: int | None = None,
+    ) -> None:
+        self._segment = segment
+        self.offset, self._view = segment.array(shape, dtype, offset)
+
+    @property
+    def view(self) -> npt.NDArray[Any]:
+        """The array. Assign to its elements; another array cannot take its place."""
+        if self._segment is None:
+            raise ClosedError("cannot use Array: it is closed")
+        return self._view
+
+    @view.setter
+    def view(self, value: npt.NDArray[Any]) -> None:
+        if value is not self._view:  # it is after ``array.view += 1``
+            raise AttributeError("cannot replace the view of an array: assign to array.view[:]")
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._segment is None
+
+    def close(self) -> None:
+        """Let go of the memory, once no view is left."""
+        self._segment = None
+        self._view = np.empty(0)
+
+    def __array__(
+        self,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,  # noqa: FBT001 - as NumPy calls it
+    ) -> npt.NDArray[Any]:
+        if copy:
+            return np.array(self.view, dtype=dtype)
+        return np.asarray(self.view, dtype=dtype)
 
     def __reduce__(self) -> tuple[Callable[..., Array], tuple[Any, ...]]:
         return _attach_array, (self.segment, self.view.shape, self.view.dtype, self.offset)
 
     def __repr__(self) -> str:
+        if self.closed:
+            return "<pysampler.sync.Array closed>"
         return f"<pysampler.sync.Array {self.view.shape} {self.view.dtype}>"
 
 
@@ -198,6 +242,5 @@ def _attach_array(
     segment: Segment, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int
 ) -> Array:
     array = Array.__new__(Array)
-    array.segment = segment
-    array.offset, array.view = segment.array(shape, dtype, offset)
+    array._place(segment, shape, dtype, offset)
     return array

@@ -32,9 +32,9 @@ class Watch(_core.Watch):
     ``process`` is a pid, or anything with one (``multiprocessing.Process``, ``subprocess.Popen``).
     What the dead had posted is still there; whoever waits for more gets ``LostError``. ``losses``
     and ``wait()`` tell who was lost, when, and how (of children nobody has joined yet).
+    ``wait(known=n)`` waits for others than the first n.
 
-    In a worker, ``watch.leave_with(parent_pid)`` ends this process with its parent, whatever it is
-    doing.
+    In a worker, ``Watch().leave_with()`` ends this process with its parent, whatever it is doing.
 
     >>> import subprocess, sys
     >>> flag = Flag()
@@ -52,16 +52,23 @@ class Watch(_core.Watch):
 
     def add(self, process: int | _Process, *parts: _core.Part) -> None:
         """When this process ends, each of the parts is marked lost."""
-        self.add_pid(_pid(process), list(parts))
+        for part in parts:
+            if not isinstance(part, _core.Part):
+                raise TypeError(
+                    f"cannot watch {part!r}: expected a part of it, such as flag.poster(), "
+                    "bell.member(i) or ring.producer()"
+                )
+        self._add_pid(_pid(process), list(parts))
 
     def forget(self, process: int | _Process) -> bool:
         """Stop watching it; False if it was not watched, or has ended already."""
-        return self.forget_pid(_pid(process))
+        return self._forget_pid(_pid(process))
 
     def leave_with(self, process: int | _Process | None = None, code: int = 1) -> None:
         """End this process, at once and without cleaning up, when that one (its parent) ends."""
         pid = os.getppid() if process is None else _pid(process)
-        self.leave_with_pid(pid, code)
+        self._leave_with_pid(pid, code)
+        _for_life.append(self)
         if process is None and os.getppid() != pid:  # it ended between the two lines above
             os._exit(code)
 
@@ -77,8 +84,12 @@ class Watch(_core.Watch):
         self.close()
 
 
+# Who leaves with its parent does so though nobody holds the watch any more.
+_for_life: list[Watch] = []
+
+
 def _pid(process: int | _Process) -> int:
-    pid = process if isinstance(process, int) else process.pid
+    pid = process if isinstance(process, int) else getattr(process, "pid", None)
     if pid is None or isinstance(pid, bool) or pid <= 0:
-        raise ValueError(f"cannot watch process: pid {pid!r}, expected one that was started")
+        raise ValueError(f"cannot watch {process!r}: expected a pid, or a process that was started")
     return pid

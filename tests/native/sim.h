@@ -478,6 +478,7 @@ struct Sim {
     }
     static std::uint64_t self_id() { return (world.current() + 1) << 32; }
     static bool alive(std::uint64_t id) { return !world.over((id >> 32) - 1); }
+    static std::int64_t next_look(std::int64_t deadline) { return deadline; }
 };
 
 // Parks at once. Deadlines are told by the scheduler.

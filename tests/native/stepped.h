@@ -73,6 +73,9 @@ struct Stepped {
     }
     static std::uint64_t self_id() noexcept { return pysampler::self_id(); }
     static bool alive(std::uint64_t id) noexcept { return pysampler::Linux::alive(id); }
+    static std::int64_t next_look(std::int64_t deadline) noexcept {
+        return pysampler::Linux::next_look(deadline);
+    }
 };
 
 // The same cell, as who steps sees it.

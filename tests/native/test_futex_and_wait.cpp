@@ -297,7 +297,8 @@ TEST(what_became_ready_before_a_deadline_just_passed_is_ready) {
 }
 
 TEST(a_slice_interrupts_and_is_not_early_either) {
-    for (WaitPolicy policy : support::policies()) {
+    for (WaitPolicy policy : {support::parking(), WaitPolicy(), WaitPolicy::fixed(kForever, 0),
+                              WaitPolicy::fixed(0, kForever)}) {
         policy.set_slice(kMillisecond);
         Flag flag;
         const std::int64_t start = now_ns();
@@ -378,12 +379,25 @@ TEST(a_site_of_long_waits_learns_to_park_at_once) {
     });
 }
 
-TEST(an_interrupted_wait_teaches_nothing) {
+TEST(an_interrupted_wait_teaches_at_most_that_it_is_long) {
     WaitPolicy policy(costs(8));
     const std::int64_t usual = policy.usual_ns();
-    const Outcome outcome = policy.wait(kForever, never, [](std::int64_t) { return false; });
-    CHECK(outcome == Outcome::kInterrupted);
-    CHECK(policy.usual_ns() == usual);
+    for (int i = 0; i < 20; ++i) {
+        const Outcome outcome = policy.wait(kForever, never, [](std::int64_t) { return false; });
+        CHECK(outcome == Outcome::kInterrupted);
+        CHECK(policy.usual_ns() >= usual);
+    }
+}
+
+TEST(a_wait_that_is_interrupted_goes_on_if_it_is_told_to) {
+    WaitPolicy policy = support::parking();
+    policy.set_slice(kMillisecond);
+    int times = 0;
+    policy.set_go_on([&] { return ++times < 3; });
+    Flag flag;
+    CHECK(flag.wait_until(kForever, policy) == Outcome::kInterrupted && times == 3);
+    policy.set_go_on([&] { return flag.set(); });  // its place was not given up meanwhile
+    CHECK(flag.wait_until(kForever, policy) == Outcome::kReady);
 }
 
 TEST(a_wait_for_as_many_as_there_are_cpus_parks_at_once) {

@@ -508,10 +508,10 @@ constexpr Spare kSpare[] = {
     {"shared_ring.h", "free", "pass() releases too"},
     {"shared_ring.h", "aborted", "is() and free() do it"},
     {"shared_ring.h", "dead", "aborted() has acquired the claim, which comes after the joining"},
-    {"shared_ring.h", "join", "rare"},
+    {"shared_ring.h", "take_place", "rare"},
     {"shared_ring.h", "mark_producer_lost", "rare"},
     {"shared_ring.h", "all_lost", "rare"},
-    {"shared_ring.h", "reap_claimant", "rare"},
+    {"shared_ring.h", "reap", "rare"},
     {"waiter.h", "claim", "orders the stores to target_: here no store is ever late"},
     {"waiter.h", "leave", "likewise"},
 };

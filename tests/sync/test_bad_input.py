@@ -154,7 +154,11 @@ BAD = {
         ValueError,
         "cannot receive from byte ring: a message of over 4 bytes",
     ),
-    "board without fields": (lambda: sync.Board({}), ValueError, "cannot make board: no fields"),
+    "board without fields": (
+        lambda: sync.Board({}),
+        ValueError,
+        "cannot make board: fields {}, expected",
+    ),
     "board of objects": (
         lambda: sync.Board({"a": np.zeros(1, object)}),
         ValueError,
@@ -170,7 +174,7 @@ BAD = {
         ValueError,
         "cannot publish to board: a has shape (2,), expected (1,)",
     ),
-    "watch of nobody": (lambda: sync.Watch().add(0), ValueError, "cannot watch process: pid 0"),
+    "watch of nobody": (lambda: sync.Watch().add(0), ValueError, "cannot watch 0: expected a pid"),
     "segment too small": (
         lambda: sync.Ring(1024, segment=sync.Segment(1)),
         MemoryError,

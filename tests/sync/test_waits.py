@@ -15,12 +15,12 @@ from pysampler import errors, sync
 # Each wait that nothing ends, with a timeout.
 WAITS = {
     "flag": lambda t: sync.Flag().wait(t),
-    "doorbell": lambda t: sync.Doorbell(2).wait(2, t),
+    "doorbell": lambda t: sync.Doorbell(2).wait(2, timeout=t),
     "ring": lambda t: sync.Ring(2).pop_many(1, timeout=t),
     "shared ring": lambda t: sync.SharedRing(2).pop_many(1, timeout=t),
     "byte ring": lambda t: sync.ByteRing(1 << 16).recv(t),
-    "board": lambda t: sync.Board({"a": np.zeros(1)}).wait(0, t),
-    "watch": lambda t: sync.Watch().wait(0, t),
+    "board": lambda t: sync.Board({"a": np.zeros(1)}).wait(0, timeout=t),
+    "watch": lambda t: sync.Watch().wait(timeout=t),
     "sleep": lambda t: sync.sleep_until(sync.now() + int(t * 1e9)),
 }
 

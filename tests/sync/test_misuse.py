@@ -1,0 +1,290 @@
+"""What people do all the same: close under a waiter, share a side, leave without a word."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from pysampler import _core, errors, sync
+
+FORK = multiprocessing.get_context("fork")
+
+
+def run(script):
+    """In a process of its own, whose crash would be seen."""
+    result = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
+
+
+def second_handle(first, core):
+    """As another process has one."""
+    handle = type(first).__new__(type(first))
+    handle._init(core, first.segment, first._geometry, offset=first.offset)
+    return handle
+
+
+VIEWS = {
+    "array": (lambda: sync.Array(3, np.uint8), lambda a: a.view),
+    "claimed": (lambda: sync.Ring(4, np.uint8, 3), lambda r: r.claim()),
+    "peeked": (lambda: sync.Ring(4, np.uint8, 3), lambda r: (r.push([1, 2, 3]), r.peek())[1]),
+    "shared, claimed": (lambda: sync.SharedRing(4, np.uint8, 3), lambda r: r.claim()),
+    "message": (
+        lambda: sync.ByteRing(1 << 12),
+        lambda r: (r.send(b"abc"), np.frombuffer(r.peek(), np.uint8))[1],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_outlives_its_handle(name):
+    make, look = VIEWS[name]
+    thing = make()
+    view = look(thing)
+    before = view.tolist()
+    thing.close()
+    del thing
+    assert view.tolist() == before
+
+
+def test_a_message_that_came_in_parts_outlives_the_next():
+    ring = sync.ByteRing(1 << 12)
+    first, second = (bytes([i]) * (1 << 14) for i in (1, 2))
+    sender = threading.Thread(target=lambda: [ring.send(m) for m in (first, second)])
+    sender.start()
+    view = ring.peek()
+    ring.release()
+    assert ring.recv() == second
+    assert view == first
+    sender.join()
+
+
+CLOSE = """
+import threading
+import numpy as np
+from pysampler import errors, sync
+
+def pop_of_shared():
+    ring = sync.SharedRing(2)
+    return ring, lambda: ring.pop_many(1, timeout=0.03)
+
+full = sync.Ring(2)
+full.push_many([1, 2])
+full_shared = sync.SharedRing(2)
+full_shared.push_many([1, 2])
+full_bytes = sync.ByteRing(4096)
+full_bytes.send(bytes(4000))
+WAITS = [
+    (lambda f: (f, lambda: f.wait(0.03)))(sync.Flag()),
+    (lambda b: (b, lambda: b.wait(2, timeout=0.03)))(sync.Doorbell(2)),
+    (lambda r: (r, lambda: r.pop_many(1, timeout=0.03)))(sync.Ring(2)),
+    (lambda r: (r, lambda: r.peek(timeout=0.03)))(sync.Ring(2)),
+    (full, lambda: full.push_many([3], timeout=0.03)),
+    pop_of_shared(),
+    (lambda r: (r, lambda: r.peek(timeout=0.03)))(sync.SharedRing(2)),
+    (full_shared, lambda: full_shared.push_many([3], timeout=0.03)),
+    (lambda r: (r, lambda: r.recv(timeout=0.03)))(sync.ByteRing(4096)),
+    (full_bytes, lambda: full_bytes.send(bytes(4000), timeout=0.03)),
+    (lambda b: (b, lambda: b.wait(timeout=0.03)))(sync.Board({"a": np.zeros(1)})),
+]
+for thing, wait in WAITS:
+    begun = threading.Event()
+
+    def body(wait=wait):
+        begun.set()
+        try:
+            wait()
+        except (errors.WaitTimeoutError, errors.ClosedError):
+            pass
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    begun.wait()
+    thing.close()
+    thread.join()
+print("well")
+"""
+
+
+def test_closing_under_a_waiter_crashes_nobody():
+    assert run(CLOSE) == "well\n"
+
+
+EXIT = """
+import threading
+from pysampler import sync
+
+def poll(flag):
+    while True:
+        flag.wait(0.0005)
+
+for _ in range(4):
+    threading.Thread(target=poll, args=(sync.Flag(),), daemon=True).start()
+threading.Thread(target=sync.Flag().wait, daemon=True).start()
+threading.Thread(target=sync.Watch().wait, daemon=True).start()
+"""
+
+
+def test_waiting_daemon_threads_do_not_spoil_the_exit():
+    assert run(EXIT) == ""
+
+
+@pytest.mark.parametrize("policy", ["spin", "yield"])
+def test_ctrl_c_ends_a_wait_that_never_sleeps(policy):
+    flag = sync.Flag(policy=sync.WaitPolicy.fixed(**{f"{policy}_ns": 1 << 62}))
+    main = threading.get_ident()
+    threading.Timer(0.02, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        flag.wait()
+
+
+def test_a_waiter_keeps_its_place_however_long_it_waits():
+    flag = sync.Flag()
+    same = second_handle(flag, _core.Flag)
+    got = []
+    first = threading.Thread(target=lambda: got.append(flag.wait()))
+    first.start()
+    while "waiter" not in repr(flag):
+        pass
+    end = sync.now() + 200_000_000  # several slices
+    while sync.now() < end:
+        with pytest.raises(errors.BusyError):
+            same.wait(0.0005)
+    flag.set()
+    first.join()
+    assert got == [True]
+
+
+@pytest.mark.parametrize("kind", [sync.Ring, sync.SharedRing])
+def test_threads_that_share_a_side_get_whole_records_or_are_told(kind):
+    ring = kind(64, np.int64)
+    total = 4_000
+    got = []
+
+    def consume():
+        while len(got) < total:
+            with contextlib.suppress(errors.BusyError):
+                got.extend(ring.pop_many(16, timeout=0.001).tolist())
+
+    threads = [threading.Thread(target=consume) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for start in range(0, total, 32):
+        assert ring.push_many(np.arange(start, start + 32)) == 32
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == list(range(total))
+
+
+def test_a_claimed_or_peeked_slot_is_not_pushed_or_popped_over():
+    ring = sync.Ring(8, np.int64)
+    ring.claim(2)
+    with pytest.raises(ValueError, match="cannot push to ring: 2 slots are claimed and not"):
+        ring.push(1)
+    ring.publish(0)
+    ring.push_many([1, 2])
+    ring.peek(2)
+    with pytest.raises(ValueError, match="cannot pop from ring: 2 slots are peeked at and not"):
+        ring.pop()
+
+
+@pytest.mark.parametrize("kind", [sync.Ring, sync.SharedRing])
+@pytest.mark.parametrize("garbage", [1, 1 << 40, (1 << 62) - 1])
+def test_garbage_in_the_positions_ends_in_an_error_and_not_in_a_loop(kind, garbage):
+    segment = sync.Segment(1 << 16)
+    ring = kind(8, np.int64, segment=segment)
+    ring.push_many([1, 2, 3])
+    _, words = segment.array((160,), np.dtype(np.uint64), ring.offset)
+    for word in range(0, 160, 16):  # each position there is, in turn
+        before = words[word]
+        words[word] = garbage << 2
+        try:
+            assert ring.push_many(np.arange(20), timeout=0.01) <= 20
+            assert len(ring.pop_many(8, timeout=0.01)) <= 8
+        except (errors.LayoutError, errors.LostError, errors.BusyError, errors.WaitTimeoutError):
+            pass
+        words[word] = before
+
+
+def push_and_go(ring):
+    ring.push(1)
+    os._exit(0)  # as multiprocessing ends its children: nothing is left or closed
+
+
+def test_the_place_of_one_that_went_without_a_word_is_taken():
+    ring = sync.SharedRing(16, np.int64, producers=2)
+    for _ in range(5):
+        child = FORK.Process(target=push_and_go, args=(ring,))
+        child.start()
+        child.join()
+        assert ring.pop() == 1
+    ring.push(1)
+    with pytest.raises(errors.BusyError, match="all its 2 places"):
+        one, two = (second_handle(ring, _core.SharedRing) for _ in range(2))
+        one.push(1)
+        two.push(1)
+
+
+def test_a_doorbell_does_not_wait_for_more_than_are_left():
+    bell = sync.Doorbell(3)
+    bell.post(0)
+    with sync.Watch() as watch, subprocess.Popen([sys.executable, "-c", ""]) as peer:
+        watch.add(peer, bell.member(1), bell.member(0))
+        watch.wait()
+        for _ in range(3):
+            with pytest.raises(errors.LostError) as caught:
+                bell.wait()
+        assert list(caught.value.members) == [1]  # what member 0 had posted is still there
+        assert bell.wait(1).tolist() == [0]
+        bell.take([0])
+        with pytest.raises(errors.LostError, match="members 0, 1 lost"):
+            bell.wait(2)
+
+
+def test_closing_a_watch_ends_the_waits_for_it():
+    watch = sync.Watch()
+    raised = []
+
+    def wait():
+        try:
+            watch.wait()
+        except errors.ClosedError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    watch.close()
+    thread.join()
+    assert len(raised) == 1
+
+
+def test_nothing_is_written_beyond_a_board():
+    board = sync.Board({"a": np.zeros(4)})
+    for at in (1, 4, (1 << 64) - 1):
+        with pytest.raises(ValueError, match="does not fit"):
+            board._write(at, np.ones(4))
+    with pytest.raises(ValueError, match="buffer of"):
+        board._read_words(np.zeros(8, np.uint64)[::2])
+
+
+def test_an_array_keeps_its_memory():
+    array = sync.Array(3, np.int64)
+    array.view += 2
+    with pytest.raises(AttributeError, match=r"assign to array\.view"):
+        array.view = np.zeros(3)
+    assert np.asarray(array).tolist() == [2, 2, 2]
+    with array:
+        pass
+    with pytest.raises(errors.ClosedError):
+        array.view[0] = 1
