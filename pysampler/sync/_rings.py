@@ -119,7 +119,8 @@ class SharedRing(_Records, Handle, _core.SharedRing):
     half-written is ever read, and the consumer is not held up. The consumer finds out by itself
     within 50 ms, or at once with a ``Watch``: ``watch.add(process, ring.producer())``. Once all
     who joined have ended, and not all by leaving, it gets ``LostError``; if all have left, it
-    waits for the next to join.
+    waits for the next to join. Slots abandoned or left by the dead count towards the ``least`` of
+    ``pop_many``: it may then return fewer.
 
     >>> ring = SharedRing(4, np.int64, producers=2)
     >>> slot = ring.claim()

@@ -32,7 +32,8 @@ class Watch(_core.Watch):
     ``process`` is a pid, or anything with one (``multiprocessing.Process``, ``subprocess.Popen``).
     What the dead had posted is still there; whoever waits for more gets ``LostError``. ``losses``
     and ``wait()`` tell who was lost, when, and how (of children nobody has joined yet).
-    ``wait(known=n)`` waits for others than the first n.
+    ``wait(known=n)`` waits for others than the first n; when it tells of a loss, all parts of that
+    process have been marked, and may be told that it was ``replaced()``.
 
     In a worker, ``Watch().leave_with()`` ends this process with its parent, whatever it is doing.
 

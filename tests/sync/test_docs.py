@@ -1,6 +1,10 @@
-"""Every example in a docstring of pysampler.sync runs, and says what it says."""
+"""Every example in a docstring of pysampler.sync runs, and so does the one of the README."""
 
 import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,3 +35,14 @@ def test_every_primitive_has_an_example():
         "ByteRing",
         "Board",
     } <= set(DOCUMENTED)
+
+
+def test_the_example_of_the_readme_runs(tmp_path):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    script = tmp_path / "example.py"
+    script.write_text(re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1])
+    result = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert len(result.stdout.splitlines()) == 3
