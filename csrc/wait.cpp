@@ -27,6 +27,7 @@ std::mutex costs_mutex;  // process-local; taken once per policy object, never o
 std::optional<WaitCosts> known_costs;
 
 // A child forked while another thread measures would find it locked for ever.
+// NOLINTNEXTLINE(bugprone-throwing-static-initialization): the handlers are not called here
 [[maybe_unused]] const int at_fork = pthread_atfork(
     [] { costs_mutex.lock(); }, [] { costs_mutex.unlock(); }, [] { costs_mutex.unlock(); });
 
@@ -152,7 +153,8 @@ const WaitCosts& WaitCosts::here() {
         known_costs->yield_ns = measure_yield();
         try {
             known_costs->park_ns = std::clamp(measure_park(), kMinPark, kMaxPark);
-        } catch (const std::system_error&) {  // no thread to be had: the default will do
+        } catch (const std::system_error&) {  // no thread to be had
+            known_costs->park_ns = WaitCosts{}.park_ns;
         }
     }
     return *known_costs;

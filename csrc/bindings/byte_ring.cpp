@@ -77,8 +77,8 @@ class PyByteRing : public Handle {
         if (message.data() < first || message.data() >= first + 2 * capacity_) {
             return {py::bytes(reinterpret_cast<const char*>(message.data()), message.size())};
         }
-        const py::array_t<std::uint8_t> there(
-            size, reinterpret_cast<const std::uint8_t*>(message.data()), keep(twice));
+        py::array_t<std::uint8_t> there(size, reinterpret_cast<const std::uint8_t*>(message.data()),
+                                        keep(twice));
         there.attr("setflags")(py::arg("write") = false);
         return {there};
     }

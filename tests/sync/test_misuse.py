@@ -168,20 +168,24 @@ def test_a_waiter_keeps_its_place_however_long_it_waits():
 
 @pytest.mark.parametrize("kind", [sync.Ring, sync.SharedRing])
 def test_threads_that_share_a_side_get_whole_records_or_are_told(kind):
-    ring = kind(64, np.int64)
-    total = 4_000
+    ring = kind(64, np.int64, 4096)  # large enough to be copied without the GIL for a while
+    total = 2_000
     got = []
 
     def consume():
         while len(got) < total:
             with contextlib.suppress(errors.BusyError):
-                got.extend(ring.pop_many(16, timeout=0.001).tolist())
+                got.extend(
+                    int(record[0]) if (record == record[0]).all() else -1
+                    for record in ring.pop_many(16, timeout=0.001)
+                )
 
     threads = [threading.Thread(target=consume) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for start in range(0, total, 32):
-        assert ring.push_many(np.arange(start, start + 32)) == 32
+    for i in range(0, total, 20):
+        records = np.repeat(np.arange(i, i + 20), 4096).reshape(20, 4096)
+        assert ring.push_many(records) == 20
     for thread in threads:
         thread.join()
     assert sorted(got) == list(range(total))
