@@ -32,6 +32,7 @@ def tables(results: dict[str, Any]) -> str:
         (
             f"# The core, measured {m['date']}\n\n{m['processor']}, {m['cpus']} CPUs"
             f"{', virtual' if m['virtual'] else ''}, Linux {m['kernel']}, Python {m['python']}. "
+            f"{m['stolen']:.1%} of its CPU time went to other machines meanwhile. "
             "Peers in turn in one run; medians.\n"
         )
     ]

@@ -14,6 +14,7 @@ import platform
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,11 @@ def machine() -> dict[str, Any]:
     }
 
 
+def stolen() -> int:
+    """CPU time the hypervisor has given to others, in ticks; it spoils any measurement."""
+    return int(Path("/proc/stat").read_text().split(maxsplit=9)[8])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -70,6 +76,7 @@ def main() -> None:
     python = sys.executable
     waiting = ["20,150", "1,2", "5,5000", "1", "50"] if options.quick else []
     results: dict[str, Any] = {"machine": machine()}
+    stolen_before, begun = stolen(), time.monotonic()
     results["latency"] = lines(run([str(options.native / "bench_latency")], "latency", 5))
     results["waiting"] = lines(
         run([str(options.native / "bench_waiting"), *waiting], "ways of waiting", 15)
@@ -79,6 +86,9 @@ def main() -> None:
     seconds = "0.1" if options.quick else "0.5"
     throughput = [python, str(HERE / "throughput.py"), "--seconds", seconds]
     results["throughput"] = json.loads(run(throughput, "throughput", 15))
+
+    ticks = (time.monotonic() - begun) * os.sysconf("SC_CLK_TCK") * results["machine"]["cpus"]
+    results["machine"]["stolen"] = (stolen() - stolen_before) / ticks
 
     options.out.mkdir(parents=True, exist_ok=True)
     stem = options.out / f"{results['machine']['date']}-core"
