@@ -3,12 +3,14 @@
 python tests/models/check.py [model]
 """
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 MODELS = Path(__file__).resolve().parent
@@ -102,12 +104,14 @@ def run(command: list[str], directory: str) -> str:
     ).stdout
 
 
-def search(model: str, defines: str) -> str:
+def search(model: str, defines: str, expected: str) -> str:
     """The output of a complete search, or of one that stopped at the first error."""
     with tempfile.TemporaryDirectory() as directory:
         flags = [f"-D{define}" for define in defines.split()]
         run(["spin", "-a", *flags, str(MODELS / f"{model}.pml")], directory)
-        options = ["-O2", "-w", "-DSAFETY", "-DCOLLAPSE", f"-DMEMLIM={MEMORY_MB}"]
+        # A fault is found soon: there most of the time goes into the compiler.
+        optimise = "-O2" if expected == "holds" else "-O0"
+        options = [optimise, "-w", "-DSAFETY", "-DCOLLAPSE", f"-DMEMLIM={MEMORY_MB}"]
         run(["cc", *options, "-o", "pan", "pan.c"], directory)
         return run(["./pan", "-n", f"-m{DEPTH}"], directory)
 
@@ -123,6 +127,18 @@ def verdict(output: str) -> str:
     return "search cut short"
 
 
+def outcome(model: str, defines: str, expected: str) -> tuple[str, str, float]:
+    """Output, verdict, seconds."""
+    start = time.monotonic()
+    try:
+        output = search(model, defines, expected)
+        found = verdict(output)
+    except subprocess.CalledProcessError as error:
+        output = error.stdout
+        found = f"cannot run {error.cmd[0]}: {output.strip()[-200:]}"
+    return output, found, time.monotonic() - start
+
+
 def main() -> int:
     names = sorted({row[0] for row in TABLE})
     wanted = sys.argv[1:] or names
@@ -133,27 +149,21 @@ def main() -> int:
         print("cannot check models: no spin; `apt-get install spin` brings it", file=sys.stderr)
         return 2
     passed = failed = 0
-    for model, defines, expected, promise in TABLE:
-        if model not in wanted:
-            continue
-        start = time.monotonic()
-        try:
-            output = search(model, defines)
-            found = verdict(output)
-        except subprocess.CalledProcessError as error:
-            output = error.stdout
-            found = f"cannot run {error.cmd[0]}: {output.strip()[-200:]}"
-        seconds = time.monotonic() - start
-        states = re.search(r"(\d+) states, stored", output)
-        ok = found == expected
-        passed += ok
-        failed += not ok
-        print(
-            f"{'ok  ' if ok else 'FAIL'} {model:12}{defines:45} {found:9}"
-            f"{int(states[1]) if states else 0:>11,} states {seconds:5.1f} s   {promise}"
-            + ("" if ok else f"   (expected: {expected})"),
-            flush=True,
-        )
+    rows = [row for row in TABLE if row[0] in wanted]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        results = pool.map(lambda row: outcome(*row[:3]), rows)
+        for (model, defines, expected, promise), result in zip(rows, results, strict=True):
+            output, found, seconds = result
+            states = re.search(r"(\d+) states, stored", output)
+            ok = found == expected
+            passed += ok
+            failed += not ok
+            print(
+                f"{'ok  ' if ok else 'FAIL'} {model:12}{defines:45} {found:9}"
+                f"{int(states[1]) if states else 0:>11,} states {seconds:5.1f} s   {promise}"
+                + ("" if ok else f"   (expected: {expected})"),
+                flush=True,
+            )
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 

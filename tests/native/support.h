@@ -39,7 +39,7 @@ inline constexpr bool kSanitized = false;
 #endif
 
 // Fewer where a sanitizer makes each several times dearer.
-constexpr int rounds(int n) { return kSanitized ? n / 2 : n; }
+constexpr int rounds(int n) { return kSanitized ? n / 8 : n; }
 
 inline void skipped(const char* why) { std::printf("   skipped: %s\n", why); }
 
