@@ -93,7 +93,8 @@ py::array PyDoorbell::wait(const py::object& want, const Seconds& timeout,
 std::size_t PyDoorbell::take(const py::object& members) {
     // An array has __index__ whatever its length.
     const bool many = PyIndex_Check(members.ptr()) == 0 ||
-                      (py::isinstance<py::array>(members) && py::len_hint(members) > 0);
+                      (py::isinstance<py::array>(members) &&
+                       py::reinterpret_borrow<py::array>(members).ndim() > 0);
     if (!many) return bell_.take(index(members, "take from"));
     std::vector<std::uint32_t> all;  // each a member, before the first is taken
     for (const py::handle member : members) all.push_back(index(member, "take from"));

@@ -240,6 +240,15 @@ def test_the_place_of_one_that_went_without_a_word_is_taken():
         two.push(1)
 
 
+def test_taking_nobody_takes_nobody():
+    bell = sync.Doorbell(2)
+    assert bell.take(bell.wait(timeout=0)) == bell.take([]) == 0
+    bell.post(1)
+    assert bell.take(np.uint32(1)) == 1
+    bell.post(1)
+    assert bell.take(np.array(1)) == 1
+
+
 def test_a_doorbell_does_not_wait_for_more_than_are_left():
     bell = sync.Doorbell(3)
     bell.post(0)
