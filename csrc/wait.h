@@ -123,6 +123,7 @@ class WaitPolicy {
     static constexpr std::int64_t kLastLook = 2 * kMicrosecond;
     // How many hops a wait stays awake though others need the CPU: what sleeping would cost it.
     static constexpr std::int64_t kGrace = 2;
+
     template <class Ready, class Park>
     Outcome wait_a_slice(std::int64_t deadline, Ready& ready, Park& park, std::uint64_t awaited) {
         if (ready()) return Outcome::kReady;

@@ -78,6 +78,20 @@ inline RingGeometry geometry_of(const Record& record, const py::object& slots,
     return geometry;
 }
 
+// More slots handed over or back than the side holds.
+[[noreturn]] inline void not_held(const char* verb, std::uint64_t got, std::uint64_t held,
+                                  const char* how) {
+    throw py::value_error(std::string("cannot ") + verb + " slots: " + std::to_string(got) +
+                          ", expected at most the " + std::to_string(held) + " " + how);
+}
+
+// A copy in or out where the side already works on slots in place.
+[[noreturn]] inline void still_held(const char* verb, std::uint64_t count, const char* how,
+                                    const char* yet) {
+    throw py::value_error(std::string("cannot ") + verb + " ring: " + std::to_string(count) +
+                          " slots are " + how + " and not " + yet + " yet");
+}
+
 // Copies up to `most` published records out of the ring; returns how many.
 template <class AnyRing>
 std::uint64_t copy_out(AnyRing& ring, const std::byte* slots, std::byte* to, std::uint64_t most) {

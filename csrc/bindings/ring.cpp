@@ -47,7 +47,7 @@ class PyRing : public Handle {
     std::uint64_t push_many(const py::array& records, const Seconds& timeout,
                             const Nanoseconds& deadline) {
         const Turn turn(*this, producing_, "push to");
-        if (claimed_ > 0) held("push to", claimed_, "claimed", "published");
+        if (claimed_ > 0) still_held("push to", claimed_, "claimed", "published");
         const std::uint64_t total = record_.count_of(records);
         const std::int64_t until = deadline_of(timeout, deadline);
         const auto* from = static_cast<const std::byte*>(records.data());
@@ -103,7 +103,7 @@ class PyRing : public Handle {
     py::array pop_many(const py::object& count, const py::object& least, const Seconds& timeout,
                        const Nanoseconds& deadline) {
         const Turn turn(*this, consuming_, "pop from");
-        if (peeked_ > 0) held("pop from", peeked_, "peeked at", "released");
+        if (peeked_ > 0) still_held("pop from", peeked_, "peeked at", "released");
         py::array records = bindings::pop_many(*this, ring_, record_, ready_, slots_, count, least,
                                                timeout, deadline, cell_->tail.waiter());
         check_sound();
@@ -173,18 +173,6 @@ class PyRing : public Handle {
                                      std::to_string(cell_->head.load()) + " and " +
                                      std::to_string(cell_->tail.load()));
         }
-    }
-
-    [[noreturn]] static void not_held(const char* verb, std::uint64_t got, std::uint64_t held,
-                                      const char* how) {
-        throw py::value_error(std::string("cannot ") + verb + " slots: " + std::to_string(got) +
-                              ", expected at most the " + std::to_string(held) + " " + how);
-    }
-
-    [[noreturn]] static void held(const char* verb, std::uint64_t count, const char* how,
-                                  const char* yet) {
-        throw py::value_error(std::string("cannot ") + verb + " ring: " + std::to_string(count) +
-                              " slots are " + how + " and not " + yet + " yet");
     }
 
     py::array view_of(const Turn& turn, const Run& run) const {

@@ -127,11 +127,7 @@ class PySharedRing : public Handle {
     void release(const py::object& count) {
         const Turn turn(*this, consuming_, "release in");
         const std::uint64_t n = count.is_none() ? peeked_ : whole(count, "release", "count", 0);
-        if (n > peeked_) {
-            throw py::value_error("cannot release slots: " + std::to_string(n) +
-                                  ", expected at most the " + std::to_string(peeked_) +
-                                  " peeked at");
-        }
+        if (n > peeked_) not_held("release", n, peeked_, "peeked at");
         peeked_ = 0;
         ring_.release(n);
     }
@@ -139,10 +135,7 @@ class PySharedRing : public Handle {
     py::array pop_many(const py::object& count, const py::object& least, const Seconds& timeout,
                        const Nanoseconds& deadline) {
         const Turn turn(*this, consuming_, "pop from");
-        if (peeked_ > 0) {
-            throw py::value_error("cannot pop from ring: " + std::to_string(peeked_) +
-                                  " slots are peeked at and not released yet");
-        }
+        if (peeked_ > 0) still_held("pop from", peeked_, "peeked at", "released");
         return bindings::pop_many(*this, ring_, record_, ready_, slots_, count, least, timeout,
                                   deadline, cell_->published.waiter());
     }

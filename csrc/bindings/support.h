@@ -124,41 +124,43 @@ class Released {
     PyThreadState* state_;
 };
 
+// Calls `wait(policy)` without the GIL. Signals are answered meanwhile.
+template <class Wait>
+Outcome wait_released(WaitPolicy& policy, Wait&& wait) {
+    Outcome outcome;
+    {
+        Released released;
+        struct Forget {
+            WaitPolicy& policy;
+            ~Forget() { policy.set_go_on(nullptr); }
+        } const at_the_end{policy};
+        policy.set_slice(kSlice);
+        policy.set_go_on([&released] { return released.answer_signals(); });
+        outcome = wait(policy);
+    }
+    if (outcome == Outcome::kInterrupted) throw py::error_already_set();
+    return outcome;
+}
+
 // One policy for a site, lent to one thread at a time; a second one at the same site, where more
 // than one may wait, gets a fresh policy.
 class Site {
  public:
     // A copy of the given policy, or the adaptive one.
     explicit Site(const std::optional<WaitPolicy>& policy)
-        : policy_(policy ? *policy : WaitPolicy()) {
-        policy_.set_slice(kSlice);
-    }
+        : policy_(policy ? *policy : WaitPolicy()) {}
 
-    // Calls `wait(policy)` without the GIL. Signals are answered meanwhile.
     template <class Wait>
     Outcome operator()(Wait&& wait) {
-        Outcome outcome;
-        {
-            Released released;
-            if (taken_.test_and_set(std::memory_order_acquire)) {
-                WaitPolicy fresh(policy_.costs());
-                fresh.set_slice(kSlice);
-                fresh.set_go_on([&released] { return released.answer_signals(); });
-                outcome = wait(fresh);
-            } else {
-                struct Return {
-                    Site& site;
-                    ~Return() {
-                        site.policy_.set_go_on(nullptr);
-                        site.taken_.clear(std::memory_order_release);
-                    }
-                } const at_the_end{*this};
-                policy_.set_go_on([&released] { return released.answer_signals(); });
-                outcome = wait(policy_);
-            }
+        if (taken_.test_and_set(std::memory_order_acquire)) {
+            WaitPolicy fresh(policy_.costs());
+            return wait_released(fresh, wait);
         }
-        if (outcome == Outcome::kInterrupted) throw py::error_already_set();
-        return outcome;
+        struct Return {
+            std::atomic_flag& taken;
+            ~Return() { taken.clear(std::memory_order_release); }
+        } const at_the_end{taken_};
+        return wait_released(policy_, wait);
     }
 
     WaitPolicy& policy() { return policy_; }
@@ -269,7 +271,7 @@ inline void check_outcome(const Handle& handle, Outcome outcome, const char* ver
                           const char* why, std::uint64_t waiter) {
     switch (outcome) {
         case Outcome::kReady:
-        case Outcome::kInterrupted:  // thrown by Site
+        case Outcome::kInterrupted:  // thrown by wait_released
             return;
         case Outcome::kTimedOut:
             handle.timed_out(verb, why);

@@ -12,15 +12,9 @@ void sleep_until_deadline(const py::object& deadline) {
     const auto at = static_cast<std::int64_t>(whole(deadline, "sleep", "deadline", 0));
     // Learns how late this thread's wake-ups come; a fresh one would begin with a guess.
     thread_local WaitPolicy policy;
-    policy.set_slice(kSlice);
-    bool over;
-    {
-        Released released;
-        policy.set_go_on([&released] { return released.answer_signals(); });
-        over = sleep_until(at, policy);
-        policy.set_go_on(nullptr);
-    }
-    if (!over) throw py::error_already_set();
+    wait_released(policy, [at](WaitPolicy& own) {
+        return sleep_until(at, own) ? Outcome::kTimedOut : Outcome::kInterrupted;
+    });
 }
 
 WaitPolicy fixed(const py::object& spin_ns, const py::object& yield_ns) {

@@ -86,8 +86,8 @@ def _receive(sent: Any) -> Segment:
 class Handle:
     """What the handles share: they pickle, close with a ``with`` block, and know their segment.
 
-    A subclass also derives from a class of ``_core``. ``_geometry`` is what that class needs,
-    beside the segment and the offset, to attach in another process.
+    A subclass (``Array`` aside) also derives from a class of ``_core``. ``_geometry`` is what that
+    class needs, beside the segment and the offset, to attach in another process.
     """
 
     _segment: Segment | None = None

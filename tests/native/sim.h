@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <compare>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -23,7 +24,6 @@
 #include <optional>
 #include <source_location>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "futex.h"
@@ -68,9 +68,7 @@ struct Weakening {
     std::uint32_t line = 0, column = 0;
     bool acquire = false;  // else release
 
-    auto key() const { return std::tie(file, line, column, acquire); }
-    bool operator<(const Weakening& other) const { return key() < other.key(); }
-    bool operator==(const Weakening& other) const { return key() == other.key(); }
+    auto operator<=>(const Weakening&) const = default;
 };
 
 class World {
