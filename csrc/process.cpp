@@ -2,10 +2,16 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <sstream>
 
 namespace pysampler {
 namespace {
@@ -39,6 +45,22 @@ bool process_alive(pid_t pid) noexcept {
     const bool ended = pidfd_ended(pidfd);
     close(pidfd);
     return !ended;
+}
+
+void set_process_title(const std::string& title) {
+    prctl(PR_SET_NAME, title.c_str());
+    // Where the arguments lie: fields 48 and 49; the second one, the name, may hold anything.
+    std::ifstream file("/proc/self/stat");
+    const std::string stat{std::istreambuf_iterator<char>(file), {}};
+    std::istringstream fields(stat.substr(std::min(stat.rfind(')') + 1, stat.size())));
+    std::string field;
+    for (int i = 3; i < 48; ++i) fields >> field;
+    std::uintptr_t begin = 0, end = 0;
+    if (!(fields >> begin >> end) || begin == 0 || end <= begin) return;
+    auto* arguments = reinterpret_cast<char*>(begin);
+    const std::size_t room = end - begin - 1;  // a zero stays at the end
+    std::memset(arguments, 0, room);
+    std::memcpy(arguments, title.data(), std::min(title.size(), room));
 }
 
 }  // namespace pysampler

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <string>
 
 namespace pysampler {
 
@@ -21,5 +22,9 @@ bool process_alive(pid_t pid) noexcept;
 int open_pidfd(pid_t pid) noexcept;
 
 bool pidfd_ended(int pidfd) noexcept;
+
+// The name that ps and top show: written over the arguments this process was started with, as far
+// as there is room, and its first 15 bytes are the name of the calling thread.
+void set_process_title(const std::string& title);
 
 }  // namespace pysampler

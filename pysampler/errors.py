@@ -5,6 +5,8 @@ PysamplerError
 ├── BusyError          somebody else waits where only one may
 ├── LayoutError        not what this version of pysampler lays out, or garbage in its place
 ├── LostError          a peer died
+│   └── WorkerLostError   a worker of a vector env: which, how, and what it was doing
+├── EnvError           an env raised; also an instance of what it raised, which is the cause
 └── WaitTimeoutError   also a TimeoutError
 
 Each says *cannot <verb> <thing>: <cause>, <got and expected>*. A bad argument is a ValueError,
@@ -24,10 +26,12 @@ if TYPE_CHECKING:
 __all__ = [
     "BusyError",
     "ClosedError",
+    "EnvError",
     "LayoutError",
     "LostError",
     "PysamplerError",
     "WaitTimeoutError",
+    "WorkerLostError",
 ]
 
 
@@ -56,6 +60,27 @@ class LostError(PysamplerError):
 
     members: Sequence[int] = ()
     ready: npt.NDArray[np.uint32] | None = None
+
+
+class WorkerLostError(LostError):
+    """A worker ended by itself, or was killed."""
+
+    worker: int = -1
+    pid: int = 0
+    exit_code: int | None = None  # negative: minus the signal; None: not known
+    envs: range = range(0)
+
+
+class EnvError(PysamplerError):
+    """An env raised an exception.
+
+    It is also an instance of that exception's type, where it can be, so that ``except ValueError``
+    catches the env's ``ValueError``. The cause is the exception itself, and that one's the
+    traceback in the worker.
+    """
+
+    env: int | None = None  # its index
+    worker: int | None = None
 
 
 class WaitTimeoutError(PysamplerError, TimeoutError):

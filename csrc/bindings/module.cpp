@@ -58,6 +58,9 @@ PYBIND11_MODULE(_core, m) {
     register_shared_ring(m);
     register_byte_ring(m);
     register_board(m);
+    register_pool(m);
+    register_infos(m);
+    register_env_block(m);
 }
 
 }  // namespace pysampler::bindings

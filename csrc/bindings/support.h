@@ -312,5 +312,8 @@ void register_shared_ring(py::module_&);
 void register_byte_ring(py::module_&);
 void register_board(py::module_&);
 void register_watch(py::module_&);
+void register_pool(py::module_&);
+void register_infos(py::module_&);
+void register_env_block(py::module_&);
 
 }  // namespace pysampler::bindings

@@ -1,0 +1,287 @@
+#include "env_block.h"
+
+#include <pybind11/stl.h>
+
+namespace pysampler::bindings {
+namespace {
+
+std::vector<Leaf> leaves_of(const py::object& arrays) {
+    std::vector<Leaf> leaves;
+    for (const py::handle array : arrays) leaves.emplace_back(array.cast<py::array>());
+    return leaves;
+}
+
+// Placeholders: the dtypes are the frame's to say, see use_action_types().
+std::vector<Leaf> action_leaves(const py::object& frames) {
+    return leaves_of(frames.attr("default_actions"));
+}
+
+// The five results of step, or two of reset, whatever sequence they come as.
+template <std::size_t count>
+std::array<PyObject*, count> take_apart(py::object& results, const char* method) {
+    if (!PyTuple_Check(results.ptr())) {
+        results = checked(PySequence_Tuple(results.ptr()));
+    }
+    if (PyTuple_GET_SIZE(results.ptr()) != static_cast<Py_ssize_t>(count)) {
+        throw py::value_error(std::string("env.") + method + "() returned " +
+                              std::to_string(PyTuple_GET_SIZE(results.ptr())) +
+                              " values, expected " + std::to_string(count));
+    }
+    std::array<PyObject*, count> parts;
+    for (std::size_t i = 0; i < count; ++i) {
+        parts[i] = PyTuple_GET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i));
+    }
+    return parts;
+}
+
+bool truth(PyObject* value) {
+    if (value == Py_True) return true;
+    if (value == Py_False) return false;
+    const int truth = PyObject_IsTrue(value);
+    if (truth < 0) throw py::error_already_set();
+    return truth != 0;
+}
+
+}  // namespace
+
+EnvBlock::EnvBlock(const py::list& envs, std::size_t first, const py::object& frames,
+                   const std::shared_ptr<Infos>& infos, Autoreset autoreset, KeepInfos keep)
+    : envs_(envs),
+      first_(first),
+      count_(envs.size()),
+      obs_leaves_(leaves_of(frames.attr("observations"))),
+      final_leaves_(leaves_of(frames.attr("final_observations"))),
+      obs_(frames.attr("spec").attr("observation_tree"), obs_leaves_),
+      action_types_(frames.attr("action_types")),
+      action_leaves_(action_leaves(frames)),
+      action_(frames.attr("spec").attr("action_tree"), action_leaves_),
+      rewards_(frames.attr("rewards")),
+      terminated_(frames.attr("terminated")),
+      truncated_(frames.attr("truncated")),
+      has_final_(frames.attr("has_final")),
+      infos_(infos),
+      autoreset_(autoreset),
+      keep_(keep),
+      ended_(count_, false),
+      shown_(autoreset == Autoreset::kDisabled ? count_ : 0, py::none()),
+      reset_keywords_(py::make_tuple("seed", "options")) {
+    for (const py::handle array : frames.attr("actions")) {
+        action_bytes_.push_back(array.cast<py::array>());
+    }
+    for (const py::handle array : frames.attr("default_actions")) {
+        const auto values = array.cast<py::array>();
+        action_shapes_.emplace_back(values.shape() + 1, values.shape() + values.ndim());
+        types_in_use_.push_back(values.dtype().num());
+    }
+}
+
+// The parent may write actions of another dtype than the space's, as it was given them.
+void EnvBlock::use_action_types(std::uint32_t frame) {
+    for (std::size_t leaf = 0; leaf < types_in_use_.size(); ++leaf) {
+        const std::int32_t type = action_types_.at(frame, leaf);
+        if (type == types_in_use_[leaf]) continue;
+        const py::dtype dtype(type);
+        const py::array& bytes = action_bytes_[leaf];
+        std::vector<py::ssize_t> shape{bytes.shape(0)};
+        shape.insert(shape.end(), action_shapes_[leaf].begin(), action_shapes_[leaf].end());
+        std::vector<py::ssize_t> strides(shape.size());
+        py::ssize_t stride = dtype.itemsize();
+        for (std::size_t i = shape.size(); i-- > 1;) {
+            strides[i] = stride;
+            stride *= shape[i];
+        }
+        strides[0] = bytes.strides(0);
+        if (stride > bytes.strides(0)) throw py::value_error("actions do not fit their frame");
+        action_leaves_[leaf] = Leaf(py::array(dtype, shape, strides, bytes.data(), bytes));
+        types_in_use_[leaf] = type;
+    }
+}
+
+bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& actions) {
+    begin(frame);
+    if (!actions) use_action_types(frame);
+    for (std::size_t i = 0; i < count_; ++i) {
+        guarded(i, [&] {
+            if (ended_[i]) {
+                reset_one(frame, i, nullptr, nullptr);
+                return;
+            }
+            const py::object action = actions ? py::object((*actions)[i])
+                                              : action_.load(frame, first_ + i, action_leaves_);
+            step_one(frame, i, action.ptr());
+        });
+    }
+    return !leftovers_.empty();
+}
+
+bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
+    begin(frame);
+    for (std::size_t i = 0; i < count_; ++i) {
+        guarded(i, [&] {
+            const py::object call = calls[i];
+            if (call.is_none()) {
+                if (!shown_.empty() && shown_[i]) store_obs(frame, i, shown_[i].ptr());
+                return;
+            }
+            reset_one(frame, i, py::object(call[py::int_(0)]).ptr(),
+                      py::object(call[py::int_(1)]).ptr());
+        });
+    }
+    return !leftovers_.empty();
+}
+
+py::list EnvBlock::take_leftovers() { return std::exchange(leftovers_, py::list()); }
+
+void EnvBlock::begin(std::uint32_t frame) {
+    if (frame >= static_cast<std::size_t>(rewards_.shape(0))) throw py::index_error("no such frame");
+    if (keep_ != KeepInfos::kNone) infos_->clear(frame, first_, count_);
+    std::memset(has_final_.mutable_data(frame, first_), 0, count_);
+}
+
+// An exception of one env does not keep the others from their step.
+template <class Work>
+void EnvBlock::guarded(std::size_t i, Work&& work) {
+    try {
+        try {
+            work();
+        } catch (const py::builtin_exception& error) {
+            error.set_error();
+            throw py::error_already_set();
+        }
+    } catch (py::error_already_set& error) {
+        if (error.trace()) PyException_SetTraceback(error.value().ptr(), error.trace().ptr());
+        leave(kError, i, error.value());
+    }
+}
+
+void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
+    PyObject* call[] = {PyList_GET_ITEM(envs_.ptr(), static_cast<Py_ssize_t>(i)), action};
+    py::object results = checked(PyObject_VectorcallMethod(step_name_.ptr(), call, 2, nullptr));
+    const auto [obs, reward, terminated, truncated, info] = take_apart<5>(results, "step");
+    const std::size_t env = first_ + i;
+    rewards_.mutable_at(frame, env) = as_reward(reward);
+    const bool died = truth(terminated);
+    const bool cut = truth(truncated);
+    terminated_.mutable_at(frame, env) = died;
+    truncated_.mutable_at(frame, env) = cut;
+    const bool ended = died || cut;
+    if (ended && autoreset_ == Autoreset::kSameStep) {
+        store_final(frame, i, obs, info);
+        results = call_reset(i, nullptr, nullptr);
+        const auto [first_obs, reset_info] = take_apart<2>(results, "reset");
+        if (keep_ == KeepInfos::kAll) store_info(frame, i, reset_info);
+        store_obs(frame, i, first_obs);
+        return;
+    }
+    ended_[i] = ended && autoreset_ == Autoreset::kNextStep;
+    if (keep_ == KeepInfos::kAll || (keep_ == KeepInfos::kFinal && ended)) {
+        store_info(frame, i, info);
+    }
+    store_obs(frame, i, obs);
+}
+
+py::object EnvBlock::call_reset(std::size_t i, PyObject* seed, PyObject* options) {
+    PyObject* call[] = {PyList_GET_ITEM(envs_.ptr(), static_cast<Py_ssize_t>(i)), seed, options};
+    PyObject* keywords = seed == nullptr ? nullptr : reset_keywords_.ptr();
+    return checked(PyObject_VectorcallMethod(reset_name_.ptr(), call, 1, keywords));
+}
+
+void EnvBlock::reset_one(std::uint32_t frame, std::size_t i, PyObject* seed, PyObject* options) {
+    py::object results = call_reset(i, seed, options);
+    const auto [obs, info] = take_apart<2>(results, "reset");
+    const std::size_t env = first_ + i;
+    ended_[i] = false;
+    rewards_.mutable_at(frame, env) = 0;
+    terminated_.mutable_at(frame, env) = false;
+    truncated_.mutable_at(frame, env) = false;
+    if (keep_ == KeepInfos::kAll) store_info(frame, i, info);
+    store_obs(frame, i, obs);
+}
+
+void EnvBlock::store_obs(std::uint32_t frame, std::size_t i, PyObject* obs) {
+    try {
+        obs_.store(frame, first_ + i, obs, &odd_, obs_leaves_);
+    } catch (const py::value_error& error) {
+        odd_.clear();
+        throw py::value_error(std::string("observation has ") + error.what());
+    } catch (...) {
+        odd_.clear();
+        throw;
+    }
+    if (!odd_.empty()) {
+        py::tuple values(odd_.size());
+        for (std::size_t k = 0; k < odd_.size(); ++k) values[k] = std::move(odd_[k]);
+        odd_.clear();
+        leave(kOddObs, i, values);
+    }
+    if (!shown_.empty()) shown_[i] = py::reinterpret_borrow<py::object>(obs);
+}
+
+// The last observation of an episode lies in the frame; where that loses its type, or a part
+// without fixed shape, the object itself goes through the side channel too.
+void EnvBlock::store_final(std::uint32_t frame, std::size_t i, PyObject* obs, PyObject* info) {
+    const bool same = obs_.store(frame, first_ + i, obs, &odd_, final_leaves_);
+    odd_.clear();
+    has_final_.mutable_at(frame, first_ + i) = same ? 1 : 2;
+    if (!same) leave(kFinalObs, i, py::reinterpret_borrow<py::object>(obs));
+    if (keep_ != KeepInfos::kNone) store_info(frame, i, info, "final_info");
+}
+
+void EnvBlock::store_info(std::uint32_t frame, std::size_t i, PyObject* info, const char* key) {
+    if (auto rest = infos_->store(frame, first_ + i, info, key)) leave(kInfo, i, *rest);
+}
+
+double EnvBlock::as_reward(PyObject* value) const {
+    if (PyFloat_Check(value)) return PyFloat_AS_DOUBLE(value);
+    double number = 0;
+    if (PyLong_CheckExact(value)) {
+        number = PyLong_AsDouble(value);
+    } else {
+        const py::object as_array = checked(
+            py::detail::npy_api::get().PyArray_FromAny_(value, nullptr, 0, 0, 0, nullptr));
+        if (array_of(as_array.ptr())->nd > 1 || py::len(as_array.attr("ravel")()) != 1) {
+            throw py::value_error("reward has shape " +
+                                  std::string(py::str(as_array.attr("shape"))) +
+                                  ", expected a number");
+        }
+        number = PyFloat_AsDouble(as_array.attr("item")().ptr());
+    }
+    if (number == -1.0 && PyErr_Occurred()) throw py::error_already_set();
+    return number;
+}
+
+bool EnvBlock::leave(Leftover kind, std::size_t i, py::object object) {
+    leftovers_.append(py::make_tuple(static_cast<int>(kind), first_ + i, std::move(object)));
+    return true;
+}
+
+void register_env_block(py::module_& m) {
+    py::enum_<Autoreset>(m, "Autoreset")
+        .value("NEXT_STEP", Autoreset::kNextStep)
+        .value("SAME_STEP", Autoreset::kSameStep)
+        .value("DISABLED", Autoreset::kDisabled)
+        .value("ENV", Autoreset::kEnv);
+    py::enum_<KeepInfos>(m, "KeepInfos")
+        .value("NONE", KeepInfos::kNone)
+        .value("FINAL", KeepInfos::kFinal)
+        .value("ALL", KeepInfos::kAll);
+    py::class_<EnvBlock, Block> block(m, "EnvBlock");
+    block
+        .def(py::init<const py::list&, std::size_t, const py::object&,
+                      const std::shared_ptr<Infos>&, Autoreset, KeepInfos>(),
+             py::arg("envs"), py::arg("first"), py::arg("frames"), py::arg("infos"),
+             py::arg("autoreset"), py::arg("keep"))
+        .def("step", &EnvBlock::step_with, py::arg("frame"), py::arg("actions") = py::none(),
+             "Steps every env; whether something is left that has no place in the frame.")
+        .def("reset", &EnvBlock::reset, py::arg("frame"), py::arg("calls"),
+             "Resets each env with its (seed, options), or leaves it as it is for None.")
+        .def("take_leftovers", &EnvBlock::take_leftovers,
+             "What had no place in the frame: (kind, env, object) each.")
+        .def_property_readonly("envs", &EnvBlock::envs, "The envs.");
+    block.attr("INFO") = static_cast<int>(EnvBlock::kInfo);
+    block.attr("FINAL_OBS") = static_cast<int>(EnvBlock::kFinalObs);
+    block.attr("ODD_OBS") = static_cast<int>(EnvBlock::kOddObs);
+    block.attr("ERROR") = static_cast<int>(EnvBlock::kError);
+}
+
+}  // namespace pysampler::bindings

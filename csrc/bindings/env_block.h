@@ -1,0 +1,82 @@
+// A block of ordinary Python envs: calls env.step, takes the five results apart and copies them
+// into the frame, with the interpreter running nothing but the envs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "block.h"
+#include "infos.h"
+#include "leaf.h"
+#include "space.h"
+#include "support.h"
+
+namespace pysampler::bindings {
+
+enum class Autoreset { kNextStep, kSameStep, kDisabled, kEnv };
+enum class KeepInfos { kNone, kFinal, kAll };
+
+class EnvBlock : public Block {
+ public:
+    // What has no place in the frame; the first of each tuple in leftovers().
+    enum Leftover { kInfo = 0, kFinalObs = 1, kOddObs = 2, kError = 3 };
+
+    // `frames` has the arrays of pysampler.frames.Frames; `first` is the index among them of the
+    // block's first env.
+    EnvBlock(const py::list& envs, std::size_t first, const py::object& frames,
+             const std::shared_ptr<Infos>& infos, Autoreset autoreset, KeepInfos keep);
+
+    bool step(std::uint32_t frame) override { return step_with(frame, std::nullopt); }
+    // With these actions instead of those in the frame.
+    bool step_with(std::uint32_t frame, const std::optional<py::list>& actions);
+    // For each env (seed, options), or None to leave it as it is. True as for step().
+    bool reset(std::uint32_t frame, const py::list& calls);
+
+    // [(kind, index among the frame's envs, object)], handed over.
+    py::list take_leftovers();
+    const py::list& envs() const { return envs_; }
+
+ private:
+    void use_action_types(std::uint32_t frame);
+    void step_one(std::uint32_t frame, std::size_t i, PyObject* action);
+    void reset_one(std::uint32_t frame, std::size_t i, PyObject* seed, PyObject* options);
+    py::object call_reset(std::size_t i, PyObject* seed, PyObject* options);
+    void store_obs(std::uint32_t frame, std::size_t i, PyObject* obs);
+    void store_final(std::uint32_t frame, std::size_t i, PyObject* obs, PyObject* info);
+    void store_info(std::uint32_t frame, std::size_t i, PyObject* info, const char* key = nullptr);
+    double as_reward(PyObject* value) const;
+    void begin(std::uint32_t frame);
+    bool leave(Leftover kind, std::size_t i, py::object object);
+    template <class Work>
+    void guarded(std::size_t i, Work&& work);
+
+    py::list envs_;
+    std::size_t first_;
+    std::size_t count_;
+    std::vector<Leaf> obs_leaves_;
+    std::vector<Leaf> final_leaves_;
+    Space obs_;
+    std::vector<py::array> action_bytes_;
+    std::vector<std::vector<py::ssize_t>> action_shapes_;
+    py::array_t<std::int32_t> action_types_;
+    std::vector<std::int32_t> types_in_use_;
+    std::vector<Leaf> action_leaves_;
+    Space action_;
+    py::array_t<double> rewards_;
+    py::array_t<bool> terminated_;
+    py::array_t<bool> truncated_;
+    py::array_t<std::uint8_t> has_final_;
+    std::shared_ptr<Infos> infos_;
+    Autoreset autoreset_;
+    KeepInfos keep_;
+    std::vector<bool> ended_;        // to be reset by the next step
+    std::vector<py::object> shown_;  // with no autoreset: the last observation of each
+    std::vector<py::object> odd_;
+    py::list leftovers_;
+    py::str step_name_{"step"};
+    py::str reset_name_{"reset"};
+    py::tuple reset_keywords_;
+};
+
+}  // namespace pysampler::bindings

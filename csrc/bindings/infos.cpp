@@ -1,0 +1,247 @@
+#include "infos.h"
+
+#include <pybind11/stl.h>
+
+#include <cstring>
+
+#include "support.h"
+
+namespace pysampler::bindings {
+namespace {
+
+using Npy = py::detail::npy_api;
+
+}  // namespace
+
+Infos::Infos(const py::array_t<std::uint8_t>& area, std::size_t envs)
+    : owner_(area),
+      area_(const_cast<std::uint8_t*>(area.data())),
+      frame_bytes_(static_cast<std::size_t>(area.strides(0))),
+      envs_(envs) {}
+
+void Infos::add_node(const py::tuple& path, std::size_t mask) {
+    find_or_make(path).mask = mask;
+    masks_.push_back(mask);
+}
+
+void Infos::add_column(const py::tuple& path, std::size_t mask, const py::dtype& dtype,
+                       const std::vector<py::ssize_t>& shape, bool array, std::size_t values) {
+    const auto frames = owner_.shape(0);
+    std::vector<py::ssize_t> full{frames, static_cast<py::ssize_t>(envs_)};
+    full.insert(full.end(), shape.begin(), shape.end());
+    std::vector<py::ssize_t> strides(full.size());
+    py::ssize_t stride = dtype.itemsize();
+    for (std::size_t i = full.size(); i-- > 1;) {
+        strides[i] = stride;
+        stride *= full[i];
+    }
+    strides[0] = static_cast<py::ssize_t>(frame_bytes_);
+    const py::array rows(dtype, full, strides, area_ + values, owner_);
+    find_or_make(path).columns.push_back({mask, Leaf(rows), array});
+    masks_.push_back(mask);
+}
+
+Infos::Node& Infos::find_or_make(const py::tuple& path) {
+    Node* node = &root_;
+    for (const py::handle key : path) {
+        std::size_t guess = 0;
+        Node* child = find(*node, key.ptr(), guess);
+        if (child == nullptr) {
+            // Interned: a key that is a constant in the env's code is then the same object.
+            PyObject* name = key.inc_ref().ptr();
+            PyUnicode_InternInPlace(&name);
+            node->children.emplace_back();
+            child = &node->children.back();
+            child->key = py::reinterpret_steal<py::str>(name);
+            child->mask_key = py::str("_{}").format(child->key);
+        }
+        node = child;
+    }
+    return *node;
+}
+
+// The child of that key, tried first at `guess`, which then is the place behind it.
+Infos::Node* Infos::find(Node& parent, PyObject* key, std::size_t& guess) {
+    const std::size_t count = parent.children.size();
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::size_t at = guess + i < count ? guess + i : guess + i - count;
+        if (parent.children[at].key.ptr() == key) {
+            guess = at + 1 == count ? 0 : at + 1;
+            return &parent.children[at];
+        }
+    }
+    if (!PyUnicode_CheckExact(key)) return nullptr;
+    for (std::size_t at = 0; at < count; ++at) {
+        if (PyUnicode_Compare(parent.children[at].key.ptr(), key) == 0) {
+            guess = at + 1 == count ? 0 : at + 1;
+            return &parent.children[at];
+        }
+    }
+    return nullptr;
+}
+
+// -- a worker -----------------------------------------------------------------------------------
+
+void Infos::clear(std::uint32_t frame, std::size_t first, std::size_t count) {
+    for (const std::size_t offset : masks_) std::memset(mask(frame, offset) + first, 0, count);
+}
+
+std::optional<py::dict> Infos::store(std::uint32_t frame, std::size_t env, PyObject* info,
+                                     const char* key) {
+    if (!PyDict_Check(info)) {
+        throw py::type_error(std::string("info is ") + Py_TYPE(info)->tp_name +
+                             ", expected a dict");
+    }
+    if (key == nullptr) return store_in(root_, frame, env, info);
+    py::dict wrapped;
+    wrapped[key] = py::handle(info);
+    return store_in(root_, frame, env, wrapped.ptr());
+}
+
+std::optional<py::dict> Infos::store_in(Node& node, std::uint32_t frame, std::size_t env,
+                                        PyObject* info) {
+    std::optional<py::dict> rest;
+    const auto keep = [&rest](PyObject* key, PyObject* value) {
+        if (!rest) rest.emplace();
+        (*rest)[py::handle(key)] = py::handle(value);
+    };
+    PyObject *key, *value;
+    Py_ssize_t position = 0;
+    std::size_t guess = 0;
+    while (PyDict_Next(info, &position, &key, &value)) {
+        Node* child = find(node, key, guess);
+        if (child == nullptr) {
+            keep(key, value);
+            continue;
+        }
+        if (PyDict_Check(value)) {
+            if (child->mask == kNone) {
+                keep(key, value);
+                continue;
+            }
+            mask(frame, child->mask)[env] = 1;
+            if (auto inner = store_in(*child, frame, env, value)) keep(key, inner->ptr());
+            continue;
+        }
+        const Column* taker = nullptr;
+        for (const Column& column : child->columns) {
+            if (accepts(column, value)) taker = &column;
+        }
+        if (taker == nullptr) {
+            keep(key, value);
+            continue;
+        }
+        taker->leaf.store(frame, env, value);
+        mask(frame, taker->mask)[env] = 1;
+    }
+    return rest;
+}
+
+// Whether gymnasium would make an array of the column's dtype and shape for such a value.
+bool Infos::accepts(const Column& column, PyObject* value) {
+    if (exact_array(value)) return column.array && column.leaf.matches(value);
+    if (column.array) return false;
+    const int type = column.leaf.type_num();
+    // A numpy bool is no number to gymnasium: it stays the object it is.
+    if (type == Npy::NPY_BOOL_) return PyBool_Check(value);
+    if (Py_TYPE(value) == column.leaf.scalar_type()) return true;
+    switch (type) {
+        case Npy::NPY_DOUBLE_:
+            return PyFloat_CheckExact(value);
+        case Npy::NPY_INT64_: {
+            int overflow = 0;
+            if (!PyLong_CheckExact(value)) return false;
+            PyLong_AsLongLongAndOverflow(value, &overflow);
+            return overflow == 0;
+        }
+        default:
+            return false;
+    }
+}
+
+// -- the parent ---------------------------------------------------------------------------------
+
+bool Infos::any(std::uint32_t frame, std::size_t offset) const {
+    return std::memchr(mask(frame, offset), 1, envs_) != nullptr;
+}
+
+py::array Infos::masks(std::uint32_t frame, std::size_t offset) const {
+    py::array_t<bool> copy(static_cast<py::ssize_t>(envs_));
+    // A worker may have written anything; a bool that is neither 0 nor 1 is trouble.
+    const std::uint8_t* from = mask(frame, offset);
+    bool* to = copy.mutable_data();
+    for (std::size_t i = 0; i < envs_; ++i) to[i] = from[i] != 0;
+    return copy;
+}
+
+std::pair<py::dict, py::list> Infos::collect(std::uint32_t frame) const {
+    py::dict infos;
+    py::list mixed;
+    for (const Node& node : root_.children) {
+        if (!collect_from(node, frame, infos)) mixed.append(node.key);
+    }
+    return {infos, mixed};
+}
+
+// Adds what there is under this key. False if values do not fit into one array.
+bool Infos::collect_from(const Node& node, std::uint32_t frame, py::dict& into) const {
+    const bool nested = node.mask != kNone && any(frame, node.mask);
+    const Column* found = nullptr;
+    for (const Column& column : node.columns) {
+        if (!any(frame, column.mask)) continue;
+        if (found != nullptr || nested) return false;
+        found = &column;
+    }
+    if (nested) {
+        py::dict inner;
+        for (const Node& child : node.children) {
+            if (!collect_from(child, frame, inner)) return false;
+        }
+        into[node.key] = inner;
+        into[node.mask_key] = masks(frame, node.mask);
+    } else if (found != nullptr) {
+        into[node.key] = found->leaf.load_all(frame, envs_, mask(frame, found->mask));
+        into[node.mask_key] = masks(frame, found->mask);
+    }
+    return true;
+}
+
+py::object Infos::row(std::uint32_t frame, std::size_t env, const py::str& key) const {
+    for (const Node& node : root_.children) {
+        if (node.key.equal(key)) return row_of(node, frame, env);
+    }
+    return py::none();
+}
+
+py::object Infos::row_of(const Node& node, std::uint32_t frame, std::size_t env) const {
+    for (const Column& column : node.columns) {
+        if (!mask(frame, column.mask)[env]) continue;
+        py::object value = column.leaf.load(frame, env);
+        if (column.array || column.leaf.type_num() != Npy::NPY_BOOL_) return value;
+        return py::bool_(value);
+    }
+    if (node.mask == kNone || !mask(frame, node.mask)[env]) return py::none();
+    py::dict inner;
+    for (const Node& child : node.children) {
+        py::object value = row_of(child, frame, env);
+        if (!value.is_none()) inner[child.key] = value;
+    }
+    return inner;
+}
+
+void register_infos(py::module_& m) {
+    py::class_<Infos, std::shared_ptr<Infos>>(m, "Infos")
+        .def(py::init<const py::array_t<std::uint8_t>&, std::size_t>(), py::arg("area"),
+             py::arg("envs"))
+        .def("add_node", &Infos::add_node, py::arg("path"), py::arg("mask"),
+             "A place for nested dicts at the end of this path of keys.")
+        .def("add_column", &Infos::add_column, py::arg("path"), py::arg("mask"), py::arg("dtype"),
+             py::arg("shape"), py::arg("array"), py::arg("values"), "A place for numbers, or arrays of a shape.")
+        .def("collect", &Infos::collect, py::arg("frame"),
+             "The infos of all envs as gymnasium batches them, and the keys that row() must be "
+             "asked for, since their values do not share a dtype.")
+        .def("row", &Infos::row, py::arg("frame"), py::arg("env"), py::arg("key"),
+             "What one env had under a key, None if nothing.");
+}
+
+}  // namespace pysampler::bindings

@@ -1,0 +1,130 @@
+#include "leaf.h"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace pysampler::bindings {
+namespace {
+
+using Npy = py::detail::npy_api;
+
+const Npy& npy() { return Npy::get(); }
+
+std::string shape_text(const py::ssize_t* shape, std::size_t count) {
+    std::string text = "(";
+    for (std::size_t i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+    return text + (count == 1 ? ",)" : ")");
+}
+
+}  // namespace
+
+Leaf::Leaf(const py::array& array)
+    : array_(array),
+      base_(static_cast<std::byte*>(const_cast<void*>(array.data()))),
+      frame_bytes_(static_cast<std::size_t>(array.strides(0))),
+      row_bytes_(static_cast<std::size_t>(array.strides(1))),
+      dtype_(array.dtype()),
+      type_num_(dtype_.num()),
+      scalar_type_(reinterpret_cast<PyTypeObject*>(
+          checked(npy().PyArray_TypeObjectFromType_(type_num_)).release().ptr())),
+      shape_(array.shape() + 2, array.shape() + array.ndim()) {}
+
+bool Leaf::matches(PyObject* value) const {
+    if (!exact_array(value)) return false;
+    const auto* proxy = array_of(value);
+    if (proxy->descr != dtype_.ptr() && !npy().PyArray_EquivTypes_(proxy->descr, dtype_.ptr())) {
+        return false;
+    }
+    return static_cast<std::size_t>(proxy->nd) == shape_.size() &&
+           std::equal(shape_.begin(), shape_.end(), proxy->dimensions) &&
+           (proxy->flags & Npy::NPY_ARRAY_C_CONTIGUOUS_);
+}
+
+bool Leaf::store(std::uint32_t frame, std::size_t env, PyObject* value) const {
+    std::byte* to = row(frame, env);
+    if (!shape_.empty()) {
+        const bool same = matches(value);
+        if (same) {
+            std::memcpy(to, array_of(value)->data, row_bytes_);
+        } else {
+            convert(to, value);
+        }
+        return same;
+    }
+    if (Py_TYPE(value) == scalar_type_) {
+        npy().PyArray_ScalarAsCtype_(value, to);
+        return true;
+    }
+    if (!store_number(to, value)) convert(to, value);
+    return false;
+}
+
+// Python's own numbers where nothing can be lost on the way.
+bool Leaf::store_number(std::byte* to, PyObject* value) const {
+    const auto put = [to](auto number) { std::memcpy(to, &number, sizeof number); };
+    switch (type_num_) {
+        case Npy::NPY_INT64_: {
+            if (!PyLong_CheckExact(value)) return false;
+            int overflow = 0;
+            put(static_cast<std::int64_t>(PyLong_AsLongLongAndOverflow(value, &overflow)));
+            return overflow == 0;
+        }
+        case Npy::NPY_DOUBLE_:
+            if (!PyFloat_Check(value)) return false;
+            put(PyFloat_AS_DOUBLE(value));
+            return true;
+        case Npy::NPY_FLOAT_:
+            if (!PyFloat_Check(value)) return false;
+            put(static_cast<float>(PyFloat_AS_DOUBLE(value)));
+            return true;
+        case Npy::NPY_BOOL_:
+            if (!PyBool_Check(value)) return false;
+            put(value == Py_True);
+            return true;
+        default:
+            return false;
+    }
+}
+
+void Leaf::convert(std::byte* to, PyObject* value) const {
+    py::object from = checked(npy().PyArray_FromAny_(value, nullptr, 0, 0, 0, nullptr));
+    const auto* proxy = array_of(from.ptr());
+    const auto given = static_cast<std::size_t>(proxy->nd);
+    if (given != shape_.size() || !std::equal(shape_.begin(), shape_.end(), proxy->dimensions)) {
+        py::ssize_t size = 1, wanted = 1;
+        for (std::size_t i = 0; i < given; ++i) size *= proxy->dimensions[i];
+        for (const py::ssize_t n : shape_) wanted *= n;
+        if (size != wanted) {
+            throw py::value_error("shape " + shape_text(proxy->dimensions, given) + ", expected " +
+                                  shape_text(shape_.data(), shape_.size()));
+        }
+        from = from.attr("reshape")(shape_);
+    }
+    const py::array row(dtype_, shape_, to, py::none());  // a view: it has a base
+    if (npy().PyArray_CopyInto_(row.ptr(), from.ptr()) != 0) throw py::error_already_set();
+}
+
+py::object Leaf::load(std::uint32_t frame, std::size_t env) const {
+    std::byte* from = row(frame, env);
+    if (shape_.empty()) return checked(npy().PyArray_Scalar_(from, dtype_.ptr(), nullptr));
+    PyObject* made = npy().PyArray_NewFromDescr_(
+        npy().PyArray_Type_, dtype_.inc_ref().ptr(), static_cast<int>(shape_.size()),
+        shape_.data(), nullptr, nullptr, 0, nullptr);
+    py::object copy = checked(made);
+    std::memcpy(array_of(made)->data, from, row_bytes_);
+    return copy;
+}
+
+py::array Leaf::load_all(std::uint32_t frame, std::size_t envs, const std::uint8_t* mask) const {
+    std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(envs)};
+    shape.insert(shape.end(), shape_.begin(), shape_.end());
+    py::array all(dtype_, shape);
+    auto* to = static_cast<std::byte*>(all.mutable_data());
+    std::memcpy(to, row(frame, 0), envs * row_bytes_);
+    for (std::size_t env = 0; env < envs; ++env) {
+        if (!mask[env]) std::memset(to + env * row_bytes_, 0, row_bytes_);
+    }
+    return all;
+}
+
+}  // namespace pysampler::bindings

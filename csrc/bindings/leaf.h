@@ -1,0 +1,68 @@
+// One field of a space in the frames: an array [frames, envs, *shape], and how a Python value gets
+// into a row of it and out again.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace pysampler::bindings {
+
+namespace py = pybind11;
+
+inline const py::detail::PyArray_Proxy* array_of(PyObject* object) {
+    return py::detail::array_proxy(object);
+}
+inline bool exact_array(PyObject* object) {
+    return Py_TYPE(object) == py::detail::npy_api::get().PyArray_Type_;
+}
+
+// Takes the Python object, or throws what Python raised.
+inline py::object checked(PyObject* result) {
+    if (result == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(result);
+}
+
+class Leaf {
+ public:
+    // `array` is [frames, envs, *shape]; its owner outlives the leaf.
+    explicit Leaf(const py::array& array);
+
+    std::byte* row(std::uint32_t frame, std::size_t env) const {
+        return base_ + frame * frame_bytes_ + env * row_bytes_;
+    }
+
+    // Writes a value by value, as numpy assignment would. True if it was just what a row holds:
+    // an array of this dtype and shape, or a numpy scalar of this dtype. Throws ValueError for
+    // another number of elements, and what numpy raises.
+    bool store(std::uint32_t frame, std::size_t env, PyObject* value) const;
+
+    // A new object of its own: an array, or a numpy scalar where the shape is ().
+    py::object load(std::uint32_t frame, std::size_t env) const;
+    // A new array of the rows of all envs, zero where `mask` is.
+    py::array load_all(std::uint32_t frame, std::size_t envs, const std::uint8_t* mask) const;
+
+    // Whether it is an array of this dtype and shape, in one piece.
+    bool matches(PyObject* value) const;
+    int type_num() const { return type_num_; }
+    PyTypeObject* scalar_type() const { return scalar_type_; }
+
+ private:
+    bool store_number(std::byte* to, PyObject* value) const;
+    void convert(std::byte* to, PyObject* value) const;
+
+    py::array array_;
+    std::byte* base_;
+    std::size_t frame_bytes_;
+    std::size_t row_bytes_;
+    py::dtype dtype_;
+    int type_num_;
+    PyTypeObject* scalar_type_;
+    std::vector<py::ssize_t> shape_;
+};
+
+}  // namespace pysampler::bindings

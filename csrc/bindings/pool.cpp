@@ -1,0 +1,294 @@
+// Both ends of a pool's commands and completions: Pool in the parent, Worker in each worker.
+#include <pybind11/stl.h>
+
+#include <new>
+#include <vector>
+
+#include "block.h"
+#include "command.h"
+#include "support.h"
+
+namespace pysampler::bindings {
+namespace {
+
+PoolLayout layout_of(const std::vector<std::uint32_t>& groups) {
+    for (const std::uint32_t count : groups) {
+        if (count == 0 || count > PoolLayout::kCommands) {
+            throw py::value_error("cannot make pool: a worker of " + std::to_string(count) +
+                                  " groups, expected 1 to " +
+                                  std::to_string(PoolLayout::kCommands));
+        }
+    }
+    if (groups.empty()) throw py::value_error("cannot make pool: no workers");
+    return PoolLayout(groups);
+}
+
+RingCell* ring_cell(std::byte* base, const PoolLayout& layout, std::uint32_t worker) {
+    return reinterpret_cast<RingCell*>(base + layout.commands(worker));
+}
+Command* command_slots(RingCell* cell) { return reinterpret_cast<Command*>(cell + 1); }
+Doorbell::Cell* bell_cell(std::byte* base, const PoolLayout& layout) {
+    return reinterpret_cast<Doorbell::Cell*>(base + layout.doorbell());
+}
+Doorbell::Member* bell_members(Doorbell::Cell* cell) {
+    return reinterpret_cast<Doorbell::Member*>(cell + 1);
+}
+Completion* completions_at(std::byte* base, const PoolLayout& layout) {
+    return reinterpret_cast<Completion*>(base + layout.completions());
+}
+
+// The parent's end. One thread at a time.
+class PyPool : public Handle {
+ public:
+    PyPool(const PySegment& segment, const std::vector<std::uint32_t>& groups,
+           const std::optional<WaitPolicy>& policy)
+        : Handle("pool", segment.segment(),
+                 place(segment, py::none(), layout_of(groups).bytes())),
+          layout_(groups),
+          bell_(make(base(), layout_)),
+          completions_(completions_at(base(), layout_)),
+          in_flight_(layout_.groups(), false),
+          site_(policy) {
+        named("Pool");
+        for (std::uint32_t worker = 0; worker < layout_.workers(); ++worker) {
+            RingCell* cell = ring_cell(base(), layout_, worker);
+            rings_.emplace_back(cell, PoolLayout::geometry());
+            slots_.push_back(command_slots(cell));
+            for (std::uint32_t i = 0; i < layout_.groups_of(worker); ++i) {
+                worker_of_.push_back(worker);
+            }
+        }
+    }
+
+    void send(std::uint32_t kind, std::uint32_t frame) {
+        check("send to");
+        for (std::uint32_t group = 0; group < layout_.groups(); ++group) {
+            send_one(kind, group, frame);
+        }
+    }
+
+    void send_to(std::uint32_t group, std::uint32_t kind, std::uint32_t frame) {
+        check("send to");
+        if (group >= layout_.groups()) throw py::index_error("cannot send to pool: no such group");
+        send_one(kind, group, frame);
+    }
+
+    // Whether all that is in flight has come back; then messages() tells who has more to say.
+    bool wait(const Seconds& timeout, const Nanoseconds& deadline) {
+        const Turn turn(*this, waiting_, "wait on");
+        messages_.clear();
+        if (pending_ == 0) return true;
+        const std::int64_t until = deadline_of(timeout, deadline);
+        const Outcome outcome = site_([&](WaitPolicy& policy) {
+            return bell_.wait_until(pending_, until, policy);
+        });
+        if (outcome == Outcome::kTimedOut) return false;
+        if (outcome == Outcome::kBusy) busy("wait on", bell_.waiter());
+        if (outcome == Outcome::kLost) {
+            py::dict attributes;
+            attributes["members"] =
+                py::cast(std::vector<std::uint32_t>(bell_.lost().begin(), bell_.lost().end()));
+            raise("LostError", "cannot wait on pool: groups are lost", attributes);
+        }
+        for (const std::uint32_t group : bell_.ready()) take(group);
+        return true;
+    }
+
+    // Takes what a group that is lost had finished; nothing more is expected of it.
+    void drop(std::uint32_t group) {
+        if (in_flight_.at(group)) {
+            bell_.take(group);
+            in_flight_[group] = false;
+            --pending_;
+        }
+    }
+
+    const std::vector<std::uint32_t>& messages() const { return messages_; }
+    std::uint32_t pending() const { return pending_; }
+    bool in_flight(std::uint32_t group) const { return in_flight_.at(group); }
+    bool is_ready(std::uint32_t group) const { return bell_.is_ready(group); }
+
+    Part member(std::uint32_t group) const {
+        check("watch");
+        auto* cell = bell_cell(base(), layout_);
+        return {"pool's group " + std::to_string(group),
+                [segment = segment(), cell, count = layout_.groups(), group](int) {
+                    Doorbell(cell, bell_members(cell), count).mark_lost(group);
+                }};
+    }
+
+    WaitStats stats() const { return site_.policy().stats(); }
+    std::string state() const {
+        return closed() ? repr("")
+                        : repr(std::to_string(layout_.workers()) + " workers, " +
+                               std::to_string(layout_.groups()) + " groups, " +
+                               std::to_string(pending_) + " in flight");
+    }
+
+ private:
+    std::byte* base() const { return segment()->at(offset(), layout_.bytes()); }
+
+    static Doorbell make(std::byte* base, const PoolLayout& layout) {
+        for (std::uint32_t worker = 0; worker < layout.workers(); ++worker) {
+            new (ring_cell(base, layout, worker)) RingCell;
+        }
+        Doorbell::Cell* cell = new (bell_cell(base, layout)) Doorbell::Cell;
+        for (std::uint32_t group = 0; group < layout.groups(); ++group) {
+            new (bell_members(cell) + group) Doorbell::Member;
+            new (completions_at(base, layout) + group) Completion{};
+        }
+        return {cell, bell_members(cell), layout.groups()};
+    }
+
+    void send_one(std::uint32_t kind, std::uint32_t group, std::uint32_t frame) {
+        const std::uint32_t worker = worker_of_[group];
+        const Run run = rings_[worker].claim(1);
+        // One command a group is in flight, so there is room unless somebody wrote garbage there.
+        if (run.count == 0 || in_flight_[group]) {
+            raise("BusyError", "cannot send to pool: group " + std::to_string(group) +
+                                   " has not finished its last command");
+        }
+        slots_[worker][run.first] = {kind, group, frame, 0};
+        in_flight_[group] = true;
+        ++pending_;
+        rings_[worker].publish(1);
+    }
+
+    void take(std::uint32_t group) {
+        if (!in_flight_[group]) return;
+        const bool message = completions_[group].message != 0;
+        bell_.take(group);
+        in_flight_[group] = false;
+        --pending_;
+        if (message) messages_.push_back(group);
+    }
+
+    PoolLayout layout_;
+    Doorbell bell_;
+    Completion* completions_;
+    std::vector<Ring> rings_;
+    std::vector<Command*> slots_;
+    std::vector<std::uint32_t> worker_of_;  // of each group
+    std::vector<bool> in_flight_;
+    std::uint32_t pending_ = 0;
+    std::vector<std::uint32_t> messages_;
+    Site site_;
+    Side waiting_;
+};
+
+// A worker's end.
+class PyWorker : public Handle {
+ public:
+    PyWorker(const PySegment& segment, std::size_t offset,
+             const std::vector<std::uint32_t>& groups, std::uint32_t index,
+             const std::optional<WaitPolicy>& policy)
+        : Handle("worker", segment.segment(),
+                 place(segment, py::int_(offset), layout_of(groups).bytes())),
+          layout_(groups),
+          index_(index),
+          cell_(ring_cell(base(), layout_, index)),
+          ring_(cell_, PoolLayout::geometry()),
+          bell_(bell_cell(base(), layout_), bell_members(bell_cell(base(), layout_)),
+                layout_.groups()),
+          site_(policy) {
+        named("Worker");
+        // This one waits beside those who are still at work.
+        site_.policy().set_busy([this] { return bell_.wanted(); });
+    }
+
+    // Steps blocks as commanded, until a command comes that is none of its business:
+    // (kind, group, frame). `report(group)` is called when a step left something over.
+    py::tuple serve(const py::list& blocks, const py::object& report) {
+        const Turn turn(*this, serving_, "serve");
+        std::vector<Block*> all;
+        for (const py::handle block : blocks) all.push_back(block.cast<Block*>());
+        const std::uint32_t first = layout_.first_group(index_);
+        for (;;) {
+            const Run run = ring_.peek(1);
+            if (run.count == 0) {
+                const Outcome outcome = site_(
+                    [&](WaitPolicy& policy) { return ring_.wait_ready(1, kForever, policy); });
+                check_outcome(*this, outcome, "serve", "parent", "", cell_->tail.waiter());
+                continue;
+            }
+            const Command command = command_slots(cell_)[run.first];
+            ring_.release(1);
+            if (command.group < first || command.group - first >= all.size()) {
+                raise("LayoutError", "cannot serve: a command to a group of another worker");
+            }
+            if (command.kind != Command::kStep) {
+                return py::make_tuple(command.kind, command.group, command.frame);
+            }
+            const bool left = all[command.group - first]->step(command.frame);
+            complete(command.group, left);
+            if (left) report(command.group);
+        }
+    }
+
+    // The group is done; a message follows, or none.
+    void complete(std::uint32_t group, bool message) {
+        completions_at(base(), layout_)[group].message = message ? 1 : 0;
+        bell_.post(group, now_ns());  // releases it
+    }
+
+    WaitStats stats() const { return site_.policy().stats(); }
+
+ private:
+    std::byte* base() const { return segment()->at(offset(), layout_.bytes()); }
+
+    PoolLayout layout_;
+    std::uint32_t index_;
+    RingCell* cell_;
+    Ring ring_;
+    Doorbell bell_;
+    Site site_;
+    Side serving_;
+};
+
+}  // namespace
+
+void register_pool(py::module_& m) {
+    py::class_<Block>(m, "Block");
+    py::class_<PyPool>(m, "Pool")
+        .def(py::init<const PySegment&, const std::vector<std::uint32_t>&,
+                      const std::optional<WaitPolicy>&>(),
+             py::arg("segment"), py::arg("groups"), py::arg("policy") = std::nullopt)
+        .def("send", &PyPool::send, py::arg("kind"), py::arg("frame"), "A command to every group.")
+        .def("send_to", &PyPool::send_to, py::arg("group"), py::arg("kind"), py::arg("frame"),
+             "A command to one group.")
+        .def("wait", &PyPool::wait, py::arg("timeout") = py::none(), py::kw_only(),
+             py::arg("deadline") = py::none(),
+             "Until all that is in flight has come back; False at the deadline.")
+        .def("drop", &PyPool::drop, py::arg("group"), "Nothing more is expected of a lost group.")
+        .def("member", &PyPool::member, py::arg("group"),
+             "What a Watch marks lost when the group's worker dies.")
+        .def("in_flight", &PyPool::in_flight, py::arg("group"), "Whether a command is.")
+        .def("is_ready", &PyPool::is_ready, py::arg("group"), "Whether it has come back.")
+        .def_property_readonly("messages", &PyPool::messages,
+                               "Groups of which a message follows, after a wait.")
+        .def_property_readonly("pending", &PyPool::pending, "How many groups are in flight.")
+        .def_property_readonly("stats", &PyPool::stats, "Where the waits went.")
+        .def_property_readonly("offset", &PyPool::offset, "Where it begins in its segment.")
+        .def("close", &PyPool::close, "Let go of the memory.")
+        .def_static(
+            "size_of",
+            [](const std::vector<std::uint32_t>& groups) { return layout_of(groups).bytes(); },
+            py::arg("groups"), "Bytes it takes in a segment.")
+        .def("__repr__", &PyPool::state);
+    py::class_<PyWorker>(m, "Worker")
+        .def(py::init<const PySegment&, std::size_t, const std::vector<std::uint32_t>&,
+                      std::uint32_t, const std::optional<WaitPolicy>&>(),
+             py::arg("segment"), py::arg("offset"), py::arg("groups"), py::arg("index"),
+             py::arg("policy") = std::nullopt)
+        .def("serve", &PyWorker::serve, py::arg("blocks"), py::arg("report"),
+             "Steps blocks as commanded, until another command comes: (kind, group, frame).")
+        .def("complete", &PyWorker::complete, py::arg("group"), py::arg("message"),
+             "The group is done; whether a message follows.")
+        .def_property_readonly("stats", &PyWorker::stats, "Where the waits went.")
+        .def("close", &PyWorker::close, "Let go of the memory.");
+    py::class_<Command> command(m, "Command");
+    command.attr("STEP") = static_cast<std::uint32_t>(Command::kStep);
+    command.attr("REQUEST") = static_cast<std::uint32_t>(Command::kRequest);
+}
+
+}  // namespace pysampler::bindings

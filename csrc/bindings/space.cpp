@@ -1,0 +1,99 @@
+#include "space.h"
+
+#include <algorithm>
+
+namespace pysampler::bindings {
+
+Space::Space(const py::tuple& node, const std::vector<Leaf>& leaves) {
+    const auto kind = node[0].cast<std::string>();
+    if (kind == "leaf" || kind == "odd") {
+        kind_ = kind == "leaf" ? Kind::kLeaf : Kind::kOdd;
+        index_ = node[1].cast<std::size_t>();
+        if (kind_ == Kind::kLeaf && index_ >= leaves.size()) throw py::index_error("no such leaf");
+        return;
+    }
+    kind_ = kind == "dict" ? Kind::kDict : Kind::kTuple;
+    for (const py::handle child : py::tuple(node[1])) {
+        if (kind_ == Kind::kDict) {
+            const auto pair = py::reinterpret_borrow<py::tuple>(child);
+            children_.emplace_back(pair[0], Space(py::tuple(pair[1]), leaves));
+        } else {
+            children_.emplace_back(py::none(),
+                                   Space(py::reinterpret_borrow<py::tuple>(child), leaves));
+        }
+    }
+}
+
+bool Space::has_odd() const {
+    return kind_ == Kind::kOdd || std::any_of(children_.begin(), children_.end(),
+                                              [](const auto& c) { return c.second.has_odd(); });
+}
+
+bool Space::store(std::uint32_t frame, std::size_t env, PyObject* value,
+                  std::vector<py::object>* odd, const std::vector<Leaf>& leaves) const {
+    switch (kind_) {
+        case Kind::kLeaf:
+            return leaves[index_].store(frame, env, value);
+        case Kind::kOdd:
+            odd->push_back(py::reinterpret_borrow<py::object>(value));
+            return false;
+        case Kind::kDict: {
+            bool same = PyDict_CheckExact(value) &&
+                        PyDict_GET_SIZE(value) == static_cast<Py_ssize_t>(children_.size());
+            for (const auto& [key, child] : children_) {
+                // A borrowed item of a dict that nobody changes meanwhile, or a new one.
+                py::object made;
+                PyObject* item = PyDict_CheckExact(value)
+                                     ? PyDict_GetItemWithError(value, key.ptr())
+                                     : nullptr;
+                if (item == nullptr) {
+                    if (PyErr_Occurred()) throw py::error_already_set();
+                    made = checked(PyObject_GetItem(value, key.ptr()));
+                    item = made.ptr();
+                }
+                same &= child.store(frame, env, item, odd, leaves);
+            }
+            return same;
+        }
+        case Kind::kTuple: {
+            const bool plain =
+                PyTuple_CheckExact(value) &&
+                PyTuple_GET_SIZE(value) == static_cast<Py_ssize_t>(children_.size());
+            bool same = plain;
+            for (std::size_t i = 0; i < children_.size(); ++i) {
+                const auto at = static_cast<Py_ssize_t>(i);
+                const py::object item =
+                    plain ? py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(value, at))
+                          : checked(PySequence_GetItem(value, at));
+                same &= children_[i].second.store(frame, env, item.ptr(), odd, leaves);
+            }
+            return same;
+        }
+    }
+    return false;
+}
+
+py::object Space::load(std::uint32_t frame, std::size_t env,
+                       const std::vector<Leaf>& leaves) const {
+    switch (kind_) {
+        case Kind::kLeaf:
+            return leaves[index_].load(frame, env);
+        case Kind::kDict: {
+            py::dict all;
+            for (const auto& [key, child] : children_) all[key] = child.load(frame, env, leaves);
+            return all;
+        }
+        case Kind::kTuple: {
+            py::tuple all(children_.size());
+            for (std::size_t i = 0; i < children_.size(); ++i) {
+                all[i] = children_[i].second.load(frame, env, leaves);
+            }
+            return all;
+        }
+        case Kind::kOdd:
+            break;
+    }
+    throw py::value_error("cannot read from frame: it has no fixed shape");
+}
+
+}  // namespace pysampler::bindings

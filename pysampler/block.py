@@ -1,0 +1,191 @@
+"""What a worker hosts: the envs of its groups, as blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import gymnasium as gym
+
+from pysampler import _core
+from pysampler.infos import Column, add_columns
+from pysampler.remote import dumps_by_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pysampler.frames import Frames
+
+__all__ = ["Description", "EnvHost", "Raised", "make_host", "registered"]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the parent must know of the envs before it can lay out frames."""
+
+    observation_spaces: list[gym.Space[Any]]
+    action_spaces: list[gym.Space[Any]]
+    metadata: dict[str, Any]  # of the first env, as the next two
+    render_mode: str | None
+    name: str
+
+
+class Raised(Exception):  # noqa: N818 - not an error of its own: it carries one
+    """An env raised: which, in what, and the exception itself as the cause."""
+
+    def __init__(self, env: int, doing: str) -> None:
+        super().__init__(env, doing)
+        self.env = env
+        self.doing = doing
+
+
+class EnvHost:
+    """Envs ``first`` and following, in groups of the given sizes."""
+
+    def __init__(
+        self, env_fns: Sequence[Callable[[], gym.Env[Any, Any]]], first: int, sizes: Sequence[int]
+    ) -> None:
+        self.first = first
+        self.sizes = sizes
+        self.envs: list[gym.Env[Any, Any]] = []
+        for i, env_fn in enumerate(env_fns):
+            try:
+                self.envs.append(env_fn())
+            except Exception as error:
+                self.close()
+                raise Raised(first + i, "being made") from error
+        self.blocks: list[_core.EnvBlock] = []
+
+    def describe(self) -> Description:
+        """The spaces of every env, and what else is asked of the first."""
+        env = self.envs[0]
+        return Description(
+            [e.observation_space for e in self.envs],
+            [e.action_space for e in self.envs],
+            dict(env.metadata),
+            env.render_mode,
+            env.spec.id if env.spec is not None else type(env.unwrapped).__name__,
+        )
+
+    def attach(self, frames: Frames, autoreset: str, keep: str) -> None:
+        """Make the blocks that work on these frames."""
+        self._infos = _core.Infos(frames.infos, frames.envs)
+        at = 0
+        for size in self.sizes:
+            self.blocks.append(
+                _core.EnvBlock(
+                    self.envs[at : at + size],
+                    self.first + at,
+                    frames,
+                    self._infos,
+                    getattr(_core.Autoreset, autoreset),
+                    getattr(_core.KeepInfos, keep),
+                )
+            )
+            at += size
+
+    # -- requests: each is called with the block it is about -------------------------------------
+
+    def step(self, block: int, frame: int, actions: list[Any]) -> list[tuple[int, int, Any]]:
+        """With actions that could not be written to the frame."""
+        self.blocks[block].step(frame, actions)
+        return self.blocks[block].take_leftovers()
+
+    def reset(
+        self,
+        block: int,
+        frame: int,
+        seeds: Sequence[int | None],
+        options: dict[str, Any] | None,
+        mask: Sequence[bool] | None,
+    ) -> list[tuple[int, int, Any]]:
+        """Reset the envs of a block, or those of the mask."""
+        calls: list[tuple[int | None, dict[str, Any] | None] | None] = [
+            (seed, copy.deepcopy(options)) for seed in seeds
+        ]
+        if mask is not None:
+            calls = [call if reset else None for call, reset in zip(calls, mask, strict=True)]
+        self.blocks[block].reset(frame, calls)
+        return self.blocks[block].take_leftovers()
+
+    def call(
+        self, block: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Any]:
+        """A method of each env, or an attribute that is none."""
+        return [self._of_one(env, name, args, kwargs) for env in self._indices(block)]
+
+    def set_attr(self, block: int, name: str, values: Sequence[Any]) -> None:
+        """An attribute of each env."""
+        for env, value in zip(self._indices(block), values, strict=True):
+            try:
+                self.envs[env].set_wrapper_attr(name, value)
+            except Exception as error:
+                raise Raised(self.first + env, f"set_attr({name!r})") from error
+
+    def add_columns(self, block: int, columns: Sequence[Column]) -> None:  # noqa: ARG002
+        """Once a worker: where infos have a place from now on."""
+        add_columns(self._infos, columns)
+
+    def close(self) -> None:
+        """Close the envs, each whatever the others raise; the first exception is raised again."""
+        raised: Raised | None = None
+        for i, env in enumerate(self.envs):
+            try:
+                env.close()
+            except Exception as error:
+                if raised is None:
+                    raised = Raised(self.first + i, "close()")
+                    raised.__cause__ = error
+        self.envs = []
+        if raised is not None:
+            raise raised
+
+    def _indices(self, block: int) -> range:
+        at = sum(self.sizes[:block])
+        return range(at, at + self.sizes[block])
+
+    def _of_one(self, env: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            attribute = self.envs[env].get_wrapper_attr(name)
+            return attribute(*args, **kwargs) if callable(attribute) else attribute
+        except Exception as error:
+            raise Raised(self.first + env, f"{name}()") from error
+
+
+def make_host(
+    specs: bytes,
+    env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+    first: int,
+    sizes: Sequence[int],
+) -> EnvHost:
+    """In the worker: register what the parent has registered, make the envs."""
+    if specs:
+        for spec in cloudpickle.loads(specs):
+            if gym.registry.get(spec.id) != spec:
+                gym.registry[spec.id] = spec
+    return EnvHost(env_fns, first, sizes)
+
+
+def registered() -> bytes:
+    """The envs that were registered by others than gymnasium, for ``make_host``."""
+    specs = [
+        spec
+        for spec in gym.registry.values()
+        if not (
+            isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs.")
+        )
+    ]
+    if not specs:
+        return b""
+    try:
+        return dumps_by_value(specs)
+    except Exception:
+        sendable = []
+        for spec in specs:
+            with contextlib.suppress(Exception):
+                dumps_by_value(spec)
+                sendable.append(spec)
+        return dumps_by_value(sendable)

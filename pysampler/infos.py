@@ -1,0 +1,146 @@
+"""Infos: the dicts of single envs, batched as gymnasium batches them.
+
+A value that is a number or a plain array gets a column in the frames once it has been seen
+(csrc/bindings/infos.h); what has none, or another type than its column, comes through the side
+channel and is merged in here. Either way the result is that of ``VectorEnv._add_info``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pysampler.frames import Frames
+
+__all__ = ["Column", "Infos", "add_columns"]
+
+Path = tuple[str, ...]
+# Keys whose values have had so many types stay with the side channel.
+ALTERNATIVES = 4
+
+
+@dataclass(frozen=True)
+class Column:
+    """Where the values of a key lie in each frame; without a dtype, where nested dicts are."""
+
+    path: Path
+    mask: int
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] = ()
+    array: bool = False
+    values: int = 0
+
+
+def add_columns(infos: _core.Infos, columns: Sequence[Column]) -> None:
+    """Tell one side of the frames about new columns."""
+    for c in columns:
+        if c.dtype is None:
+            infos.add_node(c.path, c.mask)
+        else:
+            infos.add_column(c.path, c.mask, c.dtype, list(c.shape), c.array, c.values)
+
+
+class Infos:
+    """The parent's side: learns columns, and reads a frame's infos."""
+
+    def __init__(self, frames: Frames, add_info: Callable[[Any, Any, int], dict[str, Any]]) -> None:
+        self.core = _core.Infos(frames.infos, frames.envs)
+        self.columns: list[Column] = []
+        self._envs = frames.envs
+        self._left = frames.infos.shape[1]
+        self._next = 0
+        self._known: dict[tuple[Path, Any], Column] = {}
+        self._types: dict[Path, int] = {}
+        self._add_info = add_info
+
+    def batch(self, frame: int, rest: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+        """The infos of a frame's envs, ``rest`` of them (env, dict) by the side channel."""
+        infos, mixed = self.core.collect(frame)
+        if not rest and not mixed:
+            return infos
+        by_env: dict[int, list[dict[str, Any]]] = {}
+        again = dict.fromkeys(mixed)
+        for env, info in rest:
+            by_env.setdefault(env, []).append(info)
+            again.update(dict.fromkeys(info))
+        # What has values from both sides is put together anew, env by env: the first decides on
+        # the dtype.
+        for key in again:
+            infos.pop(key, None)
+            infos.pop(f"_{key}", None)
+        stored = [key for key in again if isinstance(key, str)]
+        for env in range(self._envs):
+            for key in stored:
+                value = self.core.row(frame, env, key)
+                if value is not None:
+                    infos = self._add_info(infos, {key: value}, env)
+            for info in by_env.get(env, ()):
+                infos = self._add_info(infos, info, env)
+        return infos
+
+    def learn(self, rest: Sequence[tuple[int, dict[str, Any]]]) -> list[Column]:
+        """New columns for what came by the side channel, as far as there is room."""
+        before = len(self.columns)
+        for _, info in rest:
+            self._learn(info, ())
+        new = self.columns[before:]
+        add_columns(self.core, new)
+        return new
+
+    def _learn(self, info: dict[Any, Any], path: Path) -> None:
+        for key, value in info.items():
+            # "final_obs" is one object an env to gymnasium, whatever it is.
+            if type(key) is not str or key == "final_obs":
+                continue
+            here = (*path, key)
+            if isinstance(value, dict):
+                if self._place(here, None) is not None:
+                    self._learn(value, here)
+            elif (kind := _kind(value)) is not None:
+                self._place(here, kind)
+
+    def _place(
+        self, path: Path, kind: tuple[np.dtype[Any], tuple[int, ...], bool] | None
+    ) -> Column | None:
+        known = self._known.get((path, kind))
+        if known is not None:
+            return known
+        if kind is None:
+            column = Column(path, mask=self._next)
+            size = self._envs
+        else:
+            if self._types.get(path, 0) == ALTERNATIVES:
+                return None
+            dtype, shape, array = kind
+            values = -(-(self._next + self._envs) // 16) * 16
+            column = Column(path, self._next, dtype, shape, array, values)
+            size = values - self._next + self._envs * int(np.prod(shape)) * dtype.itemsize
+        size = -(-size // 16) * 16
+        if self._next + size > self._left:
+            return None
+        self._next += size
+        self._known[path, kind] = column
+        self._types[path] = self._types.get(path, 0) + 1
+        self.columns.append(column)
+        return column
+
+
+def _kind(value: Any) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
+    """Dtype and shape of the array that gymnasium makes of such values; None if of objects."""
+    cls = type(value)
+    if cls in (int, float, bool):
+        return np.dtype(cls), (), False
+    if cls is np.ndarray:
+        plain = value.dtype.isnative and value.dtype.kind in "biufc"
+        return (value.dtype, value.shape, True) if plain else None
+    if issubclass(cls, np.number):
+        dtype = np.dtype(cls)
+        return (dtype, (), False) if dtype.kind in "iufc" else None
+    return None

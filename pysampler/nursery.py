@@ -1,0 +1,347 @@
+"""Where workers come from: a clean interpreter that imports what they need once and forks them.
+
+The user's process is not forked: its threads, locks and CUDA contexts are not the workers'. One
+nursery a process serves all its pools; it is started with the first and leaves with the process.
+``context="fork"`` and ``"spawn"`` do without.
+
+    parent ── socket, a request at a time ──▶ nursery ── fork ──▶ worker
+       ╰────────────── a socket of its own, for the time until it is attached ──────╯
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from pysampler.errors import PysamplerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["CONTEXTS", "Child", "preload", "start_worker"]
+
+CONTEXTS = ("nursery", "fork", "spawn")
+
+# One thread each for the numerical libraries of a worker, unless the user says otherwise: there is
+# a worker for every CPU.
+THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+# Room for the name that ps shows, which is written over the arguments of the process.
+_PADDING = "pysampler ".ljust(160, "-")
+
+
+class Child:
+    """A worker process, as its starter sees it."""
+
+    def __init__(self, pid: int, pidfd: int, connection: Connection, parent: Any) -> None:
+        self.pid = pid
+        self.connection = connection
+        self._pidfd = pidfd
+        self._parent = parent  # who can tell how it ended
+        self._status: int | None = None
+
+    def ended(self, timeout: float = 0) -> bool:
+        """Whether it has ended, or does so in time."""
+        if self._pidfd < 0:
+            return True
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        return bool(poller.poll(timeout * 1000))
+
+    def kill(self) -> None:
+        """End it, whatever it is doing."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def status(self) -> int | None:
+        """Exit code, or minus the signal, of a child that has ended; None if nobody knows."""
+        if self._status is None:
+            self._status = self._parent.status_of(self.pid)
+        return self._status
+
+    def release(self) -> None:
+        """Forget it, once it has ended."""
+        if self._pidfd >= 0:
+            self.status()
+            os.close(self._pidfd)
+            self._pidfd = -1
+        self.connection.close()
+
+
+class _Here:
+    """This process as a parent: children of fork and spawn are its own."""
+
+    def status_of(self, pid: int) -> int | None:
+        try:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:  # somebody else has waited for it
+            return None
+        return os.waitstatus_to_exitcode(status) if ended else None
+
+
+class _Spawned:
+    """A parent that started an interpreter."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def status_of(self, pid: int) -> int | None:  # noqa: ARG002
+        return self._process.poll()
+
+
+class Nursery:
+    """The parent's handle to its nursery."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = _interpreter("pysampler.nursery", theirs)
+        self._socket = ours
+        self._lock = threading.Lock()
+        self.owner = os.getpid()
+        self.tainted = False
+
+    @property
+    def alive(self) -> bool:
+        return self.owner == os.getpid() and not self.tainted and self._process.poll() is None
+
+    def fork(self) -> Child:
+        """A worker."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            (pid,), fds = self._ask(("fork",), [theirs.fileno(), 1, 2])
+        return Child(pid, fds[0], Connection(ours.detach()), self)
+
+    def status_of(self, pid: int) -> int | None:
+        try:
+            (status,), _ = self._ask(("status", pid))
+        except (OSError, PysamplerError):
+            return None
+        return status  # type: ignore[no-any-return]
+
+    def load(self, modules: Iterable[str]) -> None:
+        """Import these, so that later workers have them."""
+        (threads,), _ = self._ask(("import", list(modules)))
+        # Whatever started threads there, forks of it would be missing them.
+        self.tainted = threads > 1
+
+    def close(self) -> None:
+        self._socket.close()
+        if self.owner == os.getpid():
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, request: tuple[Any, ...], fds: Iterable[int] = ()) -> tuple[Any, list[int]]:
+        with self._lock:
+            try:
+                socket.send_fds(self._socket, [pickle.dumps(request)], list(fds))
+                answer, received, _, _ = socket.recv_fds(self._socket, 1 << 16, 1)
+            except OSError as error:
+                raise PysamplerError(f"cannot start worker: the nursery is lost, {error}") from None
+        if not answer:
+            code = self._process.wait()
+            raise PysamplerError(f"cannot start worker: the nursery ended with exit code {code}")
+        kind, *content = pickle.loads(answer)
+        if kind == "error":
+            raise OSError(*content)
+        return content, received
+
+
+_nursery: Nursery | None = None
+_preloaded: set[str] = set()
+_nursery_lock = threading.Lock()
+
+
+def _the_nursery() -> Nursery:
+    global _nursery
+    with _nursery_lock:
+        if _nursery is None or not _nursery.alive:
+            if _nursery is not None and _nursery.tainted:
+                _nursery.close()
+                _preloaded.clear()
+            _nursery = Nursery()
+            atexit.register(_nursery.close)
+        return _nursery
+
+
+def start_worker(context: str) -> Child:
+    """A process in which ``pysampler.worker.main`` runs, at the other end of a connection."""
+    if context == "nursery":
+        return _the_nursery().fork()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        parent: _Here | _Spawned = _Here()
+        if context == "spawn":
+            process = _interpreter("pysampler.worker", theirs)
+            pid, parent = process.pid, _Spawned(process)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of forking threads: asked for
+                pid = os.fork()
+            if pid == 0:
+                ours.close()
+                _become_worker(theirs.detach(), [1, 2])
+    return Child(pid, os.pidfd_open(pid), Connection(ours.detach()), parent)
+
+
+def preload(modules: Iterable[str]) -> None:
+    """Import installed modules in the nursery, so that later workers start with them."""
+    new = [name for name in modules if name not in _preloaded]
+    if new:
+        _preloaded.update(new)
+        _the_nursery().load(new)
+
+
+def environment() -> dict[str, str]:
+    """The environment of a worker."""
+    return {**dict.fromkeys(THREADS, "1"), **os.environ}
+
+
+def _interpreter(module: str, connection: socket.socket) -> subprocess.Popen[bytes]:
+    """A clean interpreter with this one's flags and path, calling main(fd) of that module."""
+    fd = connection.fileno()
+    code = (
+        "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+        f"from {module} import main; main({fd})"
+    )
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    path = json.dumps([p for p in sys.path if isinstance(p, str)])
+    return subprocess.Popen(
+        [sys.executable, *flags, "-c", code, path, _PADDING],
+        pass_fds=[fd],
+        stdin=subprocess.DEVNULL,
+        env=environment(),
+    )
+
+
+# -- in the nursery -----------------------------------------------------------------------------
+
+
+def main(fd: int) -> None:
+    """Serve fork requests until the parent is gone."""
+    parent = os.pidfd_open(os.getppid())
+    connection = socket.socket(fileno=fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(waker)
+    importlib.import_module("pysampler.worker")
+    ended: dict[int, int] = {}
+    while True:
+        ready, _, _ = select.select([connection, wake, parent], [], [])
+        if parent in ready:
+            os._exit(0)
+        if wake in ready:
+            os.read(wake, 4096)
+        _reap(ended)
+        if connection not in ready:
+            continue
+        message, fds, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+        if not message:
+            os._exit(0)
+        request, *content = pickle.loads(message)
+        if request == "fork":
+            gc.freeze()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                answer, out = ("error", error.errno, f"cannot fork worker: {error.strerror}"), []
+            else:
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    for inherited in (wake, waker, parent):
+                        os.close(inherited)
+                    connection.close()
+                    _become_worker(fds[0], fds[1:])
+                answer, out = ("forked", pid), [os.pidfd_open(pid)]
+            for received in fds:
+                os.close(received)
+        elif request == "status":
+            _reap(ended)
+            answer, out = ("status", ended.pop(content[0], None)), []
+        else:
+            answer, out = ("loaded", _import(content[0])), []
+        socket.send_fds(connection, [pickle.dumps(answer)], out)
+        for sent in out:
+            os.close(sent)
+
+
+def _reap(ended: dict[int, int]) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            ended[pid] = os.waitstatus_to_exitcode(status)
+
+
+def _import(modules: Iterable[str]) -> int:
+    """Import what can be, without a word; how many threads there are then."""
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    kept = [os.dup(1), os.dup(2)]
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    try:
+        for name in modules:
+            if name not in sys.modules:
+                with contextlib.suppress(BaseException), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    importlib.import_module(name)
+        sys.stdout.flush()
+    finally:
+        for number, fd in enumerate(kept, start=1):
+            os.dup2(fd, number)
+            os.close(fd)
+        os.close(quiet)
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+
+
+def _become_worker(fd: int, outputs: list[int]) -> None:
+    """In a forked child: run the worker and end, whatever happens."""
+    code = 1
+    try:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for number, output in enumerate([nothing, *outputs]):
+            if output != number:
+                os.dup2(output, number)
+                os.close(output)
+        from pysampler.worker import main as work  # noqa: PLC0415 - it imports half the package
+
+        work(fd)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(code)
+
+
+def ended_by(children: Iterable[Child], deadline: float) -> list[Child]:
+    """Those of the children that have not ended by then (of time.monotonic())."""
+    return [c for c in children if not c.ended(max(0.0, deadline - time.monotonic()))]

@@ -1,0 +1,181 @@
+"""What crosses between processes: pickles of anything, exceptions with their tracebacks."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import pickle
+import sys
+import traceback
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from pysampler.errors import EnvError
+
+__all__ = ["Report", "dumps", "dumps_by_value", "error_from", "report"]
+
+
+def dumps(obj: Any) -> bytes:
+    """Pickle of what a process sends that both sides can import, as a rule."""
+    try:
+        return pickle.dumps(obj, protocol=5)
+    except Exception:  # a lambda, a class of __main__, ...
+        return cloudpickle.dumps(obj, protocol=5)
+
+
+class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+    """Functions and classes of modules that a clean interpreter cannot import go by value."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.registered: list[types.ModuleType] = []
+        self._seen: dict[str, bool] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (types.FunctionType, type)):
+            name = getattr(obj, "__module__", None)
+            if isinstance(name, str) and name not in self._seen:
+                self._seen[name] = True
+                module = sys.modules.get(name)
+                if module is not None and not _importable(name, module):
+                    cloudpickle.register_pickle_by_value(module)
+                    self.registered.append(module)
+        return super().reducer_override(obj)
+
+
+def dumps_by_value(obj: Any) -> bytes:
+    """Pickle of what the user wrote, which need not be importable anywhere else."""
+    file = io.BytesIO()
+    pickler = _ByValue(file)
+    try:
+        pickler.dump(obj)
+    finally:
+        for module in pickler.registered:
+            cloudpickle.unregister_pickle_by_value(module)
+    return file.getvalue()
+
+
+def _importable(name: str, module: types.ModuleType) -> bool:
+    if name == "__main__":  # cloudpickle's own business
+        return True
+    if name in sys.builtin_module_names:
+        return True
+    # Through the finders, not sys.modules: a clean interpreter has only the former. Parents first,
+    # since a package that cannot be found has no findable modules.
+    parent = name.rpartition(".")[0]
+    if parent:
+        package = sys.modules.get(parent)
+        if package is None or not _importable(parent, package):
+            return False
+    try:
+        path = getattr(sys.modules[parent], "__path__", None) if parent else None
+        spec = next(
+            (
+                found
+                for finder in sys.meta_path
+                if (found := finder.find_spec(name, path)) is not None
+            ),
+            None,
+        )
+    except Exception:
+        return True
+    if spec is None:
+        return getattr(module, "__file__", None) is None and not hasattr(module, "__path__")
+    origin = getattr(module, "__file__", None)
+    return origin is None or spec.origin == origin
+
+
+@dataclass(frozen=True)
+class Report:
+    """An exception on its way to another process."""
+
+    kind: str  # the type's name
+    text: str
+    traceback: str
+    pickled: bytes | None
+
+
+class RemoteTraceback(Exception):  # noqa: N818
+    """The cause of an exception that came from another process: its traceback there."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+def report(error: BaseException) -> Report:
+    """The exception, for another process."""
+    lines = traceback.format_exception(type(error), error, _own_frames_off(error))
+    pickled = None
+    try:
+        plain = dumps(error)
+        if isinstance(pickle.loads(plain), BaseException):
+            pickled = plain
+    except Exception:
+        pass
+    return Report(type(error).__qualname__, str(error), "".join(lines), pickled)
+
+
+def _own_frames_off(error: BaseException) -> types.TracebackType | None:
+    """The traceback from the first frame that is not pysampler's."""
+    start = error.__traceback__
+    while start is not None and start.tb_frame.f_globals.get("__name__", "").startswith(
+        "pysampler."
+    ):
+        start = start.tb_next
+    return start if start is not None else error.__traceback__
+
+
+def error_from(remote: Report, message: str) -> EnvError:
+    """An ``EnvError`` that is also an instance of the exception's own type, where that can be.
+
+    Raise it ``from`` its ``__cause__``.
+    """
+    original: BaseException | None = None
+    if remote.pickled is not None:
+        try:
+            original = pickle.loads(remote.pickled)
+        except Exception:
+            original = None
+    text = f"{message}: {remote.text}" if remote.text else message
+    error = EnvError(text)
+    if isinstance(original, Exception):
+        error = _as_both(type(original), text, original)
+    cause = RemoteTraceback(remote.traceback)
+    if original is None:
+        error.__cause__ = cause
+    else:
+        original.__cause__ = cause
+        error.__cause__ = original
+    return error
+
+
+_both: dict[type, type[EnvError]] = {}
+
+
+def _as_both(kind: type[Exception], text: str, original: Exception) -> EnvError:
+    try:
+        if kind not in _both:
+            if issubclass(kind, EnvError):
+                _both[kind] = kind
+            else:
+                namespace = {"__module__": EnvError.__module__, "__init__": _init_plain}
+                _both[kind] = type(f"EnvError[{kind.__name__}]", (EnvError, kind), namespace)
+        error = _both[kind](text)
+        error.__dict__.update(
+            {k: v for k, v in original.__dict__.items() if not k.startswith("__")}
+        )
+        str(error)
+    except Exception:  # a type that cannot be subclassed, or not be made so
+        return EnvError(text)
+    return error
+
+
+def _init_plain(self: Exception, text: str) -> None:
+    Exception.__init__(self, text)

@@ -1,0 +1,641 @@
+"""The drop-in for ``gymnasium.vector.AsyncVectorEnv``."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import logger
+from gymnasium.error import (
+    AlreadyPendingCallError,
+    ClosedEnvironmentError,
+    CustomSpaceError,
+    NoAsyncCallError,
+)
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector.utils import batch_differing_spaces, batch_space, iterate
+from gymnasium.vector.utils.shared_memory import create_shared_memory
+from gymnasium.vector.vector_env import AutoresetMode, VectorEnv as GymVectorEnv
+
+from pysampler import _core
+from pysampler.block import Description, make_host, registered
+from pysampler.errors import BusyError, ClosedError, EnvError, WaitTimeoutError
+from pysampler.infos import Infos
+from pysampler.pool import Pool, Request, Share
+from pysampler.spec import build, checked_actions, spec_of
+from pysampler.sync import usable_cpus
+from pysampler.worker import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+    from gymnasium.core import RenderFrame
+
+__all__ = ["VectorEnv"]
+
+Infos_ = Literal["all", "final", "none"]
+Wait = Literal["adaptive", "spin", "yield", "park"]
+
+# (spin, yield) in ns before a wait parks; None: learned.
+_POLICIES: dict[str, tuple[int, int] | None] = {
+    "adaptive": None,
+    "spin": (10**12, 0),
+    "yield": (0, 10**6),
+    "park": (0, 0),
+}
+
+
+class _TimeoutError(WaitTimeoutError, multiprocessing.TimeoutError):
+    """Also what gymnasium raises."""
+
+
+class _ClosedError(ClosedError, ClosedEnvironmentError):
+    """Also what gymnasium raises."""
+
+
+class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
+    """Many envs, several in each of a few worker processes, stepped together.
+
+    Takes what ``gymnasium.vector.AsyncVectorEnv`` takes, returns what it returns, bit for bit.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        shared_memory: bool = True,  # noqa: FBT001, FBT002 - as gymnasium has it
+        copy: bool = True,  # noqa: FBT001, FBT002
+        context: str | None = None,
+        daemon: bool = True,  # noqa: FBT001, FBT002
+        worker: Callable[..., None] | None = None,
+        observation_mode: str | tuple[gym.Space[Any], gym.Space[Any]] = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        max_concurrency: int | None = None,
+        *,
+        num_workers: int | None = None,
+        groups: int = 1,
+        frames: int = 2,
+        wait: Wait = "adaptive",
+        infos: Infos_ = "all",
+        preload: Sequence[str] | None = None,
+        validate: bool = False,
+    ) -> None:
+        self.closed = True  # until it is open: for __del__
+        self.env_fns = list(env_fns)
+        self.num_envs = len(self.env_fns)
+        self.shared_memory = shared_memory
+        self.copy = copy
+        self.context = context
+        self.daemon = daemon
+        self.worker = worker
+        self.observation_mode = observation_mode
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.max_concurrency = max_concurrency
+        self.validate = validate
+        self._owner = os.getpid()
+        self._turn = threading.Lock()
+        self._state: str | None = None
+        self._request: Request | None = None
+        self._frame = 0
+        shares = _shares(self.num_envs, _workers(num_workers, self.num_envs), groups)
+        specs = b"" if context == "fork" else registered()
+        self._pool = Pool(
+            shares,
+            lambda share: (
+                make_host,
+                (specs, self.env_fns[share.first : share.envs.stop], share.first, share.sizes),
+            ),
+            context=_context(context),
+            preload=preload,
+            policy=_POLICIES[wait],
+        )
+        self.num_workers = len(shares)
+        try:
+            self._open(self._pool.descriptions, frames, infos)
+        except BaseException:
+            self._pool.kill()
+            raise
+        self.closed = False
+
+    def _open(self, descriptions: Sequence[Description], frames: int, infos: Infos_) -> None:
+        first = descriptions[0]
+        self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = first.render_mode
+        self._name = first.name
+        self._set_spaces(
+            [space for d in descriptions for space in d.observation_spaces],
+            [space for d in descriptions for space in d.action_spaces],
+        )
+        self._spec = spec_of(self.single_observation_space, self.single_action_space)
+        same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
+        self._frames = self._pool.attach(
+            self._spec,
+            frames,
+            final=same_step,
+            host=(self.autoreset_mode.name, infos.upper()),
+        )
+        self._infos = Infos(self._frames, self._add_info)
+        self._new_columns: list[Any] = []
+        self._odd: list[list[Any]] = [
+            [None] * self.num_envs for _ in range(self._spec.odd_observations)
+        ]
+        self._action_views = [
+            [actions[f] for actions in self._frames.default_actions] for f in range(frames)
+        ]
+        for leaf, field in enumerate(self._spec.actions):
+            self._frames.action_types[:, leaf] = field.dtype.num
+        self.observations = self._observations(0)
+
+    def _set_spaces(
+        self, observations: list[gym.Space[Any]], actions: list[gym.Space[Any]]
+    ) -> None:
+        self.single_action_space = actions[0]
+        self.action_space = batch_space(actions[0], self.num_envs)
+        mode = self.observation_mode
+        if isinstance(mode, tuple) and len(mode) == 2:
+            if not all(isinstance(space, gym.Space) for space in mode):
+                raise TypeError(
+                    "Expected both elements of observation_mode to be Spaces, got "
+                    f"{type(mode[0])} and {type(mode[1])}"
+                )
+            self.observation_space, self.single_observation_space = mode
+        elif mode == "same":
+            self.single_observation_space = observations[0]
+            self.observation_space = batch_space(observations[0], self.num_envs)
+        elif mode == "different":
+            self.single_observation_space = observations[0]
+            self.observation_space = batch_differing_spaces(observations)
+        else:
+            raise ValueError(
+                "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single "
+                f"and batch observation space, actual got {mode}"
+            )
+        single = self.single_observation_space
+        for env, space in enumerate(observations):
+            if mode == "same" and space != single:
+                raise RuntimeError(
+                    "cannot batch observations: the sub-environments observation spaces are not "
+                    f"equivalent. Env {env} has {space}, env 0 {single}. If this is intentional, "
+                    "use `observation_mode='different'` instead."
+                )
+            if mode != "same" and not is_space_dtype_shape_equiv(space, single):
+                raise RuntimeError(
+                    "cannot batch observations: the sub-environments observation spaces do not "
+                    f"share a common shape and dtype. Env {env} has {space}, expected one like "
+                    f"{single}."
+                )
+        for env, space in enumerate(actions):
+            if space != self.single_action_space:
+                raise RuntimeError(
+                    f"cannot batch actions: env {env} has the action space {space}, env 0 "
+                    f"{self.single_action_space}; expected the same for all"
+                )
+        if self.shared_memory:
+            _refuse_custom(single)
+
+    # -- reset -----------------------------------------------------------------------------------
+
+    def reset(
+        self,
+        *,
+        seed: int | list[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or those of ``options["reset_mask"]``."""
+        self.reset_async(seed=seed, options=options)
+        return self.reset_wait()
+
+    def reset_async(
+        self,
+        seed: int | list[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Let the envs reset; ``reset_wait`` has what they return."""
+        with _Turn(self, "reset_async"):
+            seeds = _seeds(seed, self.num_envs)
+            self._expect_idle("reset_async")
+            mask = None
+            if options is not None and "reset_mask" in options:
+                mask = _checked_mask(options["reset_mask"], self.num_envs)
+                options = {k: v for k, v in options.items() if k != "reset_mask"}
+            frame = self._next_frame()
+            requests: dict[int, tuple[str, tuple[Any, ...]]] = {}
+            for group in range(sum(self._pool.groups)):
+                envs = self._pool.envs_of(group)
+                part = slice(envs.start, envs.stop)
+                some = None if mask is None else mask[part].tolist()
+                requests[group] = ("reset", (seeds[part], options, some))
+            self._request = self._pool.request(frame, requests, "resetting")
+            self._state = "reset"
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """What the envs return from the reset that is pending."""
+        with _Turn(self, "reset_wait"):
+            self._expect("reset", "reset_wait")
+            infos = self._finish("reset_wait", timeout)
+            self.observations = self._observations(self._frame)
+            return self.observations, infos
+
+    # -- step ------------------------------------------------------------------------------------
+
+    def step(
+        self, actions: Any
+    ) -> tuple[
+        Any,
+        npt.NDArray[np.float64],
+        npt.NDArray[np.bool_],
+        npt.NDArray[np.bool_],
+        dict[str, Any],
+    ]:
+        """Step all envs."""
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Let the envs step; ``step_wait`` has what they return."""
+        with _Turn(self, "step_async"):
+            self._expect_idle("step_async")
+            arrays = checked_actions(self._spec, self.num_envs, actions)
+            frame = self._next_frame()
+            if arrays is None:
+                self._send_objects(frame, actions)
+            else:
+                self._write_actions(frame, arrays)
+                self._pool.step(frame)
+            self._state = "step"
+
+    def step_wait(
+        self, timeout: float | None = None
+    ) -> tuple[
+        Any,
+        npt.NDArray[np.float64],
+        npt.NDArray[np.bool_],
+        npt.NDArray[np.bool_],
+        dict[str, Any],
+    ]:
+        """What the envs return from the step that is pending."""
+        with _Turn(self, "step_wait"):
+            self._expect("step", "step_wait")
+            infos = self._finish("step_wait", timeout)
+            frame, frames = self._frame, self._frames
+            self.observations = self._observations(frame)
+            return (
+                self.observations,
+                frames.rewards[frame].copy(),
+                frames.terminated[frame].copy(),
+                frames.truncated[frame].copy(),
+                infos,
+            )
+
+    def _write_actions(self, frame: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        for leaf, (array, view) in enumerate(zip(arrays, self._action_views[frame], strict=True)):
+            if array.dtype is not view.dtype and array.dtype != view.dtype:
+                view = self._frames.actions_as(leaf, array.dtype)[frame]
+                self._action_views[frame][leaf] = view
+                self._frames.action_types[frame, leaf] = array.dtype.num
+            view[...] = array
+
+    def _send_objects(self, frame: int, actions: Any) -> None:
+        """Actions that are not arrays, or of spaces without a fixed shape: as gymnasium does."""
+        items = list(iterate(self.action_space, actions))
+        if len(items) != self.num_envs:
+            raise ValueError(
+                f"cannot send actions: {len(items)} of them, expected {self.num_envs}"
+            )
+        requests: dict[int, tuple[str, tuple[Any, ...]]] = {}
+        for group in range(sum(self._pool.groups)):
+            envs = self._pool.envs_of(group)
+            requests[group] = ("step", (items[envs.start : envs.stop],))
+        self._request = self._pool.request(frame, requests, "stepping")
+
+    # -- call ------------------------------------------------------------------------------------
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """A method of each env, or an attribute."""
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Call a method of each env; ``call_wait`` has what they return."""
+        with _Turn(self, "call_async"):
+            self._expect_idle("call_async")
+            if name in ("reset", "step", "close", "_setattr", "_check_spaces"):
+                raise ValueError(
+                    f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
+                )
+            groups = range(sum(self._pool.groups))
+            self._request = self._pool.request(
+                self._frame,
+                dict.fromkeys(groups, ("call", (name, args, kwargs))),
+                f"calling {name}() of",
+            )
+            self._state = "call"
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """What the envs return from the call that is pending."""
+        with _Turn(self, "call_wait"):
+            self._expect("call", "call_wait")
+            answers = self._answers("call_wait", timeout)
+            self._state = None
+            return tuple(one for group in sorted(answers) for one in answers[group])
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """An attribute of each env."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: list[Any] | tuple[Any, ...] | Any) -> None:
+        """Set an attribute of each env: to its own of a list or tuple, or all to one value."""
+        with _Turn(self, "set_attr"):
+            if not isinstance(values, (list, tuple)):
+                values = [values] * self.num_envs
+            if len(values) != self.num_envs:
+                raise ValueError(
+                    "Values must be a list or tuple with length equal to the number of "
+                    f"environments. Got `{len(values)}` values for {self.num_envs} environments."
+                )
+            self._expect_idle("set_attr")
+            requests: dict[int, tuple[str, tuple[Any, ...]]] = {}
+            for group in range(sum(self._pool.groups)):
+                envs = self._pool.envs_of(group)
+                requests[group] = ("set_attr", (name, values[envs.start : envs.stop]))
+            self._request = self._pool.request(self._frame, requests, f"setting {name} of")
+            self._answers("set_attr", None)
+
+    def render(self) -> tuple[RenderFrame, ...] | None:
+        """What each env renders."""
+        return self.call("render")
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Of each env."""
+        return self.get_attr("np_random_seed")
+
+    @property
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """A copy of the generator of each env."""
+        return self.get_attr("np_random")
+
+    # -- what they share -------------------------------------------------------------------------
+
+    def _next_frame(self) -> int:
+        if self._new_columns:
+            first = [sum(self._pool.groups[:w]) for w in range(len(self._pool.groups))]
+            columns, self._new_columns = self._new_columns, []
+            request = self._pool.request(
+                0, dict.fromkeys(first, ("add_columns", (columns,))), "told of columns:"
+            )
+            request.wait()
+        self._frame = (self._frame + 1) % self._frames.count
+        return self._frame
+
+    def _answers(self, what: str, timeout: float | None) -> dict[int, Any]:
+        request = self._request
+        assert request is not None
+        try:
+            answers = request.wait(timeout)
+        except EnvError:
+            self._state = self._request = None
+            raise
+        if answers is None:
+            raise _timed_out(what, timeout)
+        self._request = None
+        return answers
+
+    def _finish(self, what: str, timeout: float | None) -> dict[str, Any]:
+        """Wait for what is pending; the infos."""
+        if self._request is None:
+            messages = self._pool.wait(timeout)
+            if messages is None:
+                raise _timed_out(what, timeout)
+        else:
+            messages = list(self._answers(what, timeout).items())
+        self._state = None
+        rest: list[tuple[int, dict[str, Any]]] = []
+        final: dict[int, Any] = {}
+        failures: list[Failure] = []
+        for _, leftovers in messages:
+            if isinstance(leftovers, Failure):
+                failures.append(leftovers)
+                continue
+            for kind, env, thing in leftovers:
+                if kind == _core.EnvBlock.INFO:
+                    rest.append((env, thing))
+                elif kind == _core.EnvBlock.FINAL_OBS:
+                    final[env] = thing
+                elif kind == _core.EnvBlock.ODD_OBS:
+                    for leaf, value in enumerate(thing):
+                        self._odd[leaf][env] = value
+                else:
+                    failures.append(thing)
+        if failures:
+            raise self._first_error(failures)
+        infos = self._infos.batch(self._frame, rest)
+        if rest:
+            self._new_columns += self._infos.learn(rest)
+        if self._frames.final_observations or final:
+            self._add_final(infos, final)
+        return infos
+
+    def _add_final(self, infos: dict[str, Any], objects: dict[int, Any]) -> None:
+        mask = self._frames.has_final[self._frame] != 0
+        if not mask.any():
+            return
+        rows = np.full(self.num_envs, None, dtype=object)
+        frame, finals = self._frame, self._frames.final_observations
+        for env in np.flatnonzero(mask).tolist():
+            if env in objects:
+                rows[env] = objects[env]
+            else:
+                rows[env] = build(
+                    self._spec.observation_tree,
+                    lambda leaf, env=env: finals[leaf][frame, env].copy(),  # type: ignore[misc]
+                    lambda _: None,
+                )
+        infos["final_obs"], infos["_final_obs"] = rows, mask
+
+    def _first_error(self, failures: list[Failure]) -> EnvError:
+        errors = [self._pool.error_of(failure) for failure in failures]
+        for error, failure in zip(errors, failures, strict=True):
+            logger.error(
+                f"Received the following error from Worker-{error.env} - Shutting it down"
+            )
+            logger.error(failure.report.traceback)
+        logger.error("Raising the last exception back to the main process.")
+        return errors[-1]
+
+    def _observations(self, frame: int) -> Any:
+        arrays = self._frames.observations
+        if self.copy:
+            return build(
+                self._spec.observation_tree,
+                lambda leaf: arrays[leaf][frame].copy(),
+                lambda leaf: deepcopy(tuple(self._odd[leaf])),
+            )
+        return build(
+            self._spec.observation_tree,
+            lambda leaf: arrays[leaf][frame],
+            lambda leaf: tuple(self._odd[leaf]),
+        )
+
+    def _expect_idle(self, what: str) -> None:
+        if self._state is not None:
+            raise AlreadyPendingCallError(
+                f"Calling `{what}` while waiting for a pending call to `{self._state}` to complete",
+                self._state,
+            )
+
+    def _expect(self, state: str, what: str) -> None:
+        if self._state != state:
+            raise NoAsyncCallError(
+                f"Calling `{what}` without any prior call to `{state}_async`.", state
+            )
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:  # noqa: FBT001, FBT002
+        """End the workers: after what is pending, or at once; GRACE at most."""
+        with _Turn(self, "close"):
+            if self._state is not None:
+                logger.warn(
+                    f"Calling `close` while waiting for a pending call to `{self._state}` to "
+                    "complete."
+                )
+                self._state = None
+                terminate = terminate or not self._settled(timeout)
+            if terminate:
+                self._pool.kill()
+            else:
+                self._pool.close()
+
+    def _settled(self, timeout: float | None) -> bool:
+        try:
+            if self._request is not None:
+                return self._request.wait(timeout) is not None
+            return self._pool.wait(timeout) is not None
+        except EnvError:
+            return True
+
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True):
+            self._pool.kill()
+            self.closed = True
+
+    def __repr__(self) -> str:
+        name = self._name if self.spec is None else self.spec.id
+        return (
+            f"{type(self).__name__}({name}, num_envs={self.num_envs}, "
+            f"num_workers={self.num_workers})"
+        )
+
+
+class _Turn:
+    """A call of a vector env: it is open, in the process that made it, and no other thread calls."""
+
+    def __init__(self, envs: VectorEnv, what: str) -> None:
+        self._lock = envs._turn
+        if envs.closed:
+            raise _ClosedError(f"Trying to operate on `{type(envs).__name__}`, after a call to `close()`.")
+        if os.getpid() != envs._owner:
+            raise _ClosedError(
+                f"cannot call {what}: made by process {envs._owner}, this is {os.getpid()}, a fork"
+            )
+        if not self._lock.acquire(blocking=False):
+            raise BusyError(f"cannot call {what}: another thread is using this vector env")
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _timed_out(what: str, timeout: float | None) -> _TimeoutError:
+    return _TimeoutError(
+        f"The call to `{what}` has timed out after {timeout} second(s). What is pending stays so."
+    )
+
+
+def _context(context: str | None) -> str:
+    if context in (None, "forkserver"):
+        return "nursery"
+    if context in ("nursery", "fork", "spawn"):
+        return context
+    raise ValueError(
+        f"cannot make vector env: context {context!r}, expected None, 'nursery', 'forkserver', "
+        "'fork' or 'spawn'"
+    )
+
+
+def _workers(given: int | None, envs: int) -> int:
+    if envs == 0:
+        raise ValueError("cannot make vector env: no env_fns, expected at least one")
+    if given is None:
+        return min(usable_cpus(), envs)
+    if given < 1:
+        raise ValueError(f"cannot make vector env: num_workers {given}, expected at least 0")
+    return min(given, envs)
+
+
+def _parts(count: int, parts: int) -> list[int]:
+    return [count // parts + (i < count % parts) for i in range(parts)]
+
+
+def _shares(envs: int, workers: int, groups: int) -> list[Share]:
+    shares, first = [], 0
+    for count in _parts(envs, workers):
+        shares.append(Share(first, tuple(_parts(count, min(groups, count)))))
+        first += count
+    return shares
+
+
+def _seeds(seed: Any, envs: int) -> list[int | None]:
+    if seed is None:
+        return [None] * envs
+    if isinstance(seed, (int, np.integer)):
+        return [int(seed) + i for i in range(envs)]
+    if len(seed) != envs:
+        raise ValueError(
+            f"If seeds are passed as a list the length must match num_envs={envs} but got "
+            f"length={len(seed)}."
+        )
+    return list(seed)
+
+
+def _checked_mask(mask: Any, envs: int) -> npt.NDArray[np.bool_]:
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
+    if mask.shape != (envs,):
+        raise ValueError(
+            f"`options['reset_mask']` must have shape `({envs},)`, got {mask.shape}"
+        )
+    if mask.dtype != np.bool_:
+        raise TypeError(
+            f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}"
+        )
+    if not mask.any():
+        raise ValueError(
+            "`options['reset_mask']` must contain a boolean array with at least one True value, "
+            f"got reset_mask={mask}"
+        )
+    return mask
+
+
+def _refuse_custom(space: gym.Space[Any]) -> None:
+    """gymnasium puts no space in shared memory that it does not know."""
+    unknown = create_shared_memory.dispatch(object)
+    if isinstance(space, gym.spaces.Dict):
+        for child in space.spaces.values():
+            _refuse_custom(child)
+    elif isinstance(space, gym.spaces.Tuple):
+        for child in space.spaces:
+            _refuse_custom(child)
+    elif create_shared_memory.dispatch(type(space)) is unknown:
+        raise ValueError(
+            f"cannot put {space} in shared memory: gymnasium does not know its type; pass "
+            "shared_memory=False and its observations travel as the objects they are"
+        ) from CustomSpaceError(str(space))

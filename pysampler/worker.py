@@ -1,0 +1,223 @@
+"""A worker process: makes its envs, attaches to the frames, steps blocks until told to close.
+
+``main`` is where every worker begins, whatever process it came from. What it is to host comes as a
+pickled function and its arguments; the loop that steps the blocks is in C++ (``_core.Worker``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import random
+import signal
+import sys
+from dataclasses import dataclass
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+
+from pysampler import _core
+from pysampler.block import EnvHost, Raised
+from pysampler.frames import Frames
+from pysampler.remote import Report, dumps, report
+from pysampler.spec import Spec
+from pysampler.sync import Segment, WaitPolicy, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Attachment", "Failure", "Setup", "main"]
+
+
+# With context="fork", what the workers are to host, each at its index.
+inherited: Sequence[Any] = []
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker needs to make its envs."""
+
+    index: int
+    workers: int
+    parent: int  # pid
+    environment: dict[str, str]
+    directory: str
+    path: list[str]
+    arguments: list[str]
+    host: bytes | None  # pickled (function, arguments), or inherited
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """Where everything lies in the segment, whose fd comes with it."""
+
+    pool: int
+    groups: list[int]
+    inbox: int
+    outbox: int
+    capacity: int  # of either
+    frames: int
+    frames_size: int
+    spec: Spec
+    envs: int
+    count: int
+    final: bool
+    host: tuple[Any, ...]  # further arguments of host.attach
+    policy: tuple[int, int] | None
+    costs: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What an env raised, or the worker itself if ``env`` is None."""
+
+    env: int | None
+    doing: str
+    report: Report
+
+
+def main(fd: int) -> None:
+    """Run a worker at the other end of this socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    connection = Connection(fd)
+    try:
+        setup: Setup = connection.recv()
+        Watch().leave_with(setup.parent)
+        _settle(setup)
+        before = set(sys.modules)
+        host = _make_host(setup, connection)
+        if host is None:
+            return
+        description = host.describe()
+        _core.set_process_title(
+            f"pysampler: worker {setup.index}/{setup.workers} {description.name}"
+        )
+        connection.send_bytes(dumps((description, _installed(set(sys.modules) - before))))
+        attachment: Attachment = connection.recv()
+        segment_fd = reduction.recv_handle(connection)
+        segment = Segment.from_fd(segment_fd)
+        os.close(segment_fd)
+    except EOFError:  # the parent gave up
+        return
+    _Server(setup, attachment, segment, host, connection).run()
+
+
+def _settle(setup: Setup) -> None:
+    """Look like the process the user wrote the envs in."""
+    os.environ.clear()
+    os.environ.update(setup.environment)
+    with contextlib.suppress(OSError):
+        os.chdir(setup.directory)
+    sys.path[:] = setup.path
+    sys.argv[:] = setup.arguments
+    sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # Forks of one process must not draw the same numbers.
+    random.seed()
+    np.random.seed(None)  # noqa: NPY002
+    _core.set_process_title(f"pysampler: worker {setup.index}/{setup.workers}")
+
+
+def _make_host(setup: Setup, connection: Connection) -> EnvHost | None:
+    try:
+        if setup.host is None:
+            function, arguments = inherited[setup.index]
+        else:
+            function, arguments = cloudpickle.loads(setup.host)
+        host: EnvHost = function(*arguments)
+    except BaseException as error:
+        connection.send_bytes(dumps(failure_of(error, "starting")))
+        return None
+    return host
+
+
+def _installed(modules: set[str]) -> list[str]:
+    """Those that are not the user's own, which may change before they are wanted again."""
+    roots = tuple(os.path.dirname(m.__file__ or "") for m in (np, os))  # noqa: PTH120
+    roots = tuple(os.path.dirname(root) if root.endswith("numpy") else root for root in roots)  # noqa: PTH120
+    return [
+        name
+        for name in modules
+        if (getattr(sys.modules.get(name), "__file__", None) or "").startswith(roots)
+    ]
+
+
+def failure_of(error: BaseException, doing: str) -> Failure:
+    """What to tell the parent about an exception."""
+    if isinstance(error, Raised):
+        return Failure(error.env, error.doing, report(error.__cause__ or error))
+    return Failure(None, doing, report(error))
+
+
+class _Server:
+    """The worker from when it is attached."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        attachment: Attachment,
+        segment: Segment,
+        host: EnvHost,
+        connection: Connection,
+    ) -> None:
+        at = attachment
+        _core.adopt_wait_costs(*at.costs)
+        policy = None if at.policy is None else WaitPolicy.fixed(*at.policy)
+        memory = segment.array((at.frames_size,), np.dtype(np.uint8), at.frames)[1]
+        frames = Frames(at.spec, at.envs, at.count, final=at.final, memory=memory)
+        host.attach(frames, *at.host)
+        self.host = host
+        self.first_group = sum(at.groups[: setup.index])
+        self.core = _core.Worker(segment, at.pool, at.groups, setup.index, policy)
+        self.inbox = _core.ByteRing(segment, at.capacity, offset=at.inbox)
+        self.outbox = _core.ByteRing(segment, at.capacity, offset=at.outbox)
+        connection.send_bytes(b"attached")
+        connection.close()
+
+    def run(self) -> None:
+        while True:
+            _, group, frame = self.core.serve(self.host.blocks, self.report)
+            name, arguments = pickle.loads(self.inbox.recv())
+            block = group - self.first_group
+            try:
+                if name == "close":
+                    answer = self.host.close()
+                else:
+                    positional = (block, frame) if name in ("step", "reset") else (block,)
+                    answer = getattr(self.host, name)(*positional, *arguments)
+                    if name in ("step", "reset"):
+                        answer = plain(answer)
+            except BaseException as error:
+                answer = failure_of(error, name)
+            self.core.complete(group, True)
+            self.outbox.send(self.pickled(answer, name))
+            if name == "close":
+                return
+
+    def report(self, group: int) -> None:
+        leftovers = plain(self.host.blocks[group - self.first_group].take_leftovers())
+        self.outbox.send(self.pickled(leftovers, "step"))
+
+    def pickled(self, answer: Any, doing: str) -> bytes:
+        try:
+            return dumps(answer)
+        except Exception as error:
+            return dumps(failure_of(error, f"sending what {doing} returned"))
+
+
+def plain(leftovers: list[tuple[int, int, Any]]) -> list[tuple[int, int, Any]]:
+    """With exceptions as failures, and what cannot be pickled too."""
+    return [(kind, env, _plain(kind, env, thing)) for kind, env, thing in leftovers]
+
+
+def _plain(kind: int, env: int, thing: Any) -> Any:
+    if kind == _core.EnvBlock.ERROR:
+        return Failure(env, "", report(thing))
+    return thing
