@@ -33,6 +33,8 @@ static_assert(sizeof(Command) == 16);
 // Written by the worker before it posts, read by the parent before it takes.
 struct alignas(kLine) Completion {
     std::uint32_t message;  // 1: one follows in the side channel
+    std::int64_t began;     // ns of now_ns()
+    std::int64_t ended;
 };
 
 // Offsets from where the pool's part of the segment begins.

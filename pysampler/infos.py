@@ -60,11 +60,14 @@ class Infos:
         self._types: dict[Path, int] = {}
         self._add_info = add_info
 
-    def batch(self, frame: int, rest: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
-        """The infos of a frame's envs, ``rest`` of them (env, dict) by the side channel."""
-        infos, mixed = self.core.collect(frame)
-        if not rest and not mixed:
-            return infos
+    def merge(
+        self,
+        frame: int,
+        infos: dict[str, Any],
+        mixed: Sequence[str],
+        rest: Sequence[tuple[int, dict[str, Any]]],
+    ) -> dict[str, Any]:
+        """The infos of a frame, with those (env, dict) that came by the side channel."""
         by_env: dict[int, list[dict[str, Any]]] = {}
         again = dict.fromkeys(mixed)
         for env, info in rest:

@@ -144,11 +144,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._odd: list[list[Any]] = [
             [None] * self.num_envs for _ in range(self._spec.odd_observations)
         ]
-        self._action_views = [
-            [actions[f] for actions in self._frames.default_actions] for f in range(frames)
-        ]
-        for leaf, field in enumerate(self._spec.actions):
-            self._frames.action_types[:, leaf] = field.dtype.num
+        self._batch = _core.Batch(self._frames, self._infos.core, self.copy)
+        self._groups = range(sum(self._pool.groups))
         self.observations = self._observations(0)
 
     def _set_spaces(
@@ -225,7 +222,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 options = {k: v for k, v in options.items() if k != "reset_mask"}
             frame = self._next_frame()
             requests: dict[int, tuple[str, tuple[Any, ...]]] = {}
-            for group in range(sum(self._pool.groups)):
+            for group in self._groups:
                 envs = self._pool.envs_of(group)
                 part = slice(envs.start, envs.stop)
                 some = None if mask is None else mask[part].tolist()
@@ -237,9 +234,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """What the envs return from the reset that is pending."""
         with _Turn(self, "reset_wait"):
             self._expect("reset", "reset_wait")
-            infos = self._finish("reset_wait", timeout)
-            self.observations = self._observations(self._frame)
-            return self.observations, infos
+            observations, _, _, _, infos = self._finish("reset_wait", timeout)
+            return observations, infos
 
     # -- step ------------------------------------------------------------------------------------
 
@@ -260,13 +256,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Let the envs step; ``step_wait`` has what they return."""
         with _Turn(self, "step_async"):
             self._expect_idle("step_async")
-            arrays = checked_actions(self._spec, self.num_envs, actions)
             frame = self._next_frame()
-            if arrays is None:
-                self._send_objects(frame, actions)
-            else:
-                self._write_actions(frame, arrays)
+            if self._batch.write(frame, actions) or self._write(frame, actions):
                 self._pool.step(frame)
+            else:
+                self._send_objects(frame, actions)
             self._state = "step"
 
     def step_wait(
@@ -281,24 +275,17 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """What the envs return from the step that is pending."""
         with _Turn(self, "step_wait"):
             self._expect("step", "step_wait")
-            infos = self._finish("step_wait", timeout)
-            frame, frames = self._frame, self._frames
-            self.observations = self._observations(frame)
-            return (
-                self.observations,
-                frames.rewards[frame].copy(),
-                frames.terminated[frame].copy(),
-                frames.truncated[frame].copy(),
-                infos,
-            )
+            return self._finish("step_wait", timeout)
 
-    def _write_actions(self, frame: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        for leaf, (array, view) in enumerate(zip(arrays, self._action_views[frame], strict=True)):
-            if array.dtype is not view.dtype and array.dtype != view.dtype:
-                view = self._frames.actions_as(leaf, array.dtype)[frame]
-                self._action_views[frame][leaf] = view
-                self._frames.action_types[frame, leaf] = array.dtype.num
-            view[...] = array
+    def _write(self, frame: int, actions: Any) -> bool:
+        """Actions of any dtypes and nesting, into the frame; False if they are not all arrays."""
+        arrays = checked_actions(self._spec, self.num_envs, actions)
+        if arrays is None:
+            return False
+        for leaf, array in enumerate(arrays):
+            self._frames.action_types[frame, leaf] = array.dtype.num
+            self._frames.actions_as(leaf, array.dtype)[frame] = array
+        return True
 
     def _send_objects(self, frame: int, actions: Any) -> None:
         """Actions that are not arrays, or of spaces without a fixed shape: as gymnasium does."""
@@ -308,7 +295,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 f"cannot send actions: {len(items)} of them, expected {self.num_envs}"
             )
         requests: dict[int, tuple[str, tuple[Any, ...]]] = {}
-        for group in range(sum(self._pool.groups)):
+        for group in self._groups:
             envs = self._pool.envs_of(group)
             requests[group] = ("step", (items[envs.start : envs.stop],))
         self._request = self._pool.request(frame, requests, "stepping")
@@ -328,10 +315,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 raise ValueError(
                     f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
                 )
-            groups = range(sum(self._pool.groups))
             self._request = self._pool.request(
                 self._frame,
-                dict.fromkeys(groups, ("call", (name, args, kwargs))),
+                dict.fromkeys(self._groups, ("call", (name, args, kwargs))),
                 f"calling {name}() of",
             )
             self._state = "call"
@@ -360,7 +346,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 )
             self._expect_idle("set_attr")
             requests: dict[int, tuple[str, tuple[Any, ...]]] = {}
-            for group in range(sum(self._pool.groups)):
+            for group in self._groups:
                 envs = self._pool.envs_of(group)
                 requests[group] = ("set_attr", (name, values[envs.start : envs.stop]))
             self._request = self._pool.request(self._frame, requests, f"setting {name} of")
@@ -406,8 +392,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._request = None
         return answers
 
-    def _finish(self, what: str, timeout: float | None) -> dict[str, Any]:
-        """Wait for what is pending; the infos."""
+    def _finish(self, what: str, timeout: float | None) -> tuple[Any, Any, Any, Any, Any]:
+        """Wait for what is pending; observations, rewards, terminated, truncated, infos."""
         if self._request is None:
             messages = self._pool.wait(timeout)
             if messages is None:
@@ -415,6 +401,23 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         else:
             messages = list(self._answers(what, timeout).items())
         self._state = None
+        rest, final = self._sorted(messages) if messages else ([], {})
+        frame = self._frame
+        observations, rewards, terminated, truncated, infos, mixed = self._batch.read(frame)
+        if rest or mixed:
+            infos = self._infos.merge(frame, infos, mixed, rest)
+            self._new_columns += self._infos.learn(rest)
+        for env, observation in final.items():
+            infos["final_obs"][env] = observation
+        if observations is None:
+            observations = self._observations(frame)
+        self.observations = observations
+        return observations, rewards, terminated, truncated, infos
+
+    def _sorted(
+        self, messages: Sequence[tuple[int, Any]]
+    ) -> tuple[list[tuple[int, dict[str, Any]]], dict[int, Any]]:
+        """What came by the side channel: infos, and last observations of episodes, by env."""
         rest: list[tuple[int, dict[str, Any]]] = []
         final: dict[int, Any] = {}
         failures: list[Failure] = []
@@ -434,29 +437,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                     failures.append(thing)
         if failures:
             raise self._first_error(failures)
-        infos = self._infos.batch(self._frame, rest)
-        if rest:
-            self._new_columns += self._infos.learn(rest)
-        if self._frames.final_observations or final:
-            self._add_final(infos, final)
-        return infos
-
-    def _add_final(self, infos: dict[str, Any], objects: dict[int, Any]) -> None:
-        mask = self._frames.has_final[self._frame] != 0
-        if not mask.any():
-            return
-        rows = np.full(self.num_envs, None, dtype=object)
-        frame, finals = self._frame, self._frames.final_observations
-        for env in np.flatnonzero(mask).tolist():
-            if env in objects:
-                rows[env] = objects[env]
-            else:
-                rows[env] = build(
-                    self._spec.observation_tree,
-                    lambda leaf, env=env: finals[leaf][frame, env].copy(),  # type: ignore[misc]
-                    lambda _: None,
-                )
-        infos["final_obs"], infos["_final_obs"] = rows, mask
+        return rest, final
 
     def _first_error(self, failures: list[Failure]) -> EnvError:
         errors = [self._pool.error_of(failure) for failure in failures]

@@ -5,12 +5,6 @@
 namespace pysampler::bindings {
 namespace {
 
-std::vector<Leaf> leaves_of(const py::object& arrays) {
-    std::vector<Leaf> leaves;
-    for (const py::handle array : arrays) leaves.emplace_back(array.cast<py::array>());
-    return leaves;
-}
-
 // Placeholders: the dtypes are the frame's to say, see use_action_types().
 std::vector<Leaf> action_leaves(const py::object& frames) {
     return leaves_of(frames.attr("default_actions"));

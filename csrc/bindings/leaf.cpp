@@ -27,17 +27,31 @@ Leaf::Leaf(const py::array& array)
       type_num_(dtype_.num()),
       scalar_type_(reinterpret_cast<PyTypeObject*>(
           checked(npy().PyArray_TypeObjectFromType_(type_num_)).release().ptr())),
-      shape_(array.shape() + 2, array.shape() + array.ndim()) {}
+      shape_(array.shape() + 2, array.shape() + array.ndim()),
+      batch_shape_(array.shape() + 1, array.shape() + array.ndim()) {}
 
-bool Leaf::matches(PyObject* value) const {
+// An array of this dtype, in one piece.
+bool Leaf::is_mine(PyObject* value) const {
     if (!exact_array(value)) return false;
     const auto* proxy = array_of(value);
-    if (proxy->descr != dtype_.ptr() && !npy().PyArray_EquivTypes_(proxy->descr, dtype_.ptr())) {
-        return false;
-    }
-    return static_cast<std::size_t>(proxy->nd) == shape_.size() &&
-           std::equal(shape_.begin(), shape_.end(), proxy->dimensions) &&
+    return (proxy->descr == dtype_.ptr() ||
+            npy().PyArray_EquivTypes_(proxy->descr, dtype_.ptr())) &&
            (proxy->flags & Npy::NPY_ARRAY_C_CONTIGUOUS_);
+}
+
+bool Leaf::matches(PyObject* value) const {
+    if (!is_mine(value)) return false;
+    const auto* proxy = array_of(value);
+    return static_cast<std::size_t>(proxy->nd) == shape_.size() &&
+           std::equal(shape_.begin(), shape_.end(), proxy->dimensions);
+}
+
+bool Leaf::matches_all(PyObject* value, std::size_t envs) const {
+    if (!is_mine(value)) return false;
+    const auto* proxy = array_of(value);
+    return static_cast<std::size_t>(proxy->nd) == shape_.size() + 1 &&
+           static_cast<std::size_t>(proxy->dimensions[0]) == envs &&
+           std::equal(shape_.begin(), shape_.end(), proxy->dimensions + 1);
 }
 
 bool Leaf::store(std::uint32_t frame, std::size_t env, PyObject* value) const {
@@ -115,16 +129,21 @@ py::object Leaf::load(std::uint32_t frame, std::size_t env) const {
     return copy;
 }
 
-py::array Leaf::load_all(std::uint32_t frame, std::size_t envs, const std::uint8_t* mask) const {
-    std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(envs)};
-    shape.insert(shape.end(), shape_.begin(), shape_.end());
-    py::array all(dtype_, shape);
-    auto* to = static_cast<std::byte*>(all.mutable_data());
+py::object Leaf::load_all(std::uint32_t frame, std::size_t envs, const std::uint8_t* mask) const {
+    PyObject* made = npy().PyArray_NewFromDescr_(
+        npy().PyArray_Type_, dtype_.inc_ref().ptr(), static_cast<int>(batch_shape_.size()),
+        batch_shape_.data(), nullptr, nullptr, 0, nullptr);
+    py::object all = checked(made);
+    auto* to = array_of(made)->data;
     std::memcpy(to, row(frame, 0), envs * row_bytes_);
-    for (std::size_t env = 0; env < envs; ++env) {
+    for (std::size_t env = 0; mask != nullptr && env < envs; ++env) {
         if (!mask[env]) std::memset(to + env * row_bytes_, 0, row_bytes_);
     }
     return all;
+}
+
+py::object Leaf::view_all(std::uint32_t frame) const {
+    return py::array(dtype_, batch_shape_, row(frame, 0), array_);
 }
 
 }  // namespace pysampler::bindings

@@ -43,8 +43,16 @@ class Leaf {
 
     // A new object of its own: an array, or a numpy scalar where the shape is ().
     py::object load(std::uint32_t frame, std::size_t env) const;
-    // A new array of the rows of all envs, zero where `mask` is.
-    py::array load_all(std::uint32_t frame, std::size_t envs, const std::uint8_t* mask) const;
+    // A new array of the rows of all envs; zero where `mask` is, if there is one.
+    py::object load_all(std::uint32_t frame, std::size_t envs,
+                        const std::uint8_t* mask = nullptr) const;
+    // A view of them.
+    py::object view_all(std::uint32_t frame) const;
+    // Whether it is an array of just those rows; writes it.
+    bool matches_all(PyObject* value, std::size_t envs) const;
+    void store_all(std::uint32_t frame, PyObject* value, std::size_t envs) const {
+        std::memcpy(row(frame, 0), array_of(value)->data, envs * row_bytes_);
+    }
 
     // Whether it is an array of this dtype and shape, in one piece.
     bool matches(PyObject* value) const;
@@ -52,6 +60,7 @@ class Leaf {
     PyTypeObject* scalar_type() const { return scalar_type_; }
 
  private:
+    bool is_mine(PyObject* value) const;
     bool store_number(std::byte* to, PyObject* value) const;
     void convert(std::byte* to, PyObject* value) const;
 
@@ -63,6 +72,13 @@ class Leaf {
     int type_num_;
     PyTypeObject* scalar_type_;
     std::vector<py::ssize_t> shape_;
+    std::vector<py::ssize_t> batch_shape_;  // [envs, *shape]
 };
+
+inline std::vector<Leaf> leaves_of(const py::object& arrays) {
+    std::vector<Leaf> leaves;
+    for (const py::handle array : arrays) leaves.emplace_back(array.cast<py::array>());
+    return leaves;
+}
 
 }  // namespace pysampler::bindings

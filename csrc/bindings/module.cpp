@@ -61,6 +61,7 @@ PYBIND11_MODULE(_core, m) {
     register_pool(m);
     register_infos(m);
     register_env_block(m);
+    register_batch(m);
 }
 
 }  // namespace pysampler::bindings

@@ -103,6 +103,13 @@ class PyPool : public Handle {
         }
     }
 
+    // (began, ended) of a group's last command.
+    std::pair<std::int64_t, std::int64_t> times(std::uint32_t group) const {
+        check("look at");
+        if (group >= layout_.groups()) throw py::index_error("cannot look at pool: no such group");
+        return {completions_[group].began, completions_[group].ended};
+    }
+
     const std::vector<std::uint32_t>& messages() const { return messages_; }
     std::uint32_t pending() const { return pending_; }
     bool in_flight(std::uint32_t group) const { return in_flight_.at(group); }
@@ -216,6 +223,7 @@ class PyWorker : public Handle {
             if (command.group < first || command.group - first >= all.size()) {
                 raise("LayoutError", "cannot serve: a command to a group of another worker");
             }
+            began_ = now_ns();
             if (command.kind != Command::kStep) {
                 return py::make_tuple(command.kind, command.group, command.frame);
             }
@@ -227,8 +235,9 @@ class PyWorker : public Handle {
 
     // The group is done; a message follows, or none.
     void complete(std::uint32_t group, bool message) {
-        completions_at(base(), layout_)[group].message = message ? 1 : 0;
-        bell_.post(group, now_ns());  // releases it
+        const std::int64_t ended = now_ns();
+        completions_at(base(), layout_)[group] = {message ? 1U : 0U, began_, ended};
+        bell_.post(group, ended);  // releases it
     }
 
     WaitStats stats() const { return site_.policy().stats(); }
@@ -243,6 +252,7 @@ class PyWorker : public Handle {
     Doorbell bell_;
     Site site_;
     Side serving_;
+    std::int64_t began_ = 0;
 };
 
 }  // namespace
@@ -263,6 +273,8 @@ void register_pool(py::module_& m) {
         .def("member", &PyPool::member, py::arg("group"),
              "What a Watch marks lost when the group's worker dies.")
         .def("in_flight", &PyPool::in_flight, py::arg("group"), "Whether a command is.")
+        .def("times", &PyPool::times, py::arg("group"),
+             "When the group's last command began and ended, ns of now().")
         .def("is_ready", &PyPool::is_ready, py::arg("group"), "Whether it has come back.")
         .def_property_readonly("messages", &PyPool::messages,
                                "Groups of which a message follows, after a wait.")

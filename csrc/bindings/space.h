@@ -25,8 +25,14 @@ class Space {
 
     // A new object, as gymnasium's iterate() makes them from a batch.
     py::object load(std::uint32_t frame, std::size_t env, const std::vector<Leaf>& leaves) const;
+    // The batch of all envs: new arrays, or views of the frame.
+    py::object load_all(std::uint32_t frame, std::size_t envs, const std::vector<Leaf>& leaves,
+                        bool copy) const;
 
  private:
+    template <class LoadLeaf>
+    py::object build(LoadLeaf&& load_leaf) const;
+
     enum class Kind { kLeaf, kOdd, kDict, kTuple };
 
     Kind kind_;

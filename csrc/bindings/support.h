@@ -315,5 +315,6 @@ void register_watch(py::module_&);
 void register_pool(py::module_&);
 void register_infos(py::module_&);
 void register_env_block(py::module_&);
+void register_batch(py::module_&);
 
 }  // namespace pysampler::bindings

@@ -1,0 +1,77 @@
+#include "batch.h"
+
+#include <algorithm>
+
+#include "support.h"
+
+namespace pysampler::bindings {
+
+Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool copy)
+    : frames_(frames),
+      infos_(infos),
+      copy_(copy),
+      obs_leaves_(leaves_of(frames.attr("observations"))),
+      final_leaves_(leaves_of(frames.attr("final_observations"))),
+      obs_(frames.attr("spec").attr("observation_tree"), obs_leaves_),
+      has_odd_(obs_.has_odd()),
+      action_leaves_(leaves_of(frames.attr("default_actions"))),
+      action_types_(frames.attr("action_types")),
+      has_final_(frames.attr("has_final")),
+      envs_(frames.attr("envs").cast<std::size_t>()),
+      single_action_(py::tuple(frames.attr("spec").attr("action_tree"))[0].cast<std::string>() ==
+                     "leaf") {
+    for (const char* name : {"rewards", "terminated", "truncated"}) {
+        results_.emplace_back(frames.attr(name).cast<py::array>());
+    }
+}
+
+bool Batch::write(std::uint32_t frame, const py::object& actions) {
+    if (!single_action_ || !action_leaves_[0].matches_all(actions.ptr(), envs_)) return false;
+    action_types_.mutable_at(frame, 0) = action_leaves_[0].type_num();
+    action_leaves_[0].store_all(frame, actions.ptr(), envs_);
+    return true;
+}
+
+py::tuple Batch::read(std::uint32_t frame) const {
+    auto [infos, mixed] = infos_->collect(frame);
+    if (!final_leaves_.empty()) add_final(frame, infos);
+    return py::make_tuple(observations(frame), results_[0].load_all(frame, envs_),
+                          results_[1].load_all(frame, envs_), results_[2].load_all(frame, envs_),
+                          infos, mixed);
+}
+
+py::object Batch::observations(std::uint32_t frame) const {
+    if (has_odd_) return py::none();
+    return obs_.load_all(frame, envs_, obs_leaves_, copy_);
+}
+
+void Batch::add_final(std::uint32_t frame, py::dict& infos) const {
+    const std::uint8_t* has = has_final_.data(frame, 0);
+    if (std::all_of(has, has + envs_, [](std::uint8_t one) { return one == 0; })) return;
+    const auto count = static_cast<py::ssize_t>(envs_);
+    py::array rows(py::dtype("O"), std::vector<py::ssize_t>{count});
+    auto** at = static_cast<PyObject**>(rows.mutable_data());
+    py::array_t<bool> mask(count);
+    for (std::size_t env = 0; env < envs_; ++env) {
+        mask.mutable_at(env) = has[env] != 0;
+        py::object row = has[env] == 1 ? obs_.load(frame, env, final_leaves_) : py::none();
+        Py_XSETREF(at[env], row.release().ptr());
+    }
+    infos["final_obs"] = rows;
+    infos["_final_obs"] = mask;
+}
+
+void register_batch(py::module_& m) {
+    py::class_<Batch>(m, "Batch")
+        .def(py::init<const py::object&, const std::shared_ptr<Infos>&, bool>(), py::arg("frames"),
+             py::arg("infos"), py::arg("copy"))
+        .def("write", &Batch::write, py::arg("frame"), py::arg("actions"),
+             "Whether the actions were one array of just the right kind, and lie in the frame now.")
+        .def("read", &Batch::read, py::arg("frame"),
+             "Observations, rewards, terminated, truncated, infos, and keys of infos whose values "
+             "do not share a dtype.")
+        .def("observations", &Batch::observations, py::arg("frame"),
+             "The observations of a frame, None if parts of them lie in no frame.");
+}
+
+}  // namespace pysampler::bindings
