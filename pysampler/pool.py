@@ -37,6 +37,8 @@ __all__ = ["Pool", "Share"]
 SIDE_CHANNEL = 1 << 16
 # How long a worker may take to close its envs before it is killed, in seconds.
 GRACE = 10.0
+# How often to look whether a worker that closes has died, in seconds.
+_LOOK = 0.05
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Pool:
         rings = 2 * len(self.shares) * (_core.ByteRing.size_of(SIDE_CHANNEL) + nursery_page())
         segment = Segment(frames_size + _core.Pool.size_of(self.groups) + rings + 4096)
         at, memory = segment.array((frames_size,), np.dtype(np.uint8), None)
-        policy = None if self._policy is None else WaitPolicy.fixed(*self._policy)
+        policy = None if self._policy is None else WaitPolicy.fixed(spin_ns=self._policy[0], yield_ns=self._policy[1])
         self._core = _core.Pool(segment, self.groups, policy)
         inboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
         outboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
@@ -310,17 +312,25 @@ class Pool:
     def _close_workers(self, grace: float) -> EnvError | None:
         self._doing = "closing"
         deadline = time.monotonic() + grace
-        failed = None
         close = dumps(("close", ()))
-        for index in range(len(self.shares)):
-            self._send_request(self._groups_of(index).start, 0, close)
-        if self._core.wait(max(0.0, deadline - time.monotonic())):
-            for group in self._core.messages:
-                answer = self._receive(group)
-                if isinstance(answer, Failure):
-                    failed = failed or self.error_of(answer, self._worker_of[group])
-            nursery.ended_by(self._children, deadline)
-        return failed
+        # From here on their end is no loss: nobody is to be told of it.
+        first = {self._groups_of(i).start: child for i, child in enumerate(self._children)}
+        for group, child in first.items():
+            self._watch.forget(child.pid)
+            self._send_request(group, 0, close)
+        while not self._core.wait(min(_LOOK, max(0.0, deadline - time.monotonic()))):
+            for group, child in first.items():
+                if child.ended() and not self._core.is_ready(group):
+                    self._core.drop(group)
+            if time.monotonic() >= deadline:
+                return None
+        failures = [
+            (answer, self._worker_of[group])
+            for group in self._core.messages
+            if isinstance(answer := self._receive(group), Failure)
+        ]
+        nursery.ended_by(self._children, deadline)
+        return self.error_of(*failures[0]) if failures else None
 
     def kill(self) -> None:
         """End the workers, whatever they are doing, and give everything back."""

@@ -169,7 +169,7 @@ class _Server:
     ) -> None:
         at = attachment
         _core.adopt_wait_costs(*at.costs)
-        policy = None if at.policy is None else WaitPolicy.fixed(*at.policy)
+        policy = None if at.policy is None else WaitPolicy.fixed(spin_ns=at.policy[0], yield_ns=at.policy[1])
         memory = segment.array((at.frames_size,), np.dtype(np.uint8), at.frames)[1]
         frames = Frames(at.spec, at.envs, at.count, final=at.final, memory=memory)
         host.attach(frames, *at.host)
