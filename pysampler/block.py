@@ -12,14 +12,23 @@ import gymnasium as gym
 
 from pysampler import _core
 from pysampler.infos import Column, add_columns
-from pysampler.remote import dumps_by_value
+from pysampler.remote import Report, dumps_by_value, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pysampler.frames import Frames
 
-__all__ = ["Description", "EnvHost", "Raised", "make_host", "registered"]
+__all__ = [
+    "Description",
+    "EnvHost",
+    "Failure",
+    "Raised",
+    "failure_of",
+    "make_host",
+    "plain",
+    "registered",
+]
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,42 @@ class Raised(Exception):  # noqa: N818 - not an error of its own: it carries one
         super().__init__(env, doing)
         self.env = env
         self.doing = doing
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What an env raised, or its host if ``env`` is None; ``doing`` is empty for a step or reset."""
+
+    env: int | None
+    doing: str
+    report: Report
+    error: BaseException | None = None  # itself, where it need not travel
+
+    def __reduce__(self) -> tuple[type[Failure], tuple[Any, ...]]:
+        return Failure, (self.env, self.doing, self.report)
+
+    def told(self, where: str, doing: str) -> str:
+        """In a sentence: which env, ``where`` it is, and what it was doing."""
+        who = "the host of envs" if self.env is None else f"env {self.env}"
+        doing = f"in {self.doing}" if "(" in self.doing else self.doing or doing
+        return f"{who}{where} raised {self.report.kind} {doing}"
+
+
+def failure_of(error: BaseException, doing: str) -> Failure:
+    """What to tell the parent about an exception."""
+    if isinstance(error, Raised):
+        return Failure(error.env, error.doing, report(error.__cause__ or error), error.__cause__)
+    return Failure(None, doing, report(error), error)
+
+
+def plain(leftovers: list[tuple[int, int, Any]]) -> list[tuple[int, int, Any]]:
+    """What a block had left, with exceptions as failures."""
+    return [
+        (kind, env, Failure(env, "", report(thing), thing))
+        if kind == _core.EnvBlock.ERROR
+        else (kind, env, thing)
+        for kind, env, thing in leftovers
+    ]
 
 
 class EnvHost:
@@ -86,6 +131,12 @@ class EnvHost:
                 )
             )
             at += size
+
+    def answer(self, name: str, block: int, frame: int, arguments: tuple[Any, ...]) -> Any:
+        """Do what is asked of a block: the name of one of the methods below."""
+        if name in ("step", "reset"):
+            return plain(getattr(self, name)(block, frame, *arguments))
+        return getattr(self, name)(block, *arguments)
 
     # -- requests: each is called with the block it is about -------------------------------------
 

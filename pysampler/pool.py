@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core, nursery, worker
+from pysampler.block import Failure
 from pysampler.errors import EnvError, LostError, PysamplerError, WorkerLostError
 from pysampler.frames import Frames
 from pysampler.nursery import Child
 from pysampler.remote import dumps, dumps_by_value, error_from, report
 from pysampler.sync import Segment, WaitPolicy, Watch, wait_costs
-from pysampler.worker import Attachment, Failure, Setup
+from pysampler.worker import Attachment, Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -246,7 +247,7 @@ class Pool:
         try:
             return pickle.loads(message)
         except Exception as error:  # what the worker has and this process has not
-            return Failure(None, f"what it answered when {self._doing}", report(error))
+            return Failure(None, f"when {self._doing}, in its answer", report(error))
 
     # -- what goes wrong -------------------------------------------------------------------------
 
@@ -254,13 +255,8 @@ class Pool:
         """The exception an env raised, or the worker for it."""
         if index is None and failure.env is not None:
             index = next(w for w, s in enumerate(self.shares) if failure.env in s.envs)
-        where = "" if index is None else f"worker {index} (pid {self._children[index].pid})"
-        if failure.env is None:
-            what = f"{where} raised {failure.report.kind} {failure.doing}"
-        else:
-            doing = f"in {failure.doing}" if "(" in failure.doing else failure.doing or self._doing
-            what = f"env {failure.env} in {where} raised {failure.report.kind} {doing}"
-        error = error_from(failure.report, what)
+        where = "" if index is None else f" in worker {index} (pid {self._children[index].pid})"
+        error = error_from(failure.report, failure.told(where, self._doing))
         error.env, error.worker = failure.env, index
         return error
 

@@ -132,13 +132,16 @@ def _own_frames_off(error: BaseException) -> types.TracebackType | None:
     return start if start is not None else error.__traceback__
 
 
-def error_from(remote: Report, message: str) -> EnvError:
+def error_from(
+    remote: Report, message: str, original: BaseException | None = None
+) -> EnvError:
     """An ``EnvError`` that is also an instance of the exception's own type, where that can be.
 
-    Raise it ``from`` its ``__cause__``.
+    Its cause is the exception, whose own is the traceback in the worker; or just the exception if
+    it was raised in this process.
     """
-    original: BaseException | None = None
-    if remote.pickled is not None:
+    here = original is not None
+    if not here and remote.pickled is not None:
         try:
             original = pickle.loads(remote.pickled)
         except Exception:
@@ -147,12 +150,10 @@ def error_from(remote: Report, message: str) -> EnvError:
     error = EnvError(text)
     if isinstance(original, Exception):
         error = _as_both(type(original), text, original)
-    cause = RemoteTraceback(remote.traceback)
-    if original is None:
-        error.__cause__ = cause
-    else:
-        original.__cause__ = cause
-        error.__cause__ = original
+    error.__cause__ = original
+    if not here:
+        cause = RemoteTraceback(remote.traceback)
+        (error if original is None else original).__cause__ = cause
     return error
 
 

@@ -23,13 +23,13 @@ from gymnasium.vector.utils.shared_memory import create_shared_memory
 from gymnasium.vector.vector_env import AutoresetMode, VectorEnv as GymVectorEnv
 
 from pysampler import _core
-from pysampler.block import Description, make_host, registered
+from pysampler.block import Description, EnvHost, Failure, make_host, registered
 from pysampler.errors import BusyError, ClosedError, EnvError, WaitTimeoutError
 from pysampler.infos import Infos
+from pysampler.local import LocalPool, LocalRequest
 from pysampler.pool import Pool, Request, Share
 from pysampler.spec import build, checked_actions, spec_of
 from pysampler.sync import usable_cpus
-from pysampler.worker import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,21 +100,24 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._owner = os.getpid()
         self._turn = threading.Lock()
         self._state: str | None = None
-        self._request: Request | None = None
+        self._request: Request | LocalRequest | None = None
         self._frame = 0
-        shares = _shares(self.num_envs, _workers(num_workers, self.num_envs), groups)
-        specs = b"" if context == "fork" else registered()
-        self._pool = Pool(
-            shares,
-            lambda share: (
-                make_host,
-                (specs, self.env_fns[share.first : share.envs.stop], share.first, share.sizes),
-            ),
-            context=_context(context),
-            preload=preload,
-            policy=_POLICIES[wait],
-        )
-        self.num_workers = len(shares)
+        workers = _workers(num_workers, self.num_envs, max_concurrency)
+        shares = _shares(self.num_envs, max(workers, 1), groups)
+        self.num_workers = workers
+        specs = b"" if context == "fork" or workers == 0 else registered()
+
+        def make(share: Share) -> tuple[Callable[..., EnvHost], tuple[Any, ...]]:
+            env_fns = self.env_fns[share.first : share.envs.stop]
+            return make_host, (specs, env_fns, share.first, share.sizes)
+
+        self._pool: Pool | LocalPool
+        if workers == 0:
+            self._pool = LocalPool(shares[0], make)
+        else:
+            self._pool = Pool(
+                shares, make, context=_context(context), preload=preload, policy=_POLICIES[wait]
+            )
         try:
             self._open(self._pool.descriptions, frames, infos)
         except BaseException:
@@ -552,14 +555,22 @@ def _context(context: str | None) -> str:
     )
 
 
-def _workers(given: int | None, envs: int) -> int:
+def _workers(given: int | None, envs: int, most: int | None) -> int:
     if envs == 0:
         raise ValueError("cannot make vector env: no env_fns, expected at least one")
+    if most is not None:
+        if not isinstance(most, (int, np.integer)):
+            raise ValueError(f"`max_concurrency` must be an integer or None, got {type(most)}.")
+        if most < 1:
+            raise ValueError(f"`max_concurrency` must be a positive or None, got {most}.")
     if given is None:
-        return min(usable_cpus(), envs)
-    if given < 1:
-        raise ValueError(f"cannot make vector env: num_workers {given}, expected at least 0")
-    return min(given, envs)
+        given = usable_cpus()
+    if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < 0:
+        raise ValueError(
+            f"cannot make vector env: num_workers {given!r}, expected a whole number of at least 0"
+        )
+    # A worker steps one env at a time.
+    return int(min(given, envs, envs if most is None else most))
 
 
 def _parts(count: int, parts: int) -> list[int]:

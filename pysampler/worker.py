@@ -21,16 +21,16 @@ import cloudpickle
 import numpy as np
 
 from pysampler import _core
-from pysampler.block import EnvHost, Raised
+from pysampler.block import EnvHost, failure_of, plain
 from pysampler.frames import Frames
-from pysampler.remote import Report, dumps, report
+from pysampler.remote import dumps
 from pysampler.spec import Spec
 from pysampler.sync import Segment, WaitPolicy, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Attachment", "Failure", "Setup", "main"]
+__all__ = ["Attachment", "Setup", "main"]
 
 
 # With context="fork", what the workers are to host, each at its index.
@@ -69,15 +69,6 @@ class Attachment:
     host: tuple[Any, ...]  # further arguments of host.attach
     policy: tuple[int, int] | None
     costs: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What an env raised, or the worker itself if ``env`` is None."""
-
-    env: int | None
-    doing: str
-    report: Report
 
 
 def main(fd: int) -> None:
@@ -149,13 +140,6 @@ def _installed(modules: set[str]) -> list[str]:
     ]
 
 
-def failure_of(error: BaseException, doing: str) -> Failure:
-    """What to tell the parent about an exception."""
-    if isinstance(error, Raised):
-        return Failure(error.env, error.doing, report(error.__cause__ or error))
-    return Failure(None, doing, report(error))
-
-
 class _Server:
     """The worker from when it is attached."""
 
@@ -190,10 +174,7 @@ class _Server:
                 if name == "close":
                     answer = self.host.close()
                 else:
-                    positional = (block, frame) if name in ("step", "reset") else (block,)
-                    answer = getattr(self.host, name)(*positional, *arguments)
-                    if name in ("step", "reset"):
-                        answer = plain(answer)
+                    answer = self.host.answer(name, block, frame, arguments)
             except BaseException as error:
                 answer = failure_of(error, name)
             self.core.complete(group, True)
@@ -210,14 +191,3 @@ class _Server:
             return dumps(answer)
         except Exception as error:
             return dumps(failure_of(error, f"sending what {doing} returned"))
-
-
-def plain(leftovers: list[tuple[int, int, Any]]) -> list[tuple[int, int, Any]]:
-    """With exceptions as failures, and what cannot be pickled too."""
-    return [(kind, env, _plain(kind, env, thing)) for kind, env, thing in leftovers]
-
-
-def _plain(kind: int, env: int, thing: Any) -> Any:
-    if kind == _core.EnvBlock.ERROR:
-        return Failure(env, "", report(thing))
-    return thing

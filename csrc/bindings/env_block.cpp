@@ -143,6 +143,7 @@ void EnvBlock::guarded(std::size_t i, Work&& work) {
             throw py::error_already_set();
         }
     } catch (py::error_already_set& error) {
+        if (error.matches(PyExc_KeyboardInterrupt)) throw;  // the user's, not the env's
         if (error.trace()) PyException_SetTraceback(error.value().ptr(), error.trace().ptr());
         leave(kError, i, error.value());
     }
