@@ -8,6 +8,11 @@ A tour of the code, from the bottom up:
 - ``csrc/bindings/`` makes of them ``pysampler._core``.
 - ``pysampler.sync`` is that for people: handles that pickle, NumPy views, errors.
 - ``pysampler.errors`` is the one tree of what can go wrong.
+- ``spec`` (a space as fields), ``frames`` (the arrays they lie in), ``infos`` (columns for dicts),
+  ``remote`` (pickles and exceptions between processes) are what both sides of a pool know.
+- ``block`` hosts envs, ``worker`` is a process around it, ``nursery`` makes such processes.
+- ``pool`` is the parent of workers, ``local`` the same without any.
+- ``vector_env`` is gymnasium's ``AsyncVectorEnv`` on a pool; ``make`` makes it by name.
 """
 
 import sys
@@ -20,5 +25,7 @@ if sys.platform != "linux":
     )
 
 from pysampler import errors, sync
+from pysampler.make import install, make_vec, uninstall
+from pysampler.vector_env import VectorEnv
 
-__all__ = ["__version__", "errors", "sync"]
+__all__ = ["VectorEnv", "__version__", "errors", "install", "make_vec", "sync", "uninstall"]

@@ -34,7 +34,7 @@ bool Batch::write(std::uint32_t frame, const py::object& actions) {
 
 py::tuple Batch::read(std::uint32_t frame) const {
     auto [infos, mixed] = infos_->collect(frame);
-    if (!final_leaves_.empty()) add_final(frame, infos);
+    add_final(frame, infos);
     return py::make_tuple(observations(frame), results_[0].load_all(frame, envs_),
                           results_[1].load_all(frame, envs_), results_[2].load_all(frame, envs_),
                           infos, mixed);

@@ -1,0 +1,160 @@
+"""Envs made up for tests, and what it means that two results are the same."""
+
+import os
+import time
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class SpaceEnv(gym.Env):
+    """Draws observations from a space, and tells in its infos just what it was given as action."""
+
+    metadata = {"render_modes": ["rgb_array"], "made_up": True}  # noqa: RUF012
+    render_mode = "rgb_array"
+
+    def __init__(self, observation_space, action_space=None, infos="none", ends=0.1):
+        self.observation_space = observation_space
+        self.action_space = spaces.Discrete(3) if action_space is None else action_space
+        self.infos = infos
+        self.ends = ends
+        self.kept = []
+        self.steps = 0
+
+    def _observe(self):
+        self.observation_space.seed(int(self.np_random.integers(1 << 30)))
+        return self.observation_space.sample()
+
+    def _info(self, where):
+        rng, kind = self.np_random, self.infos
+        if kind == "none":
+            return {}
+        if kind == "numbers":
+            return {"x": float(rng.normal()), "n": int(rng.integers(9)), "f": np.float32(rng.normal())}
+        info = {
+            where: True,
+            "always": self.steps,
+            "either": 1 if rng.random() < 0.5 else 0.5,
+            "array": rng.normal(size=3).astype(np.float32),
+            "text": "abc"[: rng.integers(4)],
+            "nested": {"deep": {"x": rng.normal(), "none": None}, "i": np.int16(rng.integers(9))},
+            "numpy_bool": np.bool_(rng.random() < 0.5),
+            "scalar_array": np.array(rng.normal()),
+        }
+        if rng.random() < 0.3:
+            info["sometimes"] = rng.normal()
+        if rng.random() < 0.2:
+            info["empty"] = {}
+        if rng.random() < 0.1:
+            info["nested"]["rare"] = [1, 2]
+        return info
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        info = self._info("reset")
+        if options:
+            info["options"] = repr(options)
+        return self._observe(), info
+
+    def step(self, action):
+        self.steps += 1
+        self.kept.append((action, describe(action)))
+        info = self._info("step")
+        if self.infos != "none":
+            info["action"] = describe(action)
+            # An action handed over stays what it was.
+            info["kept"] = all(describe(a) == told for a, told in self.kept[-5:])
+        end, cut = self.np_random.random() < self.ends, self.np_random.random() < self.ends
+        return self._observe(), self.np_random.normal(), bool(end), bool(cut), info
+
+    def render(self):
+        return np.full((2, 2, 3), self.steps, np.uint8)
+
+    def double(self, x, *, plus=0):
+        return 2 * x + plus
+
+
+def describe(value):
+    """Type, dtype, shape and content of an action, as text."""
+    if isinstance(value, dict):
+        return {k: describe(v) for k, v in value.items()}.__repr__()
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__}{[describe(v) for v in value]}"
+    if isinstance(value, np.ndarray):
+        return f"array {value.dtype} {value.shape} {value.tobytes().hex()}"
+    return f"{type(value).__name__} {value!r}"
+
+
+class TellingEnv(gym.Env):
+    """Does what its action says: the faults users meet."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(16)
+    OK, RAISE, EXIT, OS_EXIT, BAD_SHAPE, FOUR, NO_DICT, PRINT, SLEEP, HUGE_INFO = range(10)
+
+    def __init__(self, fault=None):
+        if fault == "raise":
+            raise ValueError("cannot be made")
+        if fault == "exit":
+            raise SystemExit(3)
+        if fault == "os._exit":
+            os._exit(4)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if options and options.get("raise"):
+            raise KeyError("no reset")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        info = {}
+        obs = np.ones(2, np.float32)
+        if action == self.RAISE:
+            raise ValueError("told to raise")
+        if action == self.EXIT:
+            raise SystemExit(5)
+        if action == self.OS_EXIT:
+            os._exit(6)
+        if action == self.BAD_SHAPE:
+            obs = np.ones(3, np.float32)
+        if action == self.FOUR:
+            return obs, 0.0, False, {}
+        if action == self.NO_DICT:
+            info = [1]
+        if action == self.PRINT:
+            print("said by an env")
+        if action == self.SLEEP:
+            time.sleep(0.5)
+        if action == self.HUGE_INFO:
+            info = {"huge": "x" * 1_000_000}
+        return obs, 1.0, False, False, info
+
+    def close(self):
+        if os.environ.get("PYSAMPLER_TEST_CLOSE") == "raise":
+            raise OSError("cannot be closed")
+
+
+def same(a, b, place=""):
+    """Assert that two values are equal in type, dtype, shape and every bit."""
+    assert type(a) is type(b), f"{place}: {type(a)} and {type(b)}"
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), f"{place}: {sorted(map(str, a))} and {sorted(map(str, b))}"
+        for key in a:
+            same(a[key], b[key], f"{place}[{key!r}]")
+    elif isinstance(a, (tuple, list)):
+        assert len(a) == len(b), place
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            same(x, y, f"{place}[{i}]")
+    elif isinstance(a, np.ndarray):
+        assert a.dtype == b.dtype, f"{place}: {a.dtype} and {b.dtype}"
+        assert a.shape == b.shape, f"{place}: {a.shape} and {b.shape}"
+        if a.dtype == object:
+            same(list(a.ravel()), list(b.ravel()), place)
+        else:
+            np.testing.assert_array_equal(a, b, err_msg=place)
+    elif isinstance(a, np.generic):
+        np.testing.assert_array_equal(a, b, err_msg=place)
+    else:
+        assert a == b or (a != a and b != b), f"{place}: {a!r} and {b!r}"  # noqa: PLR0124

@@ -1,0 +1,123 @@
+"""A vector env returns just what gymnasium's SyncVectorEnv returns."""
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from made_up import SpaceEnv, same
+
+import pysampler
+
+MODES = list(AutoresetMode)
+
+
+def run_both(env_fns, mode, steps, **kwargs):
+    """The same seeds and actions for both; every result must be the same."""
+    ours = pysampler.VectorEnv(env_fns, autoreset_mode=mode, **kwargs)
+    theirs = SyncVectorEnv(env_fns, autoreset_mode=mode)
+    try:
+        assert ours.observation_space == theirs.observation_space
+        assert ours.action_space == theirs.action_space
+        assert ours.metadata == theirs.metadata
+        same(ours.reset(seed=7), theirs.reset(seed=7), "reset")
+        theirs.action_space.seed(3)
+        for step in range(steps):
+            actions = theirs.action_space.sample()
+            a, b = ours.step(actions), theirs.step(actions)
+            same(a, b, f"step {step}")
+            ended = a[2] | a[3]
+            if mode == AutoresetMode.DISABLED and ended.any():
+                again = [o.reset(options={"reset_mask": ended, "a": 1}) for o in (ours, theirs)]
+                same(*again, f"reset after step {step}")
+        same(ours.reset(options={"b": 2}), theirs.reset(options={"b": 2}), "reset with options")
+        same(ours.reset(seed=[5] * len(env_fns)), theirs.reset(seed=[5] * len(env_fns)), "seeds")
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def box(*shape, dtype=np.float32):
+    return spaces.Box(0, 100, shape, dtype)
+
+
+SPACES = {
+    "box": box(3),
+    "box of no dimension": box(),
+    "box of doubles": box(2, 2, dtype=np.float64),
+    "box of halves": box(3, dtype=np.float16),
+    "empty box": box(0),
+    "image": box(8, 8, 3, dtype=np.uint8),
+    "discrete": spaces.Discrete(5, start=-2),
+    "discrete of another dtype": spaces.Discrete(5, dtype=np.int32),
+    "multi discrete": spaces.MultiDiscrete([3, 4, 5]),
+    "multi discrete of two dimensions": spaces.MultiDiscrete([[3, 4], [5, 6]]),
+    "multi binary": spaces.MultiBinary(7),
+    "multi binary of two dimensions": spaces.MultiBinary((2, 3)),
+    "dict": spaces.Dict(a=box(2), b=spaces.Discrete(3)),
+    "tuple": spaces.Tuple((box(2), spaces.Discrete(3))),
+    "nested": spaces.Dict(
+        a=spaces.Tuple((box(), spaces.Dict(x=spaces.MultiBinary(2), y=box(2, 2)))),
+        b=spaces.Dict(c=spaces.Discrete(4)),
+    ),
+    "text": spaces.Text(5),
+    "sequence": spaces.Sequence(box(2), seed=1),
+    "stacked sequence": spaces.Sequence(box(2), stack=True, seed=1),
+    "graph": spaces.Graph(box(2), spaces.Discrete(3), seed=1),
+    "one of": spaces.OneOf([box(2), spaces.Discrete(3)], seed=1),
+    "nested with text": spaces.Dict(a=box(2), t=spaces.Tuple((spaces.Text(3), box(1)))),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", SPACES)
+def test_each_space_as_observation(name, mode):
+    fns = [functools.partial(SpaceEnv, SPACES[name])] * 5
+    run_both(fns, mode, 30, num_workers=2)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_each_space_as_action(name):
+    fns = [functools.partial(SpaceEnv, box(1), SPACES[name], infos="all")] * 3
+    run_both(fns, AutoresetMode.NEXT_STEP, 20, num_workers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize(("workers", "groups"), [(0, 1), (0, 2), (1, 1), (2, 1), (2, 3), (5, 1)])
+def test_all_kinds_of_infos_on_uneven_groups(mode, copy, workers, groups):
+    fns = [functools.partial(SpaceEnv, box(2), infos="all")] * 7
+    run_both(fns, mode, 300, num_workers=workers, groups=groups, copy=copy)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_infos_that_not_all_envs_have(mode):
+    kinds = ["none", "numbers", "all", "none", "numbers"]
+    fns = [functools.partial(SpaceEnv, box(2), infos=kind) for kind in kinds]
+    run_both(fns, mode, 100, num_workers=2)
+
+
+def made_by_gymnasium():
+    """Every env id of gymnasium that can be made here, newest versions only."""
+    for env_id, spec in gym.registry.items():
+        if not str(spec.entry_point).startswith("gymnasium.envs.") or "jax" in str(spec.entry_point):
+            continue
+        if "mujoco" in str(spec.entry_point) and not env_id.endswith("-v5"):
+            continue
+        yield env_id
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("env_id", list(made_by_gymnasium()))
+def test_every_env_of_gymnasium(env_id):
+    try:
+        gym.make(env_id).close()
+    except (gym.error.Error, ImportError) as error:
+        pytest.skip(str(error))
+    fns = [functools.partial(gym.make, env_id)] * 5
+    for mode, workers in zip(MODES, (1, 2, 5), strict=True):
+        run_both(fns, mode, 300, num_workers=workers)
