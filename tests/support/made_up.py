@@ -1,5 +1,6 @@
 """Envs made up for tests, and what it means that two results are the same."""
 
+import copy
 import os
 import time
 
@@ -15,7 +16,7 @@ class SpaceEnv(gym.Env):
     render_mode = "rgb_array"
 
     def __init__(self, observation_space, action_space=None, infos="none", ends=0.1):
-        self.observation_space = observation_space
+        self.observation_space = copy.deepcopy(observation_space)
         self.action_space = spaces.Discrete(3) if action_space is None else action_space
         self.infos = infos
         self.ends = ends
@@ -23,7 +24,6 @@ class SpaceEnv(gym.Env):
         self.steps = 0
 
     def _observe(self):
-        self.observation_space.seed(int(self.np_random.integers(1 << 30)))
         return self.observation_space.sample()
 
     def _info(self, where):
@@ -52,6 +52,8 @@ class SpaceEnv(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
         self.steps = 0
         info = self._info("reset")
         if options:
