@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import threading
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -14,22 +14,19 @@ from gymnasium import logger
 from gymnasium.error import (
     AlreadyPendingCallError,
     ClosedEnvironmentError,
-    CustomSpaceError,
     NoAsyncCallError,
 )
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space, iterate
-from gymnasium.vector.utils.shared_memory import create_shared_memory
 from gymnasium.vector.vector_env import AutoresetMode, VectorEnv as GymVectorEnv
 
-from pysampler import _core
+from pysampler import _core, arguments
 from pysampler.block import Description, EnvHost, Failure, make_host, registered
 from pysampler.errors import BusyError, ClosedError, EnvError, WaitTimeoutError
 from pysampler.infos import Infos
 from pysampler.local import LocalPool, LocalRequest
 from pysampler.pool import Pool, Request, Share
 from pysampler.spec import build, checked_actions, spec_of
-from pysampler.sync import usable_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,18 +35,6 @@ if TYPE_CHECKING:
     from gymnasium.core import RenderFrame
 
 __all__ = ["VectorEnv"]
-
-Infos_ = Literal["all", "final", "none"]
-Wait = Literal["adaptive", "spin", "yield", "park"]
-
-# (spin, yield) in ns before a wait parks; None: learned.
-_POLICIES: dict[str, tuple[int, int] | None] = {
-    "adaptive": None,
-    "spin": (10**12, 0),
-    "yield": (0, 10**6),
-    "park": (0, 0),
-}
-
 
 class _TimeoutError(WaitTimeoutError, multiprocessing.TimeoutError):
     """Also what gymnasium raises."""
@@ -80,13 +65,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         num_workers: int | None = None,
         groups: int = 1,
         frames: int = 2,
-        wait: Wait = "adaptive",
-        infos: Infos_ = "all",
+        wait: arguments.Wait = "adaptive",
+        infos: arguments.Infos = "all",
         preload: Sequence[str] | None = None,
         validate: bool = False,
     ) -> None:
         self.closed = True  # until it is open: for __del__
-        self.env_fns = list(env_fns)
+        self.env_fns = arguments.env_fns(env_fns)
         self.num_envs = len(self.env_fns)
         self.shared_memory = shared_memory
         self.copy = copy
@@ -96,36 +81,38 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.observation_mode = observation_mode
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.max_concurrency = max_concurrency
-        self.validate = validate
+        self.num_workers = arguments.workers(num_workers, self.num_envs, max_concurrency)
+        self._validate = validate
         self._owner = os.getpid()
         self._turn = threading.Lock()
         self._state: str | None = None
         self._request: Request | LocalRequest | None = None
         self._frame = 0
-        workers = _workers(num_workers, self.num_envs, max_concurrency)
-        shares = _shares(self.num_envs, max(workers, 1), groups)
-        self.num_workers = workers
-        specs = b"" if context == "fork" or workers == 0 else registered()
+        options = arguments.Options(groups=groups, frames=frames, wait=wait, infos=infos)
+        process = arguments.context(context)
+        modules = arguments.preload(preload)
+        shares = arguments.shares(self.num_envs, max(self.num_workers, 1), groups)
+        specs = registered() if self.num_workers > 0 and process != "fork" else b""
 
         def make(share: Share) -> tuple[Callable[..., EnvHost], tuple[Any, ...]]:
             env_fns = self.env_fns[share.first : share.envs.stop]
             return make_host, (specs, env_fns, share.first, share.sizes)
 
         self._pool: Pool | LocalPool
-        if workers == 0:
+        if self.num_workers == 0:
             self._pool = LocalPool(shares[0], make)
         else:
             self._pool = Pool(
-                shares, make, context=_context(context), preload=preload, policy=_POLICIES[wait]
+                shares, make, context=process, preload=modules, policy=options.policy
             )
         try:
-            self._open(self._pool.descriptions, frames, infos)
+            self._open(self._pool.descriptions, options)
         except BaseException:
             self._pool.kill()
             raise
         self.closed = False
 
-    def _open(self, descriptions: Sequence[Description], frames: int, infos: Infos_) -> None:
+    def _open(self, descriptions: Sequence[Description], options: arguments.Options) -> None:
         first = descriptions[0]
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = first.render_mode
@@ -138,9 +125,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
         self._frames = self._pool.attach(
             self._spec,
-            frames,
+            options.frames,
             final=same_step,
-            host=(self.autoreset_mode.name, infos.upper()),
+            host=(self.autoreset_mode.name, options.infos.upper()),
         )
         self._infos = Infos(self._frames, self._add_info)
         self._new_columns: list[Any] = []
@@ -196,7 +183,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                     f"{self.single_action_space}; expected the same for all"
                 )
         if self.shared_memory:
-            _refuse_custom(single)
+            arguments.refuse_custom(single)
 
     # -- reset -----------------------------------------------------------------------------------
 
@@ -217,11 +204,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     ) -> None:
         """Let the envs reset; ``reset_wait`` has what they return."""
         with _Turn(self, "reset_async"):
-            seeds = _seeds(seed, self.num_envs)
+            seeds = arguments.seeds(seed, self.num_envs)
             self._expect_idle("reset_async")
             mask = None
             if options is not None and "reset_mask" in options:
-                mask = _checked_mask(options["reset_mask"], self.num_envs)
+                mask = arguments.reset_mask(options["reset_mask"], self.num_envs)
                 options = {k: v for k, v in options.items() if k != "reset_mask"}
             frame = self._next_frame()
             requests: dict[int, tuple[str, tuple[Any, ...]]] = {}
@@ -259,6 +246,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Let the envs step; ``step_wait`` has what they return."""
         with _Turn(self, "step_async"):
             self._expect_idle("step_async")
+            if self._validate:
+                arguments.refuse_nan(self._spec, self.num_envs, actions)
             frame = self._next_frame()
             if self._batch.write(frame, actions) or self._write(frame, actions):
                 self._pool.step(frame)
@@ -491,10 +480,20 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 )
                 self._state = None
                 terminate = terminate or not self._settled(timeout)
-            if terminate:
-                self._pool.kill()
-            else:
-                self._pool.close()
+            self.closed = True
+            try:
+                if terminate:
+                    self._pool.kill()
+                else:
+                    self._pool.close()
+            finally:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Of the memory, once no view of it is left."""
+        del self._batch, self._infos, self._frames
+        if not self.copy:
+            self.observations = None
 
     def _settled(self, timeout: float | None) -> bool:
         try:
@@ -522,7 +521,8 @@ class _Turn:
 
     def __init__(self, envs: VectorEnv, what: str) -> None:
         self._lock = envs._turn
-        if envs.closed:
+        if envs.closed or envs._pool.closed:
+            envs.closed = True
             raise _ClosedError(f"Trying to operate on `{type(envs).__name__}`, after a call to `close()`.")
         if os.getpid() != envs._owner:
             raise _ClosedError(
@@ -542,92 +542,3 @@ def _timed_out(what: str, timeout: float | None) -> _TimeoutError:
     return _TimeoutError(
         f"The call to `{what}` has timed out after {timeout} second(s). What is pending stays so."
     )
-
-
-def _context(context: str | None) -> str:
-    if context in (None, "forkserver"):
-        return "nursery"
-    if context in ("nursery", "fork", "spawn"):
-        return context
-    raise ValueError(
-        f"cannot make vector env: context {context!r}, expected None, 'nursery', 'forkserver', "
-        "'fork' or 'spawn'"
-    )
-
-
-def _workers(given: int | None, envs: int, most: int | None) -> int:
-    if envs == 0:
-        raise ValueError("cannot make vector env: no env_fns, expected at least one")
-    if most is not None:
-        if not isinstance(most, (int, np.integer)):
-            raise ValueError(f"`max_concurrency` must be an integer or None, got {type(most)}.")
-        if most < 1:
-            raise ValueError(f"`max_concurrency` must be a positive or None, got {most}.")
-    if given is None:
-        given = usable_cpus()
-    if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < 0:
-        raise ValueError(
-            f"cannot make vector env: num_workers {given!r}, expected a whole number of at least 0"
-        )
-    # A worker steps one env at a time.
-    return int(min(given, envs, envs if most is None else most))
-
-
-def _parts(count: int, parts: int) -> list[int]:
-    return [count // parts + (i < count % parts) for i in range(parts)]
-
-
-def _shares(envs: int, workers: int, groups: int) -> list[Share]:
-    shares, first = [], 0
-    for count in _parts(envs, workers):
-        shares.append(Share(first, tuple(_parts(count, min(groups, count)))))
-        first += count
-    return shares
-
-
-def _seeds(seed: Any, envs: int) -> list[int | None]:
-    if seed is None:
-        return [None] * envs
-    if isinstance(seed, (int, np.integer)):
-        return [int(seed) + i for i in range(envs)]
-    if len(seed) != envs:
-        raise ValueError(
-            f"If seeds are passed as a list the length must match num_envs={envs} but got "
-            f"length={len(seed)}."
-        )
-    return list(seed)
-
-
-def _checked_mask(mask: Any, envs: int) -> npt.NDArray[np.bool_]:
-    if not isinstance(mask, np.ndarray):
-        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
-    if mask.shape != (envs,):
-        raise ValueError(
-            f"`options['reset_mask']` must have shape `({envs},)`, got {mask.shape}"
-        )
-    if mask.dtype != np.bool_:
-        raise TypeError(
-            f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}"
-        )
-    if not mask.any():
-        raise ValueError(
-            "`options['reset_mask']` must contain a boolean array with at least one True value, "
-            f"got reset_mask={mask}"
-        )
-    return mask
-
-
-def _refuse_custom(space: gym.Space[Any]) -> None:
-    """gymnasium puts no space in shared memory that it does not know."""
-    unknown = create_shared_memory.dispatch(object)
-    if isinstance(space, gym.spaces.Dict):
-        for child in space.spaces.values():
-            _refuse_custom(child)
-    elif isinstance(space, gym.spaces.Tuple):
-        for child in space.spaces:
-            _refuse_custom(child)
-    elif create_shared_memory.dispatch(type(space)) is unknown:
-        raise ValueError(
-            f"cannot put {space} in shared memory: gymnasium does not know its type; pass "
-            "shared_memory=False and its observations travel as the objects they are"
-        ) from CustomSpaceError(str(space))

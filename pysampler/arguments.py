@@ -1,0 +1,184 @@
+"""What a vector env is given, checked before anything is started with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.error import CustomSpaceError
+from gymnasium.vector.utils.shared_memory import create_shared_memory
+
+from pysampler.nursery import CONTEXTS
+from pysampler.pool import Share
+from pysampler.spec import Spec, leaves
+from pysampler.sync import usable_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import numpy.typing as npt
+
+Infos = Literal["all", "final", "none"]
+Wait = Literal["adaptive", "spin", "yield", "park"]
+
+# (spin, yield) in ns before a wait parks; None: learned.
+_POLICIES: dict[Wait, tuple[int, int] | None] = {
+    "adaptive": None,
+    "spin": (10**12, 0),
+    "yield": (0, 10**6),
+    "park": (0, 0),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a vector env works, beside what it returns."""
+
+    groups: int
+    frames: int
+    wait: Wait
+    infos: Infos
+
+    def __post_init__(self) -> None:
+        _whole("groups", self.groups, least=1)
+        _whole("frames", self.frames, least=1)
+        _one_of("wait", self.wait, get_args(Wait))
+        _one_of("infos", self.infos, get_args(Infos))
+
+    @property
+    def policy(self) -> tuple[int, int] | None:
+        """Of the waits: (spin, yield) in ns."""
+        return _POLICIES[self.wait]
+
+
+def _refuse(what: str, got: Any, expected: str) -> ValueError:
+    return ValueError(f"cannot make vector env: {what} {got!r}, expected {expected}")
+
+
+def _whole(what: str, got: Any, least: int) -> int:
+    if isinstance(got, bool) or not isinstance(got, (int, np.integer)) or got < least:
+        raise _refuse(what, got, f"a whole number of at least {least}")
+    return int(got)
+
+
+def _one_of(what: str, got: Any, expected: Iterable[str]) -> None:
+    if got not in expected:
+        raise _refuse(what, got, "one of " + ", ".join(map(repr, expected)))
+
+
+def env_fns(given: Iterable[Callable[[], gym.Env[Any, Any]]]) -> list[Callable[[], Any]]:
+    """Functions, at least one."""
+    functions = list(given)
+    if not functions:
+        raise ValueError("cannot make vector env: no env_fns, expected at least one")
+    for i, function in enumerate(functions):
+        if not callable(function):
+            raise TypeError(
+                f"cannot make vector env: env_fns[{i}] is a {type(function).__name__}, expected a "
+                "function that makes an env"
+            )
+    return functions
+
+
+def context(given: str | None) -> str:
+    """Where workers come from."""
+    if given in (None, "forkserver"):
+        return "nursery"
+    _one_of("context", given, (*CONTEXTS, "forkserver"))
+    return given
+
+
+def preload(given: Sequence[str] | None) -> list[str] | None:
+    """Names of modules."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        raise _refuse("preload", given, f"a list of names of modules: [{given!r}]")
+    return list(given)
+
+
+def workers(given: int | None, envs: int, most: int | None) -> int:
+    """How many; each steps one env at a time, so no more than may be at work together."""
+    if most is not None:
+        # gymnasium's words
+        if not isinstance(most, (int, np.integer)):
+            raise ValueError(f"`max_concurrency` must be an integer or None, got {type(most)}.")
+        if most < 1:
+            raise ValueError(f"`max_concurrency` must be a positive or None, got {most}.")
+    wanted = usable_cpus() if given is None else _whole("num_workers", given, least=0)
+    return min(wanted, envs, envs if most is None else int(most))
+
+
+def shares(envs: int, workers: int, groups: int) -> list[Share]:
+    """The envs of each worker and group, in order, as even as they divide."""
+    all_shares, first = [], 0
+    for count in _parts(envs, workers):
+        all_shares.append(Share(first, tuple(_parts(count, min(groups, count)))))
+        first += count
+    return all_shares
+
+
+def _parts(count: int, parts: int) -> list[int]:
+    return [count // parts + (i < count % parts) for i in range(parts)]
+
+
+def seeds(given: Any, envs: int) -> list[int | None]:
+    """One for each env."""
+    if given is None:
+        return [None] * envs
+    if isinstance(given, (int, np.integer)):
+        return [int(given) + i for i in range(envs)]
+    if len(given) != envs:
+        raise ValueError(
+            f"If seeds are passed as a list the length must match num_envs={envs} but got "
+            f"length={len(given)}."
+        )
+    return list(given)
+
+
+def reset_mask(given: Any, envs: int) -> npt.NDArray[np.bool_]:
+    """Which envs to reset, in gymnasium's words where it is not that."""
+    if not isinstance(given, np.ndarray):
+        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(given)}")
+    if given.shape != (envs,):
+        raise ValueError(f"`options['reset_mask']` must have shape `({envs},)`, got {given.shape}")
+    if given.dtype != np.bool_:
+        raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {given.dtype}")
+    if not given.any():
+        raise ValueError(
+            "`options['reset_mask']` must contain a boolean array with at least one True value, "
+            f"got reset_mask={given}"
+        )
+    return given
+
+
+def refuse_custom(space: gym.Space[Any]) -> None:
+    """gymnasium puts no space in shared memory that it does not know."""
+    unknown = create_shared_memory.dispatch(object)
+    if isinstance(space, gym.spaces.Dict):
+        for child in space.spaces.values():
+            refuse_custom(child)
+    elif isinstance(space, gym.spaces.Tuple):
+        for child in space.spaces:
+            refuse_custom(child)
+    elif create_shared_memory.dispatch(type(space)) is unknown:
+        raise ValueError(
+            f"cannot put {space} in shared memory: gymnasium does not know its type; pass "
+            "shared_memory=False and its observations travel as the objects they are"
+        ) from CustomSpaceError(str(space))
+
+
+def refuse_nan(spec: Spec, envs: int, actions: Any) -> None:
+    """No space contains nan."""
+    if spec.odd_actions:
+        return
+    for place, value in leaves(spec.action_tree, actions):
+        array = np.asarray(value)
+        if array.dtype.kind not in "fc" or array.shape[:1] != (envs,):
+            continue
+        bad = np.flatnonzero(np.isnan(array).reshape(envs, -1).any(axis=1))
+        if len(bad):
+            at = f" at {place}" if place else ""
+            raise ValueError(f"cannot send actions: nan for env {bad[0]}{at}, expected numbers")

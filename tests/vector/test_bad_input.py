@@ -1,0 +1,359 @@
+"""What a user does wrong is told at once, by name, and leaves nothing behind."""
+
+import functools
+import gc
+import os
+import pickle
+import threading
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from made_up import SpaceEnv, TellingEnv
+
+import pysampler
+from pysampler.errors import BusyError, ClosedError, EnvError, PysamplerError, WorkerLostError
+
+WORKERS = [0, 2]
+
+
+@pytest.fixture
+def nothing_left():
+    """No process, fd or thread more than before; the nursery stays."""
+    pysampler.VectorEnv([TellingEnv]).close()
+    gc.collect()
+    me = psutil.Process()
+    fds, threads = me.num_fds(), me.num_threads()
+    yield
+    gc.collect()
+    assert me.num_fds() == fds
+    assert me.num_threads() <= threads  # a library may have ended its own when it saw a fork
+    left = [p for p in me.children(recursive=True) if "nursery" not in " ".join(p.cmdline())]
+    assert not left
+
+
+def make(count=4, **kwargs):
+    return pysampler.VectorEnv([TellingEnv] * count, num_workers=kwargs.pop("num_workers", 2), **kwargs)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(
+    ("actions", "error", "message"),
+    [
+        (np.zeros(3, np.int64), ValueError, r"shape \(3,\), expected \(4,\)"),
+        (np.zeros((4, 1), np.int64), ValueError, r"shape \(4, 1\), expected \(4,\)"),
+        (np.zeros(4), TypeError, "dtype float64, expected int64"),
+        (np.array(["a"] * 4), TypeError, "dtype <U1, expected int64"),
+        ([0, 0, 0], ValueError, "3 of them, expected 4"),
+        (0, TypeError, "int, expected an array"),
+        (None, TypeError, "NoneType, expected an array"),
+        ({"a": np.zeros(4)}, TypeError, "dict, expected an array"),
+    ],
+)
+def test_wrong_actions_are_refused_and_the_next_are_taken(workers, actions, error, message):
+    with_ = make(num_workers=workers)
+    with_.reset()
+    with pytest.raises(error, match=f"cannot send actions: .*{message}"):
+        with_.step(actions)
+    assert with_.step(np.zeros(4, np.int64))[1].tolist() == [1] * 4
+    with_.close()
+
+
+def test_a_nested_action_says_which_part_is_wrong():
+    space = spaces.Dict(a=spaces.Tuple((spaces.Box(0, 1, (2,)), spaces.Discrete(2))))
+    envs = pysampler.VectorEnv([functools.partial(SpaceEnv, spaces.Discrete(2), space)] * 2)
+    good = {"a": (np.zeros((2, 2), np.float32), np.zeros(2, np.int64))}
+    envs.reset()
+    envs.step(good)
+    with pytest.raises(ValueError, match=r"shape \(2, 3\) at \['a'\]\[0\], expected \(2, 2\)"):
+        envs.step({"a": (np.zeros((2, 3), np.float32), good["a"][1])})
+    with pytest.raises(ValueError, match=r"no 'a', expected \['a'\]"):
+        envs.step({"b": good["a"]})
+    with pytest.raises(TypeError, match=r"ndarray at \['a'\], expected a tuple"):
+        envs.step({"a": np.zeros(2)})
+    with pytest.raises(ValueError, match=r"1 parts at \['a'\], expected 2"):
+        envs.step({"a": good["a"][:1]})
+    envs.close()
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(
+    ("action", "error", "message"),
+    [
+        (TellingEnv.RAISE, ValueError, "env 2.* raised ValueError stepping: told to raise"),
+        (TellingEnv.EXIT, EnvError, "env 2.* raised SystemExit stepping: 5"),
+        (TellingEnv.BAD_SHAPE, ValueError, r"observation has shape \(3,\), expected \(2,\)"),
+        (TellingEnv.FOUR, ValueError, r"env.step\(\) returned 4 values, expected 5"),
+        (TellingEnv.NO_DICT, TypeError, "info is list, expected a dict"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_an_env_raises_names_it_and_the_others_have_stepped(
+    workers, action, error, message, nothing_left
+):
+    envs = make(num_workers=workers)
+    envs.reset()
+    with pytest.raises(EnvError, match=message) as caught:
+        envs.step(np.array([0, 0, action, 0]))
+    assert isinstance(caught.value, error)
+    assert caught.value.env == 2
+    assert caught.value.worker == (1 if workers else None)
+    # The pool is as good as before.
+    envs.reset()
+    assert envs.step(np.zeros(4, np.int64))[1].tolist() == [1] * 4
+    envs.close()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_error_brings_its_traceback_along():
+    envs = make()
+    with pytest.raises(ValueError, match="told to raise") as caught:
+        envs.step([0, TellingEnv.RAISE, 0, 0])
+    cause = caught.value.__cause__
+    assert type(cause) is ValueError
+    assert 'raise ValueError("told to raise")' in str(cause.__cause__)
+    envs.close()
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_error_in_reset(workers):
+    envs = make(num_workers=workers)
+    with pytest.raises(KeyError) as caught:
+        envs.reset(options={"raise": True})
+    assert isinstance(caught.value, EnvError)
+    assert "raised KeyError resetting" in caught.value.args[0]
+    envs.reset()
+    envs.close()
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_an_error_in_a_call(workers):
+    envs = make(num_workers=workers)
+    with pytest.raises(AttributeError, match=r"env 0.* raised AttributeError in nothing\(\)"):
+        envs.call("nothing")
+    with pytest.raises(AttributeError):
+        envs.get_attr("nothing")
+    assert envs.get_attr("RAISE") == (1,) * 4
+    envs.close()
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_an_env_that_cannot_be_made_is_named(workers, nothing_left):
+    fns = [TellingEnv, TellingEnv, functools.partial(TellingEnv, "raise"), TellingEnv]
+    with pytest.raises(ValueError, match="env 2.* raised ValueError being made: cannot be made"):
+        pysampler.VectorEnv(fns, num_workers=workers)
+
+
+def test_an_env_that_exits_when_made_is_an_error(nothing_left):
+    with pytest.raises(EnvError, match="raised SystemExit"):
+        pysampler.VectorEnv([functools.partial(TellingEnv, "exit")])
+
+
+def test_a_worker_that_ends_when_its_envs_are_made_is_lost(nothing_left):
+    fns = [TellingEnv, TellingEnv, functools.partial(TellingEnv, "os._exit"), TellingEnv]
+    with pytest.raises(WorkerLostError, match="worker 1 .* exit code 4 while envs 2-3 being made"):
+        pysampler.VectorEnv(fns, num_workers=2)
+
+
+def test_a_worker_that_ends_in_a_step_is_lost(nothing_left):
+    envs = make()
+    envs.reset()
+    with pytest.raises(WorkerLostError) as caught:
+        envs.step([0, 0, TellingEnv.OS_EXIT, 0])
+    error = caught.value
+    assert f"worker 1 (pid {error.pid}) lost: exit code 6 while stepping envs 2-3" in str(error)
+    assert (error.worker, error.exit_code, error.envs) == (1, 6, range(2, 4))
+    with pytest.raises(ClosedEnvironmentError):
+        envs.reset()
+
+
+def test_env_fns_that_cannot_be_pickled(nothing_left):
+    lock = threading.Lock()
+
+    def env_fn():
+        with lock:
+            return TellingEnv()
+
+    with pytest.raises(TypeError, match="cannot send env_fns to workers: .*pickle.*context=\"fork\""):
+        pysampler.VectorEnv([env_fn])
+    pysampler.VectorEnv([env_fn], context="fork").close()
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_envs_whose_spaces_differ(workers, nothing_left):
+    one, two = (
+        functools.partial(SpaceEnv, spaces.Box(0, high, (2,))) for high in (1, 2)
+    )
+    with pytest.raises(RuntimeError, match=r"Env 2 has Box\(0.0, 2.0.*, env 0 Box\(0.0, 1.0"):
+        pysampler.VectorEnv([one, one, two], num_workers=workers)
+    other = functools.partial(SpaceEnv, spaces.Box(0, 1, (2,)), spaces.Discrete(9))
+    with pytest.raises(RuntimeError, match=r"env 1 has the action space Discrete\(9\)"):
+        pysampler.VectorEnv([one, other], num_workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"num_workers": -1}, "num_workers -1"),
+        ({"num_workers": 1.5}, "num_workers 1.5"),
+        ({"groups": 0}, "groups 0"),
+        ({"frames": 0}, "frames 0"),
+        ({"wait": "sleep"}, "wait 'sleep'"),
+        ({"infos": "some"}, "infos 'some'"),
+        ({"context": "thread"}, "context 'thread'"),
+        ({"autoreset_mode": "never"}, "never"),
+        ({"max_concurrency": 0}, "max_concurrency"),
+        ({"preload": "numpy"}, "preload 'numpy'"),
+    ],
+)
+def test_wrong_arguments(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        pysampler.VectorEnv([TellingEnv], **kwargs)
+
+
+def test_no_envs_or_no_functions():
+    with pytest.raises(ValueError, match="no env_fns"):
+        pysampler.VectorEnv([])
+    with pytest.raises(TypeError, match="env_fns\\[1\\] is a TellingEnv, expected a function"):
+        pysampler.VectorEnv([TellingEnv, TellingEnv()])
+
+
+def test_calls_out_of_order():
+    envs = make()
+    with pytest.raises(NoAsyncCallError):
+        envs.step_wait()
+    envs.reset_async()
+    for call in (envs.reset_async, lambda: envs.step_async(np.zeros(4, int)), envs.render):
+        with pytest.raises(AlreadyPendingCallError):
+            call()
+    with pytest.raises(AlreadyPendingCallError):
+        envs.set_attr("a", 1)
+    with pytest.raises(NoAsyncCallError):
+        envs.step_wait()
+    envs.reset_wait()
+    envs.close()
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_after_close(workers):
+    envs = make(num_workers=workers)
+    envs.close()
+    envs.close()
+    for call in (envs.reset, lambda: envs.step([0] * 4), envs.render, envs.step_wait):
+        with pytest.raises(ClosedEnvironmentError) as caught:
+            call()
+        assert isinstance(caught.value, ClosedError)
+
+
+def test_from_a_forked_child():
+    envs = make()
+    envs.reset()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            envs.step([0] * 4)
+        except PysamplerError as error:
+            os.write(writing, str(error).encode())
+        del envs
+        os._exit(0)
+    os.close(writing)
+    said = os.read(reading, 1000).decode()
+    os.close(reading)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert "a fork" in said
+    assert envs.step([0] * 4)[1].tolist() == [1] * 4
+    envs.close()
+
+
+def test_from_two_threads_at_once():
+    envs = make()
+    envs.reset()
+    envs.step_async([TellingEnv.SLEEP] * 4)
+    waiter = threading.Thread(target=envs.step_wait)
+    waiter.start()
+    with pytest.raises(BusyError, match="another thread"):
+        while waiter.is_alive():
+            try:
+                envs.step_wait(timeout=0)
+            except TimeoutError:
+                pass
+    waiter.join()
+    envs.step([0] * 4)
+    envs.close()
+
+
+def test_a_step_that_times_out_stays_pending():
+    envs = make()
+    envs.reset()
+    envs.step_async([TellingEnv.SLEEP, 0, 0, 0])
+    with pytest.raises(TimeoutError, match=r"timed out after 0.001 second"):
+        envs.step_wait(timeout=0.001)
+    assert envs.step_wait()[1].tolist() == [1] * 4
+    envs.close()
+
+
+def test_an_info_larger_than_the_side_channel_arrives():
+    envs = make()
+    envs.reset()
+    *_, infos = envs.step([TellingEnv.HUGE_INFO] * 4)
+    assert [len(text) for text in infos["huge"]] == [1_000_000] * 4
+    envs.close()
+
+
+def test_a_custom_space_needs_shared_memory_off():
+    class Custom(gym.Space):
+        def sample(self, mask=None, probability=None):
+            return "x"
+
+        def contains(self, x):
+            return True
+
+        def __eq__(self, other):
+            return type(other).__name__ == "Custom"
+
+        __hash__ = None
+
+    fn = functools.partial(SpaceEnv, Custom(), Custom())
+    with pytest.raises(ValueError, match="shared_memory=False"):
+        pysampler.VectorEnv([fn] * 2)
+    envs = pysampler.VectorEnv([fn] * 2, shared_memory=False)
+    assert envs.reset()[0] == ("x", "x")
+    assert envs.step(("a", "b"))[0] == ("x", "x")
+    envs.close()
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_what_close_raises_is_told_when_all_is_closed(workers, monkeypatch, nothing_left):
+    monkeypatch.setenv("PYSAMPLER_TEST_CLOSE", "raise")
+    envs = make(num_workers=workers)
+    with pytest.raises(OSError, match=r"raised OSError in close\(\): cannot be closed"):
+        envs.close()
+    with pytest.raises(ClosedEnvironmentError):
+        envs.reset()
+
+
+def test_a_vector_env_does_not_pickle():
+    envs = make()
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pickle.dumps(envs)
+    envs.close()
+
+
+def test_nan_is_refused_where_it_is_asked_for():
+    fn = functools.partial(SpaceEnv, spaces.Box(0, 1, (2,)), spaces.Box(-1, 1, (2,)))
+    bad = np.array([[0, 0], [0, np.nan]], np.float32)
+    envs = pysampler.VectorEnv([fn] * 2)
+    envs.reset()
+    envs.step(bad)
+    envs.close()
+    envs = pysampler.VectorEnv([fn] * 2, validate=True)
+    envs.reset()
+    with pytest.raises(ValueError, match="cannot send actions: nan for env 1"):
+        envs.step(bad)
+    envs.step(np.zeros((2, 2), np.float32))
+    envs.close()
