@@ -129,7 +129,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             final=same_step,
             host=(self.autoreset_mode.name, options.infos.upper()),
         )
-        self._infos = Infos(self._frames, self._add_info)
+        # Not this one's own method: a cycle would keep the workers of a vector env that is dropped.
+        batcher: GymVectorEnv[Any, Any, Any] = GymVectorEnv()
+        batcher.num_envs = self.num_envs
+        self._infos = Infos(self._frames, batcher._add_info)
         self._new_columns: list[Any] = []
         self._odd: list[list[Any]] = [
             [None] * self.num_envs for _ in range(self._spec.odd_observations)

@@ -109,7 +109,8 @@ def _settle(setup: Setup) -> None:
     sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+            # Whole lines, so that those of workers do not mix; also where Python runs unbuffered.
+            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     # Forks of one process must not draw the same numbers.
     random.seed()
     np.random.seed(None)  # noqa: NPY002

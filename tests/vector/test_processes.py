@@ -1,0 +1,308 @@
+"""Worker processes: where they come from, what they are called, where what they print goes, how
+they end."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import psutil
+import pytest
+from made_up import TellingEnv
+
+import pysampler
+from pysampler.errors import WorkerLostError
+
+CARTPOLE = """
+import gymnasium as gym, numpy as np, pysampler
+envs = pysampler.make_vec("CartPole-v1", num_envs=4, vector_kwargs={"num_workers": 2})
+"""
+
+
+def run(program, *arguments, **kwargs):
+    """A program of a user's: what it prints, once it has ended well."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        input=program,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        **kwargs,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+IN_MAIN = """
+import functools
+import gymnasium as gym
+import numpy as np
+import pysampler
+
+class Mine(gym.Env):
+    observation_space = gym.spaces.Discrete(1000)
+    action_space = gym.spaces.Discrete(2)
+    def __init__(self, number):
+        self.number = number
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.number, {"mine": Told(self.number)}
+    def step(self, action):
+        return self.number, 0.0, False, False, {}
+
+class Told:
+    def __init__(self, number):
+        self.number = number
+
+gym.register("Mine-v0", entry_point=Mine)
+secret = 40
+
+def closure(number):
+    def make():
+        return Mine(secret + number)
+    return make
+
+envs = pysampler.VectorEnv([
+    closure(1),
+    lambda: Mine(secret + 2),
+    functools.partial(Mine, 43),
+    lambda: gym.make("Mine-v0", number=44),
+])
+observations, infos = envs.reset()
+print(observations.tolist(), [type(t) is Told and t.number for t in infos["mine"]])
+envs.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["script", "-c", "stdin", "module"])
+def test_what_is_defined_in_main_needs_no_guard(how, tmp_path):
+    if how == "-c":
+        out = run("", "-c", IN_MAIN)
+    elif how == "stdin":
+        out = run(IN_MAIN)
+    else:
+        (tmp_path / "program.py").write_text(IN_MAIN)
+        where = ["program.py"] if how == "script" else ["-m", "program"]
+        out = run("", *where, cwd=tmp_path)
+    assert out == "[41, 42, 43, 44] [41, 42, 43, 44]\n"
+
+
+@pytest.mark.slow
+def test_a_module_beside_the_script_is_found(tmp_path):
+    (tmp_path / "beside.py").write_text(IN_MAIN.replace("envs = ", "if 0: envs = ").split("if 0:")[0])
+    (tmp_path / "program.py").write_text(
+        "import beside, pysampler\n"
+        "envs = pysampler.VectorEnv([lambda: beside.Mine(7)])\n"
+        "print(envs.reset()[0])\n"
+    )
+    assert run("", str(tmp_path / "program.py"), cwd="/") == "[7]\n"
+
+
+@pytest.mark.slow
+def test_a_parent_with_threads_and_locks_of_its_own_is_not_forked():
+    out = run(
+        CARTPOLE.replace(
+            "envs =",
+            textwrap.dedent("""
+            import threading
+            stop = threading.Event()
+            lock = threading.Lock()
+            def hold():
+                with lock:
+                    stop.wait()
+            for _ in range(20):
+                threading.Thread(target=hold, daemon=True).start()
+            a = np.random.rand(500, 500) @ np.random.rand(500, 500)
+            envs ="""),
+        )
+        + "print(envs.reset()[0].shape, envs.get_attr('spec')[0].id)\nstop.set()\n"
+    )
+    assert out == "(4, 4) CartPole-v1\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["nursery", "fork", "spawn"])
+def test_what_workers_print_reaches_the_parents_outputs(context, capfd):
+    envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2, context=context)
+    envs.step([TellingEnv.PRINT, TellingEnv.PRINT])
+    envs.close()
+    assert capfd.readouterr().out == "said by an env\n" * 2
+
+
+@pytest.mark.parametrize("context", ["nursery", "spawn"])
+def test_a_worker_has_a_name(context):
+    envs = pysampler.make_vec(
+        "CartPole-v1", 4, vector_kwargs={"num_workers": 2, "context": context}
+    )
+    processes = [psutil.Process(pid) for pid in envs._pool.pids]
+    names = [" ".join(p.cmdline()).strip() for p in processes]
+    assert names == [f"pysampler: worker {i}/2 CartPole-v1" for i in range(2)]
+    assert {p.name() for p in processes} <= {"pysampler: work", *names}
+    envs.close()
+
+
+@pytest.mark.slow
+def test_libraries_in_workers_use_one_thread_unless_told_otherwise():
+    program = """
+import os
+import gymnasium as gym, pysampler
+def env_fn():
+    env = gym.make("CartPole-v1")
+    env.unwrapped.told = [os.environ.get(n) for n in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
+    return env
+print(pysampler.VectorEnv([env_fn]).get_attr("told")[0])
+"""
+    clean = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+    assert run(program, env=clean) == "['1', '1']\n"
+    assert run(program, env={**clean, "OMP_NUM_THREADS": "3"}) == "['3', '1']\n"
+
+
+def test_workers_do_not_draw_the_same_random_numbers():
+    def env_fn():
+        import random
+
+        import numpy as np
+
+        env = TellingEnv()
+        env.drawn = (random.random(), np.random.rand())  # noqa: NPY002
+        return env
+
+    envs = pysampler.VectorEnv([env_fn] * 4, num_workers=4)
+    assert len(set(envs.get_attr("drawn"))) == 4
+    envs.close()
+
+
+def gone(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_for(condition):
+    while not condition():
+        os.sched_yield()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("", 0),
+        ("sys.exit(3)", 3),
+        ("raise ValueError", 1),
+        ("os._exit(4)", 4),
+        ("os.kill(os.getpid(), 9)", -9),
+        ("os.kill(os.getpid(), 15)", -15),
+        ("envs.step_async([0] * 4)", 0),
+        ("envs.close()", 0),
+        ("del envs", 0),
+    ],
+)
+@pytest.mark.parametrize("context", ["nursery", "fork", "spawn"])
+def test_however_the_parent_ends_its_workers_end(end, code, context):
+    program = CARTPOLE.replace('"num_workers": 2', f'"num_workers": 2, "context": "{context}"')
+    program += "import os, sys\nenvs.reset()\nprint(*envs._pool.pids, flush=True)\n" + end
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == code, done.stderr
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    wait_for(lambda: all(map(gone, pids)))
+    if code == 0:
+        assert not done.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_wait_and_the_pool_can_be_closed():
+    program = CARTPOLE.replace('"CartPole-v1"', "Slow") + textwrap.dedent("""
+    print(*envs._pool.pids, flush=True)
+    try:
+        envs.reset()
+    except KeyboardInterrupt:
+        envs.close(terminate=True)
+        print("closed", flush=True)
+    """)
+    slow = textwrap.dedent("""
+    import time, warnings
+    warnings.simplefilter("ignore")
+    import gymnasium as gym
+    class Slow(gym.Env):
+        observation_space = action_space = gym.spaces.Discrete(2)
+        def reset(self, **kwargs):
+            print("resetting", flush=True)
+            time.sleep(1000)
+    """)
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow + program],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert process.stdout.readline() == "resetting\n"
+    # As a terminal does: to the whole group.
+    os.killpg(process.pid, signal.SIGINT)
+    rest = process.communicate(timeout=60)[0]
+    assert rest.split()[-1] == "closed"
+    assert process.returncode == 0
+    wait_for(lambda: all(map(gone, pids)))
+
+
+@pytest.mark.parametrize("context", ["nursery", "fork", "spawn"])
+def test_a_killed_worker_is_told_of(context):
+    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2, context=context)
+    envs.reset()
+    envs.step_async([TellingEnv.SLEEP] * 4)
+    pid = envs._pool.pids[1]
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerLostError) as caught:
+        envs.step_wait()
+    assert str(caught.value) == f"worker 1 (pid {pid}) lost: signal 9 while stepping envs 2-3"
+    assert caught.value.exit_code == -9
+    assert envs.closed or envs._pool.closed
+
+
+@pytest.mark.slow
+def test_another_nursery_takes_the_place_of_a_dead_one():
+    pysampler.VectorEnv([TellingEnv]).close()
+    nurseries = [
+        p for p in psutil.Process().children() if "pysampler.nursery" in " ".join(p.cmdline())
+    ]
+    assert len(nurseries) == 1
+    nurseries[0].kill()
+    nurseries[0].wait()
+    envs = pysampler.VectorEnv([TellingEnv])
+    envs.reset()
+    envs.close()
+
+
+@pytest.mark.slow
+def test_a_dropped_vector_env_ends_its_workers():
+    envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2)
+    envs.reset()
+    pids = envs._pool.pids
+    del envs
+    wait_for(lambda: all(map(gone, pids)))
+
+
+@pytest.mark.slow
+def test_pools_in_pools():
+    def env_fn():
+        import made_up
+
+        import pysampler
+
+        inner = pysampler.VectorEnv([made_up.TellingEnv] * 2, num_workers=2)
+        env = made_up.TellingEnv()
+        env.inner = inner.reset()[0].shape
+        inner.close()
+        return env
+
+    envs = pysampler.VectorEnv([env_fn] * 2, num_workers=2)
+    assert envs.get_attr("inner") == ((2, 2), (2, 2))
+    envs.close()
