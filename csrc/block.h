@@ -1,5 +1,5 @@
-// A block: anything that can step its envs into the rows of a frame. The worker's loop knows no more
-// of envs than this, and a block nothing of who waits for it.
+// A block: anything that can step its envs into the rows of a frame. The worker's loop knows no
+// more of envs than this, and a block nothing of who waits for it.
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Board', 'ByteRing', 'Doorbell', 'Flag', 'Loss', 'Part', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'page_size', 'process_alive', 'sleep_until', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Autoreset', 'Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Doorbell', 'EnvBlock', 'Flag', 'Infos', 'KeepInfos', 'Loss', 'Part', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_wait_costs', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'page_size', 'process_alive', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     def __repr__(self) -> str:
         ...
@@ -562,6 +562,258 @@ class Board:
         """
         The newest version; 0 if there is none yet.
         """
+class Block:
+    pass
+class Pool:
+    @staticmethod
+    def size_of(groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> int:
+        """
+        Bytes it takes in a segment.
+        """
+    def __init__(self, segment: Segment, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], policy: WaitPolicy | None = None) -> None:
+        ...
+    def __repr__(self) -> str:
+        ...
+    def close(self) -> None:
+        """
+        Let go of the memory.
+        """
+    def drop(self, group: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Nothing more is expected of a lost group.
+        """
+    def in_flight(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Whether a command is.
+        """
+    def is_ready(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Whether it has come back.
+        """
+    def member(self, group: typing.SupportsInt | typing.SupportsIndex) -> Part:
+        """
+        What a Watch marks lost when the group's worker dies.
+        """
+    def send(self, kind: typing.SupportsInt | typing.SupportsIndex, frame: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        A command to every group.
+        """
+    def send_to(self, group: typing.SupportsInt | typing.SupportsIndex, kind: typing.SupportsInt | typing.SupportsIndex, frame: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        A command to one group.
+        """
+    def times(self, group: typing.SupportsInt | typing.SupportsIndex) -> tuple[int, int]:
+        """
+        When the group's last command began and ended, ns of now().
+        """
+    def wait(self, timeout: float | None = None, *, deadline: int | None = None) -> bool:
+        """
+        Until all that is in flight has come back; False at the deadline.
+        """
+    @property
+    def messages(self) -> list[int]:
+        """
+        Groups of which a message follows, after a wait.
+        """
+    @property
+    def offset(self) -> int:
+        """
+        Where it begins in its segment.
+        """
+    @property
+    def pending(self) -> int:
+        """
+        How many groups are in flight.
+        """
+    @property
+    def stats(self) -> WaitStats:
+        """
+        Where the waits went.
+        """
+class Worker:
+    def __init__(self, segment: Segment, offset: typing.SupportsInt | typing.SupportsIndex, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], index: typing.SupportsInt | typing.SupportsIndex, policy: WaitPolicy | None = None) -> None:
+        ...
+    def close(self) -> None:
+        """
+        Let go of the memory.
+        """
+    def complete(self, group: typing.SupportsInt | typing.SupportsIndex, message: bool) -> None:
+        """
+        The group is done; whether a message follows.
+        """
+    def serve(self, blocks: list, report: typing.Any) -> tuple:
+        """
+        Steps blocks as commanded, until another command comes: (kind, group, frame).
+        """
+    @property
+    def stats(self) -> WaitStats:
+        """
+        Where the waits went.
+        """
+class Command:
+    REQUEST: typing.ClassVar[int] = 1
+    STEP: typing.ClassVar[int] = 0
+class Infos:
+    def __init__(self, area: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8], envs: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def add_column(self, path: tuple, mask: typing.SupportsInt | typing.SupportsIndex, dtype: numpy.dtype[typing.Any], shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], array: bool, values: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        A place for numbers, or arrays of a shape.
+        """
+    def add_node(self, path: tuple, mask: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        A place for nested dicts at the end of this path of keys.
+        """
+    def collect(self, frame: typing.SupportsInt | typing.SupportsIndex) -> tuple[dict, list]:
+        """
+        The infos of all envs as gymnasium batches them, and the keys that row() must be asked for, since their values do not share a dtype.
+        """
+    def row(self, frame: typing.SupportsInt | typing.SupportsIndex, env: typing.SupportsInt | typing.SupportsIndex, key: str) -> typing.Any:
+        """
+        What one env had under a key, None if nothing.
+        """
+class Autoreset:
+    """
+    Members:
+    
+      NEXT_STEP
+    
+      SAME_STEP
+    
+      DISABLED
+    
+      ENV
+    """
+    DISABLED: typing.ClassVar[Autoreset]
+    ENV: typing.ClassVar[Autoreset]
+    NEXT_STEP: typing.ClassVar[Autoreset]
+    SAME_STEP: typing.ClassVar[Autoreset]
+    __members__: typing.ClassVar[dict[str, Autoreset]]
+    @typing.overload
+    def __eq__(self, other: Autoreset) -> bool:
+        ...
+    @typing.overload
+    def __eq__(self, other: typing.Any) -> bool:
+        ...
+    def __getstate__(self) -> int:
+        ...
+    def __hash__(self) -> int:
+        ...
+    def __index__(self) -> int:
+        ...
+    def __init__(self, value: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __int__(self) -> int:
+        ...
+    @typing.overload
+    def __ne__(self, other: Autoreset) -> bool:
+        ...
+    @typing.overload
+    def __ne__(self, other: typing.Any) -> bool:
+        ...
+    def __repr__(self) -> str:
+        ...
+    def __setstate__(self, state: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __str__(self) -> str:
+        ...
+    @property
+    def name(self) -> str:
+        ...
+    @property
+    def value(self) -> int:
+        ...
+class KeepInfos:
+    """
+    Members:
+    
+      NONE
+    
+      FINAL
+    
+      ALL
+    """
+    ALL: typing.ClassVar[KeepInfos]
+    FINAL: typing.ClassVar[KeepInfos]
+    NONE: typing.ClassVar[KeepInfos]
+    __members__: typing.ClassVar[dict[str, KeepInfos]]
+    @typing.overload
+    def __eq__(self, other: KeepInfos) -> bool:
+        ...
+    @typing.overload
+    def __eq__(self, other: typing.Any) -> bool:
+        ...
+    def __getstate__(self) -> int:
+        ...
+    def __hash__(self) -> int:
+        ...
+    def __index__(self) -> int:
+        ...
+    def __init__(self, value: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __int__(self) -> int:
+        ...
+    @typing.overload
+    def __ne__(self, other: KeepInfos) -> bool:
+        ...
+    @typing.overload
+    def __ne__(self, other: typing.Any) -> bool:
+        ...
+    def __repr__(self) -> str:
+        ...
+    def __setstate__(self, state: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __str__(self) -> str:
+        ...
+    @property
+    def name(self) -> str:
+        ...
+    @property
+    def value(self) -> int:
+        ...
+class EnvBlock(Block):
+    ERROR: typing.ClassVar[int] = 3
+    FINAL_OBS: typing.ClassVar[int] = 1
+    INFO: typing.ClassVar[int] = 0
+    ODD_OBS: typing.ClassVar[int] = 2
+    def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, frames: typing.Any, infos: Infos, autoreset: Autoreset, keep: KeepInfos) -> None:
+        ...
+    def reset(self, frame: typing.SupportsInt | typing.SupportsIndex, calls: list) -> bool:
+        """
+        Resets each env with its (seed, options), or leaves it as it is for None.
+        """
+    def step(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: list | None = None) -> bool:
+        """
+        Steps every env; whether something is left that has no place in the frame.
+        """
+    def take_leftovers(self) -> list:
+        """
+        What had no place in the frame: (kind, env, object) each.
+        """
+    @property
+    def envs(self) -> list:
+        """
+        The envs.
+        """
+class Batch:
+    def __init__(self, frames: typing.Any, infos: Infos, copy: bool) -> None:
+        ...
+    def observations(self, frame: typing.SupportsInt | typing.SupportsIndex) -> typing.Any:
+        """
+        The observations of a frame, None if parts of them lie in no frame.
+        """
+    def read(self, frame: typing.SupportsInt | typing.SupportsIndex) -> tuple:
+        """
+        Observations, rewards, terminated, truncated, infos, and keys of infos whose values do not share a dtype.
+        """
+    def write(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: typing.Any) -> bool:
+        """
+        Whether the actions were one array of just the right kind, and lie in the frame now.
+        """
+def adopt_wait_costs(park_ns: typing.SupportsInt | typing.SupportsIndex, yield_ns: typing.SupportsInt | typing.SupportsIndex) -> None:
+    """
+    What another process of this machine has measured, unless this one has.
+    """
 def futex_wake_count() -> int:
     ...
 def memory_left() -> int:
@@ -572,6 +824,10 @@ def now() -> int:
     """
 def process_alive(pid: typing.SupportsInt | typing.SupportsIndex) -> bool:
     ...
+def set_process_title(title: str) -> None:
+    """
+    The name that ps and top show, as far as the process's arguments leave room.
+    """
 def sleep_until(deadline: typing.Any) -> None:
     """
     Until now() reaches the deadline, to within a microsecond or so where a CPU is free.

@@ -53,7 +53,10 @@ class Raised(Exception):  # noqa: N818 - not an error of its own: it carries one
 
 @dataclass(frozen=True)
 class Failure:
-    """What an env raised, or its host if ``env`` is None; ``doing`` is empty for a step or reset."""
+    """What an env raised, or its host if ``env`` is None.
+
+    ``doing`` is empty if that was just what it had been asked for.
+    """
 
     env: int | None
     doing: str

@@ -1,4 +1,4 @@
-"""The same blocks without workers, for debugging: envs in the caller's process, breakpoints work."""
+"""The same blocks without workers, for debugging: envs live in the caller's process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pysampler.frames import Frames
 from pysampler.remote import error_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from pysampler.errors import EnvError
     from pysampler.pool import Share

@@ -43,7 +43,9 @@ def make_vec(
             raise gym.error.Error(
                 f"Invalid id type: {type(id)}. Expected `str`, `EnvSpec` or a function"
             )
-        return VectorEnv([_Maker(id, kwargs, tuple(wrappers or ()))] * num_envs, **vector_kwargs or {})
+        return VectorEnv(
+            [_Maker(id, kwargs, tuple(wrappers or ()))] * num_envs, **vector_kwargs or {}
+        )
     spec = copy.deepcopy(id if isinstance(id, EnvSpec) else gym.spec(id))
     # What an earlier make_vec has put there, to be made again.
     env_kwargs = dict(spec.kwargs)

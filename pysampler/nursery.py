@@ -28,6 +28,7 @@ import warnings
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from pysampler import worker
 from pysampler.errors import PysamplerError
 
 if TYPE_CHECKING:
@@ -247,10 +248,10 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(waker)
-    importlib.import_module("pysampler.worker")
     ended: dict[int, int] = {}
     while True:
-        ready, _, _ = select.select([connection, wake, parent], [], [])
+        sources: list[Any] = [connection, wake, parent]
+        ready, _, _ = select.select(sources, [], [])
         if parent in ready:
             os._exit(0)
         if wake in ready:
@@ -262,12 +263,14 @@ def main(fd: int) -> None:
         if not message:
             os._exit(0)
         request, *content = pickle.loads(message)
+        answer: tuple[Any, ...]
+        out: list[int] = []
         if request == "fork":
             gc.freeze()
             try:
                 pid = os.fork()
             except OSError as error:
-                answer, out = ("error", error.errno, f"cannot fork worker: {error.strerror}"), []
+                answer = ("error", error.errno, f"cannot fork worker: {error.strerror}")
             else:
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
@@ -280,9 +283,9 @@ def main(fd: int) -> None:
                 os.close(received)
         elif request == "status":
             _reap(ended)
-            answer, out = ("status", ended.pop(content[0], None)), []
+            answer = ("status", ended.pop(content[0], None))
         else:
-            answer, out = ("loaded", _import(content[0])), []
+            answer = ("loaded", _import(content[0]))
         socket.send_fds(connection, [pickle.dumps(answer)], out)
         for sent in out:
             os.close(sent)
@@ -327,9 +330,7 @@ def _become_worker(fd: int, outputs: list[int]) -> None:
             if output != number:
                 os.dup2(output, number)
                 os.close(output)
-        from pysampler.worker import main as work  # noqa: PLC0415 - it imports half the package
-
-        work(fd)
+        worker.main(fd)
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1

@@ -13,7 +13,7 @@ import sys
 import time
 import weakref
 from dataclasses import dataclass
-from multiprocessing import connection, reduction
+from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,7 +148,11 @@ class Pool:
         rings = 2 * len(self.shares) * (_core.ByteRing.size_of(SIDE_CHANNEL) + nursery_page())
         segment = Segment(frames_size + _core.Pool.size_of(self.groups) + rings + 4096)
         at, memory = segment.array((frames_size,), np.dtype(np.uint8), None)
-        policy = None if self._policy is None else WaitPolicy.fixed(spin_ns=self._policy[0], yield_ns=self._policy[1])
+        policy = (
+            None
+            if self._policy is None
+            else WaitPolicy.fixed(spin_ns=self._policy[0], yield_ns=self._policy[1])
+        )
         self._core = _core.Pool(segment, self.groups, policy)
         inboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
         outboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]

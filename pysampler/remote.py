@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import pickle
 import sys
@@ -23,7 +22,7 @@ def dumps(obj: Any) -> bytes:
     try:
         return pickle.dumps(obj, protocol=5)
     except Exception:  # a lambda, a class of __main__, ...
-        return cloudpickle.dumps(obj, protocol=5)
+        return bytes(cloudpickle.dumps(obj, protocol=5))
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
@@ -132,9 +131,7 @@ def _own_frames_off(error: BaseException) -> types.TracebackType | None:
     return start if start is not None else error.__traceback__
 
 
-def error_from(
-    remote: Report, message: str, original: BaseException | None = None
-) -> EnvError:
+def error_from(remote: Report, message: str, original: BaseException | None = None) -> EnvError:
     """An ``EnvError`` that is also an instance of the exception's own type, where that can be.
 
     Its cause is the exception, whose own is the traceback in the worker; or just the exception if

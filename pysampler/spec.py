@@ -50,9 +50,7 @@ def spec_of(observation: spaces.Space[Any], action: spaces.Space[Any]) -> Spec:
     """What these spaces are in the frames."""
     observation_tree, observations, odd_observations = _tree_of(observation)
     action_tree, actions, odd_actions = _tree_of(action)
-    return Spec(
-        observation_tree, observations, odd_observations, action_tree, actions, odd_actions
-    )
+    return Spec(observation_tree, observations, odd_observations, action_tree, actions, odd_actions)
 
 
 def _tree_of(space: spaces.Space[Any]) -> tuple[Tree, tuple[Field, ...], int]:
@@ -71,7 +69,7 @@ def _tree_of(space: spaces.Space[Any]) -> tuple[Tree, tuple[Field, ...], int]:
             )
             and not np.dtype(space.dtype).hasobject
         ):
-            fields.append(Field(tuple(space.shape), np.dtype(space.dtype)))
+            fields.append(Field(tuple(space.shape or ()), np.dtype(space.dtype)))
             return "leaf", len(fields) - 1
         odd += 1
         return "odd", odd - 1
@@ -124,9 +122,7 @@ def _at(place: str) -> str:
     return f" at {place}" if place else ""
 
 
-def checked_actions(
-    spec: Spec, num_envs: int, actions: Any
-) -> Sequence[npt.NDArray[Any]] | None:
+def checked_actions(spec: Spec, num_envs: int, actions: Any) -> Sequence[npt.NDArray[Any]] | None:
     """The arrays of a batch of actions, leaf by leaf; None if it is not made of arrays.
 
     ValueError or TypeError if they have another shape, length or kind of dtype than expected.

@@ -18,7 +18,8 @@ from gymnasium.error import (
 )
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space, iterate
-from gymnasium.vector.vector_env import AutoresetMode, VectorEnv as GymVectorEnv
+from gymnasium.vector.vector_env import AutoresetMode
+from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core, arguments
 from pysampler.block import Description, EnvHost, Failure, make_host, registered
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from gymnasium.core import RenderFrame
 
 __all__ = ["VectorEnv"]
+
 
 class _TimeoutError(WaitTimeoutError, multiprocessing.TimeoutError):
     """Also what gymnasium raises."""
@@ -102,9 +104,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if self.num_workers == 0:
             self._pool = LocalPool(shares[0], make)
         else:
-            self._pool = Pool(
-                shares, make, context=process, preload=modules, policy=options.policy
-            )
+            self._pool = Pool(shares, make, context=process, preload=modules, policy=options.policy)
         try:
             self._open(self._pool.descriptions, options)
         except BaseException:
@@ -286,9 +286,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Actions that are not arrays, or of spaces without a fixed shape: as gymnasium does."""
         items = list(iterate(self.action_space, actions))
         if len(items) != self.num_envs:
-            raise ValueError(
-                f"cannot send actions: {len(items)} of them, expected {self.num_envs}"
-            )
+            raise ValueError(f"cannot send actions: {len(items)} of them, expected {self.num_envs}")
         requests: dict[int, tuple[str, tuple[Any, ...]]] = {}
         for group in self._groups:
             envs = self._pool.envs_of(group)
@@ -356,7 +354,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Of each env."""
         return self.get_attr("np_random_seed")
 
-    @property
+    @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """A copy of the generator of each env."""
         return self.get_attr("np_random")
@@ -437,9 +435,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def _first_error(self, failures: list[Failure]) -> EnvError:
         errors = [self._pool.error_of(failure) for failure in failures]
         for error, failure in zip(errors, failures, strict=True):
-            logger.error(
-                f"Received the following error from Worker-{error.env} - Shutting it down"
-            )
+            logger.error(f"Received the following error from Worker-{error.env} - Shutting it down")
             logger.error(failure.report.traceback)
         logger.error("Raising the last exception back to the main process.")
         return errors[-1]
@@ -520,13 +516,15 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
 
 class _Turn:
-    """A call of a vector env: it is open, in the process that made it, and no other thread calls."""
+    """A call of a vector env that is open, from the process that made it, one thread at a time."""
 
     def __init__(self, envs: VectorEnv, what: str) -> None:
         self._lock = envs._turn
         if envs.closed or envs._pool.closed:
             envs.closed = True
-            raise _ClosedError(f"Trying to operate on `{type(envs).__name__}`, after a call to `close()`.")
+            raise _ClosedError(
+                f"Trying to operate on `{type(envs).__name__}`, after a call to `close()`."
+            )
         if os.getpid() != envs._owner:
             raise _ClosedError(
                 f"cannot call {what}: made by process {envs._owner}, this is {os.getpid()}, a fork"

@@ -113,7 +113,7 @@ def _settle(setup: Setup) -> None:
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     # Forks of one process must not draw the same numbers.
     random.seed()
-    np.random.seed(None)  # noqa: NPY002
+    np.random.seed(None)
     _core.set_process_title(f"pysampler: worker {setup.index}/{setup.workers}")
 
 
@@ -154,7 +154,11 @@ class _Server:
     ) -> None:
         at = attachment
         _core.adopt_wait_costs(*at.costs)
-        policy = None if at.policy is None else WaitPolicy.fixed(spin_ns=at.policy[0], yield_ns=at.policy[1])
+        policy = (
+            None
+            if at.policy is None
+            else WaitPolicy.fixed(spin_ns=at.policy[0], yield_ns=at.policy[1])
+        )
         memory = segment.array((at.frames_size,), np.dtype(np.uint8), at.frames)[1]
         frames = Frames(at.spec, at.envs, at.count, final=at.final, memory=memory)
         host.attach(frames, *at.host)
@@ -173,12 +177,13 @@ class _Server:
             block = group - self.first_group
             try:
                 if name == "close":
-                    answer = self.host.close()
+                    answer: Any = None
+                    self.host.close()
                 else:
                     answer = self.host.answer(name, block, frame, arguments)
             except BaseException as error:
                 answer = failure_of(error, name)
-            self.core.complete(group, True)
+            self.core.complete(group, message=True)
             self.outbox.send(self.pickled(answer, name))
             if name == "close":
                 return

@@ -16,11 +16,44 @@ PYTHON = {
     "pysampler.sync._rings": {"pysampler._core", "pysampler.errors", "pysampler.sync._segment"},
     "pysampler.sync._board": {"pysampler._core", "pysampler.sync._segment"},
     "pysampler.sync._watch": {"pysampler._core"},
+    "pysampler.spec": set(),
+    "pysampler.frames": {"pysampler.spec"},
+    "pysampler.remote": {"pysampler.errors"},
+    "pysampler.infos": {"pysampler._core", "pysampler.frames"},
+    "pysampler.block": {
+        "pysampler._core",
+        "pysampler.frames",
+        "pysampler.infos",
+        "pysampler.remote",
+    },
+    "pysampler.nursery": {"pysampler.errors", "pysampler.worker"},
+    "pysampler.worker": {
+        *("pysampler._core", "pysampler.sync", "pysampler.spec", "pysampler.frames"),
+        *("pysampler.remote", "pysampler.block"),
+    },
+    "pysampler.pool": {
+        *("pysampler._core", "pysampler.sync", "pysampler.errors", "pysampler.spec"),
+        *("pysampler.frames", "pysampler.remote", "pysampler.block", "pysampler.nursery"),
+        *("pysampler.worker",),
+    },
+    "pysampler.local": {
+        *("pysampler.block", "pysampler.errors", "pysampler.frames", "pysampler.pool"),
+        *("pysampler.remote", "pysampler.spec"),
+    },
+    "pysampler.arguments": {
+        *("pysampler.nursery", "pysampler.pool", "pysampler.spec", "pysampler.sync"),
+    },
+    "pysampler.vector_env": {
+        *("pysampler._core", "pysampler.arguments", "pysampler.block", "pysampler.errors"),
+        *("pysampler.infos", "pysampler.local", "pysampler.pool", "pysampler.spec"),
+    },
+    "pysampler.make": {"pysampler.vector_env"},
 }
 # In C++ a header may include those before it in this order.
 CPP = [
     *("layout", "clock", "cgroup", "process", "futex", "wait", "waiter", "position"),
     *("flag", "doorbell", "ring", "shared_ring", "byte_ring", "board", "segment", "watch"),
+    *("command", "block"),
 ]
 
 

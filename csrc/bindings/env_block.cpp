@@ -127,7 +127,8 @@ bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
 py::list EnvBlock::take_leftovers() { return std::exchange(leftovers_, py::list()); }
 
 void EnvBlock::begin(std::uint32_t frame) {
-    if (frame >= static_cast<std::size_t>(rewards_.shape(0))) throw py::index_error("no such frame");
+    if (frame >= static_cast<std::size_t>(rewards_.shape(0)))
+        throw py::index_error("no such frame");
     if (keep_ != KeepInfos::kNone) infos_->clear(frame, first_, count_);
     std::memset(has_final_.mutable_data(frame, first_), 0, count_);
 }
@@ -232,8 +233,8 @@ double EnvBlock::as_reward(PyObject* value) const {
     if (PyLong_CheckExact(value)) {
         number = PyLong_AsDouble(value);
     } else {
-        const py::object as_array = checked(
-            py::detail::npy_api::get().PyArray_FromAny_(value, nullptr, 0, 0, 0, nullptr));
+        const py::object as_array =
+            checked(py::detail::npy_api::get().PyArray_FromAny_(value, nullptr, 0, 0, 0, nullptr));
         if (array_of(as_array.ptr())->nd > 1 || py::len(as_array.attr("ravel")()) != 1) {
             throw py::value_error("reward has shape " +
                                   std::string(py::str(as_array.attr("shape"))) +

@@ -236,7 +236,8 @@ void register_infos(py::module_& m) {
         .def("add_node", &Infos::add_node, py::arg("path"), py::arg("mask"),
              "A place for nested dicts at the end of this path of keys.")
         .def("add_column", &Infos::add_column, py::arg("path"), py::arg("mask"), py::arg("dtype"),
-             py::arg("shape"), py::arg("array"), py::arg("values"), "A place for numbers, or arrays of a shape.")
+             py::arg("shape"), py::arg("array"), py::arg("values"),
+             "A place for numbers, or arrays of a shape.")
         .def("collect", &Infos::collect, py::arg("frame"),
              "The infos of all envs as gymnasium batches them, and the keys that row() must be "
              "asked for, since their values do not share a dtype.")

@@ -1,6 +1,7 @@
 // Infos in the frames: a tree of keys, and for each that is a number or a plain array a column.
 //
-//   area (a frame's):  ... | mask of a node or column, a byte an env | values of a column, a row an env
+//   area (a frame's):  ... | mask of a node or column, a byte an env | values of a column, a row an
+//   env
 //
 // The parent decides which columns there are and where; what is not in one goes through the side
 // channel. Workers clear the masks of their envs with each step and set those of what they write.

@@ -121,18 +121,18 @@ void Leaf::convert(std::byte* to, PyObject* value) const {
 py::object Leaf::load(std::uint32_t frame, std::size_t env) const {
     std::byte* from = row(frame, env);
     if (shape_.empty()) return checked(npy().PyArray_Scalar_(from, dtype_.ptr(), nullptr));
-    PyObject* made = npy().PyArray_NewFromDescr_(
-        npy().PyArray_Type_, dtype_.inc_ref().ptr(), static_cast<int>(shape_.size()),
-        shape_.data(), nullptr, nullptr, 0, nullptr);
+    PyObject* made = npy().PyArray_NewFromDescr_(npy().PyArray_Type_, dtype_.inc_ref().ptr(),
+                                                 static_cast<int>(shape_.size()), shape_.data(),
+                                                 nullptr, nullptr, 0, nullptr);
     py::object copy = checked(made);
     std::memcpy(array_of(made)->data, from, row_bytes_);
     return copy;
 }
 
 py::object Leaf::load_all(std::uint32_t frame, std::size_t envs, const std::uint8_t* mask) const {
-    PyObject* made = npy().PyArray_NewFromDescr_(
-        npy().PyArray_Type_, dtype_.inc_ref().ptr(), static_cast<int>(batch_shape_.size()),
-        batch_shape_.data(), nullptr, nullptr, 0, nullptr);
+    PyObject* made = npy().PyArray_NewFromDescr_(npy().PyArray_Type_, dtype_.inc_ref().ptr(),
+                                                 static_cast<int>(batch_shape_.size()),
+                                                 batch_shape_.data(), nullptr, nullptr, 0, nullptr);
     py::object all = checked(made);
     auto* to = array_of(made)->data;
     std::memcpy(to, row(frame, 0), envs * row_bytes_);

@@ -42,8 +42,7 @@ class PyPool : public Handle {
  public:
     PyPool(const PySegment& segment, const std::vector<std::uint32_t>& groups,
            const std::optional<WaitPolicy>& policy)
-        : Handle("pool", segment.segment(),
-                 place(segment, py::none(), layout_of(groups).bytes())),
+        : Handle("pool", segment.segment(), place(segment, py::none(), layout_of(groups).bytes())),
           layout_(groups),
           bell_(make(base(), layout_)),
           completions_(completions_at(base(), layout_)),
@@ -79,9 +78,8 @@ class PyPool : public Handle {
         messages_.clear();
         if (pending_ == 0) return true;
         const std::int64_t until = deadline_of(timeout, deadline);
-        const Outcome outcome = site_([&](WaitPolicy& policy) {
-            return bell_.wait_until(pending_, until, policy);
-        });
+        const Outcome outcome =
+            site_([&](WaitPolicy& policy) { return bell_.wait_until(pending_, until, policy); });
         if (outcome == Outcome::kTimedOut) return false;
         if (outcome == Outcome::kBusy) busy("wait on", bell_.waiter());
         if (outcome == Outcome::kLost) {
@@ -186,9 +184,8 @@ class PyPool : public Handle {
 // A worker's end.
 class PyWorker : public Handle {
  public:
-    PyWorker(const PySegment& segment, std::size_t offset,
-             const std::vector<std::uint32_t>& groups, std::uint32_t index,
-             const std::optional<WaitPolicy>& policy)
+    PyWorker(const PySegment& segment, std::size_t offset, const std::vector<std::uint32_t>& groups,
+             std::uint32_t index, const std::optional<WaitPolicy>& policy)
         : Handle("worker", segment.segment(),
                  place(segment, py::int_(offset), layout_of(groups).bytes())),
           layout_(groups),

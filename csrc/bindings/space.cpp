@@ -43,9 +43,8 @@ bool Space::store(std::uint32_t frame, std::size_t env, PyObject* value,
             for (const auto& [key, child] : children_) {
                 // A borrowed item of a dict that nobody changes meanwhile, or a new one.
                 py::object made;
-                PyObject* item = PyDict_CheckExact(value)
-                                     ? PyDict_GetItemWithError(value, key.ptr())
-                                     : nullptr;
+                PyObject* item =
+                    PyDict_CheckExact(value) ? PyDict_GetItemWithError(value, key.ptr()) : nullptr;
                 if (item == nullptr) {
                     if (PyErr_Occurred()) throw py::error_already_set();
                     made = checked(PyObject_GetItem(value, key.ptr()));
@@ -56,9 +55,8 @@ bool Space::store(std::uint32_t frame, std::size_t env, PyObject* value,
             return same;
         }
         case Kind::kTuple: {
-            const bool plain =
-                PyTuple_CheckExact(value) &&
-                PyTuple_GET_SIZE(value) == static_cast<Py_ssize_t>(children_.size());
+            const bool plain = PyTuple_CheckExact(value) &&
+                               PyTuple_GET_SIZE(value) == static_cast<Py_ssize_t>(children_.size());
             bool same = plain;
             for (std::size_t i = 0; i < children_.size(); ++i) {
                 const auto at = static_cast<Py_ssize_t>(i);

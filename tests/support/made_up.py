@@ -31,7 +31,11 @@ class SpaceEnv(gym.Env):
         if kind == "none":
             return {}
         if kind == "numbers":
-            return {"x": float(rng.normal()), "n": int(rng.integers(9)), "f": np.float32(rng.normal())}
+            return {
+                "x": float(rng.normal()),
+                "n": int(rng.integers(9)),
+                "f": np.float32(rng.normal()),
+            }
         info = {
             where: True,
             "always": self.steps,
@@ -159,4 +163,4 @@ def same(a, b, place=""):
     elif isinstance(a, np.generic):
         np.testing.assert_array_equal(a, b, err_msg=place)
     else:
-        assert a == b or (a != a and b != b), f"{place}: {a!r} and {b!r}"  # noqa: PLR0124
+        assert a == b or (a != a and b != b), f"{place}: {a!r} and {b!r}"

@@ -1,5 +1,6 @@
 """What a user does wrong is told at once, by name, and leaves nothing behind."""
 
+import contextlib
 import functools
 import gc
 import os
@@ -36,7 +37,9 @@ def nothing_left():
 
 
 def make(count=4, **kwargs):
-    return pysampler.VectorEnv([TellingEnv] * count, num_workers=kwargs.pop("num_workers", 2), **kwargs)
+    return pysampler.VectorEnv(
+        [TellingEnv] * count, num_workers=kwargs.pop("num_workers", 2), **kwargs
+    )
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -178,16 +181,14 @@ def test_env_fns_that_cannot_be_pickled(nothing_left):
         with lock:
             return TellingEnv()
 
-    with pytest.raises(TypeError, match="cannot send env_fns to workers: .*pickle.*context=\"fork\""):
+    with pytest.raises(TypeError, match='cannot send env_fns to workers: .*pickle.*context="fork"'):
         pysampler.VectorEnv([env_fn])
     pysampler.VectorEnv([env_fn], context="fork").close()
 
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_envs_whose_spaces_differ(workers, nothing_left):
-    one, two = (
-        functools.partial(SpaceEnv, spaces.Box(0, high, (2,))) for high in (1, 2)
-    )
+    one, two = (functools.partial(SpaceEnv, spaces.Box(0, high, (2,))) for high in (1, 2))
     with pytest.raises(RuntimeError, match=r"Env 2 has Box\(0.0, 2.0.*, env 0 Box\(0.0, 1.0"):
         pysampler.VectorEnv([one, one, two], num_workers=workers)
     other = functools.partial(SpaceEnv, spaces.Box(0, 1, (2,)), spaces.Discrete(9))
@@ -278,10 +279,8 @@ def test_from_two_threads_at_once():
     waiter.start()
     with pytest.raises(BusyError, match="another thread"):
         while waiter.is_alive():
-            try:
+            with contextlib.suppress(TimeoutError):
                 envs.step_wait(timeout=0)
-            except TimeoutError:
-                pass
     waiter.join()
     envs.step([0] * 4)
     envs.close()

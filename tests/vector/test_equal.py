@@ -105,7 +105,9 @@ def test_infos_that_not_all_envs_have(mode):
 def made_by_gymnasium():
     """Every env id of gymnasium that can be made here, newest versions only."""
     for env_id, spec in gym.registry.items():
-        if not str(spec.entry_point).startswith("gymnasium.envs.") or "jax" in str(spec.entry_point):
+        if not str(spec.entry_point).startswith("gymnasium.envs.") or "jax" in str(
+            spec.entry_point
+        ):
             continue
         if "mujoco" in str(spec.entry_point) and not env_id.endswith("-v5"):
             continue

@@ -92,7 +92,9 @@ def test_what_is_defined_in_main_needs_no_guard(how, tmp_path):
 
 @pytest.mark.slow
 def test_a_module_beside_the_script_is_found(tmp_path):
-    (tmp_path / "beside.py").write_text(IN_MAIN.replace("envs = ", "if 0: envs = ").split("if 0:")[0])
+    (tmp_path / "beside.py").write_text(
+        IN_MAIN.replace("envs = ", "if 0: envs = ").split("if 0:")[0]
+    )
     (tmp_path / "program.py").write_text(
         "import beside, pysampler\n"
         "envs = pysampler.VectorEnv([lambda: beside.Mine(7)])\n"
@@ -167,7 +169,7 @@ def test_workers_do_not_draw_the_same_random_numbers():
         import numpy as np
 
         env = TellingEnv()
-        env.drawn = (random.random(), np.random.rand())  # noqa: NPY002
+        env.drawn = (random.random(), np.random.rand())
         return env
 
     envs = pysampler.VectorEnv([env_fn] * 4, num_workers=4)
