@@ -369,9 +369,9 @@ class Request:
             if messages is None:
                 return None
             self._answers.update(messages)
-            failures = [(g, m) for g, m in messages if isinstance(m, Failure)]
+            failures = {g: m for g, m in messages if isinstance(m, Failure)}
             if failures:
-                group, failure = failures[0]
+                group, failure = min(failures.items())
                 raise self._pool.error_of(failure, self._pool._worker_of[group])
             if not self._left:
                 return self._answers

@@ -27,13 +27,13 @@ def nothing_left():
     pysampler.VectorEnv([TellingEnv]).close()
     gc.collect()
     me = psutil.Process()
-    fds, threads = me.num_fds(), me.num_threads()
+    fds, threads, children = me.num_fds(), me.num_threads(), me.children(recursive=True)
     yield
     gc.collect()
-    assert me.num_fds() == fds
-    assert me.num_threads() <= threads  # a library may have ended its own when it saw a fork
-    left = [p for p in me.children(recursive=True) if "nursery" not in " ".join(p.cmdline())]
-    assert not left
+    # Fewer, where an earlier test's garbage went, or a library ended its threads at a fork.
+    assert me.num_fds() <= fds
+    assert me.num_threads() <= threads
+    assert set(me.children(recursive=True)) <= set(children)
 
 
 def make(count=4, **kwargs):
