@@ -138,6 +138,14 @@ def seeds(given: Any, envs: int) -> list[int | None]:
     return list(given)
 
 
+def indices(given: Sequence[int], envs: int) -> list[int]:
+    """Of some envs."""
+    chosen = [int(i) for i in given]
+    if bad := [i for i in chosen if not 0 <= i < envs]:
+        raise IndexError(f"cannot choose env {bad[0]}: expected indices below {envs}")
+    return chosen
+
+
 def reset_mask(given: Any, envs: int) -> npt.NDArray[np.bool_]:
     """Which envs to reset, in gymnasium's words where it is not that."""
     if not isinstance(given, np.ndarray):

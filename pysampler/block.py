@@ -24,6 +24,7 @@ __all__ = [
     "EnvHost",
     "Failure",
     "Raised",
+    "call",
     "failure_of",
     "make_host",
     "plain",
@@ -165,11 +166,23 @@ class EnvHost:
         self.blocks[block].reset(frame, calls)
         return self.blocks[block].take_leftovers()
 
-    def call(
-        self, block: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def apply(
+        self,
+        block: int,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        doing: str,
+        envs: Sequence[int] | None,
     ) -> list[Any]:
-        """A method of each env, or an attribute that is none."""
-        return [self._of_one(env, name, args, kwargs) for env in self._indices(block)]
+        """What the function makes of each env of the block, or of those among the given."""
+        results = []
+        for i in self._indices(block):
+            if envs is None or self.first + i in envs:
+                try:
+                    results.append(function(self.envs[i], *args))
+                except Exception as error:
+                    raise Raised(self.first + i, doing) from error
+        return results
 
     def set_attr(self, block: int, name: str, values: Sequence[Any]) -> None:
         """An attribute of each env."""
@@ -201,12 +214,13 @@ class EnvHost:
         at = sum(self.sizes[:block])
         return range(at, at + self.sizes[block])
 
-    def _of_one(self, env: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            attribute = self.envs[env].get_wrapper_attr(name)
-            return attribute(*args, **kwargs) if callable(attribute) else attribute
-        except Exception as error:
-            raise Raised(self.first + env, f"{name}()") from error
+
+def call(
+    env: gym.Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A method of an env, or an attribute that is none."""
+    attribute = env.get_wrapper_attr(name)
+    return attribute(*args, **kwargs) if callable(attribute) else attribute
 
 
 def make_host(

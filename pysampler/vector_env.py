@@ -22,7 +22,7 @@ from gymnasium.vector.vector_env import AutoresetMode
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core, arguments
-from pysampler.block import Description, EnvHost, Failure, make_host, registered
+from pysampler.block import Description, EnvHost, Failure, call, make_host, registered
 from pysampler.errors import BusyError, ClosedError, EnvError, WaitTimeoutError
 from pysampler.infos import Infos
 from pysampler.local import LocalPool, LocalRequest
@@ -308,20 +308,54 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 raise ValueError(
                     f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
                 )
-            self._request = self._pool.request(
-                self._frame,
-                dict.fromkeys(self._groups, ("call", (name, args, kwargs))),
-                f"calling {name}() of",
-            )
+            self._ask_all(call, (name, args, kwargs), f"{name}()", None)
             self._state = "call"
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """What the envs return from the call that is pending."""
         with _Turn(self, "call_wait"):
             self._expect("call", "call_wait")
-            answers = self._answers("call_wait", timeout)
-            self._state = None
-            return tuple(one for group in sorted(answers) for one in answers[group])
+            return self._results("call_wait", timeout)
+
+    def apply(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        envs: Sequence[int] | None = None,
+    ) -> tuple[Any, ...]:
+        """What ``function(env, *args)`` returns for each env, or for those of some indices.
+
+        It runs where the env is; function, arguments and results are pickled.
+
+        >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 3, num_workers=1)
+        >>> envs.apply(lambda env, x: env.unwrapped.gravity * x, 10, envs=[0, 2])
+        (98.0, 98.0)
+        >>> envs.close()
+        """
+        with _Turn(self, "apply"):
+            self._expect_idle("apply")
+            name = getattr(function, "__name__", type(function).__name__)
+            chosen = None if envs is None else arguments.indices(envs, self.num_envs)
+            self._ask_all(function, args, f"{name}()", chosen)
+            self._state = "call"
+            results = self._results("apply", None)
+        if chosen is None:
+            return results
+        by_env = dict(zip(sorted(set(chosen)), results, strict=True))
+        return tuple(by_env[env] for env in chosen)
+
+    def _ask_all(
+        self, function: Callable[..., Any], args: tuple[Any, ...], what: str, envs: Any
+    ) -> None:
+        request = "apply", (function, args, what, envs)
+        self._request = self._pool.request(
+            self._frame, dict.fromkeys(self._groups, request), f"calling {what} of"
+        )
+
+    def _results(self, what: str, timeout: float | None) -> tuple[Any, ...]:
+        answers = self._answers(what, timeout)
+        self._state = None
+        return tuple(one for group in sorted(answers) for one in answers[group])
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of each env."""
@@ -433,12 +467,15 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         return rest, final
 
     def _first_error(self, failures: list[Failure]) -> EnvError:
-        errors = [self._pool.error_of(failure) for failure in failures]
-        for error, failure in zip(errors, failures, strict=True):
-            logger.error(f"Received the following error from Worker-{error.env} - Shutting it down")
+        """Of the first env. All are logged in gymnasium's words, though nothing is shut down."""
+        failures.sort(key=lambda failure: -1 if failure.env is None else failure.env, reverse=True)
+        for failure in failures:
+            logger.error(
+                f"Received the following error from Worker-{failure.env} - Shutting it down"
+            )
             logger.error(failure.report.traceback)
         logger.error("Raising the last exception back to the main process.")
-        return errors[-1]
+        return self._pool.error_of(failures[-1])
 
     def _observations(self, frame: int) -> Any:
         arrays = self._frames.observations

@@ -1,0 +1,137 @@
+"""Stable-Baselines3's ``VecEnv`` on a :class:`pysampler.VectorEnv`."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
+
+from pysampler.vector_env import VectorEnv
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import gymnasium as gym
+
+__all__ = ["VecEnv"]
+
+
+class VecEnv(Sb3VecEnv):  # type: ignore[misc]
+    """In the place of ``SubprocVecEnv``; takes the arguments of ``pysampler.VectorEnv``.
+
+    Episodes are reset within the step that ends them. ``infos`` tell their last observation
+    (``terminal_observation``) and whether only the time was up (``TimeLimit.truncated``), without
+    which values would not be bootstrapped there.
+
+    >>> from stable_baselines3 import PPO  # doctest: +SKIP
+    >>> envs = VecEnv([lambda: Monitor(gym.make("CartPole-v1"))] * 8)  # doctest: +SKIP
+    >>> PPO("MlpPolicy", envs).learn(100_000)  # doctest: +SKIP
+    """
+
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env[Any, Any]]], **kwargs: Any) -> None:
+        self.envs = VectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP, **kwargs)
+        super().__init__(
+            self.envs.num_envs, self.envs.single_observation_space, self.envs.single_action_space
+        )
+
+    def reset(self) -> Any:
+        """Reset all envs, with the seeds and options that were set before."""
+        options = self._options[0] or None
+        if any(one != self._options[0] for one in self._options):
+            raise ValueError("cannot reset: options differ between envs, expected the same for all")
+        observations, infos = self.envs.reset(seed=list(self._seeds), options=options)
+        self.reset_infos = self._rows(infos)
+        self._reset_seeds()
+        self._reset_options()
+        return observations
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Let the envs step."""
+        self.envs.step_async(actions)
+
+    def step_wait(self) -> Any:
+        """Observations, rewards, dones and a list of infos."""
+        observations, rewards, terminated, truncated, infos = self.envs.step_wait()
+        done = terminated | truncated
+        rows = self._rows(infos)
+        for env in np.flatnonzero(done).tolist():
+            row = rows[env]
+            last = {**row.pop("final_info", {}), "terminal_observation": row.pop("final_obs")}
+            # What the reset that followed had to say is kept where SB3 looks for it.
+            self.reset_infos[env] = row
+            rows[env] = last
+        for env, row in enumerate(rows):
+            row["TimeLimit.truncated"] = bool(truncated[env] and not terminated[env])
+        return observations, rewards.astype(np.float32), done, rows
+
+    def close(self) -> None:
+        """End the workers."""
+        self.envs.close()
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """An attribute of some envs."""
+        return self._apply(indices, _get, attr_name)
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Set an attribute of some envs to one value."""
+        self._apply(indices, _set, attr_name, value)
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """Call a method of some envs."""
+        return self._apply(indices, _call, method_name, method_args, method_kwargs)
+
+    def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
+        """Whether envs are wrapped so."""
+        return self._apply(indices, _is_wrapped, wrapper_class)
+
+    def _apply(self, indices: Any, function: Callable[..., Any], *args: Any) -> list[Any]:
+        return list(self.envs.apply(function, *args, envs=list(self._get_indices(indices))))
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """What each env renders."""
+        if self.render_mode != "rgb_array":
+            return [None] * self.num_envs
+        return list(self.envs.render() or ())
+
+    def _rows(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
+        """One dict for each env, with plain numbers."""
+        rows: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for key, values in infos.items():
+            mask = infos.get(f"_{key}")
+            if key.startswith("_") or mask is None:
+                continue
+            which: Iterable[int] = np.flatnonzero(mask).tolist()
+            if isinstance(values, dict):
+                inner = self._rows(values)
+                for env in which:
+                    rows[env][key] = inner[env]
+            else:
+                for env in which:
+                    value = values[env]
+                    rows[env][key] = deepcopy(value) if isinstance(value, np.ndarray) else value
+        return rows
+
+
+def _get(env: gym.Env[Any, Any], name: str) -> Any:
+    return env.get_wrapper_attr(name)
+
+
+def _set(env: gym.Env[Any, Any], name: str, value: Any) -> None:
+    env.set_wrapper_attr(name, value)
+
+
+def _call(env: gym.Env[Any, Any], name: str, args: Any, kwargs: Any) -> Any:
+    return env.get_wrapper_attr(name)(*args, **kwargs)
+
+
+def _is_wrapped(env: Any, wrapper_class: type[Any]) -> bool:
+    while not isinstance(env, wrapper_class):
+        if env is env.unwrapped:
+            return False
+        env = env.env
+    return True

@@ -1,0 +1,274 @@
+"""What people put around a vector env works around this one."""
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import wrappers
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import vector as vector_wrappers
+from made_up import SpaceEnv, TellingEnv, same
+
+import pysampler
+
+
+def both(*args, **kwargs):
+    return pysampler.VectorEnv(*args, num_workers=2, **kwargs), SyncVectorEnv(*args, **kwargs)
+
+
+def cartpole():
+    return gym.make("CartPole-v1")
+
+
+def run(wrap, mode=AutoresetMode.SAME_STEP, steps=200, env_fn=cartpole):
+    """The same results with the wrapper around ours and around gymnasium's."""
+    ours, theirs = (wrap(envs) for envs in both([env_fn] * 4, autoreset_mode=mode))
+    same_(ours.reset(seed=1), theirs.reset(seed=1))
+    theirs.action_space.seed(2)
+    for _ in range(steps):
+        actions = theirs.action_space.sample()
+        same_(ours.step(actions), theirs.step(actions))
+    ours.close()
+    theirs.close()
+
+
+def same_(a, b):
+    """But for the wall-clock times that RecordEpisodeStatistics tells."""
+    for infos in (a[-1], b[-1]):
+        if isinstance(infos, dict):
+            infos.get("episode", {}).pop("t", None)
+    same(a, b)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "mode"),
+    [
+        (vector_wrappers.RecordEpisodeStatistics, AutoresetMode.SAME_STEP),
+        (vector_wrappers.RecordEpisodeStatistics, AutoresetMode.NEXT_STEP),
+        (vector_wrappers.NormalizeObservation, AutoresetMode.NEXT_STEP),
+        (vector_wrappers.NormalizeReward, AutoresetMode.SAME_STEP),
+        (vector_wrappers.DictInfoToList, AutoresetMode.SAME_STEP),
+        (vector_wrappers.FlattenObservation, AutoresetMode.NEXT_STEP),
+    ],
+)
+def test_gymnasiums_vector_wrappers(wrapper, mode):
+    run(wrapper, mode)
+
+
+def test_statistics_where_the_caller_resets():
+    envs = vector_wrappers.RecordEpisodeStatistics(
+        pysampler.VectorEnv([cartpole] * 3, autoreset_mode="Disabled")
+    )
+    envs.reset(seed=1)
+    for _ in range(100):
+        *_, terminated, truncated, infos = envs.step(np.ones(3, np.int64))
+        ended = terminated | truncated
+        if ended.any():
+            assert infos["_episode"].tolist() == ended.tolist()
+            assert (infos["episode"]["l"][ended] > 5).all()
+            options = {"reset_mask": ended}
+            envs.reset(options=options)
+    envs.close()
+
+
+def test_options_stay_the_callers():
+    envs = pysampler.VectorEnv([TellingEnv] * 2, autoreset_mode="Disabled")
+    options = {"reset_mask": np.array([True, False]), "other": 1}
+    envs.reset(options=options)
+    assert options.keys() == {"reset_mask", "other"}
+    envs.close()
+
+
+@pytest.mark.slow
+def test_tensors_of_torch():
+    torch = pytest.importorskip("torch")
+    for copy in (True, False):
+        envs = vector_wrappers.NumpyToTorch(
+            pysampler.VectorEnv([cartpole] * 4, num_workers=2, copy=copy)
+        )
+        observations, _ = envs.reset(seed=1)
+        assert isinstance(observations, torch.Tensor)
+        before = observations.clone()
+        later, rewards, *_ = envs.step(torch.zeros(4, dtype=torch.int64))
+        assert rewards.tolist() == [1] * 4
+        # A view is valid until the frame comes round again.
+        assert torch.equal(observations, before)
+        assert not torch.equal(later, before)
+        envs.close()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_videos_of_a_vector_env(tmp_path):
+    pytest.importorskip("moviepy")
+    pytest.importorskip("pygame")
+    envs = pysampler.make_vec("CartPole-v1", 2, render_mode="rgb_array")
+    envs = vector_wrappers.RecordVideo(envs, str(tmp_path), episode_trigger=lambda i: i == 0)
+    envs.reset(seed=1)
+    for _ in range(60):
+        envs.step(np.zeros(2, np.int64))
+    envs.close()
+    assert list(tmp_path.glob("*.mp4"))
+
+
+def test_the_loop_of_a_ppo_script():
+    def thunk():
+        env = gym.make("Pendulum-v1")
+        env = wrappers.FlattenObservation(env)
+        env = wrappers.RecordEpisodeStatistics(env)
+        env = wrappers.ClipAction(env)
+        env = wrappers.NormalizeObservation(env)
+        env = wrappers.TransformObservation(env, lambda o: np.clip(o, -10, 10), None)
+        env = wrappers.NormalizeReward(env, gamma=0.99)
+        return wrappers.TransformReward(env, lambda r: np.clip(r, -10, 10))
+
+    envs = pysampler.VectorEnv([thunk] * 4, autoreset_mode=AutoresetMode.SAME_STEP)
+    next_obs, _ = envs.reset(seed=1)
+    returns = []
+    for _ in range(450):
+        actions = np.random.default_rng(0).normal(size=(4, 1)).astype(np.float32)
+        next_obs, _reward, terminations, truncations, infos = envs.step(actions)
+        done = np.logical_or(terminations, truncations)
+        if "final_info" in infos and "episode" in infos["final_info"]:
+            mask = infos["final_info"]["_episode"]
+            assert mask.tolist() == done.tolist()
+            returns += infos["final_info"]["episode"]["r"][mask].tolist()
+            assert (infos["final_info"]["episode"]["l"][mask] == 200).all()
+            assert all(o.shape == (3,) for o in infos["final_obs"][mask])
+    assert len(returns) == 8
+    envs.close()
+
+
+def test_gymnasium_makes_it_where_it_was_installed():
+    pysampler.install()
+    try:
+        envs = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="async")
+        assert type(envs) is pysampler.VectorEnv
+        assert repr(envs) == "VectorEnv(CartPole-v1, num_envs=2, num_workers=2)"
+        envs.close()
+        again = gym.make_vec(envs.spec)
+        assert type(again) is pysampler.VectorEnv
+        again.close()
+    finally:
+        pysampler.uninstall()
+    envs = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="async")
+    assert type(envs) is gym.vector.AsyncVectorEnv
+    envs.close()
+
+
+def test_make_vec_makes_what_gymnasium_makes():
+    kwargs = {"wrappers": (wrappers.TimeAwareObservation,), "max_episode_steps": 7}
+    ours = pysampler.make_vec("CartPole-v1", 3, **kwargs)
+    theirs = gym.make_vec("CartPole-v1", 3, "async", **kwargs)
+    assert ours.spec == theirs.spec
+    assert ours.observation_space == theirs.observation_space
+    same(ours.reset(seed=1), theirs.reset(seed=1))
+    for _ in range(20):
+        same(ours.step(np.zeros(3, np.int64)), theirs.step(np.zeros(3, np.int64)))
+    theirs.close()
+    ours.close()
+    again = pysampler.make_vec(ours.spec)
+    assert (again.num_envs, again.observation_space) == (3, ours.observation_space)
+    again.close()
+    gym.make_vec(ours.spec).close()
+    sync = pysampler.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+    assert type(sync) is SyncVectorEnv
+    one = pysampler.make_vec(SpaceEnv, 2, observation_space=gym.spaces.Discrete(3))
+    assert one.reset()[0].shape == (2,)
+    one.close()
+    with pytest.raises(gym.error.Error, match="Invalid id type"):
+        pysampler.make_vec(3)
+
+
+def test_a_function_is_applied_where_the_env_is():
+    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2)
+    assert envs.apply(lambda env, x: (type(env).__name__, x), 3) == (("TellingEnv", 3),) * 4
+    envs.set_attr("number", [10, 11, 12, 13])
+    assert envs.apply(lambda env: env.number, envs=[3, 0]) == (13, 10)
+    with pytest.raises(IndexError, match="cannot choose env 4"):
+        envs.apply(repr, envs=[4])
+    with pytest.raises(ZeroDivisionError, match="env 0.* in <lambda>"):
+        envs.apply(lambda _: 1 / 0)
+    envs.close()
+
+
+# -- Stable-Baselines3 ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sb3():
+    pytest.importorskip("stable_baselines3")
+    from pysampler.adapters import sb3
+
+    return sb3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_sb3_sees_what_its_own_vec_env_shows(sb3):
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    def env_fn():
+        return Monitor(gym.make("Pendulum-v1", max_episode_steps=15))
+
+    ours, theirs = sb3.VecEnv([env_fn] * 3, num_workers=2), DummyVecEnv([env_fn] * 3)
+    for envs in (ours, theirs):
+        envs.seed(5)
+        envs.action_space.seed(1)
+    same(ours.reset(), theirs.reset())
+    for _ in range(40):
+        actions = np.stack([theirs.action_space.sample() for _ in range(3)])
+        a, b = ours.step(actions), theirs.step(actions)
+        for x, y in zip(a[:3], b[:3], strict=True):
+            same(x, y)
+        for row, other in zip(a[3], b[3], strict=True):
+            assert row.keys() == other.keys()
+            assert row["TimeLimit.truncated"] == other["TimeLimit.truncated"]
+            if "episode" in row:
+                assert (row["episode"]["r"], row["episode"]["l"]) == (
+                    other["episode"]["r"],
+                    other["episode"]["l"],
+                )
+                same(row["terminal_observation"], other["terminal_observation"])
+    assert ours.env_is_wrapped(Monitor) == [True] * 3
+    assert ours.env_is_wrapped(gym.wrappers.ClipAction, [1]) == [False]
+    ours.set_attr("told", 4, [0, 2])
+    assert ours.get_attr("told", [2, 0]) == [4, 4]
+    assert ours.env_method("get_wrapper_attr", "told", indices=0) == [4]
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_sb3_learns(sb3):
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import Monitor
+
+    envs = sb3.VecEnv([lambda: Monitor(gym.make("CartPole-v1"))] * 8, num_workers=2)
+    model = PPO("MlpPolicy", envs, n_steps=64, batch_size=256, seed=0, device="cpu")
+    model.learn(2048)
+    early = np.mean([info["r"] for info in model.ep_info_buffer])
+    model.learn(20480, reset_num_timesteps=False)
+    late = np.mean([info["r"] for info in model.ep_info_buffer])
+    assert late > 2 * early
+    envs.close()
+
+
+# -- TorchRL --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
+def test_torchrl_wraps_it_as_it_is(mode):
+    pytest.importorskip("torchrl")
+    from torchrl.envs import GymWrapper
+
+    env = GymWrapper(pysampler.VectorEnv([cartpole] * 4, num_workers=2, autoreset_mode=mode))
+    rollout = env.rollout(60, break_when_any_done=False)
+    assert rollout.shape == (4, 60)
+    assert rollout["next", "done"].any()
+    env.close()
