@@ -57,7 +57,7 @@ EnvBlock::EnvBlock(const py::list& envs, std::size_t first, const py::object& fr
       autoreset_(autoreset),
       keep_(keep),
       ended_(count_, false),
-      shown_(autoreset == Autoreset::kDisabled ? count_ : 0, py::none()),
+      shown_(count_),
       reset_keywords_(py::make_tuple("seed", "options")) {
     for (const py::handle array : frames.attr("actions")) {
         action_bytes_.push_back(array.cast<py::array>());
@@ -114,7 +114,7 @@ bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
         guarded(i, [&] {
             const py::object call = calls[i];
             if (call.is_none()) {
-                if (!shown_.empty() && shown_[i]) store_obs(frame, i, shown_[i].ptr());
+                if (shown_[i]) store_obs(frame, i, shown_[i].ptr());
                 return;
             }
             reset_one(frame, i, py::object(call[py::int_(0)]).ptr(),
@@ -210,7 +210,7 @@ void EnvBlock::store_obs(std::uint32_t frame, std::size_t i, PyObject* obs) {
         odd_.clear();
         leave(kOddObs, i, values);
     }
-    if (!shown_.empty()) shown_[i] = py::reinterpret_borrow<py::object>(obs);
+    shown_[i] = py::reinterpret_borrow<py::object>(obs);
 }
 
 // The last observation of an episode lies in the frame; where that loses its type, or a part

@@ -71,7 +71,7 @@ class EnvBlock : public Block {
     Autoreset autoreset_;
     KeepInfos keep_;
     std::vector<bool> ended_;        // to be reset by the next step
-    std::vector<py::object> shown_;  // with no autoreset: the last observation of each
+    std::vector<py::object> shown_;  // the last observation of each, to show it again
     std::vector<py::object> odd_;
     py::list leftovers_;
     py::str step_name_{"step"};
