@@ -8,7 +8,7 @@ channel and is merged in here. Either way the result is that of ``VectorEnv._add
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Column", "Infos", "add_columns"]
 
 Path = tuple[str, ...]
+# Python's own numbers, numpy's, or arrays.
+Form = Literal["python", "scalar", "array"]
 # Keys whose values have had so many types stay with the side channel.
 ALTERNATIVES = 4
 
@@ -34,7 +36,7 @@ class Column:
     mask: int
     dtype: np.dtype[Any] | None = None
     shape: tuple[int, ...] = ()
-    array: bool = False
+    form: Form = "python"
     values: int = 0
 
 
@@ -44,7 +46,7 @@ def add_columns(infos: _core.Infos, columns: Sequence[Column]) -> None:
         if c.dtype is None:
             infos.add_node(c.path, c.mask)
         else:
-            infos.add_column(c.path, c.mask, c.dtype, list(c.shape), c.array, c.values)
+            infos.add_column(c.path, c.mask, c.dtype, list(c.shape), c.form, c.values)
 
 
 class Infos:
@@ -75,6 +77,7 @@ class Infos:
             again.update(dict.fromkeys(info))
         # What has values from both sides is put together anew, env by env: the first decides on
         # the dtype.
+        again.pop("final_obs", None)
         for key in again:
             infos.pop(key, None)
             infos.pop(f"_{key}", None)
@@ -110,7 +113,7 @@ class Infos:
                 self._place(here, kind)
 
     def _place(
-        self, path: Path, kind: tuple[np.dtype[Any], tuple[int, ...], bool] | None
+        self, path: Path, kind: tuple[np.dtype[Any], tuple[int, ...], Form] | None
     ) -> Column | None:
         known = self._known.get((path, kind))
         if known is not None:
@@ -121,9 +124,9 @@ class Infos:
         else:
             if self._types.get(path, 0) == ALTERNATIVES:
                 return None
-            dtype, shape, array = kind
+            dtype, shape, form = kind
             values = -(-(self._next + self._envs) // 16) * 16
-            column = Column(path, self._next, dtype, shape, array, values)
+            column = Column(path, self._next, dtype, shape, form, values)
             size = values - self._next + self._envs * int(np.prod(shape)) * dtype.itemsize
         size = -(-size // 16) * 16
         if self._next + size > self._left:
@@ -135,15 +138,15 @@ class Infos:
         return column
 
 
-def _kind(value: Any) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
+def _kind(value: Any) -> tuple[np.dtype[Any], tuple[int, ...], Form] | None:
     """Dtype and shape of the array that gymnasium makes of such values; None if of objects."""
     cls = type(value)
     if cls in (int, float, bool):
-        return np.dtype(cls), (), False
+        return np.dtype(cls), (), "python"
     if cls is np.ndarray:
         plain = value.dtype.isnative and value.dtype.kind in "biufc"
-        return (value.dtype, value.shape, True) if plain else None
+        return (value.dtype, value.shape, "array") if plain else None
     if issubclass(cls, np.number):
         dtype = np.dtype(cls)
-        return (dtype, (), False) if dtype.kind in "iufc" else None
+        return (dtype, (), "scalar") if dtype.kind in "iufc" else None
     return None

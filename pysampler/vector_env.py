@@ -431,11 +431,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         rest, final = self._sorted(messages) if messages else ([], {})
         frame = self._frame
         observations, rewards, terminated, truncated, infos, mixed = self._batch.read(frame)
+        for env, observation in final.items():
+            infos["final_obs"][env] = observation
         if rest or mixed:
             infos = self._infos.merge(frame, infos, mixed, rest)
             self._new_columns += self._infos.learn(rest)
-        for env, observation in final.items():
-            infos["final_obs"][env] = observation
         if observations is None:
             observations = self._observations(frame)
         self.observations = observations

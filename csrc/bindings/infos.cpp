@@ -25,7 +25,8 @@ void Infos::add_node(const py::tuple& path, std::size_t mask) {
 }
 
 void Infos::add_column(const py::tuple& path, std::size_t mask, const py::dtype& dtype,
-                       const std::vector<py::ssize_t>& shape, bool array, std::size_t values) {
+                       const std::vector<py::ssize_t>& shape, const std::string& form,
+                       std::size_t values) {
     const auto frames = owner_.shape(0);
     std::vector<py::ssize_t> full{frames, static_cast<py::ssize_t>(envs_)};
     full.insert(full.end(), shape.begin(), shape.end());
@@ -37,7 +38,10 @@ void Infos::add_column(const py::tuple& path, std::size_t mask, const py::dtype&
     }
     strides[0] = static_cast<py::ssize_t>(frame_bytes_);
     const py::array rows(dtype, full, strides, area_ + values, owner_);
-    find_or_make(path).columns.push_back({mask, Leaf(rows), array});
+    find_or_make(path).columns.push_back({mask, Leaf(rows),
+                                           form == "array"    ? Form::kArray
+                                           : form == "scalar" ? Form::kScalar
+                                                               : Form::kPython});
     masks_.push_back(mask);
 }
 
@@ -139,23 +143,19 @@ std::optional<py::dict> Infos::store_in(Node& node, std::uint32_t frame, std::si
 
 // Whether gymnasium would make an array of the column's dtype and shape for such a value.
 bool Infos::accepts(const Column& column, PyObject* value) {
-    if (exact_array(value)) return column.array && column.leaf.matches(value);
-    if (column.array) return false;
-    const int type = column.leaf.type_num();
-    // A numpy bool is no number to gymnasium: it stays the object it is.
-    if (type == Npy::NPY_BOOL_) return PyBool_Check(value);
-    if (Py_TYPE(value) == column.leaf.scalar_type()) return true;
-    switch (type) {
+    if (column.form == Form::kArray) return column.leaf.matches(value);
+    if (column.form == Form::kScalar) return Py_TYPE(value) == column.leaf.scalar_type();
+    switch (column.leaf.type_num()) {
         case Npy::NPY_DOUBLE_:
             return PyFloat_CheckExact(value);
-        case Npy::NPY_INT64_: {
+        case Npy::NPY_BOOL_:
+            return PyBool_Check(value);
+        default: {
             int overflow = 0;
             if (!PyLong_CheckExact(value)) return false;
             PyLong_AsLongLongAndOverflow(value, &overflow);
             return overflow == 0;
         }
-        default:
-            return false;
     }
 }
 
@@ -165,7 +165,7 @@ bool Infos::any(std::uint32_t frame, std::size_t offset) const {
     return std::memchr(mask(frame, offset), 1, envs_) != nullptr;
 }
 
-py::array Infos::masks(std::uint32_t frame, std::size_t offset) const {
+py::array_t<bool> Infos::masks(std::uint32_t frame, std::size_t offset) const {
     py::array_t<bool> copy(static_cast<py::ssize_t>(envs_));
     // A worker may have written anything; a bool that is neither 0 nor 1 is trouble.
     const std::uint8_t* from = mask(frame, offset);
@@ -186,12 +186,11 @@ std::pair<py::dict, py::list> Infos::collect(std::uint32_t frame) const {
 // Adds what there is under this key. False if values do not fit into one array.
 bool Infos::collect_from(const Node& node, std::uint32_t frame, py::dict& into) const {
     const bool nested = node.mask != kNone && any(frame, node.mask);
-    const Column* found = nullptr;
+    std::vector<const Column*> found;
     for (const Column& column : node.columns) {
-        if (!any(frame, column.mask)) continue;
-        if (found != nullptr || nested) return false;
-        found = &column;
+        if (any(frame, column.mask)) found.push_back(&column);
     }
+    if (nested && !found.empty()) return false;
     if (nested) {
         py::dict inner;
         for (const Node& child : node.children) {
@@ -199,10 +198,28 @@ bool Infos::collect_from(const Node& node, std::uint32_t frame, py::dict& into) 
         }
         into[node.key] = inner;
         into[node.mask_key] = masks(frame, node.mask);
-    } else if (found != nullptr) {
-        into[node.key] = found->leaf.load_all(frame, envs_, mask(frame, found->mask));
-        into[node.mask_key] = masks(frame, found->mask);
+        return true;
     }
+    if (found.empty()) return true;
+    const Column& first = *found[0];
+    py::object values = first.leaf.load_all(frame, envs_, mask(frame, first.mask));
+    py::array_t<bool> seen = masks(frame, first.mask);
+    // Python's floats and numpy's doubles, say: the same to an array.
+    for (std::size_t i = 1; i < found.size(); ++i) {
+        const Column& other = *found[i];
+        if (other.form == Form::kArray || first.form == Form::kArray ||
+            other.leaf.type_num() != first.leaf.type_num()) {
+            return false;
+        }
+        const std::uint8_t* has = mask(frame, other.mask);
+        for (std::size_t env = 0; env < envs_; ++env) {
+            if (!has[env]) continue;
+            other.leaf.copy_row(frame, env, values.ptr());
+            seen.mutable_at(env) = true;
+        }
+    }
+    into[node.key] = values;
+    into[node.mask_key] = seen;
     return true;
 }
 
@@ -217,8 +234,7 @@ py::object Infos::row_of(const Node& node, std::uint32_t frame, std::size_t env)
     for (const Column& column : node.columns) {
         if (!mask(frame, column.mask)[env]) continue;
         py::object value = column.leaf.load(frame, env);
-        if (column.array || column.leaf.type_num() != Npy::NPY_BOOL_) return value;
-        return py::bool_(value);
+        return column.form == Form::kPython ? py::object(value.attr("item")()) : value;
     }
     if (node.mask == kNone || !mask(frame, node.mask)[env]) return py::none();
     py::dict inner;
@@ -236,7 +252,7 @@ void register_infos(py::module_& m) {
         .def("add_node", &Infos::add_node, py::arg("path"), py::arg("mask"),
              "A place for nested dicts at the end of this path of keys.")
         .def("add_column", &Infos::add_column, py::arg("path"), py::arg("mask"), py::arg("dtype"),
-             py::arg("shape"), py::arg("array"), py::arg("values"),
+             py::arg("shape"), py::arg("form"), py::arg("values"),
              "A place for numbers, or arrays of a shape.")
         .def("collect", &Infos::collect, py::arg("frame"),
              "The infos of all envs as gymnasium batches them, and the keys that row() must be "

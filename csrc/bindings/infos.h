@@ -25,9 +25,10 @@ class Infos {
     // A node for a nested dict at the end of this path of keys, or a column for values that make
     // numpy arrays of that dtype and shape there. The path's nodes must exist.
     void add_node(const py::tuple& path, std::size_t mask);
-    // `array` tells arrays of shape () from numbers.
+    // `form` is "python" for its own numbers, "scalar" for numpy's, or "array".
     void add_column(const py::tuple& path, std::size_t mask, const py::dtype& dtype,
-                    const std::vector<py::ssize_t>& shape, bool array, std::size_t values);
+                    const std::vector<py::ssize_t>& shape, const std::string& form,
+                    std::size_t values);
 
     // -- a worker --
 
@@ -47,10 +48,13 @@ class Infos {
  private:
     static constexpr std::size_t kNone = ~std::size_t{0};
 
+    // What a value was before it was written, for where it must be that again.
+    enum class Form { kPython, kScalar, kArray };
+
     struct Column {
         std::size_t mask;
         Leaf leaf;
-        bool array;
+        Form form;
     };
     struct Node {
         py::str key;
@@ -70,7 +74,7 @@ class Infos {
         return area_ + frame * frame_bytes_ + offset;
     }
     bool any(std::uint32_t frame, std::size_t offset) const;
-    py::array masks(std::uint32_t frame, std::size_t offset) const;
+    py::array_t<bool> masks(std::uint32_t frame, std::size_t offset) const;
     bool collect_from(const Node& node, std::uint32_t frame, py::dict& into) const;
     py::object row_of(const Node& node, std::uint32_t frame, std::size_t env) const;
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <numeric>
 
 namespace pysampler::bindings {
 namespace {
@@ -22,7 +24,9 @@ Leaf::Leaf(const py::array& array)
     : array_(array),
       base_(static_cast<std::byte*>(const_cast<void*>(array.data()))),
       frame_bytes_(static_cast<std::size_t>(array.strides(0))),
-      row_bytes_(static_cast<std::size_t>(array.strides(1))),
+      row_bytes_(static_cast<std::size_t>(
+          std::accumulate(array.shape() + 2, array.shape() + array.ndim(), array.itemsize(),
+                          std::multiplies<py::ssize_t>()))),
       dtype_(array.dtype()),
       type_num_(dtype_.num()),
       scalar_type_(reinterpret_cast<PyTypeObject*>(

@@ -46,6 +46,10 @@ class Leaf {
     // A new array of the rows of all envs; zero where `mask` is, if there is one.
     py::object load_all(std::uint32_t frame, std::size_t envs,
                         const std::uint8_t* mask = nullptr) const;
+    // One row, into an array of such rows.
+    void copy_row(std::uint32_t frame, std::size_t env, PyObject* rows) const {
+        std::memcpy(array_of(rows)->data + env * row_bytes_, row(frame, env), row_bytes_);
+    }
     // A view of them.
     py::object view_all(std::uint32_t frame) const;
     // Whether it is an array of just those rows; writes it.

@@ -68,7 +68,7 @@ class SpaceEnv(gym.Env):
         self.steps += 1
         self.kept.append((action, describe(action)))
         info = self._info("step")
-        if self.infos != "none":
+        if self.infos == "all":
             info["action"] = describe(action)
             # An action handed over stays what it was.
             info["kept"] = all(describe(a) == told for a, told in self.kept[-5:])

@@ -1,7 +1,5 @@
 """What people put around a vector env works around this one."""
 
-import functools
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -124,11 +122,11 @@ def test_the_loop_of_a_ppo_script():
         return wrappers.TransformReward(env, lambda r: np.clip(r, -10, 10))
 
     envs = pysampler.VectorEnv([thunk] * 4, autoreset_mode=AutoresetMode.SAME_STEP)
-    next_obs, _ = envs.reset(seed=1)
+    envs.reset(seed=1)
     returns = []
     for _ in range(450):
         actions = np.random.default_rng(0).normal(size=(4, 1)).astype(np.float32)
-        next_obs, _reward, terminations, truncations, infos = envs.step(actions)
+        _, _, terminations, truncations, infos = envs.step(actions)
         done = np.logical_or(terminations, truncations)
         if "final_info" in infos and "episode" in infos["final_info"]:
             mask = infos["final_info"]["_episode"]
