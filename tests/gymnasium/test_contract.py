@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
 from made_up import SpaceEnv, TellingEnv, same
 
 from pysampler import VectorEnv
@@ -280,30 +280,24 @@ def test_same_step_autoreset(num_workers):
 def test_resets_by_mask(num_workers):
     kwargs = {"autoreset_mode": AutoresetMode.DISABLED}
     fns = cartpoles(3)
-    ours, theirs = VectorEnv(fns, num_workers=num_workers, **kwargs), SyncVectorEnv(fns, **kwargs)
-    first, _ = ours.reset(seed=[0, 1, 2])
-    theirs.reset(seed=[0, 1, 2])
+    envs = VectorEnv(fns, num_workers=num_workers, **kwargs)
+    first, _ = envs.reset(seed=[0, 1, 2])
     for _ in range(3):
-        stepped = ours.step(np.ones(3, np.int64))[0]
+        stepped = envs.step(np.ones(3, np.int64))[0]
     mask = np.array([True, True, False])
-    again, _ = ours.reset(seed=[0, 1, 0], options={"reset_mask": mask})
+    again, _ = envs.reset(seed=[0, 1, 0], options={"reset_mask": mask})
     assert np.array_equal(again[:2], first[:2])
     assert np.array_equal(again[2], stepped[2])
-    for bad, error in (
-        (np.array([True]), ValueError),
-        (np.array([[True, True, True]]), ValueError),
-        (np.array([False] * 3), ValueError),
-        (np.array([1, 1, 0]), TypeError),
-        ([True, True, True], TypeError),
+    for bad, error, message in (
+        (np.array([True]), ValueError, r"must have shape `\(3,\)`, got \(1,\)"),
+        (np.array([[True, True, True]]), ValueError, r"must have shape `\(3,\)`, got \(1, 3\)"),
+        (np.array([False] * 3), ValueError, "at least one True value"),
+        (np.array([1, 1, 0]), TypeError, "must have `dtype=np.bool_`, got int64"),
+        ([True, True, True], TypeError, "must be a numpy array, got <class 'list'>"),
     ):
-        told = []
-        for envs in (ours, theirs):
-            with pytest.raises(error) as caught:
-                envs.reset(options={"reset_mask": bad})
-            told.append(str(caught.value))
-        assert told[0] == told[1]
-    ours.close()
-    theirs.close()
+        with pytest.raises(error, match=message):
+            envs.reset(options={"reset_mask": bad})
+    envs.close()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
