@@ -54,7 +54,7 @@ lint: $(VENV)/package.stamp $(VENV)/lint.stamp $(VENV)/test.stamp  ## formatters
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(shell git ls-files '*.h' '*.cpp')
 	$(BIN)/python tests/stubs.py --check
-	$(CMAKE) -S . -B build/lint -DPYSAMPLER_BUILD_TESTS=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	$(CMAKE) -S . -B build/lint -DPYSAMPLER_BUILD_TESTS=ON -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 	  -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) >/dev/null
 	printf '%s\n' csrc/*.cpp csrc/bindings/*.cpp tests/native/test_layout.cpp | \
 	  xargs -P$$(nproc) -n1 $(BIN)/clang-tidy --quiet -p build/lint

@@ -1,4 +1,4 @@
-"""Runs every benchmark, one at a time, and writes results with machine, kernel and date.
+"""Runs every benchmark of the core, one at a time, and writes results with machine, kernel and date.
 
 benchmarks/results/<date>.json holds the numbers, .md the tables, .png the picture.
 """
@@ -16,9 +16,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from report import draw, tables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HERE = Path(__file__).parent
 
@@ -65,6 +68,15 @@ def stolen() -> int:
     return int(Path("/proc/stat").read_text().split(maxsplit=9)[8])
 
 
+@contextlib.contextmanager
+def stolen_share(told: dict[str, Any]) -> Iterator[None]:
+    """What part of the CPUs' time went to others meanwhile, told of a machine."""
+    before, begun = stolen(), time.monotonic()
+    yield
+    ticks = (time.monotonic() - begun) * os.sysconf("SC_CLK_TCK") * told["cpus"]
+    told["stolen"] = (stolen() - before) / ticks
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -76,19 +88,16 @@ def main() -> None:
     python = sys.executable
     waiting = ["20,150", "1,2", "5,5000", "1", "50"] if options.quick else []
     results: dict[str, Any] = {"machine": machine()}
-    stolen_before, begun = stolen(), time.monotonic()
-    results["latency"] = lines(run([str(options.native / "bench_latency")], "latency", 5))
-    results["waiting"] = lines(
-        run([str(options.native / "bench_waiting"), *waiting], "ways of waiting", 15)
-    )
-    primitives = [python, str(HERE / "primitives.py"), "--json"]
-    results["round_trips"] = json.loads(run(primitives, "round trips from Python", 10))
-    seconds = "0.1" if options.quick else "0.5"
-    throughput = [python, str(HERE / "throughput.py"), "--seconds", seconds]
-    results["throughput"] = json.loads(run(throughput, "throughput", 15))
-
-    ticks = (time.monotonic() - begun) * os.sysconf("SC_CLK_TCK") * results["machine"]["cpus"]
-    results["machine"]["stolen"] = (stolen() - stolen_before) / ticks
+    with stolen_share(results["machine"]):
+        results["latency"] = lines(run([str(options.native / "bench_latency")], "latency", 5))
+        results["waiting"] = lines(
+            run([str(options.native / "bench_waiting"), *waiting], "ways of waiting", 15)
+        )
+        primitives = [python, str(HERE / "primitives.py"), "--json"]
+        results["round_trips"] = json.loads(run(primitives, "round trips from Python", 10))
+        seconds = "0.1" if options.quick else "0.5"
+        throughput = [python, str(HERE / "throughput.py"), "--seconds", seconds]
+        results["throughput"] = json.loads(run(throughput, "throughput", 15))
 
     options.out.mkdir(parents=True, exist_ok=True)
     stem = options.out / f"{results['machine']['date']}-core"

@@ -215,9 +215,7 @@ class EnvHost:
         return range(at, at + self.sizes[block])
 
 
-def call(
-    env: gym.Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def call(env: gym.Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A method of an env, or an attribute that is none."""
     attribute = env.get_wrapper_attr(name)
     return attribute(*args, **kwargs) if callable(attribute) else attribute

@@ -357,7 +357,7 @@ class Request:
         self._frame = frame
         self._answers: dict[int, Any] = {}
         # Pickled before the first is sent: what cannot be leaves nobody waiting.
-        self._left = {group: dumps(request) for group, request in requests.items()}
+        self._left = {group: dumps_by_value(request) for group, request in requests.items()}
         self._send_next()
 
     def wait(self, timeout: float | None = None) -> dict[int, Any] | None:

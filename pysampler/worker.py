@@ -173,9 +173,11 @@ class _Server:
     def run(self) -> None:
         while True:
             _, group, frame = self.core.serve(self.host.blocks, self.report)
-            name, arguments = pickle.loads(self.inbox.recv())
+            message = self.inbox.recv()
             block = group - self.first_group
+            name = "asked for something"
             try:
+                name, arguments = pickle.loads(message)
                 if name == "close":
                     answer: Any = None
                     self.host.close()

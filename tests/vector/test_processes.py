@@ -71,6 +71,11 @@ envs = pysampler.VectorEnv([
     lambda: gym.make("Mine-v0", number=44),
 ])
 observations, infos = envs.reset()
+
+def number_of(env):
+    return env.unwrapped.number
+
+assert envs.apply(number_of) == (41, 42, 43, 44)
 print(observations.tolist(), [type(t) is Told and t.number for t in infos["mine"]])
 envs.close()
 """

@@ -1,0 +1,71 @@
+"""The envs that vector envs are measured with."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class Busy(gym.Env[Any, Any]):
+    """Works for so long, or so long on average (exponentially distributed), and shows an image."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, us: float, *, exponential: bool = False, image: bool = False) -> None:
+        self._ns = us * 1e3
+        self._exponential = exponential
+        parts: dict[str, spaces.Space[Any]] = {"x": spaces.Box(-1, 1, (4,), np.float32)}
+        if image:
+            parts["image"] = spaces.Box(0, 255, (84, 84, 4), np.uint8)
+        self.observation_space = spaces.Dict(parts) if image else parts["x"]
+        arrays = {key: np.zeros(space.shape, space.dtype) for key, space in parts.items()}
+        self._observation = arrays if image else arrays["x"]
+        self._random = np.random.default_rng()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._observation, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        ns = self._random.exponential(self._ns) if self._exponential else self._ns
+        end = time.perf_counter_ns() + ns
+        while time.perf_counter_ns() < end:
+            pass
+        return self._observation, 1.0, False, False, {}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An env, how many of them, and what fraction of the ideal is asked for."""
+
+    name: str
+    env: str  # an id of gymnasium's, or arguments of Busy
+    envs: int
+    target: float
+    peers: bool = True
+
+    def make(self) -> gym.Env[Any, Any]:
+        if self.env.startswith("Busy"):
+            return eval(self.env)
+        return gym.make(self.env)
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("CartPole-v1, 64", "CartPole-v1", 64, 0.90),
+        Case("CartPole-v1, 1024", "CartPole-v1", 1024, 0.95, peers=False),
+        Case("HalfCheetah-v5, 64", "HalfCheetah-v5", 64, 0.97),
+        Case("HalfCheetah-v5, 8", "HalfCheetah-v5", 8, 0.90),
+        Case("20 us of work, 64", "Busy(20)", 64, 0.95),
+        Case("exponential, mean 100 us, 16", "Busy(100, exponential=True)", 16, 0.75),
+        Case("200 us and an image, 16", "Busy(200, image=True)", 16, 0.95),
+    )
+}

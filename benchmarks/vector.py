@@ -1,0 +1,191 @@
+"""Vector envs as fractions of the ideal: the same envs in the same number of processes that never
+talk. All contenders of a case are started, then measured in turn, again and again; the ideal is
+measured before and after each.
+
+    python benchmarks/vector.py                         # every case; writes results
+    python benchmarks/vector.py --case "CartPole-v1, 64" --repetitions 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from envs import CASES, Case
+from report import table
+from run import machine, stolen_share
+
+HERE = Path(__file__).parent
+OURS = ["pysampler"]
+PEERS = [
+    *("gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv", "SB3 SubprocVecEnv"),
+    *("Tianshou ShmemVectorEnv", "EnvPool (its own C++ envs)"),
+]
+
+
+class Contender:
+    """A process that measures when told to, and ends with its whole process group."""
+
+    def __init__(self, name: str, case: Case, seconds: float) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "contenders.py"), name, case.name, str(seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def ready(self) -> bool:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline() == "ready\n"
+
+    def why_not(self) -> str:
+        assert self._process.stderr is not None
+        return self._process.stderr.read().strip().splitlines()[-1]
+
+    def measure(self) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        result: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return result
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def contenders_of(case: Case, *, peers: bool) -> list[str]:
+    names = list(OURS)
+    if "image" in case.name:
+        names.append("pysampler, copy=False")
+    if case.env == "HalfCheetah-v5":
+        names.append('pysampler, infos="none"')
+    if peers and case.peers:
+        others = PEERS if case.env[:4] != "Busy" else PEERS[:-1]
+        names += others[:2] if "image" in case.name else others
+    return names
+
+
+def measure(case: Case, names: list[str], repetitions: int, seconds: float) -> dict[str, Any]:
+    running = {name: Contender(name, case, seconds) for name in ["ideal", *names]}
+    try:
+        for name in list(running):
+            if not running[name].ready():
+                say(f"  {name} does not run: {running[name].why_not()}")
+                running.pop(name).end()
+        ideal = running.pop("ideal")
+        try:
+            return _in_turn(ideal, running, repetitions)
+        finally:
+            ideal.end()
+    finally:
+        for contender in running.values():
+            contender.end()
+
+
+def _in_turn(ideal: Contender, running: dict[str, Contender], repetitions: int) -> dict[str, Any]:
+    fractions: dict[str, list[float]] = {name: [] for name in running}
+    where: list[dict[str, float]] = []
+    rates = [rate(ideal.measure())]
+    for repetition in range(repetitions):
+        for name, contender in running.items():
+            result = contender.measure()
+            rates.append(rate(ideal.measure()))
+            fractions[name].append(rate(result) / statistics.mean(rates[-2:]))
+            if name == "pysampler":
+                where.append(result["where"])
+        say(f"  {repetition + 1}/{repetitions}", end="\r")
+    return {
+        "ideal": statistics.median(rates),
+        "ideal_spread": [min(rates), max(rates)],
+        "fractions": fractions,
+        "where": {k: statistics.median(row[k] for row in where) for k in where[0]},
+    }
+
+
+def rate(result: dict[str, Any]) -> float:
+    return float(result["steps"] / result["seconds"])
+
+
+def say(text: str, end: str = "\n") -> None:
+    print(text, end=end, file=sys.stderr, flush=True)
+
+
+def tables(results: dict[str, Any]) -> str:
+    m = results["machine"]
+    names = [n for n in ["pysampler", "pysampler, copy=False", 'pysampler, infos="none"', *PEERS]]
+    present = [n for n in names if any(n in c["fractions"] for c in results["cases"].values())]
+    parts = [
+        f"# Vector envs, measured {m['date']}\n\n{m['processor']}, {m['cpus']} CPUs"
+        f"{', virtual' if m['virtual'] else ''}, Linux {m['kernel']}, Python {m['python']}. "
+        f"{m['stolen']:.1%} of its CPU time went to other machines meanwhile.\n\n"
+        "Fractions of the ideal: the same envs in two processes that never talk. Median "
+        "[least, most] of repetitions taken in turn; two workers, or a process for each env where "
+        "that is the design.\n"
+    ]
+    rows = []
+    for name, case in results["cases"].items():
+        row = [name, f"{case['ideal']:,.0f}", f"{CASES[name].target:.2f}"]
+        for contender in present:
+            values = case["fractions"].get(contender)
+            row.append(
+                "-"
+                if not values
+                else f"{statistics.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
+            )
+        rows.append(row)
+    parts.append(table(["env, envs", "ideal steps/s", "target", *present], rows))
+    parts.append(
+        "## Where a round goes, us\n\n"
+        "The parent sends actions (the worker last woken begins after *wake*), workers step "
+        "(*step*, their mean, of which *outside* is not the envs'), the slower one is waited for, "
+        "the parent notices and reads.\n"
+    )
+    keys = ["send", "wake", "step", "slowest", "notice", "read"]
+    rows = []
+    for name, case in results["cases"].items():
+        envs_alone = 2 * CASES[name].envs / 2 / case["ideal"] * 1e6
+        outside = case["where"]["step"] - envs_alone
+        rows.append([name, *(f"{case['where'][k]:.1f}" for k in keys), f"{outside:.1f}"])
+    parts.append(table(["", *keys, "outside"], rows))
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", action="append", choices=list(CASES))
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.7)
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--out", type=Path, help="folder to write results to")
+    options = parser.parse_args()
+    results: dict[str, Any] = {"machine": machine(), "cases": {}}
+    with stolen_share(results["machine"]):
+        for name in options.case or list(CASES):
+            case = CASES[name]
+            say(name)
+            contenders = contenders_of(case, peers=not options.no_peers)
+            results["cases"][name] = measure(case, contenders, options.repetitions, options.seconds)
+    text = tables(results)
+    print(text)
+    if options.out:
+        stem = options.out / f"{results['machine']['date']}-vector"
+        stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+        stem.with_suffix(".md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
