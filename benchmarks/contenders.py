@@ -199,6 +199,8 @@ CONTENDERS: dict[str, Callable[[Case, float], Callable[[], dict[str, Any]]]] = {
     "pysampler": pysampler,
     "pysampler, copy=False": functools.partial(pysampler, copy=False),
     'pysampler, infos="none"': functools.partial(pysampler, infos="none"),
+    'pysampler, wait="yield"': functools.partial(pysampler, wait="yield"),
+    'pysampler, wait="park"': functools.partial(pysampler, wait="park"),
     "gymnasium SyncVectorEnv": sync,
     "gymnasium AsyncVectorEnv": asynchronous,
     "SB3 SubprocVecEnv": sb3,

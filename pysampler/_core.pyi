@@ -656,7 +656,7 @@ class Command:
 class Infos:
     def __init__(self, area: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8], envs: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
-    def add_column(self, path: tuple, mask: typing.SupportsInt | typing.SupportsIndex, dtype: numpy.dtype[typing.Any], shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], array: bool, values: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def add_column(self, path: tuple, mask: typing.SupportsInt | typing.SupportsIndex, dtype: numpy.dtype[typing.Any], shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], form: str, values: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
         A place for numbers, or arrays of a shape.
         """

@@ -68,6 +68,7 @@ class Pool:
         policy: tuple[int, int] | None = None,
     ) -> None:
         self.shares = list(shares)
+        self.closed = False  # or its workers have been ended
         self.groups = [len(share.sizes) for share in shares]
         self._worker_of = [w for w, count in enumerate(self.groups) for _ in range(count)]
         self._policy = policy
@@ -291,11 +292,6 @@ class Pool:
 
     # -- ending ----------------------------------------------------------------------------------
 
-    @property
-    def closed(self) -> bool:
-        """Whether its workers have been ended."""
-        return not self._finalizer.alive
-
     def close(self, grace: float = GRACE) -> None:
         """Let the workers close their envs and end. EnvError if an env raised in close()."""
         if self.closed:
@@ -336,6 +332,7 @@ class Pool:
         """End the workers, whatever they are doing, and give everything back."""
         if self.closed:
             return
+        self.closed = True
         self._finalizer()
         if hasattr(self, "_watch"):
             self._watch.close()

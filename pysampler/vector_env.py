@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import threading
@@ -30,7 +31,7 @@ from pysampler.pool import Pool, Request, Share
 from pysampler.spec import build, checked_actions, spec_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
     from gymnasium.core import RenderFrame
@@ -206,7 +207,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         options: dict[str, Any] | None = None,
     ) -> None:
         """Let the envs reset; ``reset_wait`` has what they return."""
-        with _Turn(self, "reset_async"):
+        with self._entered("reset_async"):
             seeds = arguments.seeds(seed, self.num_envs)
             self._expect_idle("reset_async")
             mask = None
@@ -225,7 +226,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """What the envs return from the reset that is pending."""
-        with _Turn(self, "reset_wait"):
+        with self._entered("reset_wait"):
             self._expect("reset", "reset_wait")
             observations, _, _, _, infos = self._finish("reset_wait", timeout)
             return observations, infos
@@ -242,21 +243,32 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         dict[str, Any],
     ]:
         """Step all envs."""
-        self.step_async(actions)
-        return self.step_wait()
+        self._enter("step")
+        try:
+            self._send(actions)
+            return self._finish("step_wait", None)
+        finally:
+            self._turn.release()
 
     def step_async(self, actions: Any) -> None:
         """Let the envs step; ``step_wait`` has what they return."""
-        with _Turn(self, "step_async"):
+        self._enter("step_async")
+        try:
+            self._send(actions)
+        finally:
+            self._turn.release()
+
+    def _send(self, actions: Any) -> None:
+        if self._state is not None:
             self._expect_idle("step_async")
-            if self._validate:
-                arguments.refuse_nan(self._spec, self.num_envs, actions)
-            frame = self._next_frame()
-            if self._batch.write(frame, actions) or self._write(frame, actions):
-                self._pool.step(frame)
-            else:
-                self._send_objects(frame, actions)
-            self._state = "step"
+        if self._validate:
+            arguments.refuse_nan(self._spec, self.num_envs, actions)
+        frame = self._next_frame()
+        if self._batch.write(frame, actions) or self._write(frame, actions):
+            self._pool.step(frame)
+        else:
+            self._send_objects(frame, actions)
+        self._state = "step"
 
     def step_wait(
         self, timeout: float | None = None
@@ -268,9 +280,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         dict[str, Any],
     ]:
         """What the envs return from the step that is pending."""
-        with _Turn(self, "step_wait"):
+        self._enter("step_wait")
+        try:
             self._expect("step", "step_wait")
             return self._finish("step_wait", timeout)
+        finally:
+            self._turn.release()
 
     def _write(self, frame: int, actions: Any) -> bool:
         """Actions of any dtypes and nesting, into the frame; False if they are not all arrays."""
@@ -302,7 +317,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Call a method of each env; ``call_wait`` has what they return."""
-        with _Turn(self, "call_async"):
+        with self._entered("call_async"):
             self._expect_idle("call_async")
             if name in ("reset", "step", "close", "_setattr", "_check_spaces"):
                 raise ValueError(
@@ -313,7 +328,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """What the envs return from the call that is pending."""
-        with _Turn(self, "call_wait"):
+        with self._entered("call_wait"):
             self._expect("call", "call_wait")
             return self._results("call_wait", timeout)
 
@@ -332,7 +347,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         (98.0, 98.0)
         >>> envs.close()
         """
-        with _Turn(self, "apply"):
+        with self._entered("apply"):
             self._expect_idle("apply")
             name = getattr(function, "__name__", type(function).__name__)
             chosen = None if envs is None else arguments.indices(envs, self.num_envs)
@@ -363,7 +378,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def set_attr(self, name: str, values: list[Any] | tuple[Any, ...] | Any) -> None:
         """Set an attribute of each env: to its own of a list or tuple, or all to one value."""
-        with _Turn(self, "set_attr"):
+        with self._entered("set_attr"):
             if not isinstance(values, (list, tuple)):
                 values = [values] * self.num_envs
             if len(values) != self.num_envs:
@@ -491,6 +506,28 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             lambda leaf: tuple(self._odd[leaf]),
         )
 
+    def _enter(self, what: str) -> None:
+        """It is open, in the process that made it, and no other thread is in here."""
+        if self.closed or self._pool.closed:
+            self.closed = True
+            raise _ClosedError(
+                f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
+            )
+        if os.getpid() != self._owner:
+            raise _ClosedError(
+                f"cannot call {what}: made by process {self._owner}, this is {os.getpid()}, a fork"
+            )
+        if not self._turn.acquire(blocking=False):
+            raise BusyError(f"cannot call {what}: another thread is using this vector env")
+
+    @contextlib.contextmanager
+    def _entered(self, what: str) -> Iterator[None]:
+        self._enter(what)
+        try:
+            yield
+        finally:
+            self._turn.release()
+
     def _expect_idle(self, what: str) -> None:
         if self._state is not None:
             raise AlreadyPendingCallError(
@@ -508,7 +545,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:  # noqa: FBT001, FBT002
         """End the workers: after what is pending, or at once; GRACE at most."""
-        with _Turn(self, "close"):
+        with self._entered("close"):
             if self._state is not None:
                 logger.warn(
                     f"Calling `close` while waiting for a pending call to `{self._state}` to "
@@ -550,30 +587,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             f"{type(self).__name__}({name}, num_envs={self.num_envs}, "
             f"num_workers={self.num_workers})"
         )
-
-
-class _Turn:
-    """A call of a vector env that is open, from the process that made it, one thread at a time."""
-
-    def __init__(self, envs: VectorEnv, what: str) -> None:
-        self._lock = envs._turn
-        if envs.closed or envs._pool.closed:
-            envs.closed = True
-            raise _ClosedError(
-                f"Trying to operate on `{type(envs).__name__}`, after a call to `close()`."
-            )
-        if os.getpid() != envs._owner:
-            raise _ClosedError(
-                f"cannot call {what}: made by process {envs._owner}, this is {os.getpid()}, a fork"
-            )
-        if not self._lock.acquire(blocking=False):
-            raise BusyError(f"cannot call {what}: another thread is using this vector env")
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 def _timed_out(what: str, timeout: float | None) -> _TimeoutError:

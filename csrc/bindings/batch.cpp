@@ -49,7 +49,7 @@ void Batch::add_final(std::uint32_t frame, py::dict& infos) const {
     const std::uint8_t* has = has_final_.data(frame, 0);
     if (std::all_of(has, has + envs_, [](std::uint8_t one) { return one == 0; })) return;
     const auto count = static_cast<py::ssize_t>(envs_);
-    py::array rows(py::dtype("O"), std::vector<py::ssize_t>{count});
+    py::array rows(objects_, std::vector<py::ssize_t>{count});
     auto** at = static_cast<PyObject**>(rows.mutable_data());
     py::array_t<bool> mask(count);
     for (std::size_t env = 0; env < envs_; ++env) {

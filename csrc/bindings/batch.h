@@ -41,6 +41,7 @@ class Batch {
     py::array_t<std::uint8_t> has_final_;
     std::size_t envs_;
     bool single_action_;
+    py::dtype objects_{"O"};
 };
 
 }  // namespace pysampler::bindings

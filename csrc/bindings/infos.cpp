@@ -39,9 +39,9 @@ void Infos::add_column(const py::tuple& path, std::size_t mask, const py::dtype&
     strides[0] = static_cast<py::ssize_t>(frame_bytes_);
     const py::array rows(dtype, full, strides, area_ + values, owner_);
     find_or_make(path).columns.push_back({mask, Leaf(rows),
-                                           form == "array"    ? Form::kArray
-                                           : form == "scalar" ? Form::kScalar
-                                                               : Form::kPython});
+                                          form == "array"    ? Form::kArray
+                                          : form == "scalar" ? Form::kScalar
+                                                             : Form::kPython});
     masks_.push_back(mask);
 }
 

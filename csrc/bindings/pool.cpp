@@ -192,6 +192,7 @@ class PyWorker : public Handle {
           index_(index),
           cell_(ring_cell(base(), layout_, index)),
           ring_(cell_, PoolLayout::geometry()),
+          completions_(completions_at(base(), layout_)),
           bell_(bell_cell(base(), layout_), bell_members(bell_cell(base(), layout_)),
                 layout_.groups()),
           site_(policy) {
@@ -233,7 +234,7 @@ class PyWorker : public Handle {
     // The group is done; a message follows, or none.
     void complete(std::uint32_t group, bool message) {
         const std::int64_t ended = now_ns();
-        completions_at(base(), layout_)[group] = {message ? 1U : 0U, began_, ended};
+        completions_[group] = {message ? 1U : 0U, began_, ended};
         bell_.post(group, ended);  // releases it
     }
 
@@ -246,6 +247,7 @@ class PyWorker : public Handle {
     std::uint32_t index_;
     RingCell* cell_;
     Ring ring_;
+    Completion* completions_;
     Doorbell bell_;
     Site site_;
     Side serving_;
