@@ -11,7 +11,8 @@ NATIVE_OFF := -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_TESTS=ON
 FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-python test-native test-faults lint format stubs bench sanitize models aarch64 wheel packages clean
+.PHONY: help demo test test-python test-native test-faults lint format stubs bench bench-vector bench-core \
+  sanitize models aarch64 wheel packages contract clean
 
 help:  ## what there is
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -29,26 +30,26 @@ $(VENV)/package.stamp: $(BIN)/python $(SOURCES)
 	$(PIP) install -e .
 	@touch $@
 
-demo: $(VENV)/package.stamp $(VENV)/demo.stamp  ## the primitives beside multiprocessing's, in the terminal
-	$(BIN)/python benchmarks/primitives.py --demo
+demo: $(VENV)/package.stamp $(VENV)/demo.stamp  ## HalfCheetah, sampled by gymnasium and by pysampler side by side
+	$(BIN)/python benchmarks/demo.py
 
 test: test-native test-python  ## every test, native and Python
 
 test-python: $(VENV)/package.stamp $(VENV)/test.stamp
 	$(BIN)/python -m pytest
 
-test-native: $(VENV)/test.stamp
+test-native: $(VENV)/native.stamp
 	$(CMAKE) -S . -B build/native $(NATIVE_OFF)
 	$(BIN)/cmake --build build/native
 	$(BIN)/ctest --test-dir build/native --output-on-failure
 
-test-faults: $(VENV)/package.stamp $(VENV)/test.stamp  ## kills at random points, at length
+test-faults: $(VENV)/package.stamp $(VENV)/test.stamp $(VENV)/native.stamp  ## kills at random points, at length
 	$(CMAKE) -S . -B build/native $(NATIVE_OFF)
 	$(BIN)/cmake --build build/native
 	PYSAMPLER_FAULT_ROUNDS=1000 $(BIN)/ctest --test-dir build/native --output-on-failure -V -R 'faults|kill_points'
 	PYSAMPLER_FAULT_ROUNDS=300 $(BIN)/python -m pytest tests/faults -m faults -s
 
-lint: $(VENV)/package.stamp $(VENV)/lint.stamp $(VENV)/test.stamp  ## formatters in check mode, linters, types, stubs
+lint: $(VENV)/package.stamp $(VENV)/lint.stamp $(VENV)/native.stamp  ## formatters in check mode, linters, types, stubs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -67,12 +68,17 @@ format: $(VENV)/lint.stamp  ## formatters
 stubs: $(VENV)/package.stamp $(VENV)/lint.stamp  ## pysampler/_core.pyi, made from the module
 	$(BIN)/python tests/stubs.py
 
-bench: $(VENV)/package.stamp $(VENV)/bench.stamp  ## every benchmark, peers in turn; results in benchmarks/results
+bench: bench-vector bench-core  ## every benchmark, peers in turn; results in benchmarks/results
+
+bench-vector: $(VENV)/package.stamp $(VENV)/bench.stamp
+	$(BIN)/python benchmarks/vector.py --out benchmarks/results
+
+bench-core: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(CMAKE) -S . -B build/bench -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_BENCHMARKS=ON
 	$(BIN)/cmake --build build/bench
 	$(BIN)/python benchmarks/run.py --native build/bench/benchmarks/native
 
-sanitize: $(VENV)/test.stamp  ## the native tests under ThreadSanitizer, then Address- and UndefinedBehaviourSanitizer
+sanitize: $(VENV)/native.stamp  ## the native tests under ThreadSanitizer, then Address- and UndefinedBehaviourSanitizer
 	$(CMAKE) -S . -B build/tsan $(NATIVE_OFF) -DPYSAMPLER_SANITIZE=thread -DCMAKE_BUILD_TYPE=RelWithDebInfo
 	$(BIN)/cmake --build build/tsan
 	TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) $(BIN)/ctest --test-dir build/tsan --output-on-failure
@@ -83,7 +89,7 @@ sanitize: $(VENV)/test.stamp  ## the native tests under ThreadSanitizer, then Ad
 models:  ## the protocols under the model checker (Debian package spin)
 	$(PYTHON) tests/models/check.py
 
-aarch64: $(VENV)/test.stamp  ## the native tests built for aarch64, run under qemu (Debian: g++-aarch64-linux-gnu qemu-user)
+aarch64: $(VENV)/native.stamp  ## the native tests built for aarch64, run under qemu (Debian: g++-aarch64-linux-gnu qemu-user)
 	$(CMAKE) -S . -B build/aarch64 $(NATIVE_OFF) -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_CROSSCOMPILING_EMULATOR='qemu-aarch64;-L;/usr/aarch64-linux-gnu'
 	$(BIN)/cmake --build build/aarch64
@@ -95,12 +101,20 @@ wheel: $(BIN)/python  ## sdist, and the wheel made from it, in dist/
 	$(BIN)/python -m build
 
 # Away from the checkout, so that what is imported is what was installed.
-packages: wheel  ## the wheel, and the checkout, each installed in an empty environment, pass the smoke test
-	for what in $(CURDIR)/dist/*.whl $(CURDIR); do \
-	  $(PYTHON) -m venv --clear build/empty && \
-	  build/empty/bin/python -m pip --disable-pip-version-check -q install $$what pytest pytest-timeout && \
-	  install -D -t build/empty/tests tests/test_smoke.py && cp pyproject.toml build/empty && \
-	  (cd build/empty && bin/python -m pytest tests) || exit 1; \
+packages: wheel  ## the wheel, installed in an empty environment, passes the smoke test
+	$(PYTHON) -m venv --clear build/empty
+	build/empty/bin/python -m pip --disable-pip-version-check -q install dist/*.whl pytest pytest-timeout
+	install -D -t build/empty/tests tests/test_smoke.py && cp pyproject.toml build/empty
+	cd build/empty && bin/python -m pytest tests
+
+contract: wheel  ## gymnasium's contract, with the oldest gymnasium we support and the one RLlib pins
+	for version in 1.1.0 1.2.2; do \
+	  $(PYTHON) -m venv --clear build/contract && \
+	  build/contract/bin/python -m pip --disable-pip-version-check -q install --upgrade 'pip>=25.1' && \
+	  build/contract/bin/python -m pip --disable-pip-version-check -q install dist/*.whl gymnasium==$$version \
+	    --group contract && \
+	  cp -r tests pyproject.toml build/contract && \
+	  (cd build/contract && bin/python -m pytest tests/gymnasium tests/vector/test_properties.py) || exit 1; \
 	done
 
 clean:  ## everything that was made here

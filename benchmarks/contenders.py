@@ -48,7 +48,7 @@ def ideal(case: Case, seconds: float) -> Callable[[], dict[str, float]]:
 
     def measure() -> dict[str, float]:
         for pipe in pipes:
-            pipe.send(True)
+            pipe.send("go")
         parts = [pipe.recv() for pipe in pipes]
         rate = sum(part["steps"] / part["seconds"] for part in parts)
         return {"steps": rate * seconds, "seconds": seconds}
@@ -71,7 +71,7 @@ def _alone(case: Case, pipe: Any, seconds: float) -> None:
             if terminated or truncated:
                 env.reset()
 
-    pipe.send(True)
+    pipe.send("ready")
     while pipe.recv():
         pipe.send(stepped(step, len(envs), seconds))
 

@@ -77,11 +77,9 @@ def show(results: dict[str, dict[str, float]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--demo", action="store_true", help="short, without peers to install")
     parser.add_argument("--json", action="store_true", help="one JSON object, for run.py")
     options = parser.parse_args()
-    peers = STANDARD if options.demo else STANDARD | INSTALLED
-    results = run(peers, 0.2 if options.demo else 1.0, progress=sys.stderr.isatty())
+    results = run(STANDARD | INSTALLED, 1.0, progress=sys.stderr.isatty())
     if options.json:
         print(json.dumps(results))
     else:

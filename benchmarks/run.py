@@ -1,4 +1,4 @@
-"""Runs every benchmark of the core, one at a time, and writes results with machine, kernel and date.
+"""Runs every benchmark of the core, one at a time; writes results with machine, kernel and date.
 
 benchmarks/results/<date>.json holds the numbers, .md the tables, .png the picture.
 """

@@ -126,15 +126,17 @@ def say(text: str, end: str = "\n") -> None:
 
 def tables(results: dict[str, Any]) -> str:
     m = results["machine"]
-    names = [n for n in ["pysampler", "pysampler, copy=False", 'pysampler, infos="none"', *PEERS]]
+    names = ["pysampler", "pysampler, copy=False", 'pysampler, infos="none"', *PEERS]
     present = [n for n in names if any(n in c["fractions"] for c in results["cases"].values())]
     parts = [
-        f"# Vector envs, measured {m['date']}\n\n{m['processor']}, {m['cpus']} CPUs"
-        f"{', virtual' if m['virtual'] else ''}, Linux {m['kernel']}, Python {m['python']}. "
-        f"{m['stolen']:.1%} of its CPU time went to other machines meanwhile.\n\n"
-        "Fractions of the ideal: the same envs in two processes that never talk. Median "
-        "[least, most] of repetitions taken in turn; two workers, or a process for each env where "
-        "that is the design.\n"
+        (
+            f"# Vector envs, measured {m['date']}\n\n{m['processor']}, {m['cpus']} CPUs"
+            f"{', virtual' if m['virtual'] else ''}, Linux {m['kernel']}, Python {m['python']}. "
+            f"{m['stolen']:.1%} of its CPU time went to other machines meanwhile.\n\n"
+            "Fractions of the ideal: the same envs in two processes that never talk. Median "
+            "[least, most] of repetitions taken in turn; two workers, or a process for each env "
+            "where that is the design.\n"
+        )
     ]
     rows = []
     for name, case in results["cases"].items():

@@ -48,6 +48,7 @@ PYTHON = {
         *("pysampler.infos", "pysampler.local", "pysampler.pool", "pysampler.spec"),
     },
     "pysampler.make": {"pysampler.vector_env"},
+    "pysampler.adapters.sb3": {"pysampler.vector_env"},
 }
 # In C++ a header may include those before it in this order.
 CPP = [

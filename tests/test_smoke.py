@@ -57,3 +57,12 @@ def test_a_closed_handle_does_not_pickle():
     flag.close()
     with pytest.raises(pysampler.errors.ClosedError, match="cannot use Flag: it is closed"):
         pickle.dumps(flag)
+
+
+def test_a_vector_env_steps():
+    envs = pysampler.make_vec("CartPole-v1", num_envs=3, vector_kwargs={"num_workers": 2})
+    assert envs.reset(seed=1)[0].shape == (3, 4)
+    observations, rewards, *_ = envs.step(np.zeros(3, np.int64))
+    assert observations.shape == (3, 4)
+    assert rewards.tolist() == [1, 1, 1]
+    envs.close()

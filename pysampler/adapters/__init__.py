@@ -1,1 +1,1 @@
-"""pysampler under the vector env interfaces of training libraries, which are imported where used."""
+"""pysampler under the interfaces of training libraries, each imported only where it is used."""

@@ -96,7 +96,8 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         """What each env renders."""
         if self.render_mode != "rgb_array":
             return [None] * self.num_envs
-        return list(self.envs.render() or ())
+        frames: Any = self.envs.render()
+        return list(frames)
 
     def _rows(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
         """One dict for each env, with plain numbers."""

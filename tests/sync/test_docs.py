@@ -1,4 +1,4 @@
-"""Every example in a docstring of pysampler.sync runs, and so does the one of the README."""
+"""Every example in a docstring of pysampler.sync runs, and so do those of the README."""
 
 import doctest
 import re
@@ -37,12 +37,17 @@ def test_every_primitive_has_an_example():
     } <= set(DOCUMENTED)
 
 
-def test_the_example_of_the_readme_runs(tmp_path):
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+EXAMPLES = re.findall(
+    r"```python\n(.*?)```", (Path(__file__).parents[2] / "README.md").read_text(), re.DOTALL
+)
+
+
+@pytest.mark.parametrize(("number", "lines"), [(0, 0), (1, 3)])
+def test_the_examples_of_the_readme_run(number, lines, tmp_path):
     script = tmp_path / "example.py"
-    script.write_text(re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1])
+    script.write_text(EXAMPLES[number])
     result = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert (result.returncode, result.stderr) == (0, "")
-    assert len(result.stdout.splitlines()) == 3
+    assert len(result.stdout.splitlines()) == lines

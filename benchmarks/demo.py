@@ -1,0 +1,113 @@
+"""HalfCheetah-v5 sampled by gymnasium's AsyncVectorEnv and by pysampler, side by side.
+
+Both are made, then stepped in turn, a little at a time, so that neither is favoured by what else
+the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+import pysampler
+
+ENV = "HalfCheetah-v5"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what MuJoCo prints for each env that is made."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    kept = os.dup(2)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
+class Side:
+    """One vector env and how fast it has been."""
+
+    def __init__(self, name: str, make: Callable[[list[Any]], Any], envs: int) -> None:
+        begun = time.perf_counter()
+        with quiet():
+            self.envs = make([lambda: gym.make(ENV)] * envs)
+            self.envs.reset(seed=0)
+        self.started = time.perf_counter() - begun
+        self.name = name
+        self.rates: list[float] = []
+        self.steps = 0
+        self._actions = [self.envs.action_space.sample() for _ in range(16)]
+
+    def run(self, seconds: float) -> None:
+        begun, steps = time.perf_counter(), 0
+        while time.perf_counter() < begun + seconds:
+            self.envs.step(self._actions[steps % 16])
+            steps += 1
+        self.steps += steps * self.envs.num_envs
+        self.rates.append(steps * self.envs.num_envs / (time.perf_counter() - begun))
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.rates)
+
+
+def table(sides: list[Side]) -> Table:
+    shown = Table(title=f"{ENV}, {sides[0].envs.num_envs} envs", title_justify="left")
+    for column in ("", "start, s", "env steps", "steps/s"):
+        shown.add_column(column, justify="left" if not column else "right")
+    for side in sides:
+        row = side.name, f"{side.started:.2f}", f"{side.steps:,}", f"{side.rate:,.0f}"
+        shown.add_row(*row)
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--envs", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=20)
+    options = parser.parse_args()
+    console = Console()
+    makers: dict[str, Callable[[list[Any]], Any]] = {
+        "gymnasium AsyncVectorEnv": gym.vector.AsyncVectorEnv,
+        "pysampler VectorEnv": pysampler.VectorEnv,
+    }
+    sides = []
+    for name, make in makers.items():
+        with console.status(f"{name} makes {options.envs} envs"):
+            sides.append(Side(name, make, options.envs))
+    bars = Progress(
+        TextColumn("{task.description:26}"), BarColumn(), TextColumn("{task.fields[rate]:>12}")
+    )
+    tasks = [bars.add_task(side.name, total=None, rate="") for side in sides]
+    end = time.monotonic() + options.seconds
+    with Live(bars, console=console, refresh_per_second=8, transient=True):
+        while time.monotonic() < end or not all(side.rates for side in sides):
+            for task, side in zip(tasks, sides, strict=True):
+                side.run(0.25)
+                fastest = max(s.rate for s in sides if s.rates)
+                bars.update(task, total=fastest, completed=side.rate, rate=f"{side.rate:,.0f}/s")
+    console.print(table(sides))
+    console.print(f"[bold]{sides[1].rate / sides[0].rate:.1f} times[/] the steps in the same time")
+    for side in sides:
+        side.envs.close()
+
+
+if __name__ == "__main__":
+    main()
