@@ -12,6 +12,7 @@ A tour of the code, from the bottom up:
   ``remote`` (pickles and exceptions between processes) are what both sides of a pool know.
 - ``block`` hosts envs, ``worker`` is a process around it, ``nursery`` makes such processes.
 - ``pool`` is the parent of workers, ``local`` the same without any.
+- ``piped`` are envs behind a worker function of the user's.
 - ``vector_env`` is gymnasium's ``AsyncVectorEnv`` on a pool; ``make`` makes it by name.
 """
 

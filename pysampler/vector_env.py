@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import threading
@@ -27,6 +28,7 @@ from pysampler.block import Description, EnvHost, Failure, call, make_host, regi
 from pysampler.errors import BusyError, ClosedError, EnvError, WaitTimeoutError
 from pysampler.infos import Infos
 from pysampler.local import LocalPool, LocalRequest
+from pysampler.piped import PipedEnv, check_worker
 from pysampler.pool import Pool, Request, Share
 from pysampler.spec import build, checked_actions, spec_of
 
@@ -97,9 +99,17 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         shares = arguments.shares(self.num_envs, max(self.num_workers, 1), groups)
         specs = registered() if self.num_workers > 0 and process != "fork" else b""
 
+        functions = self.env_fns
+        if worker is not None:
+            check_worker(worker)
+            functions = [
+                functools.partial(PipedEnv, worker, i, env_fn, self.autoreset_mode)
+                for i, env_fn in enumerate(functions)
+            ]
+
         def make(share: Share) -> tuple[Callable[..., EnvHost], tuple[Any, ...]]:
-            env_fns = self.env_fns[share.first : share.envs.stop]
-            return make_host, (specs, env_fns, share.first, share.sizes)
+            chosen = functions[share.first : share.envs.stop]
+            return make_host, (specs, chosen, share.first, share.sizes)
 
         self._pool: Pool | LocalPool
         if self.num_workers == 0:
@@ -128,7 +138,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self._spec,
             options.frames,
             final=same_step,
-            host=(self.autoreset_mode.name, options.infos.upper()),
+            host=("ENV" if self.worker else self.autoreset_mode.name, options.infos.upper()),
         )
         # Not this one's own method: a cycle would keep the workers of a vector env that is dropped.
         batcher: GymVectorEnv[Any, Any, Any] = GymVectorEnv()

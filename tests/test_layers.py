@@ -43,9 +43,11 @@ PYTHON = {
     "pysampler.arguments": {
         *("pysampler.nursery", "pysampler.pool", "pysampler.spec", "pysampler.sync"),
     },
+    "pysampler.piped": set(),
     "pysampler.vector_env": {
         *("pysampler._core", "pysampler.arguments", "pysampler.block", "pysampler.errors"),
-        *("pysampler.infos", "pysampler.local", "pysampler.pool", "pysampler.spec"),
+        *("pysampler.infos", "pysampler.local", "pysampler.piped", "pysampler.pool"),
+        *("pysampler.spec",),
     },
     "pysampler.make": {"pysampler.vector_env"},
     "pysampler.adapters.sb3": {"pysampler.vector_env"},
