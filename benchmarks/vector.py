@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import footprint
 from envs import CASES, Case
 from report import table
 from run import machine, stolen_share
@@ -163,6 +164,21 @@ def tables(results: dict[str, Any]) -> str:
         outside = case["where"]["step"] - envs_alone
         rows.append([name, *(f"{case['where'][k]:.1f}" for k in keys), f"{outside:.1f}"])
     parts.append(table(["", *keys, "outside"], rows))
+    if footprint_ := results.get("footprint"):
+        rows = [
+            [name, f"{first:.2f}", f"{second:.2f}"]
+            for name, (first, second) in footprint_["start"].items()
+        ]
+        rows.append(["making them alone, two processes", "", f"{footprint_['making_alone']:.2f}"])
+        parts.append(
+            "## Starting with 64 HalfCheetah-v5, s\n\n"
+            + table(["", "the first in a program, and reset", "the second"], rows)
+        )
+        growth = ", ".join(f"{kib:.0f}" for kib in footprint_["growth_KiB"])
+        parts.append(
+            "## Memory\n\nGrowth over 10^6 steps of CartPole-v1, parent and workers: "
+            f"{growth} KiB.\n"
+        )
     return "\n".join(parts)
 
 
@@ -181,6 +197,9 @@ def main() -> None:
             say(name)
             contenders = contenders_of(case, peers=not options.no_peers)
             results["cases"][name] = measure(case, contenders, options.repetitions, options.seconds)
+        if options.out:
+            say("start and memory")
+            results["footprint"] = footprint.measure()
     text = tables(results)
     print(text)
     if options.out:

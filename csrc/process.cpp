@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -57,10 +56,11 @@ void set_process_title(const std::string& title) {
     for (int i = 3; i < 48; ++i) fields >> field;
     std::uintptr_t begin = 0, end = 0;
     if (!(fields >> begin >> end) || begin == 0 || end <= begin) return;
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the kernel tells it as a number
     auto* arguments = reinterpret_cast<char*>(begin);
     const std::size_t room = end - begin - 1;  // a zero stays at the end
-    std::memset(arguments, 0, room);
-    std::memcpy(arguments, title.data(), std::min(title.size(), room));
+    std::fill_n(arguments, room, '\0');
+    std::copy_n(title.data(), std::min(title.size(), room), arguments);
 }
 
 }  // namespace pysampler

@@ -123,6 +123,7 @@ class Nursery:
         self._lock = threading.Lock()
         self.owner = os.getpid()
         self.tainted = False
+        self._loading = False
 
     @property
     def alive(self) -> bool:
@@ -143,10 +144,23 @@ class Nursery:
         return status  # type: ignore[no-any-return]
 
     def load(self, modules: Iterable[str]) -> None:
-        """Import these, so that later workers have them."""
-        (threads,), _ = self._ask(("import", list(modules)))
-        # Whatever started threads there, forks of it would be missing them.
-        self.tainted = threads > 1
+        """Import these, so that later workers have them. Nobody waits for it yet."""
+        with self._lock:
+            self._settle()
+            self._send(("import", list(modules)), [])
+            self._loading = True
+
+    def settle(self) -> None:
+        """Until it has imported what it was told to."""
+        with self._lock:
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._loading:
+            self._loading = False
+            (threads,), _ = self._receive()
+            # Whatever started threads there, forks of it would be missing them.
+            self.tainted = threads > 1
 
     def close(self) -> None:
         self._socket.close()
@@ -156,11 +170,21 @@ class Nursery:
 
     def _ask(self, request: tuple[Any, ...], fds: Iterable[int] = ()) -> tuple[Any, list[int]]:
         with self._lock:
-            try:
-                socket.send_fds(self._socket, [pickle.dumps(request)], list(fds))
-                answer, received, _, _ = socket.recv_fds(self._socket, 1 << 16, 1)
-            except OSError as error:
-                raise PysamplerError(f"cannot start worker: the nursery is lost, {error}") from None
+            self._settle()
+            self._send(request, fds)
+            return self._receive()
+
+    def _send(self, request: tuple[Any, ...], fds: Iterable[int]) -> None:
+        try:
+            socket.send_fds(self._socket, [pickle.dumps(request)], list(fds))
+        except OSError as error:
+            raise PysamplerError(f"cannot start worker: the nursery is lost, {error}") from None
+
+    def _receive(self) -> tuple[Any, list[int]]:
+        try:
+            answer, received, _, _ = socket.recv_fds(self._socket, 1 << 16, 1)
+        except OSError as error:
+            raise PysamplerError(f"cannot start worker: the nursery is lost, {error}") from None
         if not answer:
             code = self._process.wait()
             raise PysamplerError(f"cannot start worker: the nursery ended with exit code {code}")
@@ -172,16 +196,20 @@ class Nursery:
 
 _nursery: Nursery | None = None
 _preloaded: set[str] = set()
+_preload_allowed = True  # until that gave a nursery threads
 _nursery_lock = threading.Lock()
 
 
 def _the_nursery() -> Nursery:
-    global _nursery
+    global _nursery, _preload_allowed
     with _nursery_lock:
+        if _nursery is not None and _nursery.alive:
+            with contextlib.suppress(PysamplerError):
+                _nursery.settle()
         if _nursery is None or not _nursery.alive:
             if _nursery is not None and _nursery.tainted:
                 _nursery.close()
-                _preloaded.clear()
+                _preload_allowed = False
             _nursery = Nursery()
             atexit.register(_nursery.close)
         return _nursery
@@ -210,7 +238,7 @@ def start_worker(context: str) -> Child:
 def preload(modules: Iterable[str]) -> None:
     """Import installed modules in the nursery, so that later workers start with them."""
     new = [name for name in modules if name not in _preloaded]
-    if new:
+    if new and _preload_allowed:
         _preloaded.update(new)
         _the_nursery().load(new)
 

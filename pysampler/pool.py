@@ -13,7 +13,7 @@ import sys
 import time
 import weakref
 from dataclasses import dataclass
-from multiprocessing import reduction
+from multiprocessing import connection, reduction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,7 +82,7 @@ class Pool:
             nursery.preload(preload)
         try:
             self._start(hosts)
-            self.descriptions = [self._described(w) for w in range(len(shares))]
+            self.descriptions = self._all_described()
         except BaseException:
             self._finalizer()
             raise
@@ -122,6 +122,16 @@ class Pool:
                 f"cannot send env_fns to workers: {type(error).__name__}: {error}; make what they "
                 'need inside of them, or pass context="fork"'
             ) from error
+
+    def _all_described(self) -> list[Any]:
+        """In the order in which they are done: who fails is told of at once."""
+        waiting = {child.connection: index for index, child in enumerate(self._children)}
+        descriptions: dict[int, Any] = {}
+        while waiting:
+            for ready in connection.wait(list(waiting)):
+                index = waiting.pop(ready)  # type: ignore[call-overload]
+                descriptions[index] = self._described(index)
+        return [descriptions[index] for index in range(len(self._children))]
 
     def _described(self, index: int) -> Any:
         with self._telling_of_loss(index):

@@ -380,7 +380,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def _results(self, what: str, timeout: float | None) -> tuple[Any, ...]:
         answers = self._answers(what, timeout)
         self._state = None
-        return tuple(one for group in sorted(answers) for one in answers[group])
+        return tuple(one for group in sorted(answers) for one in answers[group] or ())
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of each env."""
@@ -402,7 +402,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 envs = self._pool.envs_of(group)
                 requests[group] = ("set_attr", (name, values[envs.start : envs.stop]))
             self._request = self._pool.request(self._frame, requests, f"setting {name} of")
-            self._answers("set_attr", None)
+            self._state = "call"  # and stays so if Ctrl-C ends the wait
+            self._results("set_attr", None)
 
     def render(self) -> tuple[RenderFrame, ...] | None:
         """What each env renders."""
@@ -424,10 +425,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if self._new_columns:
             first = [sum(self._pool.groups[:w]) for w in range(len(self._pool.groups))]
             columns, self._new_columns = self._new_columns, []
-            request = self._pool.request(
-                0, dict.fromkeys(first, ("add_columns", (columns,))), "told of columns:"
+            self._request = self._pool.request(
+                0, dict.fromkeys(first, ("add_columns", (columns,))), "telling of columns"
             )
-            request.wait()
+            self._state = "call"
+            self._answers("add_columns", None)
+            self._state = None
         self._frame = (self._frame + 1) % self._frames.count
         return self._frame
 

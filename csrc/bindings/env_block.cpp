@@ -246,9 +246,8 @@ double EnvBlock::as_reward(PyObject* value) const {
     return number;
 }
 
-bool EnvBlock::leave(Leftover kind, std::size_t i, py::object object) {
-    leftovers_.append(py::make_tuple(static_cast<int>(kind), first_ + i, std::move(object)));
-    return true;
+void EnvBlock::leave(Leftover kind, std::size_t i, const py::object& object) {
+    leftovers_.append(py::make_tuple(static_cast<int>(kind), first_ + i, object));
 }
 
 void register_env_block(py::module_& m) {

@@ -47,7 +47,7 @@ class EnvBlock : public Block {
     void store_info(std::uint32_t frame, std::size_t i, PyObject* info, const char* key = nullptr);
     double as_reward(PyObject* value) const;
     void begin(std::uint32_t frame);
-    bool leave(Leftover kind, std::size_t i, py::object object);
+    void leave(Leftover kind, std::size_t i, const py::object& object);
     template <class Work>
     void guarded(std::size_t i, Work&& work);
 

@@ -257,7 +257,7 @@ class PyWorker : public Handle {
 }  // namespace
 
 void register_pool(py::module_& m) {
-    py::class_<Block>(m, "Block");
+    const py::class_<Block> block(m, "Block");  // only a base
     py::class_<PyPool>(m, "Pool")
         .def(py::init<const PySegment&, const std::vector<std::uint32_t>&,
                       const std::optional<WaitPolicy>&>(),
