@@ -25,7 +25,7 @@ from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core, arguments
 from pysampler.block import Description, EnvHost, Failure, call, make_host, registered
-from pysampler.errors import BusyError, ClosedError, EnvError, WaitTimeoutError
+from pysampler.errors import BusyError, ClosedError, EnvError, LostError, WaitTimeoutError
 from pysampler.infos import Infos
 from pysampler.local import LocalPool, LocalRequest
 from pysampler.piped import PipedEnv, check_worker
@@ -52,7 +52,41 @@ class _ClosedError(ClosedError, ClosedEnvironmentError):
 class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     """Many envs, several in each of a few worker processes, stepped together.
 
-    Takes what ``gymnasium.vector.AsyncVectorEnv`` takes, returns what it returns, bit for bit.
+    Takes what ``gymnasium.vector.AsyncVectorEnv`` takes, raises what it raises, and returns what
+    ``SyncVectorEnv`` returns, bit for bit. Of its arguments these mean something else here:
+
+    - ``shared_memory``: results always travel in shared memory; False only lets spaces through that
+      gymnasium does not know.
+    - ``context``: None is "nursery", workers forked from a clean interpreter; "fork" forks this
+      process, "spawn" starts an interpreter for each worker.
+    - ``daemon``: workers always end with this process, and may have children.
+    - ``worker``: runs in a thread of the process its env lives in.
+    - ``max_concurrency``: no more workers than that.
+
+    And it takes:
+
+    - ``num_workers``: processes, at most one an env. By default the CPUs this process may use;
+      0 steps the envs in this process, for debugging.
+    - ``groups``: parts of a worker's envs that are commanded apart.
+    - ``frames``: how many steps' results there is room for. With ``copy=False`` a returned
+      observation is a view that stays as it is for ``frames - 1`` further steps.
+    - ``wait``: how to wait for one another. "adaptive" learns; "spin", "yield" and "park" do not.
+    - ``infos``: "all"; "final" for those of steps that end an episode, "none" for no infos of envs.
+      ``final_obs`` is always there where envs are reset in the same step.
+    - ``preload``: names of modules for the nursery to import before it forks the workers. By
+      default it learns them from the first vector env, for the next.
+    - ``validate``: refuse actions that are not a number.
+
+    Calls from another thread meanwhile get ``BusyError``, from a forked child ``ClosedError``.
+
+    >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 8, num_workers=2)
+    >>> envs
+    VectorEnv(CartPole-v1, num_envs=8, num_workers=2)
+    >>> observations, infos = envs.reset(seed=1)
+    >>> observations, rewards, terminated, truncated, infos = envs.step(envs.action_space.sample())
+    >>> rewards
+    array([1., 1., 1., 1., 1., 1., 1., 1.])
+    >>> envs.close()
     """
 
     def __init__(
@@ -439,6 +473,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         assert request is not None
         try:
             answers = request.wait(timeout)
+        except LostError:
+            self.closed = True
+            raise
         except EnvError:
             self._state = self._request = None
             raise
@@ -450,7 +487,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def _finish(self, what: str, timeout: float | None) -> tuple[Any, Any, Any, Any, Any]:
         """Wait for what is pending; observations, rewards, terminated, truncated, infos."""
         if self._request is None:
-            messages = self._pool.wait(timeout)
+            try:
+                messages = self._pool.wait(timeout)
+            except LostError:
+                self.closed = True
+                raise
             if messages is None:
                 raise _timed_out(what, timeout)
         else:

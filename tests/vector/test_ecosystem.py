@@ -193,7 +193,9 @@ def test_a_function_is_applied_where_the_env_is():
     envs.close()
 
 
-@pytest.mark.parametrize("documented", [pysampler.make_vec, pysampler.VectorEnv.apply])
+@pytest.mark.parametrize(
+    "documented", [pysampler.make_vec, pysampler.VectorEnv, pysampler.VectorEnv.apply]
+)
 def test_the_examples_in_docstrings_run(documented):
     names = {**vars(pysampler), "gym": gym}
     test = doctest.DocTestParser().get_doctest(documented.__doc__, names, "example", None, 0)
