@@ -582,6 +582,10 @@ class Pool:
         """
         Nothing more is expected of a lost group.
         """
+    def has_messages(self) -> bool:
+        """
+        Whether there are any.
+        """
     def in_flight(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
         Whether a command is.

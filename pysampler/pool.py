@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pool", "Share"]
 
+_STEP: int = _core.Command.STEP
 # Bytes of a side channel. What is larger goes in parts.
 SIDE_CHANNEL = 1 << 16
 # How long a worker may take to close its envs before it is killed, in seconds.
@@ -227,7 +228,7 @@ class Pool:
     def step(self, frame: int) -> None:
         """Let every group step, reading actions from the frame and writing results to it."""
         self._doing = "stepping"
-        self._core.send(_core.Command.STEP, frame)
+        self._core.send(_STEP, frame)
 
     def wait(self, timeout: float | None = None) -> list[tuple[int, Any]] | None:
         """What groups had to say beside what is in the frame: (group, message) each.
@@ -237,8 +238,9 @@ class Pool:
         try:
             if not self._core.wait(timeout):
                 return None
-            groups = self._core.messages
-            return [(g, self._receive(g)) for g in groups] if groups else []
+            if not self._core.has_messages():
+                return []
+            return [(group, self._receive(group)) for group in self._core.messages]
         except LostError as error:
             raise self._loss(error) from None
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "hot.h"
 #include "support.h"
 
 namespace pysampler::bindings {
@@ -25,7 +26,7 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
     }
 }
 
-bool Batch::write(std::uint32_t frame, const py::object& actions) {
+bool Batch::write(std::uint32_t frame, const py::handle& actions) {
     if (!single_action_ || !action_leaves_[0].matches_all(actions.ptr(), envs_)) return false;
     action_types_.mutable_at(frame, 0) = action_leaves_[0].type_num();
     action_leaves_[0].store_all(frame, actions.ptr(), envs_);
@@ -61,8 +62,29 @@ void Batch::add_final(std::uint32_t frame, py::dict& infos) const {
     infos["_final_obs"] = mask;
 }
 
+namespace {
+
+struct Write {
+    static PyObject* call(Batch& batch, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+        std::uint32_t frame = 0;
+        if (count != 2 || names != nullptr || !small(args[0], frame)) return nullptr;
+        return PyBool_FromLong(batch.write(frame, args[1]));
+    }
+};
+
+struct Read {
+    static PyObject* call(Batch& batch, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+        std::uint32_t frame = 0;
+        if (count != 1 || names != nullptr || !small(args[0], frame)) return nullptr;
+        return batch.read(frame).release().ptr();
+    }
+};
+
+}  // namespace
+
 void register_batch(py::module_& m) {
-    py::class_<Batch>(m, "Batch")
+    py::class_<Batch> batch(m, "Batch");
+    batch
         .def(py::init<const py::object&, const std::shared_ptr<Infos>&, bool>(), py::arg("frames"),
              py::arg("infos"), py::arg("copy"))
         .def("write", &Batch::write, py::arg("frame"), py::arg("actions"),
@@ -72,6 +94,8 @@ void register_batch(py::module_& m) {
              "do not share a dtype.")
         .def("observations", &Batch::observations, py::arg("frame"),
              "The observations of a frame, None if parts of them lie in no frame.");
+    Hot<Batch, Write>::install(batch, "write");
+    Hot<Batch, Read>::install(batch, "read");
 }
 
 }  // namespace pysampler::bindings

@@ -18,7 +18,7 @@ class Batch {
 
     // True if the actions are one array of just the dtype and shape of the frame's, and lie there
     // now.
-    bool write(std::uint32_t frame, const py::object& actions);
+    bool write(std::uint32_t frame, const py::handle& actions);
 
     // (observations, rewards, terminated, truncated, infos, mixed): see Infos::collect().
     // Observations with parts that lie in no frame are None.

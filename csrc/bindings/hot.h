@@ -5,6 +5,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstdint>
 #include <exception>
 #include <string>
 #include <vector>
@@ -70,6 +71,16 @@ class Hot {
     static inline PyMethodDef method_{};
     static inline PyObject* made_ = nullptr;
 };
+
+// A small whole number; false, without an error set, for anything else.
+inline bool small(PyObject* value, std::uint32_t& number) {
+    if (!PyLong_CheckExact(value)) return false;
+    int overflow = 0;
+    const long long wide = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow != 0 || wide < 0 || wide > UINT32_MAX) return false;
+    number = static_cast<std::uint32_t>(wide);
+    return true;
+}
 
 // bool f(), without arguments.
 template <auto method>

@@ -6,6 +6,7 @@
 
 #include "block.h"
 #include "command.h"
+#include "hot.h"
 #include "support.h"
 
 namespace pysampler::bindings {
@@ -73,7 +74,7 @@ class PyPool : public Handle {
     }
 
     // Whether all that is in flight has come back; then messages() tells who has more to say.
-    bool wait(const Seconds& timeout, const Nanoseconds& deadline) {
+    bool wait(const py::handle& timeout, const py::handle& deadline) {
         const Turn turn(*this, waiting_, "wait on");
         messages_.clear();
         if (pending_ == 0) return true;
@@ -109,6 +110,7 @@ class PyPool : public Handle {
     }
 
     const std::vector<std::uint32_t>& messages() const { return messages_; }
+    bool has_messages() const { return !messages_.empty(); }
     std::uint32_t pending() const { return pending_; }
     bool in_flight(std::uint32_t group) const { return in_flight_.at(group); }
     bool is_ready(std::uint32_t group) const { return bell_.is_ready(group); }
@@ -256,18 +258,37 @@ class PyWorker : public Handle {
 
 }  // namespace
 
+namespace {
+
+struct Send {
+    static PyObject* call(PyPool& pool, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+        std::uint32_t kind = 0, frame = 0;
+        if (count != 2 || names != nullptr || !small(args[0], kind) || !small(args[1], frame)) {
+            return nullptr;
+        }
+        pool.send(kind, frame);
+        return py::none().release().ptr();
+    }
+};
+
+}  // namespace
+
 void register_pool(py::module_& m) {
     const py::class_<Block> block(m, "Block");  // only a base
-    py::class_<PyPool>(m, "Pool")
-        .def(py::init<const PySegment&, const std::vector<std::uint32_t>&,
+    py::class_<PyPool> pool(m, "Pool");
+    pool.def(py::init<const PySegment&, const std::vector<std::uint32_t>&,
                       const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("groups"), py::arg("policy") = std::nullopt)
         .def("send", &PyPool::send, py::arg("kind"), py::arg("frame"), "A command to every group.")
         .def("send_to", &PyPool::send_to, py::arg("group"), py::arg("kind"), py::arg("frame"),
              "A command to one group.")
-        .def("wait", &PyPool::wait, py::arg("timeout") = py::none(), py::kw_only(),
-             py::arg("deadline") = py::none(),
-             "Until all that is in flight has come back; False at the deadline.")
+        .def(
+            "wait",
+            [](PyPool& self, const Seconds& timeout, const Nanoseconds& deadline) {
+                return self.wait(timeout, deadline);
+            },
+            py::arg("timeout") = py::none(), py::kw_only(), py::arg("deadline") = py::none(),
+            "Until all that is in flight has come back; False at the deadline.")
         .def("drop", &PyPool::drop, py::arg("group"), "Nothing more is expected of a lost group.")
         .def("member", &PyPool::member, py::arg("group"),
              "What a Watch marks lost when the group's worker dies.")
@@ -275,6 +296,7 @@ void register_pool(py::module_& m) {
         .def("times", &PyPool::times, py::arg("group"),
              "When the group's last command began and ended, ns of now().")
         .def("is_ready", &PyPool::is_ready, py::arg("group"), "Whether it has come back.")
+        .def("has_messages", &PyPool::has_messages, "Whether there are any.")
         .def_property_readonly("messages", &PyPool::messages,
                                "Groups of which a message follows, after a wait.")
         .def_property_readonly("pending", &PyPool::pending, "How many groups are in flight.")
@@ -286,6 +308,9 @@ void register_pool(py::module_& m) {
             [](const std::vector<std::uint32_t>& groups) { return layout_of(groups).bytes(); },
             py::arg("groups"), "Bytes it takes in a segment.")
         .def("__repr__", &PyPool::state);
+    Hot<PyPool, Send>::install(pool, "send");
+    Hot<PyPool, Timed<&PyPool::wait>>::install(pool, "wait");
+    Hot<PyPool, Plain<&PyPool::has_messages>>::install(pool, "has_messages");
     py::class_<PyWorker>(m, "Worker")
         .def(py::init<const PySegment&, std::size_t, const std::vector<std::uint32_t>&,
                       std::uint32_t, const std::optional<WaitPolicy>&>(),
