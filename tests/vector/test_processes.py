@@ -131,6 +131,18 @@ def test_a_parent_with_threads_and_locks_of_its_own_is_not_forked():
 
 
 @pytest.mark.slow
+def test_a_parent_that_has_used_torch_with_many_threads():
+    pytest.importorskip("torch")
+    out = run(
+        "import torch\ntorch.set_num_threads(4)\nx = torch.rand(600, 600) @ torch.rand(600, 600)\n"
+        + CARTPOLE
+        + "envs.reset(seed=1)\nfor _ in range(20): (x @ x).sum(); r = envs.step([0] * 4)[1]\n"
+        "print(r.tolist())\n"
+    )
+    assert out == "[1.0, 1.0, 1.0, 1.0]\n"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["nursery", "fork", "spawn"])
 def test_what_workers_print_reaches_the_parents_outputs(context, capfd):
     envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2, context=context)
@@ -295,6 +307,26 @@ def test_a_dropped_vector_env_ends_its_workers():
     pids = envs._pool.pids
     del envs
     wait_for(lambda: all(map(gone, pids)))
+
+
+def memory(*pids):
+    return [psutil.Process(pid).memory_info().rss for pid in (os.getpid(), *pids)]
+
+
+@pytest.mark.slow
+def test_steps_take_no_memory():
+    envs = pysampler.make_vec("CartPole-v1", 64, vector_kwargs={"num_workers": 2})
+    envs.reset(seed=1)
+    actions = envs.action_space.sample()
+    for _ in range(300):
+        envs.step(actions)
+    before = memory(*envs._pool.pids)
+    for _ in range(2000):
+        envs.step(actions)
+    after = memory(*envs._pool.pids)
+    # Less than four bytes for each step of an env.
+    assert all(b - a < 4 * 2000 * 64 for a, b in zip(before, after, strict=True))
+    envs.close()
 
 
 @pytest.mark.slow
