@@ -69,7 +69,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
       0 steps the envs in this process, for debugging.
     - ``groups``: parts of a worker's envs that are commanded apart.
     - ``frames``: how many steps' results there is room for. With ``copy=False`` a returned
-      observation is a view that stays as it is for ``frames - 1`` further steps.
+      observation is a view that stays as it is for ``frames - 1`` further steps. With copies, large
+      observations are not copied either: a frame that is still referred to is not written again.
     - ``wait``: how to wait for one another. "adaptive" learns; "spin", "yield" and "park" do not.
     - ``infos``: "all"; "final" for those of steps that end an episode, "none" for no infos of envs.
       ``final_obs`` is always there where envs are reset in the same step.
@@ -103,7 +104,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         *,
         num_workers: int | None = None,
         groups: int = 1,
-        frames: int = 2,
+        frames: int = 3,
         wait: arguments.Wait = "adaptive",
         infos: arguments.Infos = "all",
         preload: Sequence[str] | None = None,
@@ -465,7 +466,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self._state = "call"
             self._answers("add_columns", None)
             self._state = None
-        self._frame = (self._frame + 1) % self._frames.count
+        self._frame = self._batch.next(self._frame)
         return self._frame
 
     def _answers(self, what: str, timeout: float | None) -> dict[int, Any]:

@@ -11,6 +11,7 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
     : frames_(frames),
       infos_(infos),
       copy_(copy),
+      count_(frames.attr("count").cast<std::uint32_t>()),
       obs_leaves_(leaves_of(frames.attr("observations"))),
       final_leaves_(leaves_of(frames.attr("final_observations"))),
       obs_(frames.attr("spec").attr("observation_tree"), obs_leaves_),
@@ -24,6 +25,35 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
     for (const char* name : {"rewards", "terminated", "truncated"}) {
         results_.emplace_back(frames.attr(name).cast<py::array>());
     }
+    const auto large = [this](const Leaf& leaf) { return envs_ * leaf.row_bytes() >= kLent; };
+    if (!copy_ || std::none_of(obs_leaves_.begin(), obs_leaves_.end(), large)) return;
+    lent_.resize(count_);
+    for (std::uint32_t frame = 0; frame < count_; ++frame) {
+        for (const Leaf& leaf : obs_leaves_) {
+            lent_[frame].push_back(large(leaf) ? leaf.rows_to_lend(frame) : py::object());
+        }
+    }
+}
+
+bool Batch::held(std::uint32_t frame) const {
+    return !lent_.empty() &&
+           std::any_of(lent_[frame].begin(), lent_[frame].end(),
+                       [](const py::object& rows) { return rows && Py_REFCNT(rows.ptr()) > 1; });
+}
+
+bool Batch::may_lend(std::uint32_t frame) const {
+    for (std::uint32_t other = 0; other < count_; ++other) {
+        if (other != frame && !held(other)) return true;
+    }
+    return false;
+}
+
+std::uint32_t Batch::next(std::uint32_t frame) const {
+    for (std::uint32_t i = 1; i < count_; ++i) {
+        const std::uint32_t other = (frame + i) % count_;
+        if (!held(other)) return other;
+    }
+    return count_ == 1 || held(frame) ? (frame + 1) % count_ : frame;
 }
 
 bool Batch::write(std::uint32_t frame, const py::handle& actions) {
@@ -43,7 +73,12 @@ py::tuple Batch::read(std::uint32_t frame) const {
 
 py::object Batch::observations(std::uint32_t frame) const {
     if (has_odd_) return py::none();
-    return obs_.load_all(frame, envs_, obs_leaves_, copy_);
+    const bool lend = !lent_.empty() && may_lend(frame);
+    return obs_.build([&](std::size_t i) {
+        if (!copy_) return obs_leaves_[i].view_all(frame);
+        if (lend && lent_[frame][i]) return obs_leaves_[i].view_of(lent_[frame][i]);
+        return obs_leaves_[i].load_all(frame, envs_);
+    });
 }
 
 void Batch::add_final(std::uint32_t frame, py::dict& infos) const {
@@ -89,6 +124,8 @@ void register_batch(py::module_& m) {
              py::arg("infos"), py::arg("copy"))
         .def("write", &Batch::write, py::arg("frame"), py::arg("actions"),
              "Whether the actions were one array of just the right kind, and lie in the frame now.")
+        .def("next", &Batch::next, py::arg("frame"),
+             "The frame to use after this one: the next that nobody holds.")
         .def("read", &Batch::read, py::arg("frame"),
              "Observations, rewards, terminated, truncated, infos, and keys of infos whose values "
              "do not share a dtype.")

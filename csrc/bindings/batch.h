@@ -25,12 +25,26 @@ class Batch {
     py::tuple read(std::uint32_t frame) const;
     py::object observations(std::uint32_t frame) const;
 
+    // The frame to use after this one: the next that nobody holds.
+    std::uint32_t next(std::uint32_t frame) const;
+
  private:
+    // Large observations that are to be the caller's own are not copied: the caller gets the rows
+    // of the frame, which is not used again as long as anything refers to them. One frame always
+    // stays free; if that would be the last, the rows are copied after all.
+    static constexpr std::size_t kLent = 1 << 16;  // bytes of a leaf; smaller ones copy as fast
+
+    bool held(std::uint32_t frame) const;
+    bool may_lend(std::uint32_t frame) const;
+
     void add_final(std::uint32_t frame, py::dict& infos) const;
 
     py::object frames_;
     std::shared_ptr<Infos> infos_;
     bool copy_;
+    std::uint32_t count_;
+    // [frame][leaf]: what views of lent rows refer to; empty where leaves are too small.
+    std::vector<std::vector<py::object>> lent_;
     std::vector<Leaf> obs_leaves_;
     std::vector<Leaf> final_leaves_;
     Space obs_;

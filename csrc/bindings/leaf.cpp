@@ -146,6 +146,18 @@ py::object Leaf::load_all(std::uint32_t frame, std::size_t envs, const std::uint
     return all;
 }
 
+py::object Leaf::rows_to_lend(std::uint32_t frame) const {
+    // A view refers to the array that owns the memory, past all views between; a base that is no
+    // array ends that chain here.
+    const py::capsule base(new py::array(array_),
+                           [](void* p) { delete static_cast<py::array*>(p); });
+    return py::array(dtype_, batch_shape_, row(frame, 0), base);
+}
+
+py::object Leaf::view_of(const py::object& rows) const {
+    return checked(npy().PyArray_View_(rows.ptr(), nullptr, nullptr));
+}
+
 py::object Leaf::view_all(std::uint32_t frame) const {
     return py::array(dtype_, batch_shape_, row(frame, 0), array_);
 }

@@ -52,6 +52,10 @@ class Leaf {
     }
     // A view of them.
     py::object view_all(std::uint32_t frame) const;
+    // The rows as an object that each view_of() it refers to, and so tells whether there is one.
+    py::object rows_to_lend(std::uint32_t frame) const;
+    py::object view_of(const py::object& rows) const;
+    std::size_t row_bytes() const { return row_bytes_; }
     // Whether it is an array of just those rows; writes it.
     bool matches_all(PyObject* value, std::size_t envs) const;
     void store_all(std::uint32_t frame, PyObject* value, std::size_t envs) const {

@@ -71,40 +71,9 @@ bool Space::store(std::uint32_t frame, std::size_t env, PyObject* value,
     return false;
 }
 
-// Dicts and tuples as in the tree, with what `load_leaf(i)` makes of the leaves.
-template <class LoadLeaf>
-py::object Space::build(LoadLeaf&& load_leaf) const {
-    switch (kind_) {
-        case Kind::kLeaf:
-            return load_leaf(index_);
-        case Kind::kDict: {
-            py::dict all;
-            for (const auto& [key, child] : children_) all[key] = child.build(load_leaf);
-            return all;
-        }
-        case Kind::kTuple: {
-            py::tuple all(children_.size());
-            for (std::size_t i = 0; i < children_.size(); ++i) {
-                all[i] = children_[i].second.build(load_leaf);
-            }
-            return all;
-        }
-        case Kind::kOdd:
-            break;
-    }
-    throw py::value_error("cannot read from frame: it has no fixed shape");
-}
-
 py::object Space::load(std::uint32_t frame, std::size_t env,
                        const std::vector<Leaf>& leaves) const {
     return build([&](std::size_t i) { return leaves[i].load(frame, env); });
-}
-
-py::object Space::load_all(std::uint32_t frame, std::size_t envs, const std::vector<Leaf>& leaves,
-                           bool copy) const {
-    return build([&](std::size_t i) {
-        return copy ? leaves[i].load_all(frame, envs) : leaves[i].view_all(frame);
-    });
 }
 
 }  // namespace pysampler::bindings

@@ -25,14 +25,31 @@ class Space {
 
     // A new object, as gymnasium's iterate() makes them from a batch.
     py::object load(std::uint32_t frame, std::size_t env, const std::vector<Leaf>& leaves) const;
-    // The batch of all envs: new arrays, or views of the frame.
-    py::object load_all(std::uint32_t frame, std::size_t envs, const std::vector<Leaf>& leaves,
-                        bool copy) const;
+    // Dicts and tuples as in the tree, with what `load_leaf(i)` makes of the leaves.
+    template <class LoadLeaf>
+    py::object build(LoadLeaf&& load_leaf) const {
+        switch (kind_) {
+            case Kind::kLeaf:
+                return load_leaf(index_);
+            case Kind::kDict: {
+                py::dict all;
+                for (const auto& [key, child] : children_) all[key] = child.build(load_leaf);
+                return all;
+            }
+            case Kind::kTuple: {
+                py::tuple all(children_.size());
+                for (std::size_t i = 0; i < children_.size(); ++i) {
+                    all[i] = children_[i].second.build(load_leaf);
+                }
+                return all;
+            }
+            case Kind::kOdd:
+                break;
+        }
+        throw py::value_error("cannot read from frame: it has no fixed shape");
+    }
 
  private:
-    template <class LoadLeaf>
-    py::object build(LoadLeaf&& load_leaf) const;
-
     enum class Kind { kLeaf, kOdd, kDict, kTuple };
 
     Kind kind_;

@@ -115,7 +115,7 @@ def test_copies_and_views(shared):
     first[:] = 0
     assert np.array_equal(copies.reset(seed=1)[0], kept)
     copies.close()
-    views = VectorEnv(cartpoles(4), shared_memory=shared, copy=False)
+    views = VectorEnv(cartpoles(4), shared_memory=shared, copy=False, frames=2)
     first, _ = views.reset(seed=1)
     assert first is views.observations
     views.step(np.zeros(4, np.int64))

@@ -1,0 +1,86 @@
+"""Large observations are the caller's own without being copied: the frame is lent."""
+
+import gc
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import pysampler
+
+
+class Counting(gym.Env):
+    """Shows an image full of the number of its steps."""
+
+    observation_space = spaces.Dict(
+        image=spaces.Box(0, 255, (128, 128), np.uint8), n=spaces.Discrete(256)
+    )
+    action_space = spaces.Discrete(2)
+
+    def _observe(self):
+        return {"image": np.full((128, 128), self.n, np.uint8), "n": self.n}
+
+    def reset(self, *, seed=None, options=None):
+        self.n = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.n += 1
+        return self._observe(), 0.0, False, False, {}
+
+
+@pytest.fixture(params=[0, 2], ids=["in process", "in workers"])
+def envs(request):
+    envs = pysampler.VectorEnv([Counting] * 4, num_workers=request.param)
+    envs.reset()
+    yield envs
+    envs.close()
+
+
+def step(envs):
+    return envs.step(np.zeros(4, np.int64))[0]
+
+
+def lent(envs, observation):
+    return np.shares_memory(observation["image"], envs._frames.observations[0])
+
+
+def test_what_is_lent_is_not_copied_and_what_is_small_is(envs):
+    for n in range(1, 20):
+        observation = step(envs)
+        assert lent(envs, observation)
+        assert not np.shares_memory(observation["n"], envs._frames.observations[1])
+        assert observation["image"].shape == (4, 128, 128)
+        assert (observation["image"] == n).all()
+
+
+def test_what_is_held_stays_what_it_was(envs):
+    held = [step(envs) for _ in range(10)]
+    assert [lent(envs, o) for o in held].count(True) == 2  # one of three frames stays free
+    for n, observation in enumerate(held, start=1):
+        assert (observation["image"] == n).all()
+        observation["image"][:] = 99  # it is the caller's
+    assert (step(envs)["image"] == 11).all()
+    # Let go, frames are lent again.
+    del held, observation
+    gc.collect()
+    step(envs)
+    assert lent(envs, step(envs))
+
+
+def test_a_part_of_a_view_holds_the_whole(envs):
+    parts = [step(envs)["image"][1, 5:7].T for _ in range(6)]
+    for n, part in enumerate(parts, start=1):
+        assert (part == n).all()
+
+
+def test_what_was_lent_outlives_the_vector_env():
+    envs = pysampler.VectorEnv([Counting] * 4, num_workers=2)
+    envs.reset()
+    observation = step(envs)
+    assert lent(envs, observation)
+    envs.close()
+    del envs
+    gc.collect()
+    assert (observation["image"] == 1).all()
