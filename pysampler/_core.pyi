@@ -802,6 +802,10 @@ class EnvBlock(Block):
 class Batch:
     def __init__(self, frames: typing.Any, infos: Infos, copy: bool) -> None:
         ...
+    def next(self, frame: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        The frame to use after this one: the next that nobody holds.
+        """
     def observations(self, frame: typing.SupportsInt | typing.SupportsIndex) -> typing.Any:
         """
         The observations of a frame, None if parts of them lie in no frame.
