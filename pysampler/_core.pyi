@@ -685,11 +685,8 @@ class Autoreset:
       SAME_STEP
     
       DISABLED
-    
-      ENV
     """
     DISABLED: typing.ClassVar[Autoreset]
-    ENV: typing.ClassVar[Autoreset]
     NEXT_STEP: typing.ClassVar[Autoreset]
     SAME_STEP: typing.ClassVar[Autoreset]
     __members__: typing.ClassVar[dict[str, Autoreset]]

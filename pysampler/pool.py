@@ -24,7 +24,7 @@ from pysampler.errors import EnvError, LostError, PysamplerError, WorkerLostErro
 from pysampler.frames import Frames
 from pysampler.nursery import Child
 from pysampler.remote import dumps, dumps_by_value, error_from, report
-from pysampler.sync import Segment, WaitPolicy, Watch, wait_costs
+from pysampler.sync import Segment, Watch, wait_costs
 from pysampler.worker import Attachment, Setup
 
 if TYPE_CHECKING:
@@ -157,15 +157,10 @@ class Pool:
         """Lay out frames and everything else, and attach the workers to it."""
         envs = self.shares[-1].envs.stop
         frames_size = Frames.size_of(spec, envs, count, final=final)
-        rings = 2 * len(self.shares) * (_core.ByteRing.size_of(SIDE_CHANNEL) + nursery_page())
+        rings = 2 * len(self.shares) * _core.ByteRing.size_of(SIDE_CHANNEL)
         segment = Segment(frames_size + _core.Pool.size_of(self.groups) + rings + 4096)
         at, memory = segment.array((frames_size,), np.dtype(np.uint8), None)
-        policy = (
-            None
-            if self._policy is None
-            else WaitPolicy.fixed(spin_ns=self._policy[0], yield_ns=self._policy[1])
-        )
-        self._core = _core.Pool(segment, self.groups, policy)
+        self._core = _core.Pool(segment, self.groups, worker.wait_policy(self._policy))
         inboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
         outboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
         self._inboxes, self._outboxes = inboxes, outboxes
@@ -393,11 +388,6 @@ class Request:
             if index not in busy:
                 busy.add(index)
                 self._pool._send_request(group, self._frame, self._left.pop(group))
-
-
-def nursery_page() -> int:
-    """Rings of bytes begin at whole pages."""
-    return int(_core.page_size)
 
 
 def _end(children: list[Child], owner: int) -> None:

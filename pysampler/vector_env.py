@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from gymnasium.core import RenderFrame
 
+    # Observations, rewards, terminated, truncated, infos.
+    Stepped = tuple[
+        Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
+    ]
+
 __all__ = ["VectorEnv"]
 
 
@@ -173,7 +178,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self._spec,
             options.frames,
             final=same_step,
-            host=("ENV" if self.worker else self.autoreset_mode.name, options.infos.upper()),
+            host=("DISABLED" if self.worker else self.autoreset_mode.name, options.infos.upper()),
         )
         # Not this one's own method: a cycle would keep the workers of a vector env that is dropped.
         batcher: GymVectorEnv[Any, Any, Any] = GymVectorEnv()
@@ -184,7 +189,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             [None] * self.num_envs for _ in range(self._spec.odd_observations)
         ]
         self._batch = _core.Batch(self._frames, self._infos.core, self.copy)
-        self._groups = range(sum(self._pool.groups))
+        envs_of = map(self._pool.envs_of, range(sum(self._pool.groups)))
+        self._parts = [slice(envs.start, envs.stop) for envs in envs_of]  # of each group
         self.observations = self._observations(0)
 
     def _set_spaces(
@@ -260,12 +266,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 mask = arguments.reset_mask(options["reset_mask"], self.num_envs)
                 options = {k: v for k, v in options.items() if k != "reset_mask"}
             frame = self._next_frame()
-            requests: dict[int, tuple[str, tuple[Any, ...]]] = {}
-            for group in self._groups:
-                envs = self._pool.envs_of(group)
-                part = slice(envs.start, envs.stop)
-                some = None if mask is None else mask[part].tolist()
-                requests[group] = ("reset", (seeds[part], options, some))
+            requests = {
+                group: (
+                    "reset",
+                    (seeds[part], options, None if mask is None else mask[part].tolist()),
+                )
+                for group, part in enumerate(self._parts)
+            }
             self._request = self._pool.request(frame, requests, "resetting")
             self._state = "reset"
 
@@ -278,15 +285,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     # -- step ------------------------------------------------------------------------------------
 
-    def step(
-        self, actions: Any
-    ) -> tuple[
-        Any,
-        npt.NDArray[np.float64],
-        npt.NDArray[np.bool_],
-        npt.NDArray[np.bool_],
-        dict[str, Any],
-    ]:
+    def step(self, actions: Any) -> Stepped:
         """Step all envs."""
         self._enter("step")
         try:
@@ -315,15 +314,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self._send_objects(frame, actions)
         self._state = "step"
 
-    def step_wait(
-        self, timeout: float | None = None
-    ) -> tuple[
-        Any,
-        npt.NDArray[np.float64],
-        npt.NDArray[np.bool_],
-        npt.NDArray[np.bool_],
-        dict[str, Any],
-    ]:
+    def step_wait(self, timeout: float | None = None) -> Stepped:
         """What the envs return from the step that is pending."""
         self._enter("step_wait")
         try:
@@ -347,10 +338,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         items = list(iterate(self.action_space, actions))
         if len(items) != self.num_envs:
             raise ValueError(f"cannot send actions: {len(items)} of them, expected {self.num_envs}")
-        requests: dict[int, tuple[str, tuple[Any, ...]]] = {}
-        for group in self._groups:
-            envs = self._pool.envs_of(group)
-            requests[group] = ("step", (items[envs.start : envs.stop],))
+        requests = {group: ("step", (items[part],)) for group, part in enumerate(self._parts)}
         self._request = self._pool.request(frame, requests, "stepping")
 
     # -- call ------------------------------------------------------------------------------------
@@ -409,7 +397,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     ) -> None:
         request = "apply", (function, args, what, envs)
         self._request = self._pool.request(
-            self._frame, dict.fromkeys(self._groups, request), f"calling {what} of"
+            self._frame, dict.fromkeys(range(len(self._parts)), request), f"calling {what} of"
         )
 
     def _results(self, what: str, timeout: float | None) -> tuple[Any, ...]:
@@ -432,10 +420,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                     f"environments. Got `{len(values)}` values for {self.num_envs} environments."
                 )
             self._expect_idle("set_attr")
-            requests: dict[int, tuple[str, tuple[Any, ...]]] = {}
-            for group in self._groups:
-                envs = self._pool.envs_of(group)
-                requests[group] = ("set_attr", (name, values[envs.start : envs.stop]))
+            requests = {
+                group: ("set_attr", (name, values[part])) for group, part in enumerate(self._parts)
+            }
             self._request = self._pool.request(self._frame, requests, f"setting {name} of")
             self._state = "call"  # and stays so if Ctrl-C ends the wait
             self._results("set_attr", None)
@@ -485,7 +472,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._request = None
         return answers
 
-    def _finish(self, what: str, timeout: float | None) -> tuple[Any, Any, Any, Any, Any]:
+    def _finish(self, what: str, timeout: float | None) -> Stepped:
         """Wait for what is pending; observations, rewards, terminated, truncated, infos."""
         if self._request is None:
             try:

@@ -30,7 +30,7 @@ from pysampler.sync import Segment, WaitPolicy, Watch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Attachment", "Setup", "main"]
+__all__ = ["Attachment", "Setup", "main", "wait_policy"]
 
 
 # With context="fork", what the workers are to host, each at its index.
@@ -141,6 +141,11 @@ def _installed(modules: set[str]) -> list[str]:
     ]
 
 
+def wait_policy(fixed: tuple[int, int] | None) -> WaitPolicy | None:
+    """That spins and yields for so many ns before it parks; None is the one that learns."""
+    return None if fixed is None else WaitPolicy.fixed(spin_ns=fixed[0], yield_ns=fixed[1])
+
+
 class _Server:
     """The worker from when it is attached."""
 
@@ -154,17 +159,12 @@ class _Server:
     ) -> None:
         at = attachment
         _core.adopt_wait_costs(*at.costs)
-        policy = (
-            None
-            if at.policy is None
-            else WaitPolicy.fixed(spin_ns=at.policy[0], yield_ns=at.policy[1])
-        )
         memory = segment.array((at.frames_size,), np.dtype(np.uint8), at.frames)[1]
         frames = Frames(at.spec, at.envs, at.count, final=at.final, memory=memory)
         host.attach(frames, *at.host)
         self.host = host
         self.first_group = sum(at.groups[: setup.index])
-        self.core = _core.Worker(segment, at.pool, at.groups, setup.index, policy)
+        self.core = _core.Worker(segment, at.pool, at.groups, setup.index, wait_policy(at.policy))
         self.inbox = _core.ByteRing(segment, at.capacity, offset=at.inbox)
         self.outbox = _core.ByteRing(segment, at.capacity, offset=at.outbox)
         connection.send_bytes(b"attached")

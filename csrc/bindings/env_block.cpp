@@ -5,11 +5,6 @@
 namespace pysampler::bindings {
 namespace {
 
-// Placeholders: the dtypes are the frame's to say, see use_action_types().
-std::vector<Leaf> action_leaves(const py::object& frames) {
-    return leaves_of(frames.attr("default_actions"));
-}
-
 // The five results of step, or two of reset, whatever sequence they come as.
 template <std::size_t count>
 std::array<PyObject*, count> take_apart(py::object& results, const char* method) {
@@ -47,7 +42,7 @@ EnvBlock::EnvBlock(const py::list& envs, std::size_t first, const py::object& fr
       final_leaves_(leaves_of(frames.attr("final_observations"))),
       obs_(frames.attr("spec").attr("observation_tree"), obs_leaves_),
       action_types_(frames.attr("action_types")),
-      action_leaves_(action_leaves(frames)),
+      action_leaves_(leaves_of(frames.attr("default_actions"))),
       action_(frames.attr("spec").attr("action_tree"), action_leaves_),
       rewards_(frames.attr("rewards")),
       terminated_(frames.attr("terminated")),
@@ -78,15 +73,8 @@ void EnvBlock::use_action_types(std::uint32_t frame) {
         const py::array& bytes = action_bytes_[leaf];
         std::vector<py::ssize_t> shape{bytes.shape(0)};
         shape.insert(shape.end(), action_shapes_[leaf].begin(), action_shapes_[leaf].end());
-        std::vector<py::ssize_t> strides(shape.size());
-        py::ssize_t stride = dtype.itemsize();
-        for (std::size_t i = shape.size(); i-- > 1;) {
-            strides[i] = stride;
-            stride *= shape[i];
-        }
-        strides[0] = bytes.strides(0);
-        if (stride > bytes.strides(0)) throw py::value_error("actions do not fit their frame");
-        action_leaves_[leaf] = Leaf(py::array(dtype, shape, strides, bytes.data(), bytes));
+        action_leaves_[leaf] =
+            Leaf(over_frames(dtype, shape, bytes.strides(0), bytes.data(), bytes));
         types_in_use_[leaf] = type;
     }
 }
@@ -254,8 +242,7 @@ void register_env_block(py::module_& m) {
     py::enum_<Autoreset>(m, "Autoreset")
         .value("NEXT_STEP", Autoreset::kNextStep)
         .value("SAME_STEP", Autoreset::kSameStep)
-        .value("DISABLED", Autoreset::kDisabled)
-        .value("ENV", Autoreset::kEnv);
+        .value("DISABLED", Autoreset::kDisabled);
     py::enum_<KeepInfos>(m, "KeepInfos")
         .value("NONE", KeepInfos::kNone)
         .value("FINAL", KeepInfos::kFinal)

@@ -14,7 +14,7 @@
 
 namespace pysampler::bindings {
 
-enum class Autoreset { kNextStep, kSameStep, kDisabled, kEnv };
+enum class Autoreset { kNextStep, kSameStep, kDisabled };
 enum class KeepInfos { kNone, kFinal, kAll };
 
 class EnvBlock : public Block {

@@ -30,14 +30,8 @@ void Infos::add_column(const py::tuple& path, std::size_t mask, const py::dtype&
     const auto frames = owner_.shape(0);
     std::vector<py::ssize_t> full{frames, static_cast<py::ssize_t>(envs_)};
     full.insert(full.end(), shape.begin(), shape.end());
-    std::vector<py::ssize_t> strides(full.size());
-    py::ssize_t stride = dtype.itemsize();
-    for (std::size_t i = full.size(); i-- > 1;) {
-        strides[i] = stride;
-        stride *= full[i];
-    }
-    strides[0] = static_cast<py::ssize_t>(frame_bytes_);
-    const py::array rows(dtype, full, strides, area_ + values, owner_);
+    const py::array rows =
+        over_frames(dtype, full, static_cast<py::ssize_t>(frame_bytes_), area_ + values, owner_);
     find_or_make(path).columns.push_back({mask, Leaf(rows),
                                           form == "array"    ? Form::kArray
                                           : form == "scalar" ? Form::kScalar

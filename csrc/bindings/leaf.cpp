@@ -20,6 +20,19 @@ std::string shape_text(const py::ssize_t* shape, std::size_t count) {
 
 }  // namespace
 
+py::array over_frames(const py::dtype& dtype, const std::vector<py::ssize_t>& shape,
+                      py::ssize_t frame_bytes, const void* data, const py::object& owner) {
+    std::vector<py::ssize_t> strides(shape.size());
+    py::ssize_t stride = dtype.itemsize();
+    for (std::size_t i = shape.size(); i-- > 1;) {
+        strides[i] = stride;
+        stride *= shape[i];
+    }
+    if (stride > frame_bytes) throw py::value_error("an array does not fit its frame");
+    strides[0] = frame_bytes;
+    return {dtype, shape, strides, data, owner};
+}
+
 Leaf::Leaf(const py::array& array)
     : array_(array),
       base_(static_cast<std::byte*>(const_cast<void*>(array.data()))),
@@ -122,23 +135,23 @@ void Leaf::convert(std::byte* to, PyObject* value) const {
     if (npy().PyArray_CopyInto_(row.ptr(), from.ptr()) != 0) throw py::error_already_set();
 }
 
+py::object Leaf::fresh(const std::vector<py::ssize_t>& shape) const {
+    return checked(npy().PyArray_NewFromDescr_(npy().PyArray_Type_, dtype_.inc_ref().ptr(),
+                                               static_cast<int>(shape.size()), shape.data(),
+                                               nullptr, nullptr, 0, nullptr));
+}
+
 py::object Leaf::load(std::uint32_t frame, std::size_t env) const {
     std::byte* from = row(frame, env);
     if (shape_.empty()) return checked(npy().PyArray_Scalar_(from, dtype_.ptr(), nullptr));
-    PyObject* made = npy().PyArray_NewFromDescr_(npy().PyArray_Type_, dtype_.inc_ref().ptr(),
-                                                 static_cast<int>(shape_.size()), shape_.data(),
-                                                 nullptr, nullptr, 0, nullptr);
-    py::object copy = checked(made);
-    std::memcpy(array_of(made)->data, from, row_bytes_);
+    py::object copy = fresh(shape_);
+    std::memcpy(array_of(copy.ptr())->data, from, row_bytes_);
     return copy;
 }
 
 py::object Leaf::load_all(std::uint32_t frame, std::size_t envs, const std::uint8_t* mask) const {
-    PyObject* made = npy().PyArray_NewFromDescr_(npy().PyArray_Type_, dtype_.inc_ref().ptr(),
-                                                 static_cast<int>(batch_shape_.size()),
-                                                 batch_shape_.data(), nullptr, nullptr, 0, nullptr);
-    py::object all = checked(made);
-    auto* to = array_of(made)->data;
+    py::object all = fresh(batch_shape_);
+    auto* to = array_of(all.ptr())->data;
     std::memcpy(to, row(frame, 0), envs * row_bytes_);
     for (std::size_t env = 0; mask != nullptr && env < envs; ++env) {
         if (!mask[env]) std::memset(to + env * row_bytes_, 0, row_bytes_);

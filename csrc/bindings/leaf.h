@@ -27,6 +27,11 @@ inline py::object checked(PyObject* result) {
     return py::reinterpret_steal<py::object>(result);
 }
 
+// An array [frames, *shape] whose frames lie `frame_bytes` apart and are each in one piece. Throws
+// ValueError if they do not fit.
+py::array over_frames(const py::dtype& dtype, const std::vector<py::ssize_t>& shape,
+                      py::ssize_t frame_bytes, const void* data, const py::object& owner);
+
 class Leaf {
  public:
     // `array` is [frames, envs, *shape]; its owner outlives the leaf.
@@ -68,6 +73,7 @@ class Leaf {
     PyTypeObject* scalar_type() const { return scalar_type_; }
 
  private:
+    py::object fresh(const std::vector<py::ssize_t>& shape) const;
     bool is_mine(PyObject* value) const;
     bool store_number(std::byte* to, PyObject* value) const;
     void convert(std::byte* to, PyObject* value) const;

@@ -256,10 +256,6 @@ class PyWorker : public Handle {
     std::int64_t began_ = 0;
 };
 
-}  // namespace
-
-namespace {
-
 struct Send {
     static PyObject* call(PyPool& pool, PyObject* const* args, Py_ssize_t count, PyObject* names) {
         std::uint32_t kind = 0, frame = 0;
