@@ -95,10 +95,13 @@ aarch64: $(VENV)/native.stamp  ## the native tests built for aarch64, run under 
 	$(BIN)/cmake --build build/aarch64
 	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure -R 'layout|flag|position|doorbell|test_ring|board'
 
-wheel: $(BIN)/python  ## sdist, and the wheel made from it, in dist/
+wheel: dist/.stamp  ## sdist, and the wheel made from it, in dist/
+
+dist/.stamp: $(BIN)/python $(SOURCES) $(wildcard pysampler/*.py pysampler/*/*.py)
 	$(PIP) install build
 	rm -rf dist
 	$(BIN)/python -m build
+	@touch $@
 
 # Away from the checkout, so that what is imported is what was installed.
 packages: wheel  ## the wheel, installed in an empty environment, passes the smoke test

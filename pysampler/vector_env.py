@@ -29,7 +29,7 @@ from pysampler.errors import BusyError, ClosedError, EnvError, LostError, WaitTi
 from pysampler.infos import Infos
 from pysampler.local import LocalPool, LocalRequest
 from pysampler.piped import PipedEnv, check_worker
-from pysampler.pool import Pool, Request, Share
+from pysampler.pool import GRACE, Pool, Request, Share
 from pysampler.spec import build, checked_actions, spec_of
 
 if TYPE_CHECKING:
@@ -594,7 +594,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                     "complete."
                 )
                 self._state = None
-                terminate = terminate or not self._settled(timeout)
+                terminate = terminate or not self._settled(GRACE if timeout is None else timeout)
             self.closed = True
             try:
                 if terminate:
@@ -610,7 +610,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if not self.copy:
             self.observations = None
 
-    def _settled(self, timeout: float | None) -> bool:
+    def _settled(self, timeout: float) -> bool:
         try:
             if self._request is not None:
                 return self._request.wait(timeout) is not None

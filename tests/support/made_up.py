@@ -2,6 +2,7 @@
 
 import copy
 import os
+import threading
 import time
 
 import gymnasium as gym
@@ -98,7 +99,7 @@ class TellingEnv(gym.Env):
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(16)
-    OK, RAISE, EXIT, OS_EXIT, BAD_SHAPE, FOUR, NO_DICT, PRINT, SLEEP, HUGE_INFO = range(10)
+    OK, RAISE, EXIT, OS_EXIT, BAD_SHAPE, FOUR, NO_DICT, PRINT, SLEEP, HUGE_INFO, HANG = range(11)
 
     def __init__(self, fault=None):
         if fault == "raise":
@@ -132,7 +133,9 @@ class TellingEnv(gym.Env):
         if action == self.PRINT:
             print("said by an env")
         if action == self.SLEEP:
-            time.sleep(0.5)
+            time.sleep(0.5)  # an env that is slow
+        if action == self.HANG:
+            threading.Event().wait()
         if action == self.HUGE_INFO:
             info = {"huge": "x" * 1_000_000}
         return obs, 1.0, False, False, info

@@ -296,6 +296,17 @@ def test_a_step_that_times_out_stays_pending():
     envs.close()
 
 
+def test_close_does_not_wait_for_ever_for_an_env_that_hangs(monkeypatch, nothing_left):
+    monkeypatch.setattr("pysampler.vector_env.GRACE", 0.1)
+    envs = make()
+    envs.reset()
+    envs.step_async([TellingEnv.HANG, 0, 0, 0])
+    with pytest.warns(UserWarning, match="pending call to `step`"):
+        envs.close()
+    with pytest.raises(ClosedError):
+        envs.reset()
+
+
 def test_an_info_larger_than_the_side_channel_arrives():
     envs = make()
     envs.reset()

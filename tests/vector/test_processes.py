@@ -254,7 +254,7 @@ def test_ctrl_c_ends_a_wait_and_the_pool_can_be_closed():
         observation_space = action_space = gym.spaces.Discrete(2)
         def reset(self, **kwargs):
             print("resetting", flush=True)
-            time.sleep(1000)
+            time.sleep(1000)  # an env that hangs
     """)
     process = subprocess.Popen(
         [sys.executable, "-c", slow + program],
