@@ -645,7 +645,7 @@ class Worker:
         """
         The group is done; whether a message follows.
         """
-    def serve(self, blocks: list, report: typing.Any) -> tuple:
+    def serve(self, blocks: list, report: typing.Any, flush: typing.Any) -> tuple:
         """
         Steps blocks as commanded, until another command comes: (kind, group, frame).
         """

@@ -22,6 +22,7 @@ from pysampler import _core, nursery, worker
 from pysampler.block import Failure
 from pysampler.errors import EnvError, LostError, PysamplerError, WorkerLostError
 from pysampler.frames import Frames
+from pysampler.mail import Inbox
 from pysampler.nursery import Child
 from pysampler.remote import dumps, dumps_by_value, error_from, report
 from pysampler.sync import Segment, Watch, wait_costs
@@ -163,7 +164,7 @@ class Pool:
         self._core = _core.Pool(segment, self.groups, worker.wait_policy(self._policy))
         inboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
         outboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
-        self._inboxes, self._outboxes = inboxes, outboxes
+        self._inboxes, self._mail = inboxes, [Inbox(ring) for ring in outboxes]
         costs = wait_costs()
         self._watch = Watch()
         for index, child in enumerate(self._children):
@@ -255,7 +256,7 @@ class Pool:
 
     def _receive(self, group: int) -> Any:
         index = self._worker_of[group]
-        message = self._outboxes[index].recv()
+        message = self._mail[index].take(group)
         try:
             return pickle.loads(message)
         except Exception as error:  # what the worker has and this process has not
@@ -344,7 +345,7 @@ class Pool:
         if hasattr(self, "_watch"):
             self._watch.close()
             self._core.close()
-            for ring in (*self._inboxes, *self._outboxes):
+            for ring in (*self._inboxes, *self._mail):
                 ring.close()
 
     def __repr__(self) -> str:

@@ -23,6 +23,7 @@ import numpy as np
 from pysampler import _core
 from pysampler.block import EnvHost, failure_of, plain
 from pysampler.frames import Frames
+from pysampler.mail import Outbox
 from pysampler.remote import dumps
 from pysampler.spec import Spec
 from pysampler.sync import Segment, WaitPolicy, Watch
@@ -166,13 +167,13 @@ class _Server:
         self.first_group = sum(at.groups[: setup.index])
         self.core = _core.Worker(segment, at.pool, at.groups, setup.index, wait_policy(at.policy))
         self.inbox = _core.ByteRing(segment, at.capacity, offset=at.inbox)
-        self.outbox = _core.ByteRing(segment, at.capacity, offset=at.outbox)
+        self.outbox = Outbox(_core.ByteRing(segment, at.capacity, offset=at.outbox))
         connection.send_bytes(b"attached")
         connection.close()
 
     def run(self) -> None:
         while True:
-            _, group, frame = self.core.serve(self.host.blocks, self.report)
+            _, group, frame = self.core.serve(self.host.blocks, self.report, self.outbox.flush)
             message = self.inbox.recv()
             block = group - self.first_group
             name = "asked for something"
@@ -186,13 +187,15 @@ class _Server:
             except BaseException as error:
                 answer = failure_of(error, name)
             self.core.complete(group, message=True)
-            self.outbox.send(self.pickled(answer, name))
+            unsent = self.outbox.post(group, self.pickled(answer, name))
             if name == "close":
+                while unsent:
+                    unsent = self.outbox.flush()
                 return
 
-    def report(self, group: int) -> None:
+    def report(self, group: int) -> bool:
         leftovers = plain(self.host.blocks[group - self.first_group].take_leftovers())
-        self.outbox.send(self.pickled(leftovers, "step"))
+        return self.outbox.post(group, self.pickled(leftovers, "step"))
 
     def pickled(self, answer: Any, doing: str) -> bytes:
         try:

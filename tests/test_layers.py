@@ -26,15 +26,16 @@ PYTHON = {
         "pysampler.infos",
         "pysampler.remote",
     },
+    "pysampler.mail": {"pysampler._core", "pysampler.errors"},
     "pysampler.nursery": {"pysampler.errors", "pysampler.worker"},
     "pysampler.worker": {
         *("pysampler._core", "pysampler.sync", "pysampler.spec", "pysampler.frames"),
-        *("pysampler.remote", "pysampler.block"),
+        *("pysampler.remote", "pysampler.block", "pysampler.mail"),
     },
     "pysampler.pool": {
         *("pysampler._core", "pysampler.sync", "pysampler.errors", "pysampler.spec"),
         *("pysampler.frames", "pysampler.remote", "pysampler.block", "pysampler.nursery"),
-        *("pysampler.worker",),
+        *("pysampler.worker", "pysampler.mail"),
     },
     "pysampler.local": {
         *("pysampler.block", "pysampler.errors", "pysampler.frames", "pysampler.pool"),

@@ -204,14 +204,20 @@ class PyWorker : public Handle {
     }
 
     // Steps blocks as commanded, until a command comes that is none of its business:
-    // (kind, group, frame). `report(group)` is called when a step left something over.
-    py::tuple serve(const py::list& blocks, const py::object& report) {
+    // (kind, group, frame). `report(group)` is called when a step left something over, `flush()`
+    // when there is nothing else to do; both return whether there is more to flush.
+    py::tuple serve(const py::list& blocks, const py::object& report, const py::object& flush) {
         const Turn turn(*this, serving_, "serve");
         std::vector<Block*> all;
         for (const py::handle block : blocks) all.push_back(block.cast<Block*>());
         const std::uint32_t first = layout_.first_group(index_);
+        bool unsent = flush().cast<bool>();
         for (;;) {
             const Run run = ring_.peek(1);
+            if (run.count == 0 && unsent) {
+                unsent = flush().cast<bool>();
+                continue;
+            }
             if (run.count == 0) {
                 const Outcome outcome = site_(
                     [&](WaitPolicy& policy) { return ring_.wait_ready(1, kForever, policy); });
@@ -229,7 +235,7 @@ class PyWorker : public Handle {
             }
             const bool left = all[command.group - first]->step(command.frame);
             complete(command.group, left);
-            if (left) report(command.group);
+            if (left) unsent = report(command.group).cast<bool>();
         }
     }
 
@@ -312,7 +318,7 @@ void register_pool(py::module_& m) {
                       std::uint32_t, const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("offset"), py::arg("groups"), py::arg("index"),
              py::arg("policy") = std::nullopt)
-        .def("serve", &PyWorker::serve, py::arg("blocks"), py::arg("report"),
+        .def("serve", &PyWorker::serve, py::arg("blocks"), py::arg("report"), py::arg("flush"),
              "Steps blocks as commanded, until another command comes: (kind, group, frame).")
         .def("complete", &PyWorker::complete, py::arg("group"), py::arg("message"),
              "The group is done; whether a message follows.")

@@ -315,6 +315,14 @@ def test_an_info_larger_than_the_side_channel_arrives():
     envs.close()
 
 
+def test_large_infos_of_a_group_do_not_keep_another_from_its_step():
+    envs = make(num_workers=1, groups=4)
+    envs.reset()
+    *_, infos = envs.step(np.full(4, TellingEnv.HUGE_INFO))
+    assert [len(text) for text in infos["huge"]] == [1_000_000] * 4
+    envs.close()
+
+
 def test_a_custom_space_needs_shared_memory_off():
     class Custom(gym.Space):
         def sample(self, mask=None, probability=None):

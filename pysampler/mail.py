@@ -1,0 +1,84 @@
+"""The side channel from a worker: messages of any size, each about a group.
+
+A worker never waits here while there is a command for it, and so never keeps a group from its step
+because nobody has read yet what another group had to say. What finds no room is kept, and goes when
+there is nothing else to do.
+
+Each part of a message is a record of its own in the byte ring: group, whether it is the last part,
+bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import TYPE_CHECKING
+
+from pysampler.errors import LayoutError, WaitTimeoutError
+
+if TYPE_CHECKING:
+    from pysampler import _core
+
+__all__ = ["Inbox", "Outbox"]
+
+_HEAD = struct.Struct("<I?")
+# Of a part: a few of them fit the ring, so that one is read while the next is written.
+_PART = 1 << 14
+# How long a worker with nothing else to do waits for room before it looks for commands, seconds.
+_SLICE = 0.001
+
+
+class Outbox:
+    """The worker's end."""
+
+    def __init__(self, ring: _core.ByteRing) -> None:
+        self._ring = ring
+        self._left: deque[bytes] = deque()
+
+    def post(self, group: int, message: bytes) -> bool:
+        """Send what there is room for; whether something is left for ``flush``."""
+        for at in range(0, len(message) or 1, _PART):
+            part = message[at : at + _PART]
+            self._left.append(_HEAD.pack(group, at + _PART >= len(message)) + part)
+        return self._flush(0)
+
+    def flush(self) -> bool:
+        """Send more, waiting a little for room; whether something is left."""
+        return self._flush(_SLICE)
+
+    def _flush(self, timeout: float) -> bool:
+        try:
+            while self._left:
+                self._ring.send(self._left[0], timeout)
+                self._left.popleft()
+        except WaitTimeoutError:  # nothing of this part has gone: it fits the ring
+            pass
+        return bool(self._left)
+
+
+class Inbox:
+    """The parent's end: messages as they were posted, taken by group."""
+
+    def __init__(self, ring: _core.ByteRing) -> None:
+        self._ring = ring
+        self._parts: dict[int, list[bytes]] = {}
+        self._whole: dict[int, bytes] = {}
+
+    def take(self, group: int, timeout: float | None = None) -> bytes:
+        """The message about a group; WaitTimeoutError if it has not come whole in time."""
+        while group not in self._whole:
+            record = self._ring.recv(timeout)
+            if len(record) < _HEAD.size:
+                raise LayoutError(
+                    f"cannot receive from worker: a record of {len(record)} bytes, expected a head"
+                )
+            about, last = _HEAD.unpack_from(record)
+            parts = self._parts.setdefault(about, [])
+            parts.append(record[_HEAD.size :])
+            if last:
+                self._whole[about] = b"".join(self._parts.pop(about))
+        return self._whole.pop(group)
+
+    def close(self) -> None:
+        """Let go of the ring."""
+        self._ring.close()
