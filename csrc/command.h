@@ -21,6 +21,7 @@ struct Command {
     enum Kind : std::uint32_t {
         kStep = 0,     // actions lie in the frame
         kRequest = 1,  // what to do is in a message of the side channel
+        kNote = 2,     // likewise, and nobody waits for it: no completion
     };
 
     std::uint32_t kind;
@@ -40,8 +41,9 @@ struct alignas(kLine) Completion {
 // Offsets from where the pool's part of the segment begins.
 class PoolLayout {
  public:
-    // A worker has one command a group in flight, and requests to all its groups go one by one.
-    static constexpr std::uint64_t kCommands = 1024;
+    // A worker has one command a group in flight, and a few notes before it.
+    static constexpr std::uint32_t kGroups = 1024;
+    static constexpr std::uint64_t kCommands = std::uint64_t{4} * kGroups;
 
     explicit PoolLayout(std::vector<std::uint32_t> groups) : groups_(std::move(groups)) {}
 

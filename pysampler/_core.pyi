@@ -570,17 +570,13 @@ class Pool:
         """
         Bytes it takes in a segment.
         """
-    def __init__(self, segment: Segment, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], policy: WaitPolicy | None = None) -> None:
+    def __init__(self, segment: Segment, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], weights: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], policy: WaitPolicy | None = None) -> None:
         ...
     def __repr__(self) -> str:
         ...
     def close(self) -> None:
         """
         Let go of the memory.
-        """
-    def drop(self, group: typing.SupportsInt | typing.SupportsIndex) -> None:
-        """
-        Nothing more is expected of a lost group.
         """
     def has_messages(self) -> bool:
         """
@@ -606,6 +602,10 @@ class Pool:
         """
         A command to one group.
         """
+    def take(self, group: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        A group has come back, or nothing more is expected of it.
+        """
     def times(self, group: typing.SupportsInt | typing.SupportsIndex) -> tuple[int, int]:
         """
         When the group's last command began and ended, ns of now().
@@ -613,6 +613,10 @@ class Pool:
     def wait(self, timeout: float | None = None, *, deadline: int | None = None) -> bool:
         """
         Until all that is in flight has come back; False at the deadline.
+        """
+    def wait_some(self, least: typing.SupportsInt | typing.SupportsIndex, most: typing.SupportsInt | typing.SupportsIndex, timeout: float | None = None, *, deadline: int | None = None) -> list[int]:
+        """
+        Groups that have come back, longest ready first: at least so many weights, unless the deadline comes first, at most so many.
         """
     @property
     def messages(self) -> list[int]:
@@ -628,6 +632,16 @@ class Pool:
     def pending(self) -> int:
         """
         How many groups are in flight.
+        """
+    @property
+    def pending_weight(self) -> int:
+        """
+        Weights of what is in flight.
+        """
+    @property
+    def ready_weight(self) -> int:
+        """
+        Weights of what has come back and was not taken.
         """
     @property
     def stats(self) -> WaitStats:
@@ -649,12 +663,17 @@ class Worker:
         """
         Steps blocks as commanded, until another command comes: (kind, group, frame).
         """
+    def set_left_over(self, left_over: bool) -> None:
+        """
+        Whether the next step is to be reported in any case.
+        """
     @property
     def stats(self) -> WaitStats:
         """
         Where the waits went.
         """
 class Command:
+    NOTE: typing.ClassVar[int] = 2
     REQUEST: typing.ClassVar[int] = 1
     STEP: typing.ClassVar[int] = 0
 class Infos:
@@ -667,10 +686,6 @@ class Infos:
     def add_node(self, path: tuple, mask: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
         A place for nested dicts at the end of this path of keys.
-        """
-    def collect(self, frame: typing.SupportsInt | typing.SupportsIndex) -> tuple[dict, list]:
-        """
-        The infos of all envs as gymnasium batches them, and the keys that row() must be asked for, since their values do not share a dtype.
         """
     def row(self, frame: typing.SupportsInt | typing.SupportsIndex, env: typing.SupportsInt | typing.SupportsIndex, key: str) -> typing.Any:
         """
@@ -797,8 +812,12 @@ class EnvBlock(Block):
         The envs.
         """
 class Batch:
-    def __init__(self, frames: typing.Any, infos: Infos, copy: bool) -> None:
+    def __init__(self, frames: typing.Any, infos: Infos, copy: bool, groups: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]]) -> None:
         ...
+    def groups_of(self, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.int64]) -> list[int]:
+        """
+        The groups of these envs, which must be whole groups.
+        """
     def next(self, frame: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
         The frame to use after this one: the next that nobody holds.
@@ -811,9 +830,17 @@ class Batch:
         """
         Observations, rewards, terminated, truncated, infos, and keys of infos whose values do not share a dtype.
         """
+    def read_some(self, groups: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]]) -> tuple:
+        """
+        As read(), for some groups, (group, frame) each, in this order.
+        """
     def write(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: typing.Any) -> bool:
         """
         Whether the actions were one array of just the right kind, and lie in the frame now.
+        """
+    def write_some(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: typing.Any) -> bool:
+        """
+        As write(), a row for each env that groups_of() was asked for last.
         """
 def adopt_wait_costs(park_ns: typing.SupportsInt | typing.SupportsIndex, yield_ns: typing.SupportsInt | typing.SupportsIndex) -> None:
     """

@@ -13,7 +13,7 @@ from gymnasium.vector.utils.shared_memory import create_shared_memory
 from pysampler.nursery import CONTEXTS
 from pysampler.pool import Share
 from pysampler.spec import Spec, leaves
-from pysampler.sync import usable_cpus
+from pysampler.sync import now, usable_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -144,6 +144,47 @@ def indices(given: Sequence[int], envs: int) -> list[int]:
     if bad := [i for i in chosen if not 0 <= i < envs]:
         raise IndexError(f"cannot choose env {bad[0]}: expected indices below {envs}")
     return chosen
+
+
+def env_ids(given: Any) -> npt.NDArray[np.int64]:
+    """Indices of envs."""
+    ids = np.asarray(given)
+    if ids.size and ids.dtype.kind not in "iu":
+        raise TypeError(f"cannot choose envs: env_ids of dtype {ids.dtype}, expected whole numbers")
+    return ids.astype(np.int64, copy=False)
+
+
+def batch(least: int | None, most: int | None, envs: int, largest: int) -> tuple[int, int]:
+    """How many envs to receive, given how many the largest group has."""
+    least = None if least is None else _count("min_envs", least, 0)
+    most = envs if most is None else _count("max_envs", most, 1)
+    if most < largest:
+        raise ValueError(
+            f"cannot receive: max_envs {most}, but groups have up to {largest} envs; expected at "
+            "least that, or pass more groups to make them smaller"
+        )
+    if least is None:
+        return most, most
+    if least > most:
+        raise ValueError(f"cannot receive: min_envs {least}, more than max_envs {most}")
+    return least, most
+
+
+def _count(what: str, given: Any, least: int) -> int:
+    if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < least:
+        raise ValueError(
+            f"cannot receive: {what} {given!r}, expected a whole number of at least {least}"
+        )
+    return int(given)
+
+
+def deadline(timeout: float | None) -> int | None:
+    """In ns of now()."""
+    if timeout is None:
+        return None
+    if not timeout >= 0:
+        raise ValueError(f"cannot receive: timeout {timeout!r}, expected seconds >= 0 or None")
+    return now() + int(min(timeout, 1e9) * 1e9)
 
 
 def reset_mask(given: Any, envs: int) -> npt.NDArray[np.bool_]:

@@ -6,7 +6,8 @@ where they lie, a frame is read without a copy, and T frames in a row are a roll
 ============================== ================================================================
 ``observations``               one array for each leaf of the observation space
 ``final_observations``         the last of an episode, where the env was reset in the same step
-``actions``                    bytes, so that they keep the dtype they were given (action_types)
+``actions``                    bytes, so that they keep the dtype they were given
+``action_types``               number of that dtype by leaf, in the row of a group's first env
 ``rewards``                    float64
 ``terminated`` ``truncated``   bool
 ``has_final``                  1: there is a final observation; 2: and a message says more of it
@@ -48,7 +49,7 @@ class Frames:
             self._take((envs, *f.shape), f.dtype) for f in spec.observations if final
         ]
         self.actions = [self._take((_action_bytes(f, envs),), np.uint8) for f in spec.actions]
-        self.action_types = self._take((len(spec.actions),), np.int32)
+        self.action_types = self._take((envs, len(spec.actions)), np.int32)
         self.rewards = self._take((envs,), np.float64)
         self.terminated = self._take((envs,), np.bool_)
         self.truncated = self._take((envs,), np.bool_)
@@ -73,7 +74,7 @@ class Frames:
         times = 2 if final else 1
         sizes = [_bytes(f) * envs for f in spec.observations] * times
         sizes += [_action_bytes(f, envs) for f in spec.actions]
-        sizes += [4 * len(spec.actions), 8 * envs, envs, envs, envs, _info_bytes(envs)]
+        sizes += [4 * len(spec.actions) * envs, 8 * envs, envs, envs, envs, _info_bytes(envs)]
         return sum(_lines(size * count) for size in sizes)
 
     def _take(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -64,12 +64,12 @@ class Infos:
 
     def merge(
         self,
-        frame: int,
+        rows: Sequence[tuple[int, int]],
         infos: dict[str, Any],
         mixed: Sequence[str],
         rest: Sequence[tuple[int, dict[str, Any]]],
     ) -> dict[str, Any]:
-        """The infos of a frame, with those (env, dict) that came by the side channel."""
+        """The infos of (frame, env) rows, with those (env, dict) from the side channel."""
         by_env: dict[int, list[dict[str, Any]]] = {}
         again = dict.fromkeys(mixed)
         for env, info in rest:
@@ -82,13 +82,13 @@ class Infos:
             infos.pop(key, None)
             infos.pop(f"_{key}", None)
         stored = [key for key in again if isinstance(key, str)]
-        for env in range(self._envs):
+        for at, (frame, env) in enumerate(rows):
             for key in stored:
                 value = self.core.row(frame, env, key)
                 if value is not None:
-                    infos = self._add_info(infos, {key: value}, env)
+                    infos = self._add_info(infos, {key: value}, at)
             for info in by_env.get(env, ()):
-                infos = self._add_info(infos, info, env)
+                infos = self._add_info(infos, info, at)
         return infos
 
     def learn(self, rest: Sequence[tuple[int, dict[str, Any]]]) -> list[Column]:

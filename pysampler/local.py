@@ -11,7 +11,7 @@ from pysampler.frames import Frames
 from pysampler.remote import error_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from pysampler.errors import EnvError
     from pysampler.pool import Share
@@ -28,17 +28,18 @@ class LocalPool:
         share: Share,
         make: Callable[[Share], tuple[Callable[..., EnvHost], tuple[Any, ...]]],
     ) -> None:
-        self.groups = [len(share.sizes)]
         self.pids: list[int] = []
         self.closed = False
+        self.envs = share.parts
         self._share = share
-        self._doing = "being made"
-        self._messages: list[tuple[int, Any]] = []
+        self._asked = "being made"
+        self._back: list[int] = []  # groups that are done, longest first
+        self._said: dict[int, Any] = {}  # what they had to say
         function, arguments = make(share)
         try:
             self._host = function(*arguments)
         except Exception as error:
-            raise self.error_of(failure_of(error, "being made")) from error.__cause__
+            raise self.error_of(0, failure_of(error, "being made")) from error.__cause__
         self.descriptions = [self._host.describe()]
 
     def attach(self, spec: Spec, count: int, *, final: bool, host: tuple[Any, ...]) -> Frames:
@@ -49,42 +50,79 @@ class LocalPool:
         self._host.attach(frames, *host)
         return frames
 
-    def envs_of(self, group: int) -> range:
-        """The envs of a group."""
-        first = sum(self._share.sizes[:group])
-        return range(first, first + self._share.sizes[group])
+    @property
+    def pending(self) -> int:
+        """How many envs are done and not received yet."""
+        return sum(len(self.envs[group]) for group in self._back)
+
+    @property
+    def ready(self) -> int:
+        """The same: all is done when it is asked for."""
+        return self.pending
+
+    def is_pending(self, group: int) -> bool:
+        """Whether a group is."""
+        return group in self._back
 
     def step(self, frame: int) -> None:
         """Step every block."""
-        self._doing = "stepping"
-        self._messages = [
-            (group, plain(block.take_leftovers()))
-            for group, block in enumerate(self._host.blocks)
-            if block.step(frame)
-        ]
+        self.step_some(frame, range(len(self.envs)))
 
-    def wait(self, timeout: float | None = None) -> list[tuple[int, Any]]:  # noqa: ARG002
-        """What blocks had to say beside what is in the frame."""
-        messages, self._messages = self._messages, []
-        return messages
+    def step_some(self, frame: int, groups: Iterable[int]) -> None:
+        """Step some blocks."""
+        self._asked = "stepping"
+        for group in groups:
+            block = self._host.blocks[group]
+            self._back.append(group)
+            if block.step(frame):
+                self._said[group] = plain(block.take_leftovers())
 
     def request(
         self, frame: int, requests: Mapping[int, tuple[str, tuple[Any, ...]]], doing: str
-    ) -> LocalRequest:
+    ) -> None:
         """Ask blocks for other things than a step."""
-        self._doing = doing
-        answers: dict[int, Any] = {}
-        failure: Failure | None = None
+        self._asked = doing
         for group, (name, arguments) in requests.items():
+            self._back.append(group)
             try:
-                answers[group] = self._host.answer(name, group, frame, arguments)
+                self._said[group] = self._host.answer(name, group, frame, arguments)
             except Exception as error:
-                failure = failure or failure_of(error, name)
-        return LocalRequest(answers, None if failure is None else self.error_of(failure))
+                self._said[group] = failure_of(error, name)
 
-    def error_of(self, failure: Failure) -> EnvError:
+    def note_all(self, name: str, arguments: tuple[Any, ...]) -> None:
+        """Tell the host something: a method and arguments."""
+        self._host.answer(name, 0, 0, arguments)
+
+    def wait(self, timeout: float | None = None) -> list[tuple[int, Any]]:  # noqa: ARG002
+        """What blocks had to say beside what is in the frame."""
+        messages = list(self._said.items())
+        self.take(list(self._back))
+        return messages
+
+    def wait_some(
+        self,
+        least: int,  # noqa: ARG002
+        most: int,
+        deadline: int | None,  # noqa: ARG002
+    ) -> tuple[list[int], list[tuple[int, Any]]]:
+        """Groups that are done, longest first, and what they had to say. Take them."""
+        groups = []
+        for group in self._back:
+            most -= len(self.envs[group])
+            if most < 0:
+                break
+            groups.append(group)
+        return groups, [(group, self._said[group]) for group in groups if group in self._said]
+
+    def take(self, groups: Collection[int]) -> None:
+        """These have been received."""
+        self._back = [group for group in self._back if group not in groups]
+        for group in groups:
+            self._said.pop(group, None)
+
+    def error_of(self, group: int, failure: Failure) -> EnvError:  # noqa: ARG002
         """The exception an env raised."""
-        error = error_from(failure.report, failure.told("", self._doing), failure.error)
+        error = error_from(failure.report, failure.told("", self._asked), failure.error)
         error.env = failure.env
         return error
 
@@ -95,7 +133,7 @@ class LocalPool:
             try:
                 self._host.close()
             except Exception as error:
-                raise self.error_of(failure_of(error, "close()")) from error.__cause__
+                raise self.error_of(0, failure_of(error, "close()")) from error.__cause__
 
     def kill(self) -> None:
         """Let go of the envs without closing them."""
@@ -103,17 +141,3 @@ class LocalPool:
 
     def __repr__(self) -> str:
         return f"<pysampler.local.LocalPool{', closed' * self.closed}>"
-
-
-class LocalRequest:
-    """A request that has been answered."""
-
-    def __init__(self, answers: dict[int, Any], error: EnvError | None) -> None:
-        self._answers = answers
-        self._error = error
-
-    def wait(self, timeout: float | None = None) -> dict[int, Any]:  # noqa: ARG002
-        """The answers by group."""
-        if self._error is not None:
-            raise self._error
-        return self._answers

@@ -64,10 +64,13 @@ class Inbox:
         self._parts: dict[int, list[bytes]] = {}
         self._whole: dict[int, bytes] = {}
 
-    def take(self, group: int, timeout: float | None = None) -> bytes:
-        """The message about a group; WaitTimeoutError if it has not come whole in time."""
+    def read(self, group: int, deadline: int | None = None) -> bytes:
+        """The message about a group, until it is dropped; WaitTimeoutError if it came not whole.
+
+        The deadline is in ns.
+        """
         while group not in self._whole:
-            record = self._ring.recv(timeout)
+            record = self._ring.recv(deadline=deadline)
             if len(record) < _HEAD.size:
                 raise LayoutError(
                     f"cannot receive from worker: a record of {len(record)} bytes, expected a head"
@@ -77,7 +80,11 @@ class Inbox:
             parts.append(record[_HEAD.size :])
             if last:
                 self._whole[about] = b"".join(self._parts.pop(about))
-        return self._whole.pop(group)
+        return self._whole[group]
+
+    def drop(self, group: int) -> None:
+        """Forget the message, if there was one."""
+        self._whole.pop(group, None)
 
     def close(self) -> None:
         """Let go of the ring."""

@@ -7,6 +7,7 @@ of that as names and arguments.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import sys
@@ -20,16 +21,22 @@ import numpy as np
 
 from pysampler import _core, nursery, worker
 from pysampler.block import Failure
-from pysampler.errors import EnvError, LostError, PysamplerError, WorkerLostError
+from pysampler.errors import (
+    EnvError,
+    LostError,
+    PysamplerError,
+    WaitTimeoutError,
+    WorkerLostError,
+)
 from pysampler.frames import Frames
 from pysampler.mail import Inbox
 from pysampler.nursery import Child
 from pysampler.remote import dumps, dumps_by_value, error_from, report
-from pysampler.sync import Segment, Watch, wait_costs
+from pysampler.sync import Segment, Watch, now, wait_costs
 from pysampler.worker import Attachment, Setup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pysampler.spec import Spec
 
@@ -56,6 +63,12 @@ class Share:
         """Their indices."""
         return range(self.first, self.first + sum(self.sizes))
 
+    @property
+    def parts(self) -> list[range]:
+        """Those of each group."""
+        ends = list(itertools.accumulate(self.sizes, initial=self.first))
+        return [range(first, end) for first, end in itertools.pairwise(ends)]
+
 
 class Pool:
     """Workers that host what ``make(share)`` says: a function and its arguments."""
@@ -76,7 +89,8 @@ class Pool:
         self._policy = policy
         self._context = context
         self._learn_modules = preload is None and context == "nursery"
-        self._doing = "being made"
+        self._notes: dict[int, list[bytes]] = {}  # by worker
+        self._asked: dict[int, str] = {}  # what groups are doing, where it is not a step
         self._children: list[Child] = []
         self._finalizer = weakref.finalize(self, _end, self._children, os.getpid())
         hosts = [make(share) for share in shares]
@@ -139,7 +153,7 @@ class Pool:
         with self._telling_of_loss(index):
             answer = pickle.loads(self._children[index].connection.recv_bytes())
         if isinstance(answer, Failure):
-            raise self.error_of(answer, index)
+            raise self._error(answer, index, "being made")
         description, modules = answer
         if index == 0:
             self._modules = modules
@@ -161,7 +175,8 @@ class Pool:
         rings = 2 * len(self.shares) * _core.ByteRing.size_of(SIDE_CHANNEL)
         segment = Segment(frames_size + _core.Pool.size_of(self.groups) + rings + 4096)
         at, memory = segment.array((frames_size,), np.dtype(np.uint8), None)
-        self._core = _core.Pool(segment, self.groups, worker.wait_policy(self._policy))
+        weights = [size for share in self.shares for size in share.sizes]
+        self._core = _core.Pool(segment, self.groups, weights, worker.wait_policy(self._policy))
         inboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
         outboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
         self._inboxes, self._mail = inboxes, [Inbox(ring) for ring in outboxes]
@@ -190,9 +205,9 @@ class Pool:
         for index, child in enumerate(self._children):
             with self._telling_of_loss(index):
                 child.connection.recv_bytes()
-            parts = [self._core.member(group) for group in self._groups_of(index)]
+            members = [self._core.member(group) for group in self._groups_of(index)]
             self._watch.add(
-                child.pid, *parts, inboxes[index].consumer(), outboxes[index].producer()
+                child.pid, *members, inboxes[index].consumer(), outboxes[index].producer()
             )
             child.connection.close()
         # For the next pool, or a worker that takes the place of one of these.
@@ -206,6 +221,11 @@ class Pool:
         first = sum(self.groups[:index])
         return range(first, first + self.groups[index])
 
+    @property
+    def envs(self) -> list[range]:
+        """The envs of each group."""
+        return [part for share in self.shares for part in share.parts]
+
     # -- commands and completions ----------------------------------------------------------------
 
     @property
@@ -213,18 +233,57 @@ class Pool:
         """Of the workers."""
         return [child.pid for child in self._children]
 
-    def envs_of(self, group: int) -> range:
-        """The envs of a group."""
-        index = self._worker_of[group]
-        share = self.shares[index]
-        at = group - self._groups_of(index).start
-        first = share.first + sum(share.sizes[:at])
-        return range(first, first + share.sizes[at])
+    @property
+    def pending(self) -> int:
+        """How many envs are at work, or done and not received yet."""
+        return self._core.pending_weight
+
+    @property
+    def ready(self) -> int:
+        """How many of those are done."""
+        return self._core.ready_weight
+
+    def is_pending(self, group: int) -> bool:
+        """Whether a group is."""
+        return self._core.in_flight(group)
 
     def step(self, frame: int) -> None:
         """Let every group step, reading actions from the frame and writing results to it."""
-        self._doing = "stepping"
+        self._asked.clear()
+        if self._notes:
+            self._send_notes(range(len(self._worker_of)))
         self._core.send(_STEP, frame)
+
+    def step_some(self, frame: int, groups: Sequence[int]) -> None:
+        """Let some groups step."""
+        if self._notes:
+            self._send_notes(groups)
+        for group in groups:
+            self._asked.pop(group, None)
+            self._core.send_to(group, _STEP, frame)
+
+    def request(
+        self, frame: int, requests: Mapping[int, tuple[str, tuple[Any, ...]]], doing: str
+    ) -> None:
+        """Ask groups for other things than a step: the name of a method of the host, arguments."""
+        # Pickled before the first is sent: what cannot be leaves nobody waiting.
+        messages = {group: dumps_by_value(request) for group, request in requests.items()}
+        self._send_notes(messages)
+        for group, message in messages.items():
+            self._asked[group] = doing
+            self._send_message(group, _core.Command.REQUEST, frame, message)
+
+    def note_all(self, name: str, arguments: tuple[Any, ...]) -> None:
+        """Tell every host something, before its next command: a method and arguments."""
+        message = dumps_by_value((name, arguments))
+        for index in range(len(self.shares)):
+            self._notes.setdefault(index, []).append(message)
+
+    def _send_notes(self, groups: Iterable[int]) -> None:
+        """What there is for the workers of these groups."""
+        for group in groups:
+            for message in self._notes.pop(self._worker_of[group], ()):
+                self._send_message(group, _core.Command.NOTE, 0, message)
 
     def wait(self, timeout: float | None = None) -> list[tuple[int, Any]] | None:
         """What groups had to say beside what is in the frame: (group, message) each.
@@ -236,40 +295,70 @@ class Pool:
                 return None
             if not self._core.has_messages():
                 return []
-            return [(group, self._receive(group)) for group in self._core.messages]
+            deadline = None if timeout is None else now() + int(timeout * 1e9)
+            messages = self._received(self._core.messages, deadline)
         except LostError as error:
             raise self._loss(error) from None
+        if len(messages) < len(self._core.messages):
+            return None
+        self.take([group for group, _ in messages])
+        return messages
 
-    def request(
-        self, frame: int, requests: Mapping[int, tuple[str, tuple[Any, ...]]], doing: str
-    ) -> Request:
-        """Ask groups for other things than a step: the name of a method of the host, arguments."""
-        self._doing = doing
-        return Request(self, frame, requests)
+    def wait_some(
+        self, least: int, most: int, deadline: int | None
+    ) -> tuple[list[int], list[tuple[int, Any]]]:
+        """Groups that came back, longest ready first, and what they had to say.
 
-    def _send_request(self, group: int, frame: int, message: bytes) -> None:
+        As soon as they have so many envs or are all, or at the deadline in ns. Take them.
+        """
         try:
-            self._core.send_to(group, _core.Command.REQUEST, frame)
+            groups = self._core.wait_some(least, most, deadline=deadline)
+            if not self._core.has_messages():
+                return groups, []
+            messages = self._received(self._core.messages, deadline)
+        except LostError as error:
+            raise self._loss(error) from None
+        unsaid = set(self._core.messages) - {group for group, _ in messages}
+        return [group for group in groups if group not in unsaid], messages
+
+    def take(self, groups: Iterable[int]) -> None:
+        """These have come back, and what they had to say was received."""
+        for group in groups:
+            self._core.take(group)
+            self._mail[self._worker_of[group]].drop(group)
+
+    def _received(self, groups: Iterable[int], deadline: int | None) -> list[tuple[int, Any]]:
+        """The messages of groups, as far as they have come by then."""
+        messages: list[tuple[int, Any]] = []
+        with contextlib.suppress(WaitTimeoutError):
+            for group in groups:
+                message = self._mail[self._worker_of[group]].read(group, deadline)
+                try:
+                    messages.append((group, pickle.loads(message)))
+                except Exception as error:  # what the worker has and this process has not
+                    doing = f"when {self._doing(group)}, in its answer"
+                    messages.append((group, Failure(None, doing, report(error))))
+        return messages
+
+    def _send_message(self, group: int, kind: int, frame: int, message: bytes) -> None:
+        try:
+            self._core.send_to(group, kind, frame)
             self._inboxes[self._worker_of[group]].send(message)
         except LostError as error:
             raise self._loss(error, group) from None
 
-    def _receive(self, group: int) -> Any:
-        index = self._worker_of[group]
-        message = self._mail[index].take(group)
-        try:
-            return pickle.loads(message)
-        except Exception as error:  # what the worker has and this process has not
-            return Failure(None, f"when {self._doing}, in its answer", report(error))
+    def _doing(self, group: int) -> str:
+        return self._asked.get(group, "stepping")
 
     # -- what goes wrong -------------------------------------------------------------------------
 
-    def error_of(self, failure: Failure, index: int | None = None) -> EnvError:
-        """The exception an env raised, or the worker for it."""
-        if index is None and failure.env is not None:
-            index = next(w for w, s in enumerate(self.shares) if failure.env in s.envs)
-        where = "" if index is None else f" in worker {index} (pid {self._children[index].pid})"
-        error = error_from(failure.report, failure.told(where, self._doing))
+    def error_of(self, group: int, failure: Failure) -> EnvError:
+        """The exception an env of a group raised, or its worker for it."""
+        return self._error(failure, self._worker_of[group], self._doing(group))
+
+    def _error(self, failure: Failure, index: int, doing: str) -> EnvError:
+        where = f" in worker {index} (pid {self._children[index].pid})"
+        error = error_from(failure.report, failure.told(where, doing))
         error.env, error.worker = failure.env, index
         return error
 
@@ -293,7 +382,9 @@ class Pool:
         else:
             how = f"exit code {status}"
         one = f"env {envs.start}" if len(envs) == 1 else f"envs {envs.start}-{envs.stop - 1}"
-        doing = f"{one} {self._doing}" if self._doing == "being made" else f"{self._doing} {one}"
+        doing = f"{one} being made"
+        if hasattr(self, "_core"):
+            doing = f"{self._doing(self._groups_of(index).start)} {one}"
         error = WorkerLostError(f"worker {index} (pid {child.pid}) lost: {how} while {doing}")
         error.worker, error.pid, error.exit_code, error.envs = index, child.pid, status, envs
         return error
@@ -314,24 +405,24 @@ class Pool:
             raise failed
 
     def _close_workers(self, grace: float) -> EnvError | None:
-        self._doing = "closing"
         deadline = time.monotonic() + grace
         close = dumps(("close", ()))
         # From here on their end is no loss: nobody is to be told of it.
         first = {self._groups_of(i).start: child for i, child in enumerate(self._children)}
         for group, child in first.items():
             self._watch.forget(child.pid)
-            self._send_request(group, 0, close)
+            self._asked[group] = "closing"
+            self._send_message(group, _core.Command.REQUEST, 0, close)
         while not self._core.wait(min(_LOOK, max(0.0, deadline - time.monotonic()))):
             for group, child in first.items():
                 if child.ended() and not self._core.is_ready(group):
-                    self._core.drop(group)
+                    self._core.take(group)
             if time.monotonic() >= deadline:
                 return None
         failures = [
-            (answer, self._worker_of[group])
-            for group in self._core.messages
-            if isinstance(answer := self._receive(group), Failure)
+            (group, answer)
+            for group, answer in self._received(self._core.messages, None)
+            if isinstance(answer, Failure)
         ]
         nursery.ended_by(self._children, deadline)
         return self.error_of(*failures[0]) if failures else None
@@ -345,50 +436,13 @@ class Pool:
         if hasattr(self, "_watch"):
             self._watch.close()
             self._core.close()
-            for ring in (*self._inboxes, *self._mail):
-                ring.close()
+            for end in self._inboxes:
+                end.close()
+            for mail in self._mail:
+                mail.close()
 
     def __repr__(self) -> str:
         return f"<pysampler.pool.Pool {len(self.shares)} workers{', closed' * self.closed}>"
-
-
-class Request:
-    """A request to some groups, those of one worker one after the other."""
-
-    def __init__(
-        self, pool: Pool, frame: int, requests: Mapping[int, tuple[str, tuple[Any, ...]]]
-    ) -> None:
-        self._pool = pool
-        self._frame = frame
-        self._answers: dict[int, Any] = {}
-        # Pickled before the first is sent: what cannot be leaves nobody waiting.
-        self._left = {group: dumps_by_value(request) for group, request in requests.items()}
-        self._send_next()
-
-    def wait(self, timeout: float | None = None) -> dict[int, Any] | None:
-        """The answers by group, or None if not all came in time: wait again."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            messages = self._pool.wait(left)
-            if messages is None:
-                return None
-            self._answers.update(messages)
-            failures = {g: m for g, m in messages if isinstance(m, Failure)}
-            if failures:
-                group, failure = min(failures.items())
-                raise self._pool.error_of(failure, self._pool._worker_of[group])
-            if not self._left:
-                return self._answers
-            self._send_next()
-
-    def _send_next(self) -> None:
-        busy = set()
-        for group in list(self._left):
-            index = self._pool._worker_of[group]
-            if index not in busy:
-                busy.add(index)
-                self._pool._send_request(group, self._frame, self._left.pop(group))
 
 
 def _end(children: list[Child], owner: int) -> None:

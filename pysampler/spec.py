@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
-__all__ = ["Field", "Spec", "spec_of"]
+__all__ = ["Field", "Spaces", "Spec", "spec_of"]
 
 Tree = tuple[str, Any]
 
@@ -75,6 +77,63 @@ def _tree_of(space: spaces.Space[Any]) -> tuple[Tree, tuple[Field, ...], int]:
         return "odd", odd - 1
 
     return visit(space), tuple(fields), odd
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """Those of a vector env."""
+
+    single_observation: spaces.Space[Any]
+    observations: spaces.Space[Any]
+    single_action: spaces.Space[Any]
+    actions: spaces.Space[Any]
+
+    @classmethod
+    def of(
+        cls,
+        observations: Sequence[spaces.Space[Any]],
+        actions: Sequence[spaces.Space[Any]],
+        mode: str | tuple[spaces.Space[Any], spaces.Space[Any]],
+    ) -> Spaces:
+        """From the spaces of its envs, by gymnasium's ``observation_mode``."""
+        if isinstance(mode, tuple) and len(mode) == 2:
+            if not all(isinstance(space, spaces.Space) for space in mode):
+                raise TypeError(
+                    "Expected both elements of observation_mode to be Spaces, got "
+                    f"{type(mode[0])} and {type(mode[1])}"
+                )
+            batched, single = mode
+        elif mode == "same":
+            single = observations[0]
+            batched = batch_space(single, len(observations))
+        elif mode == "different":
+            single = observations[0]
+            batched = batch_differing_spaces(list(observations))
+        else:
+            raise ValueError(
+                "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single "
+                f"and batch observation space, actual got {mode}"
+            )
+        for env, space in enumerate(observations):
+            if mode == "same" and space != single:
+                raise RuntimeError(
+                    "cannot batch observations: the sub-environments observation spaces are not "
+                    f"equivalent. Env {env} has {space}, env 0 {single}. If this is intentional, "
+                    "use `observation_mode='different'` instead."
+                )
+            if mode != "same" and not is_space_dtype_shape_equiv(space, single):
+                raise RuntimeError(
+                    "cannot batch observations: the sub-environments observation spaces do not "
+                    f"share a common shape and dtype. Env {env} has {space}, expected one like "
+                    f"{single}."
+                )
+        for env, space in enumerate(actions):
+            if space != actions[0]:
+                raise RuntimeError(
+                    f"cannot batch actions: env {env} has the action space {space}, env 0 "
+                    f"{actions[0]}; expected the same for all"
+                )
+        return cls(single, batched, actions[0], batch_space(actions[0], len(actions)))
 
 
 def build(tree: Tree, leaf: Callable[[int], Any], odd: Callable[[int], Any]) -> Any:

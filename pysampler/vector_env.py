@@ -7,7 +7,6 @@ import functools
 import multiprocessing
 import os
 import threading
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -18,30 +17,26 @@ from gymnasium.error import (
     ClosedEnvironmentError,
     NoAsyncCallError,
 )
-from gymnasium.spaces.utils import is_space_dtype_shape_equiv
-from gymnasium.vector.utils import batch_differing_spaces, batch_space, iterate
+from gymnasium.vector.utils import batch_space, iterate
 from gymnasium.vector.vector_env import AutoresetMode
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
-from pysampler import _core, arguments
+from pysampler import arguments
 from pysampler.block import Description, EnvHost, Failure, call, make_host, registered
 from pysampler.errors import BusyError, ClosedError, EnvError, LostError, WaitTimeoutError
-from pysampler.infos import Infos
-from pysampler.local import LocalPool, LocalRequest
+from pysampler.local import LocalPool
 from pysampler.piped import PipedEnv, check_worker
-from pysampler.pool import GRACE, Pool, Request, Share
-from pysampler.spec import build, checked_actions, spec_of
+from pysampler.pool import GRACE, Pool, Share
+from pysampler.results import Results
+from pysampler.spec import Spaces, spec_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
     from gymnasium.core import RenderFrame
 
-    # Observations, rewards, terminated, truncated, infos.
-    Stepped = tuple[
-        Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
-    ]
+    from pysampler.results import Stepped
 
 __all__ = ["VectorEnv"]
 
@@ -131,8 +126,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._owner = os.getpid()
         self._turn = threading.Lock()
         self._state: str | None = None
-        self._request: Request | LocalRequest | None = None
-        self._frame = 0
         options = arguments.Options(groups=groups, frames=frames, wait=wait, infos=infos)
         process = arguments.context(context)
         modules = arguments.preload(preload)
@@ -168,77 +161,31 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = first.render_mode
         self._name = first.name
-        self._set_spaces(
+        spaces = Spaces.of(
             [space for d in descriptions for space in d.observation_spaces],
             [space for d in descriptions for space in d.action_spaces],
+            self.observation_mode,
         )
+        self.single_observation_space = spaces.single_observation
+        self.observation_space = spaces.observations
+        self.single_action_space = spaces.single_action
+        self.action_space = spaces.actions
+        if self.shared_memory:
+            arguments.refuse_custom(self.single_observation_space)
         self._spec = spec_of(self.single_observation_space, self.single_action_space)
-        same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
-        self._frames = self._pool.attach(
+        frames = self._pool.attach(
             self._spec,
             options.frames,
-            final=same_step,
+            final=self.autoreset_mode == AutoresetMode.SAME_STEP,
             host=("DISABLED" if self.worker else self.autoreset_mode.name, options.infos.upper()),
         )
-        # Not this one's own method: a cycle would keep the workers of a vector env that is dropped.
-        batcher: GymVectorEnv[Any, Any, Any] = GymVectorEnv()
-        batcher.num_envs = self.num_envs
-        self._infos = Infos(self._frames, batcher._add_info)
-        self._new_columns: list[Any] = []
-        self._odd: list[list[Any]] = [
-            [None] * self.num_envs for _ in range(self._spec.odd_observations)
-        ]
-        self._batch = _core.Batch(self._frames, self._infos.core, self.copy)
-        envs_of = map(self._pool.envs_of, range(sum(self._pool.groups)))
-        self._parts = [slice(envs.start, envs.stop) for envs in envs_of]  # of each group
-        self.observations = self._observations(0)
-
-    def _set_spaces(
-        self, observations: list[gym.Space[Any]], actions: list[gym.Space[Any]]
-    ) -> None:
-        self.single_action_space = actions[0]
-        self.action_space = batch_space(actions[0], self.num_envs)
-        mode = self.observation_mode
-        if isinstance(mode, tuple) and len(mode) == 2:
-            if not all(isinstance(space, gym.Space) for space in mode):
-                raise TypeError(
-                    "Expected both elements of observation_mode to be Spaces, got "
-                    f"{type(mode[0])} and {type(mode[1])}"
-                )
-            self.observation_space, self.single_observation_space = mode
-        elif mode == "same":
-            self.single_observation_space = observations[0]
-            self.observation_space = batch_space(observations[0], self.num_envs)
-        elif mode == "different":
-            self.single_observation_space = observations[0]
-            self.observation_space = batch_differing_spaces(observations)
-        else:
-            raise ValueError(
-                "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single "
-                f"and batch observation space, actual got {mode}"
-            )
-        single = self.single_observation_space
-        for env, space in enumerate(observations):
-            if mode == "same" and space != single:
-                raise RuntimeError(
-                    "cannot batch observations: the sub-environments observation spaces are not "
-                    f"equivalent. Env {env} has {space}, env 0 {single}. If this is intentional, "
-                    "use `observation_mode='different'` instead."
-                )
-            if mode != "same" and not is_space_dtype_shape_equiv(space, single):
-                raise RuntimeError(
-                    "cannot batch observations: the sub-environments observation spaces do not "
-                    f"share a common shape and dtype. Env {env} has {space}, expected one like "
-                    f"{single}."
-                )
-        for env, space in enumerate(actions):
-            if space != self.single_action_space:
-                raise RuntimeError(
-                    f"cannot batch actions: env {env} has the action space {space}, env 0 "
-                    f"{self.single_action_space}; expected the same for all"
-                )
-        if self.shared_memory:
-            arguments.refuse_custom(single)
+        self._groups = self._pool.envs
+        self._largest = max(map(len, self._groups))
+        self._everyone = np.arange(self.num_envs)
+        self._results = Results(frames, self._groups, self._pool.error_of, copy=self.copy)
+        # Called with every step.
+        self._write, self._read = self._results.batch.write, self._results.read
+        self.observations = self._results.observations()
 
     # -- reset -----------------------------------------------------------------------------------
 
@@ -269,11 +216,15 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             requests = {
                 group: (
                     "reset",
-                    (seeds[part], options, None if mask is None else mask[part].tolist()),
+                    (
+                        [seeds[env] for env in envs],
+                        options,
+                        None if mask is None else [bool(mask[env]) for env in envs],
+                    ),
                 )
-                for group, part in enumerate(self._parts)
+                for group, envs in enumerate(self._groups)
             }
-            self._request = self._pool.request(frame, requests, "resetting")
+            self._pool.request(frame, requests, "resetting")
             self._state = "reset"
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
@@ -308,11 +259,25 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if self._validate:
             arguments.refuse_nan(self._spec, self.num_envs, actions)
         frame = self._next_frame()
-        if self._batch.write(frame, actions) or self._write(frame, actions):
+        if self._write(frame, actions) or self._results.write(actions):
             self._pool.step(frame)
         else:
-            self._send_objects(frame, actions)
+            self._send_objects(actions, np.arange(self.num_envs), range(len(self._groups)))
         self._state = "step"
+
+    def _send_objects(
+        self, actions: Any, envs: npt.NDArray[np.int64], groups: Iterable[int]
+    ) -> None:
+        """Actions that are not arrays, or of spaces without a fixed shape: as gymnasium does."""
+        space = self.action_space
+        if len(envs) < self.num_envs:
+            space = batch_space(self.single_action_space, len(envs))
+        items = list(iterate(space, actions))
+        if len(items) != len(envs):
+            raise ValueError(f"cannot send actions: {len(items)} of them, expected {len(envs)}")
+        by_env = dict(zip(envs.tolist(), items, strict=True))
+        requests = {g: ("step", ([by_env[env] for env in self._groups[g]],)) for g in groups}
+        self._pool.request(self._results.frame, requests, "stepping")
 
     def step_wait(self, timeout: float | None = None) -> Stepped:
         """What the envs return from the step that is pending."""
@@ -323,23 +288,134 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         finally:
             self._turn.release()
 
-    def _write(self, frame: int, actions: Any) -> bool:
-        """Actions of any dtypes and nesting, into the frame; False if they are not all arrays."""
-        arrays = checked_actions(self._spec, self.num_envs, actions)
-        if arrays is None:
-            return False
-        for leaf, array in enumerate(arrays):
-            self._frames.action_types[frame, leaf] = array.dtype.num
-            self._frames.actions_as(leaf, array.dtype)[frame] = array
-        return True
+    # -- some envs at a time ---------------------------------------------------------------------
 
-    def _send_objects(self, frame: int, actions: Any) -> None:
-        """Actions that are not arrays, or of spaces without a fixed shape: as gymnasium does."""
-        items = list(iterate(self.action_space, actions))
-        if len(items) != self.num_envs:
-            raise ValueError(f"cannot send actions: {len(items)} of them, expected {self.num_envs}")
-        requests = {group: ("step", (items[part],)) for group, part in enumerate(self._parts)}
-        self._request = self._pool.request(frame, requests, "stepping")
+    def send(self, actions: Any, env_ids: Any = None) -> None:
+        """Let envs step, all or those of some indices; ``recv`` has what they return.
+
+        Row i of the actions is for env ``env_ids[i]``: pass ``info["env_id"]`` of a batch to answer
+        it. The envs of a group step together, so the indices are those of whole groups, in any
+        order (``groups`` says how many groups a worker has). None of them may be pending.
+        """
+        self._enter("send")
+        try:
+            groups = self._idle_groups("send", env_ids)
+            envs = self._everyone if env_ids is None else np.asarray(env_ids)
+            if self._validate:
+                arguments.refuse_nan(self._spec, len(envs), actions)
+            frame = self._next_frame()
+            if self._results.batch.write_some(frame, actions) or self._results.write(actions, envs):
+                self._pool.step_some(frame, groups)
+            else:
+                self._send_objects(actions, envs, groups)
+            self._results.sent(groups)
+            self._state = "send"
+        finally:
+            self._turn.release()
+
+    def async_reset(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        env_ids: Any = None,
+    ) -> None:
+        """Let envs reset, all or those of some indices; ``recv`` has what they return.
+
+        A number as seed is that of env 0, the next one that of env 1 and so on, whichever envs are
+        reset; a list has one for each of ``env_ids``.
+        """
+        with self._entered("async_reset"):
+            groups = self._idle_groups("async_reset", env_ids)
+            envs = (self._everyone if env_ids is None else np.asarray(env_ids)).tolist()
+            if isinstance(seed, (int, np.integer)):
+                seeds: list[int | None] = [int(seed) + env for env in envs]
+            else:
+                seeds = arguments.seeds(seed, len(envs))
+            by_env = dict(zip(envs, seeds, strict=True))
+            frame = self._next_frame()
+            requests = {
+                group: ("reset", ([by_env[env] for env in self._groups[group]], options, None))
+                for group in groups
+            }
+            self._pool.request(frame, requests, "resetting")
+            self._results.sent(groups)
+            self._state = "send"
+
+    def recv(
+        self,
+        min_envs: int | None = None,
+        max_envs: int | None = None,
+        timeout: float | None = None,
+    ) -> Stepped:
+        """What envs return from ``send`` and ``async_reset``, as soon as ``min_envs`` are ready.
+
+        By default that is all that are pending; more are never waited for. All that are ready are
+        returned, longest ready first, by whole groups and up to ``max_envs``. After ``timeout``
+        seconds, those that are ready, perhaps none: then every array is empty. ``info["env_id"]``
+        says whose rows they are; rewards of resets are 0. All arrays are the caller's own.
+
+        An env that raised does so here; what others had to return comes with the next call.
+
+        EnvPool users: there ``recv`` waits for ``batch_size`` envs for ever and returns just that
+        many; here that is ``min_envs=batch_size, max_envs=batch_size``, and ``timeout`` is new.
+        ``info["env_id"]`` and ``async_reset()`` mean the same; episodes end as the
+        ``autoreset_mode`` says.
+        """
+        self._enter("recv")
+        try:
+            if self._state != "send":
+                raise NoAsyncCallError(
+                    "Calling `recv` without any prior call to `send` or `async_reset`.", "send"
+                )
+            deadline = arguments.deadline(timeout)
+            least, most = self.num_envs, self.num_envs
+            if min_envs is not None or max_envs is not None:
+                least, most = arguments.batch(min_envs, max_envs, self.num_envs, self._largest)
+            try:
+                groups, messages = self._pool.wait_some(least, most, deadline)
+            except LostError:
+                self.closed = True
+                raise
+            if not groups:
+                return self._results.nothing()
+            failures = self._results.failed(messages) if messages else []
+            self._pool.take({group for group, _ in failures} if failures else groups)
+            if self._pool.pending == 0:
+                self._state = None
+            if failures:
+                raise self._results.first_error(failures)
+            return self._results.read_some(groups, messages)
+        finally:
+            self._turn.release()
+
+    @property
+    def pending(self) -> int:
+        """How many envs ``recv`` has yet to return."""
+        return 0 if self.closed else self._pool.pending
+
+    @property
+    def ready(self) -> int:
+        """How many of those it would return at once."""
+        return 0 if self.closed else self._pool.ready
+
+    def _idle_groups(self, what: str, env_ids: Any) -> Sequence[int]:
+        """Those of the indices, which must have nothing pending."""
+        if self._state not in (None, "send"):
+            self._expect_idle(what)
+        envs = self._everyone if env_ids is None else arguments.env_ids(env_ids)
+        try:
+            groups = self._results.batch.groups_of(envs)
+        except (IndexError, ValueError) as error:
+            raise type(error)(f"cannot choose envs: {error}") from None
+        if self._state == "send":
+            for group in groups:
+                if self._pool.is_pending(group):
+                    raise AlreadyPendingCallError(
+                        f"Calling `{what}` for env {self._groups[group][0]} while waiting for a "
+                        "pending call to `send` to complete",
+                        "send",
+                    )
+        return groups
 
     # -- call ------------------------------------------------------------------------------------
 
@@ -363,7 +439,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """What the envs return from the call that is pending."""
         with self._entered("call_wait"):
             self._expect("call", "call_wait")
-            return self._results("call_wait", timeout)
+            return self._answers("call_wait", timeout)
 
     def apply(
         self,
@@ -386,7 +462,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             chosen = None if envs is None else arguments.indices(envs, self.num_envs)
             self._ask_all(function, args, f"{name}()", chosen)
             self._state = "call"
-            results = self._results("apply", None)
+            results = self._answers("apply", None)
         if chosen is None:
             return results
         by_env = dict(zip(sorted(set(chosen)), results, strict=True))
@@ -396,14 +472,16 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self, function: Callable[..., Any], args: tuple[Any, ...], what: str, envs: Any
     ) -> None:
         request = "apply", (function, args, what, envs)
-        self._request = self._pool.request(
-            self._frame, dict.fromkeys(range(len(self._parts)), request), f"calling {what} of"
-        )
+        requests = dict.fromkeys(range(len(self._groups)), request)
+        self._pool.request(self._results.frame, requests, f"calling {what} of")
 
-    def _results(self, what: str, timeout: float | None) -> tuple[Any, ...]:
-        answers = self._answers(what, timeout)
-        self._state = None
-        return tuple(one for group in sorted(answers) for one in answers[group] or ())
+    def _answers(self, what: str, timeout: float | None) -> tuple[Any, ...]:
+        messages = self._wait(what, timeout)
+        answers = dict(sorted(messages))
+        for group, answer in answers.items():
+            if isinstance(answer, Failure):
+                raise self._pool.error_of(group, answer)
+        return tuple(one for answer in answers.values() for one in answer or ())
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of each env."""
@@ -421,11 +499,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 )
             self._expect_idle("set_attr")
             requests = {
-                group: ("set_attr", (name, values[part])) for group, part in enumerate(self._parts)
+                group: ("set_attr", (name, [values[env] for env in envs]))
+                for group, envs in enumerate(self._groups)
             }
-            self._request = self._pool.request(self._frame, requests, f"setting {name} of")
+            self._pool.request(self._results.frame, requests, f"setting {name} of")
             self._state = "call"  # and stays so if Ctrl-C ends the wait
-            self._results("set_attr", None)
+            self._answers("set_attr", None)
 
     def render(self) -> tuple[RenderFrame, ...] | None:
         """What each env renders."""
@@ -444,109 +523,27 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     # -- what they share -------------------------------------------------------------------------
 
     def _next_frame(self) -> int:
-        if self._new_columns:
-            first = [sum(self._pool.groups[:w]) for w in range(len(self._pool.groups))]
-            columns, self._new_columns = self._new_columns, []
-            self._request = self._pool.request(
-                0, dict.fromkeys(first, ("add_columns", (columns,))), "telling of columns"
-            )
-            self._state = "call"
-            self._answers("add_columns", None)
-            self._state = None
-        self._frame = self._batch.next(self._frame)
-        return self._frame
+        if columns := self._results.new_columns():
+            self._pool.note_all("add_columns", (columns,))
+        return self._results.next()
 
-    def _answers(self, what: str, timeout: float | None) -> dict[int, Any]:
-        request = self._request
-        assert request is not None
+    def _wait(self, what: str, timeout: float | None) -> list[tuple[int, Any]]:
+        """Until all that is pending is there; what groups had to say."""
         try:
-            answers = request.wait(timeout)
+            messages = self._pool.wait(timeout)
         except LostError:
             self.closed = True
             raise
-        except EnvError:
-            self._state = self._request = None
-            raise
-        if answers is None:
+        if messages is None:
             raise _timed_out(what, timeout)
-        self._request = None
-        return answers
+        self._state = None
+        return messages
 
     def _finish(self, what: str, timeout: float | None) -> Stepped:
         """Wait for what is pending; observations, rewards, terminated, truncated, infos."""
-        if self._request is None:
-            try:
-                messages = self._pool.wait(timeout)
-            except LostError:
-                self.closed = True
-                raise
-            if messages is None:
-                raise _timed_out(what, timeout)
-        else:
-            messages = list(self._answers(what, timeout).items())
-        self._state = None
-        rest, final = self._sorted(messages) if messages else ([], {})
-        frame = self._frame
-        observations, rewards, terminated, truncated, infos, mixed = self._batch.read(frame)
-        for env, observation in final.items():
-            infos["final_obs"][env] = observation
-        if rest or mixed:
-            infos = self._infos.merge(frame, infos, mixed, rest)
-            self._new_columns += self._infos.learn(rest)
-        if observations is None:
-            observations = self._observations(frame)
-        self.observations = observations
-        return observations, rewards, terminated, truncated, infos
-
-    def _sorted(
-        self, messages: Sequence[tuple[int, Any]]
-    ) -> tuple[list[tuple[int, dict[str, Any]]], dict[int, Any]]:
-        """What came by the side channel: infos, and last observations of episodes, by env."""
-        rest: list[tuple[int, dict[str, Any]]] = []
-        final: dict[int, Any] = {}
-        failures: list[Failure] = []
-        for _, leftovers in messages:
-            if isinstance(leftovers, Failure):
-                failures.append(leftovers)
-                continue
-            for kind, env, thing in leftovers:
-                if kind == _core.EnvBlock.INFO:
-                    rest.append((env, thing))
-                elif kind == _core.EnvBlock.FINAL_OBS:
-                    final[env] = thing
-                elif kind == _core.EnvBlock.ODD_OBS:
-                    for leaf, value in enumerate(thing):
-                        self._odd[leaf][env] = value
-                else:
-                    failures.append(thing)
-        if failures:
-            raise self._first_error(failures)
-        return rest, final
-
-    def _first_error(self, failures: list[Failure]) -> EnvError:
-        """Of the first env. All are logged in gymnasium's words, though nothing is shut down."""
-        failures.sort(key=lambda failure: -1 if failure.env is None else failure.env, reverse=True)
-        for failure in failures:
-            logger.error(
-                f"Received the following error from Worker-{failure.env} - Shutting it down"
-            )
-            logger.error(failure.report.traceback)
-        logger.error("Raising the last exception back to the main process.")
-        return self._pool.error_of(failures[-1])
-
-    def _observations(self, frame: int) -> Any:
-        arrays = self._frames.observations
-        if self.copy:
-            return build(
-                self._spec.observation_tree,
-                lambda leaf: arrays[leaf][frame].copy(),
-                lambda leaf: deepcopy(tuple(self._odd[leaf])),
-            )
-        return build(
-            self._spec.observation_tree,
-            lambda leaf: arrays[leaf][frame],
-            lambda leaf: tuple(self._odd[leaf]),
-        )
+        results = self._read(self._wait(what, timeout))
+        self.observations = results[0]
+        return results
 
     def _enter(self, what: str) -> None:
         """It is open, in the process that made it, and no other thread is in here."""
@@ -606,14 +603,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def _let_go(self) -> None:
         """Of the memory, once no view of it is left."""
-        del self._batch, self._infos, self._frames
+        del self._results, self._write, self._read
         if not self.copy:
             self.observations = None
 
     def _settled(self, timeout: float) -> bool:
         try:
-            if self._request is not None:
-                return self._request.wait(timeout) is not None
             return self._pool.wait(timeout) is not None
         except EnvError:
             return True

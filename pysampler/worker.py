@@ -21,7 +21,7 @@ import cloudpickle
 import numpy as np
 
 from pysampler import _core
-from pysampler.block import EnvHost, failure_of, plain
+from pysampler.block import EnvHost, Failure, failure_of, plain
 from pysampler.frames import Frames
 from pysampler.mail import Outbox
 from pysampler.remote import dumps
@@ -164,6 +164,7 @@ class _Server:
         frames = Frames(at.spec, at.envs, at.count, final=at.final, memory=memory)
         host.attach(frames, *at.host)
         self.host = host
+        self.trouble: Failure | None = None
         self.first_group = sum(at.groups[: setup.index])
         self.core = _core.Worker(segment, at.pool, at.groups, setup.index, wait_policy(at.policy))
         self.inbox = _core.ByteRing(segment, at.capacity, offset=at.inbox)
@@ -173,19 +174,25 @@ class _Server:
 
     def run(self) -> None:
         while True:
-            _, group, frame = self.core.serve(self.host.blocks, self.report, self.outbox.flush)
+            kind, group, frame = self.core.serve(self.host.blocks, self.report, self.outbox.flush)
             message = self.inbox.recv()
             block = group - self.first_group
             name = "asked for something"
+            answer: Any = None
             try:
                 name, arguments = pickle.loads(message)
                 if name == "close":
-                    answer: Any = None
                     self.host.close()
                 else:
                     answer = self.host.answer(name, block, frame, arguments)
             except BaseException as error:
                 answer = failure_of(error, name)
+            if kind == _core.Command.NOTE:
+                # Nobody waits for an answer: if it failed, whatever comes next did.
+                self.trouble = self.trouble or answer
+                self.core.set_left_over(self.trouble is not None)
+                continue
+            answer, self.trouble = self.trouble or answer, None
             self.core.complete(group, message=True)
             unsent = self.outbox.post(group, self.pickled(answer, name))
             if name == "close":
@@ -194,7 +201,9 @@ class _Server:
                 return
 
     def report(self, group: int) -> bool:
-        leftovers = plain(self.host.blocks[group - self.first_group].take_leftovers())
+        leftovers: Any = plain(self.host.blocks[group - self.first_group].take_leftovers())
+        if self.trouble is not None:
+            leftovers, self.trouble = self.trouble, None
         return self.outbox.post(group, self.pickled(leftovers, "step"))
 
     def pickled(self, answer: Any, doing: str) -> bytes:

@@ -45,10 +45,13 @@ PYTHON = {
         *("pysampler.nursery", "pysampler.pool", "pysampler.spec", "pysampler.sync"),
     },
     "pysampler.piped": set(),
+    "pysampler.results": {
+        *("pysampler._core", "pysampler.block", "pysampler.errors", "pysampler.frames"),
+        *("pysampler.infos", "pysampler.spec"),
+    },
     "pysampler.vector_env": {
-        *("pysampler._core", "pysampler.arguments", "pysampler.block", "pysampler.errors"),
-        *("pysampler.infos", "pysampler.local", "pysampler.piped", "pysampler.pool"),
-        *("pysampler.spec",),
+        *("pysampler.arguments", "pysampler.block", "pysampler.errors", "pysampler.local"),
+        *("pysampler.piped", "pysampler.pool", "pysampler.results", "pysampler.spec"),
     },
     "pysampler.make": {"pysampler.vector_env"},
     "pysampler.adapters.sb3": {"pysampler.vector_env"},

@@ -7,7 +7,8 @@
 
 namespace pysampler::bindings {
 
-Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool copy)
+Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool copy,
+             Groups groups)
     : frames_(frames),
       infos_(infos),
       copy_(copy),
@@ -21,7 +22,13 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
       has_final_(frames.attr("has_final")),
       envs_(frames.attr("envs").cast<std::size_t>()),
       single_action_(py::tuple(frames.attr("spec").attr("action_tree"))[0].cast<std::string>() ==
-                     "leaf") {
+                     "leaf"),
+      groups_(std::move(groups)),
+      group_of_(envs_) {
+    for (std::uint32_t group = 0; group < groups_.size(); ++group) {
+        const auto [first, count] = groups_[group];
+        for (std::size_t env = first; env < first + count; ++env) group_of_.at(env) = group;
+    }
     for (const char* name : {"rewards", "terminated", "truncated"}) {
         results_.emplace_back(frames.attr(name).cast<py::array>());
     }
@@ -58,17 +65,79 @@ std::uint32_t Batch::next(std::uint32_t frame) const {
 
 bool Batch::write(std::uint32_t frame, const py::handle& actions) {
     if (!single_action_ || !action_leaves_[0].matches_all(actions.ptr(), envs_)) return false;
-    action_types_.mutable_at(frame, 0) = action_leaves_[0].type_num();
+    for (const auto& [first, count] : groups_) {
+        action_types_.mutable_at(frame, first, 0) = action_leaves_[0].type_num();
+    }
     action_leaves_[0].store_all(frame, actions.ptr(), envs_);
     return true;
 }
 
+std::vector<std::uint32_t> Batch::groups_of(const py::array_t<std::int64_t>& envs) {
+    if (envs.ndim() != 1) throw py::value_error("env_ids is not a list of indices");
+    chosen_.clear();
+    std::vector<std::uint32_t> groups;
+    std::vector<std::size_t> seen(groups_.size());
+    std::vector<bool> taken(envs_);
+    for (py::ssize_t i = 0; i < envs.shape(0); ++i) {
+        const std::int64_t env = envs.at(i);
+        if (env < 0 || static_cast<std::size_t>(env) >= envs_) {
+            throw py::index_error("env " + std::to_string(env) + ", expected 0 to " +
+                                  std::to_string(envs_ - 1));
+        }
+        const auto at = static_cast<std::size_t>(env);
+        if (taken[at]) throw py::value_error("env " + std::to_string(env) + " twice");
+        taken[at] = true;
+        chosen_.push_back(at);
+        if (seen[group_of_[at]]++ == 0) groups.push_back(group_of_[at]);
+    }
+    for (const std::uint32_t group : groups) {
+        const auto [first, count] = groups_[group];
+        if (seen[group] == count) continue;
+        throw py::value_error(
+            std::to_string(seen[group]) + " envs of the group of envs " + std::to_string(first) +
+            " to " + std::to_string(first + count - 1) +
+            ", expected all: the envs of a group step together; pass more groups to make them "
+            "smaller");
+    }
+    return groups;
+}
+
+bool Batch::write_some(std::uint32_t frame, const py::handle& actions) {
+    if (!single_action_ || !action_leaves_[0].matches_all(actions.ptr(), chosen_.size())) {
+        return false;
+    }
+    const int type = action_leaves_[0].type_num();
+    for (std::size_t i = 0; i < chosen_.size(); ++i) {
+        const std::size_t env = chosen_[i];
+        action_leaves_[0].store_row(frame, env, actions.ptr(), i);
+        action_types_.mutable_at(frame, groups_[group_of_[env]].first, 0) = type;
+    }
+    return true;
+}
+
 py::tuple Batch::read(std::uint32_t frame) const {
-    auto [infos, mixed] = infos_->collect(frame);
-    add_final(frame, infos);
-    return py::make_tuple(observations(frame), results_[0].load_all(frame, envs_),
-                          results_[1].load_all(frame, envs_), results_[2].load_all(frame, envs_),
-                          infos, mixed);
+    return results(observations(frame), Selection({frame, 0, envs_}));
+}
+
+py::tuple Batch::read_some(
+    const std::vector<std::pair<std::uint32_t, std::uint32_t>>& groups) const {
+    Selection batch;
+    for (const auto& [group, frame] : groups) {
+        const auto [first, count] = groups_.at(group);
+        batch.add({frame, first, count});
+    }
+    py::object observations = py::none();
+    if (!has_odd_) {
+        observations = obs_.build([&](std::size_t i) { return obs_leaves_[i].load_all(batch); });
+    }
+    return results(observations, batch);
+}
+
+py::tuple Batch::results(const py::object& observations, const Selection& batch) const {
+    auto [infos, mixed] = infos_->collect(batch);
+    add_final(batch, infos);
+    return py::make_tuple(observations, results_[0].load_all(batch), results_[1].load_all(batch),
+                          results_[2].load_all(batch), infos, mixed);
 }
 
 py::object Batch::observations(std::uint32_t frame) const {
@@ -77,23 +146,31 @@ py::object Batch::observations(std::uint32_t frame) const {
     return obs_.build([&](std::size_t i) {
         if (!copy_) return obs_leaves_[i].view_all(frame);
         if (lend && lent_[frame][i]) return obs_leaves_[i].view_of(lent_[frame][i]);
-        return obs_leaves_[i].load_all(frame, envs_);
+        return obs_leaves_[i].load_all(Selection({frame, 0, envs_}));
     });
 }
 
-void Batch::add_final(std::uint32_t frame, py::dict& infos) const {
-    const std::uint8_t* has = has_final_.data(frame, 0);
-    if (std::all_of(has, has + envs_, [](std::uint8_t one) { return one == 0; })) return;
-    const auto count = static_cast<py::ssize_t>(envs_);
-    py::array rows(objects_, std::vector<py::ssize_t>{count});
-    auto** at = static_cast<PyObject**>(rows.mutable_data());
-    py::array_t<bool> mask(count);
-    for (std::size_t env = 0; env < envs_; ++env) {
-        mask.mutable_at(env) = has[env] != 0;
-        py::object row = has[env] == 1 ? obs_.load(frame, env, final_leaves_) : py::none();
-        Py_XSETREF(at[env], row.release().ptr());
+void Batch::add_final(const Selection& batch, py::dict& infos) const {
+    if (std::none_of(batch.begin(), batch.end(), [this](const Rows& rows) {
+            const std::uint8_t* has = has_final_.data(rows.frame, rows.first);
+            return std::any_of(has, has + rows.count, [](std::uint8_t one) { return one != 0; });
+        })) {
+        return;
     }
-    infos["final_obs"] = rows;
+    const auto size = static_cast<py::ssize_t>(batch.envs());
+    py::array objects(objects_, std::vector<py::ssize_t>{size});
+    auto** to = static_cast<PyObject**>(objects.mutable_data());
+    py::array_t<bool> mask(size);
+    py::ssize_t at = 0;
+    for (const auto& [frame, first, count] : batch) {
+        for (std::size_t env = first; env < first + count; ++env, ++at) {
+            const std::uint8_t has = has_final_.at(frame, env);
+            mask.mutable_at(at) = has != 0;
+            py::object row = has == 1 ? obs_.load(frame, env, final_leaves_) : py::none();
+            Py_XSETREF(to[at], row.release().ptr());
+        }
+    }
+    infos["final_obs"] = objects;
     infos["_final_obs"] = mask;
 }
 
@@ -120,8 +197,8 @@ struct Read {
 void register_batch(py::module_& m) {
     py::class_<Batch> batch(m, "Batch");
     batch
-        .def(py::init<const py::object&, const std::shared_ptr<Infos>&, bool>(), py::arg("frames"),
-             py::arg("infos"), py::arg("copy"))
+        .def(py::init<const py::object&, const std::shared_ptr<Infos>&, bool, Batch::Groups>(),
+             py::arg("frames"), py::arg("infos"), py::arg("copy"), py::arg("groups"))
         .def("write", &Batch::write, py::arg("frame"), py::arg("actions"),
              "Whether the actions were one array of just the right kind, and lie in the frame now.")
         .def("next", &Batch::next, py::arg("frame"),
@@ -129,6 +206,12 @@ void register_batch(py::module_& m) {
         .def("read", &Batch::read, py::arg("frame"),
              "Observations, rewards, terminated, truncated, infos, and keys of infos whose values "
              "do not share a dtype.")
+        .def("groups_of", &Batch::groups_of, py::arg("envs"),
+             "The groups of these envs, which must be whole groups.")
+        .def("write_some", &Batch::write_some, py::arg("frame"), py::arg("actions"),
+             "As write(), a row for each env that groups_of() was asked for last.")
+        .def("read_some", &Batch::read_some, py::arg("groups"),
+             "As read(), for some groups, (group, frame) each, in this order.")
         .def("observations", &Batch::observations, py::arg("frame"),
              "The observations of a frame, None if parts of them lie in no frame.");
     Hot<Batch, Write>::install(batch, "write");

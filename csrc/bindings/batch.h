@@ -12,9 +12,14 @@ namespace pysampler::bindings {
 
 class Batch {
  public:
-    // `frames` has the arrays of pysampler.frames.Frames. With `copy`, observations are the
-    // caller's own, otherwise they are views of the frame.
-    Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool copy);
+    // Groups are (first env, how many).
+    using Groups = std::vector<std::pair<std::size_t, std::size_t>>;
+
+    // `frames` has the arrays of pysampler.frames.Frames. With `copy`, observations of all envs are
+    // the caller's own, otherwise they are views of the frame.
+    Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool copy, Groups groups);
+
+    // -- all envs --
 
     // True if the actions are one array of just the dtype and shape of the frame's, and lie there
     // now.
@@ -24,6 +29,16 @@ class Batch {
     // Observations with parts that lie in no frame are None.
     py::tuple read(std::uint32_t frame) const;
     py::object observations(std::uint32_t frame) const;
+
+    // -- some envs --
+
+    // The groups of these envs. Throws ValueError unless they are whole groups, IndexError where
+    // there is no such env.
+    std::vector<std::uint32_t> groups_of(const py::array_t<std::int64_t>& envs);
+    // As write(), row i for env i of those that groups_of() was asked for last.
+    bool write_some(std::uint32_t frame, const py::handle& actions);
+    // As read(), the envs of some groups, each from its frame: (group, frame) each.
+    py::tuple read_some(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& groups) const;
 
     // The frame to use after this one: the next that nobody holds.
     std::uint32_t next(std::uint32_t frame) const;
@@ -37,7 +52,8 @@ class Batch {
     bool held(std::uint32_t frame) const;
     bool may_lend(std::uint32_t frame) const;
 
-    void add_final(std::uint32_t frame, py::dict& infos) const;
+    py::tuple results(const py::object& observations, const Selection& batch) const;
+    void add_final(const Selection& batch, py::dict& infos) const;
 
     py::object frames_;
     std::shared_ptr<Infos> infos_;
@@ -56,6 +72,9 @@ class Batch {
     std::size_t envs_;
     bool single_action_;
     py::dtype objects_{"O"};
+    Groups groups_;
+    std::vector<std::uint32_t> group_of_;  // of each env
+    std::vector<std::size_t> chosen_;      // envs, by groups_of()
 };
 
 }  // namespace pysampler::bindings

@@ -67,7 +67,7 @@ EnvBlock::EnvBlock(const py::list& envs, std::size_t first, const py::object& fr
 // The parent may write actions of another dtype than the space's, as it was given them.
 void EnvBlock::use_action_types(std::uint32_t frame) {
     for (std::size_t leaf = 0; leaf < types_in_use_.size(); ++leaf) {
-        const std::int32_t type = action_types_.at(frame, leaf);
+        const std::int32_t type = action_types_.at(frame, first_, leaf);
         if (type == types_in_use_[leaf]) continue;
         const py::dtype dtype(type);
         const py::array& bytes = action_bytes_[leaf];

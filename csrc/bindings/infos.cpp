@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "support.h"
@@ -155,49 +156,53 @@ bool Infos::accepts(const Column& column, PyObject* value) {
 
 // -- the parent ---------------------------------------------------------------------------------
 
-bool Infos::any(std::uint32_t frame, std::size_t offset) const {
-    return std::memchr(mask(frame, offset), 1, envs_) != nullptr;
+bool Infos::any(const Selection& batch, std::size_t offset) const {
+    return std::any_of(batch.begin(), batch.end(), [&](const Rows& rows) {
+        return std::memchr(mask(rows.frame, offset) + rows.first, 1, rows.count) != nullptr;
+    });
 }
 
-py::array_t<bool> Infos::masks(std::uint32_t frame, std::size_t offset) const {
-    py::array_t<bool> copy(static_cast<py::ssize_t>(envs_));
+py::array_t<bool> Infos::masks(const Selection& batch, std::size_t offset) const {
+    py::array_t<bool> copy(static_cast<py::ssize_t>(batch.envs()));
     // A worker may have written anything; a bool that is neither 0 nor 1 is trouble.
-    const std::uint8_t* from = mask(frame, offset);
     bool* to = copy.mutable_data();
-    for (std::size_t i = 0; i < envs_; ++i) to[i] = from[i] != 0;
+    for (const auto& [frame, first, count] : batch) {
+        const std::uint8_t* from = mask(frame, offset) + first;
+        to = std::transform(from, from + count, to, [](std::uint8_t one) { return one != 0; });
+    }
     return copy;
 }
 
-std::pair<py::dict, py::list> Infos::collect(std::uint32_t frame) const {
+std::pair<py::dict, py::list> Infos::collect(const Selection& batch) const {
     py::dict infos;
     py::list mixed;
     for (const Node& node : root_.children) {
-        if (!collect_from(node, frame, infos)) mixed.append(node.key);
+        if (!collect_from(node, batch, infos)) mixed.append(node.key);
     }
     return {infos, mixed};
 }
 
 // Adds what there is under this key. False if values do not fit into one array.
-bool Infos::collect_from(const Node& node, std::uint32_t frame, py::dict& into) const {
-    const bool nested = node.mask != kNone && any(frame, node.mask);
+bool Infos::collect_from(const Node& node, const Selection& batch, py::dict& into) const {
+    const bool nested = node.mask != kNone && any(batch, node.mask);
     std::vector<const Column*> found;
     for (const Column& column : node.columns) {
-        if (any(frame, column.mask)) found.push_back(&column);
+        if (any(batch, column.mask)) found.push_back(&column);
     }
     if (nested && !found.empty()) return false;
     if (nested) {
         py::dict inner;
         for (const Node& child : node.children) {
-            if (!collect_from(child, frame, inner)) return false;
+            if (!collect_from(child, batch, inner)) return false;
         }
         into[node.key] = inner;
-        into[node.mask_key] = masks(frame, node.mask);
+        into[node.mask_key] = masks(batch, node.mask);
         return true;
     }
     if (found.empty()) return true;
     const Column& first = *found[0];
-    py::object values = first.leaf.load_all(frame, envs_, mask(frame, first.mask));
-    py::array_t<bool> seen = masks(frame, first.mask);
+    py::array_t<bool> seen = masks(batch, first.mask);
+    py::object values = first.leaf.load_all(batch, seen.data());
     // Python's floats and numpy's doubles, say: the same to an array.
     for (std::size_t i = 1; i < found.size(); ++i) {
         const Column& other = *found[i];
@@ -205,11 +210,14 @@ bool Infos::collect_from(const Node& node, std::uint32_t frame, py::dict& into) 
             other.leaf.type_num() != first.leaf.type_num()) {
             return false;
         }
-        const std::uint8_t* has = mask(frame, other.mask);
-        for (std::size_t env = 0; env < envs_; ++env) {
-            if (!has[env]) continue;
-            other.leaf.copy_row(frame, env, values.ptr());
-            seen.mutable_at(env) = true;
+        py::ssize_t at = 0;
+        for (const auto& rows : batch) {
+            for (std::size_t k = 0; k < rows.count; ++k, ++at) {
+                const std::size_t env = rows.first + k;
+                if (!mask(rows.frame, other.mask)[env]) continue;
+                other.leaf.copy_row(rows.frame, env, values.ptr(), static_cast<std::size_t>(at));
+                seen.mutable_at(at) = true;
+            }
         }
     }
     into[node.key] = values;
@@ -248,9 +256,6 @@ void register_infos(py::module_& m) {
         .def("add_column", &Infos::add_column, py::arg("path"), py::arg("mask"), py::arg("dtype"),
              py::arg("shape"), py::arg("form"), py::arg("values"),
              "A place for numbers, or arrays of a shape.")
-        .def("collect", &Infos::collect, py::arg("frame"),
-             "The infos of all envs as gymnasium batches them, and the keys that row() must be "
-             "asked for, since their values do not share a dtype.")
         .def("row", &Infos::row, py::arg("frame"), py::arg("env"), py::arg("key"),
              "What one env had under a key, None if nothing.");
 }

@@ -39,9 +39,9 @@ class Infos {
 
     // -- the parent --
 
-    // What gymnasium's vector envs make of the infos of all envs; and the keys at the top whose
+    // What gymnasium's vector envs make of the infos of a batch; and the keys at the top whose
     // values do not share a dtype, which row() must be asked for env by env.
-    std::pair<py::dict, py::list> collect(std::uint32_t frame) const;
+    std::pair<py::dict, py::list> collect(const Selection& batch) const;
     // What env had under this key at the top: a value, a dict, or None if nothing.
     py::object row(std::uint32_t frame, std::size_t env, const py::str& key) const;
 
@@ -73,9 +73,9 @@ class Infos {
     std::uint8_t* mask(std::uint32_t frame, std::size_t offset) const {
         return area_ + frame * frame_bytes_ + offset;
     }
-    bool any(std::uint32_t frame, std::size_t offset) const;
-    py::array_t<bool> masks(std::uint32_t frame, std::size_t offset) const;
-    bool collect_from(const Node& node, std::uint32_t frame, py::dict& into) const;
+    bool any(const Selection& batch, std::size_t offset) const;
+    py::array_t<bool> masks(const Selection& batch, std::size_t offset) const;
+    bool collect_from(const Node& node, const Selection& batch, py::dict& into) const;
     py::object row_of(const Node& node, std::uint32_t frame, std::size_t env) const;
 
     py::array_t<std::uint8_t> owner_;

@@ -149,12 +149,18 @@ py::object Leaf::load(std::uint32_t frame, std::size_t env) const {
     return copy;
 }
 
-py::object Leaf::load_all(std::uint32_t frame, std::size_t envs, const std::uint8_t* mask) const {
-    py::object all = fresh(batch_shape_);
-    auto* to = array_of(all.ptr())->data;
-    std::memcpy(to, row(frame, 0), envs * row_bytes_);
-    for (std::size_t env = 0; mask != nullptr && env < envs; ++env) {
-        if (!mask[env]) std::memset(to + env * row_bytes_, 0, row_bytes_);
+py::object Leaf::load_all(const Selection& batch, const bool* mask) const {
+    std::vector<py::ssize_t> shape = batch_shape_;
+    shape[0] = static_cast<py::ssize_t>(batch.envs());
+    py::object all = fresh(shape);
+    char* const begin = array_of(all.ptr())->data;
+    char* to = begin;
+    for (const auto& [frame, first, count] : batch) {
+        std::memcpy(to, row(frame, first), count * row_bytes_);
+        to += count * row_bytes_;
+    }
+    for (std::size_t at = 0; mask != nullptr && at < batch.envs(); ++at) {
+        if (!mask[at]) std::memset(begin + at * row_bytes_, 0, row_bytes_);
     }
     return all;
 }

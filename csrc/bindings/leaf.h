@@ -32,6 +32,31 @@ inline py::object checked(PyObject* result) {
 py::array over_frames(const py::dtype& dtype, const std::vector<py::ssize_t>& shape,
                       py::ssize_t frame_bytes, const void* data, const py::object& owner);
 
+// Some rows of a frame, one behind the other: those of the envs from `first` on.
+struct Rows {
+    std::uint32_t frame;
+    std::size_t first;
+    std::size_t count;
+};
+
+// The rows that make a batch, in order.
+class Selection {
+ public:
+    Selection() = default;
+    explicit Selection(const Rows& rows) { add(rows); }
+    void add(const Rows& rows) {
+        rows_.push_back(rows);
+        envs_ += rows.count;
+    }
+    std::size_t envs() const { return envs_; }
+    auto begin() const { return rows_.begin(); }
+    auto end() const { return rows_.end(); }
+
+ private:
+    std::vector<Rows> rows_;
+    std::size_t envs_ = 0;
+};
+
 class Leaf {
  public:
     // `array` is [frames, envs, *shape]; its owner outlives the leaf.
@@ -48,12 +73,11 @@ class Leaf {
 
     // A new object of its own: an array, or a numpy scalar where the shape is ().
     py::object load(std::uint32_t frame, std::size_t env) const;
-    // A new array of the rows of all envs; zero where `mask` is, if there is one.
-    py::object load_all(std::uint32_t frame, std::size_t envs,
-                        const std::uint8_t* mask = nullptr) const;
+    // A new array of the rows of a batch; zero where `mask` is, if there is one.
+    py::object load_all(const Selection& batch, const bool* mask = nullptr) const;
     // One row, into an array of such rows.
-    void copy_row(std::uint32_t frame, std::size_t env, PyObject* rows) const {
-        std::memcpy(array_of(rows)->data + env * row_bytes_, row(frame, env), row_bytes_);
+    void copy_row(std::uint32_t frame, std::size_t env, PyObject* rows, std::size_t at) const {
+        std::memcpy(array_of(rows)->data + at * row_bytes_, row(frame, env), row_bytes_);
     }
     // A view of them.
     py::object view_all(std::uint32_t frame) const;
@@ -65,6 +89,10 @@ class Leaf {
     bool matches_all(PyObject* value, std::size_t envs) const;
     void store_all(std::uint32_t frame, PyObject* value, std::size_t envs) const {
         std::memcpy(row(frame, 0), array_of(value)->data, envs * row_bytes_);
+    }
+    // One row of such an array.
+    void store_row(std::uint32_t frame, std::size_t env, PyObject* rows, std::size_t at) const {
+        std::memcpy(row(frame, env), array_of(rows)->data + at * row_bytes_, row_bytes_);
     }
 
     // Whether it is an array of this dtype and shape, in one piece.

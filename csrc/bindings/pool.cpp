@@ -1,6 +1,7 @@
 // Both ends of a pool's commands and completions: Pool in the parent, Worker in each worker.
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <new>
 #include <vector>
 
@@ -14,10 +15,10 @@ namespace {
 
 PoolLayout layout_of(const std::vector<std::uint32_t>& groups) {
     for (const std::uint32_t count : groups) {
-        if (count == 0 || count > PoolLayout::kCommands) {
+        if (count == 0 || count > PoolLayout::kGroups) {
             throw py::value_error("cannot make pool: a worker of " + std::to_string(count) +
                                   " groups, expected 1 to " +
-                                  std::to_string(PoolLayout::kCommands));
+                                  std::to_string(PoolLayout::kGroups));
         }
     }
     if (groups.empty()) throw py::value_error("cannot make pool: no workers");
@@ -42,14 +43,19 @@ Completion* completions_at(std::byte* base, const PoolLayout& layout) {
 class PyPool : public Handle {
  public:
     PyPool(const PySegment& segment, const std::vector<std::uint32_t>& groups,
-           const std::optional<WaitPolicy>& policy)
+           const std::vector<std::uint64_t>& weights, const std::optional<WaitPolicy>& policy)
         : Handle("pool", segment.segment(), place(segment, py::none(), layout_of(groups).bytes())),
           layout_(groups),
           bell_(make(base(), layout_)),
           completions_(completions_at(base(), layout_)),
           in_flight_(layout_.groups(), false),
+          weights_(weights),
           site_(policy) {
         named("Pool");
+        if (weights_.size() != layout_.groups() ||
+            std::any_of(weights_.begin(), weights_.end(), [](auto one) { return one == 0; })) {
+            throw py::value_error("cannot make pool: expected a weight for each group");
+        }
         for (std::uint32_t worker = 0; worker < layout_.workers(); ++worker) {
             RingCell* cell = ring_cell(base(), layout_, worker);
             rings_.emplace_back(cell, PoolLayout::geometry());
@@ -73,33 +79,75 @@ class PyPool : public Handle {
         send_one(kind, group, frame);
     }
 
-    // Whether all that is in flight has come back; then messages() tells who has more to say.
+    // Whether all that is in flight has come back. Then it is taken, but for the groups in
+    // messages(), who have more to say: take() them when they have said it.
     bool wait(const py::handle& timeout, const py::handle& deadline) {
         const Turn turn(*this, waiting_, "wait on");
         messages_.clear();
         if (pending_ == 0) return true;
-        const std::int64_t until = deadline_of(timeout, deadline);
-        const Outcome outcome =
-            site_([&](WaitPolicy& policy) { return bell_.wait_until(pending_, until, policy); });
-        if (outcome == Outcome::kTimedOut) return false;
-        if (outcome == Outcome::kBusy) busy("wait on", bell_.waiter());
-        if (outcome == Outcome::kLost) {
-            py::dict attributes;
-            attributes["members"] =
-                py::cast(std::vector<std::uint32_t>(bell_.lost().begin(), bell_.lost().end()));
-            raise("LostError", "cannot wait on pool: groups are lost", attributes);
+        if (!wait_for(pending_, deadline_of(timeout, deadline))) return false;
+        for (const std::uint32_t group : bell_.ready()) {
+            if (!in_flight_[group]) continue;
+            if (completions_[group].message != 0) {
+                messages_.push_back(group);
+            } else {
+                take(group);
+            }
         }
-        for (const std::uint32_t group : bell_.ready()) take(group);
         return true;
     }
 
-    // Takes what a group that is lost had finished; nothing more is expected of it.
-    void drop(std::uint32_t group) {
-        if (in_flight_.at(group)) {
-            bell_.take(group);
-            in_flight_[group] = false;
-            --pending_;
+    // Groups that have come back, longest ready first: as soon as their weights make `least` (or
+    // all that is in flight), or at the deadline; no more than `most`, not taken. messages() are
+    // those of them that have more to say.
+    std::vector<std::uint32_t> wait_some(std::uint64_t least, std::uint64_t most,
+                                         const py::handle& timeout, const py::handle& deadline) {
+        const Turn turn(*this, waiting_, "wait on");
+        messages_.clear();
+        const std::int64_t until = deadline_of(timeout, deadline);
+        const std::uint64_t heaviest = *std::max_element(weights_.begin(), weights_.end());
+        const auto posts = [heaviest](std::uint64_t weight) {
+            return static_cast<std::uint32_t>((weight + heaviest - 1) / heaviest);
+        };
+        least = std::min(least, pending_weight_);
+        // So many posts at the very least; where groups differ in weight perhaps more.
+        for (std::uint32_t want = posts(least);;) {
+            const bool in_time = wait_for(want, until);
+            std::uint64_t weight = 0;
+            for (const std::uint32_t group : bell_.ready()) {
+                if (in_flight_[group]) weight += weights_[group];
+            }
+            if (!in_time || weight >= least) break;
+            want = static_cast<std::uint32_t>(bell_.ready().size()) + posts(least - weight);
         }
+        std::vector<std::uint32_t> chosen;
+        for (const std::uint32_t group : bell_.ready()) {
+            if (!in_flight_[group]) continue;
+            if (weights_[group] > most) break;
+            most -= weights_[group];
+            chosen.push_back(group);
+            if (completions_[group].message != 0) messages_.push_back(group);
+        }
+        return chosen;
+    }
+
+    // A group has come back and said what it had to say, or nothing more is expected of it.
+    void take(std::uint32_t group) {
+        if (!in_flight_.at(group)) return;
+        bell_.take(group);
+        in_flight_[group] = false;
+        --pending_;
+        pending_weight_ -= weights_[group];
+    }
+
+    // Weights of what has come back and was not taken.
+    std::uint64_t ready_weight() const {
+        check("look at");
+        std::uint64_t weight = 0;
+        for (std::uint32_t group = 0; group < layout_.groups(); ++group) {
+            if (in_flight_[group] && bell_.is_ready(group)) weight += weights_[group];
+        }
+        return weight;
     }
 
     // (began, ended) of a group's last command.
@@ -112,6 +160,7 @@ class PyPool : public Handle {
     const std::vector<std::uint32_t>& messages() const { return messages_; }
     bool has_messages() const { return !messages_.empty(); }
     std::uint32_t pending() const { return pending_; }
+    std::uint64_t pending_weight() const { return pending_weight_; }
     bool in_flight(std::uint32_t group) const { return in_flight_.at(group); }
     bool is_ready(std::uint32_t group) const { return bell_.is_ready(group); }
 
@@ -156,18 +205,28 @@ class PyPool : public Handle {
                                    " has not finished its last command");
         }
         slots_[worker][run.first] = {kind, group, frame, 0};
+        if (kind == Command::kNote) {
+            rings_[worker].publish(1);
+            return;
+        }
         in_flight_[group] = true;
         ++pending_;
+        pending_weight_ += weights_[group];
         rings_[worker].publish(1);
     }
 
-    void take(std::uint32_t group) {
-        if (!in_flight_[group]) return;
-        const bool message = completions_[group].message != 0;
-        bell_.take(group);
-        in_flight_[group] = false;
-        --pending_;
-        if (message) messages_.push_back(group);
+    // False at the deadline.
+    bool wait_for(std::uint32_t groups, std::int64_t deadline) {
+        const Outcome outcome =
+            site_([&](WaitPolicy& policy) { return bell_.wait_until(groups, deadline, policy); });
+        if (outcome == Outcome::kBusy) busy("wait on", bell_.waiter());
+        if (outcome == Outcome::kLost) {
+            py::dict attributes;
+            attributes["members"] =
+                py::cast(std::vector<std::uint32_t>(bell_.lost().begin(), bell_.lost().end()));
+            raise("LostError", "cannot wait on pool: groups are lost", attributes);
+        }
+        return outcome == Outcome::kReady;
     }
 
     PoolLayout layout_;
@@ -178,6 +237,8 @@ class PyPool : public Handle {
     std::vector<std::uint32_t> worker_of_;  // of each group
     std::vector<bool> in_flight_;
     std::uint32_t pending_ = 0;
+    std::vector<std::uint64_t> weights_;  // of each group: its envs
+    std::uint64_t pending_weight_ = 0;
     std::vector<std::uint32_t> messages_;
     Site site_;
     Side waiting_;
@@ -233,7 +294,8 @@ class PyWorker : public Handle {
             if (command.kind != Command::kStep) {
                 return py::make_tuple(command.kind, command.group, command.frame);
             }
-            const bool left = all[command.group - first]->step(command.frame);
+            const bool left =
+                all[command.group - first]->step(command.frame) | std::exchange(left_over_, false);
             complete(command.group, left);
             if (left) unsent = report(command.group).cast<bool>();
         }
@@ -245,6 +307,9 @@ class PyWorker : public Handle {
         completions_[group] = {message ? 1U : 0U, began_, ended};
         bell_.post(group, ended);  // releases it
     }
+
+    // The next step has something left over, whatever its block says.
+    void set_left_over(bool left_over) { left_over_ = left_over; }
 
     WaitStats stats() const { return site_.policy().stats(); }
 
@@ -260,6 +325,7 @@ class PyWorker : public Handle {
     Site site_;
     Side serving_;
     std::int64_t began_ = 0;
+    bool left_over_ = false;
 };
 
 struct Send {
@@ -279,8 +345,9 @@ void register_pool(py::module_& m) {
     const py::class_<Block> block(m, "Block");  // only a base
     py::class_<PyPool> pool(m, "Pool");
     pool.def(py::init<const PySegment&, const std::vector<std::uint32_t>&,
-                      const std::optional<WaitPolicy>&>(),
-             py::arg("segment"), py::arg("groups"), py::arg("policy") = std::nullopt)
+                      const std::vector<std::uint64_t>&, const std::optional<WaitPolicy>&>(),
+             py::arg("segment"), py::arg("groups"), py::arg("weights"),
+             py::arg("policy") = std::nullopt)
         .def("send", &PyPool::send, py::arg("kind"), py::arg("frame"), "A command to every group.")
         .def("send_to", &PyPool::send_to, py::arg("group"), py::arg("kind"), py::arg("frame"),
              "A command to one group.")
@@ -291,7 +358,22 @@ void register_pool(py::module_& m) {
             },
             py::arg("timeout") = py::none(), py::kw_only(), py::arg("deadline") = py::none(),
             "Until all that is in flight has come back; False at the deadline.")
-        .def("drop", &PyPool::drop, py::arg("group"), "Nothing more is expected of a lost group.")
+        .def(
+            "wait_some",
+            [](PyPool& self, std::uint64_t least, std::uint64_t most, const Seconds& timeout,
+               const Nanoseconds& deadline) {
+                return self.wait_some(least, most, timeout, deadline);
+            },
+            py::arg("least"), py::arg("most"), py::arg("timeout") = py::none(), py::kw_only(),
+            py::arg("deadline") = py::none(),
+            "Groups that have come back, longest ready first: at least so many weights, unless the "
+            "deadline comes first, at most so many.")
+        .def("take", &PyPool::take, py::arg("group"),
+             "A group has come back, or nothing more is expected of it.")
+        .def_property_readonly("ready_weight", &PyPool::ready_weight,
+                               "Weights of what has come back and was not taken.")
+        .def_property_readonly("pending_weight", &PyPool::pending_weight,
+                               "Weights of what is in flight.")
         .def("member", &PyPool::member, py::arg("group"),
              "What a Watch marks lost when the group's worker dies.")
         .def("in_flight", &PyPool::in_flight, py::arg("group"), "Whether a command is.")
@@ -322,11 +404,14 @@ void register_pool(py::module_& m) {
              "Steps blocks as commanded, until another command comes: (kind, group, frame).")
         .def("complete", &PyWorker::complete, py::arg("group"), py::arg("message"),
              "The group is done; whether a message follows.")
+        .def("set_left_over", &PyWorker::set_left_over, py::arg("left_over"),
+             "Whether the next step is to be reported in any case.")
         .def_property_readonly("stats", &PyWorker::stats, "Where the waits went.")
         .def("close", &PyWorker::close, "Let go of the memory.");
     py::class_<Command> command(m, "Command");
     command.attr("STEP") = static_cast<std::uint32_t>(Command::kStep);
     command.attr("REQUEST") = static_cast<std::uint32_t>(Command::kRequest);
+    command.attr("NOTE") = static_cast<std::uint32_t>(Command::kNote);
 }
 
 }  // namespace pysampler::bindings

@@ -1,0 +1,214 @@
+"""What comes back from a pool, as a vector env returns it."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import logger
+from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
+
+from pysampler import _core
+from pysampler.block import Failure
+from pysampler.infos import Infos
+from pysampler.spec import build, checked_actions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from pysampler.errors import EnvError
+    from pysampler.frames import Frames
+    from pysampler.infos import Column
+
+    # Observations, rewards, terminated, truncated, infos.
+    Stepped = tuple[
+        Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
+    ]
+    # A group, and what it had to say beside what is in the frame.
+    Message = tuple[int, Any]
+
+__all__ = ["Results"]
+
+_BLOCK = _core.EnvBlock
+
+
+class Results:
+    """The parent's side of the frames: actions in, results out, of all envs or some groups."""
+
+    def __init__(
+        self,
+        frames: Frames,
+        groups: Sequence[range],
+        error_of: Callable[[int, Failure], EnvError],
+        *,
+        copy: bool,
+    ) -> None:
+        # gymnasium's own way of batching infos. Not that of the vector env this is for: a cycle
+        # would keep its workers when it is dropped.
+        self._batcher: GymVectorEnv[Any, Any, Any] = GymVectorEnv()
+        self._infos = Infos(frames, self._batcher._add_info)
+        self.frames = frames
+        self._spec = frames.spec
+        self._groups = groups
+        self._error_of = error_of
+        self._copy = copy
+        self._odd: list[list[Any]] = [
+            [None] * frames.envs for _ in range(self._spec.odd_observations)
+        ]
+        self._new_columns: list[Column] = []
+        self._frame_of = [0] * len(groups)
+        self.frame = 0  # that all envs use
+        self._ids = [np.arange(g.start, g.stop) for g in groups]
+        self._no_ids = np.zeros(0, np.int64)
+        self._nothing = (
+            self._built(lambda leaf: frames.observations[leaf][0, :0].copy(), lambda _: ()),
+            *(np.zeros(0, dtype) for dtype in (np.float64, np.bool_, np.bool_)),
+        )
+        self.batch = _core.Batch(frames, self._infos.core, copy, [(g[0], len(g)) for g in groups])
+
+    def next(self) -> int:
+        """Go on to the next frame, for all envs or some groups."""
+        self.frame = self.batch.next(self.frame)
+        return self.frame
+
+    def new_columns(self) -> list[Column]:
+        """What workers have to be told about infos."""
+        columns, self._new_columns = self._new_columns, []
+        return columns
+
+    # -- actions ---------------------------------------------------------------------------------
+
+    def write(self, actions: Any, envs: npt.NDArray[np.int64] | None = None) -> bool:
+        """Put actions of any dtypes and nesting in the frame; False if they are not all arrays."""
+        count = self.frames.envs if envs is None else len(envs)
+        arrays = checked_actions(self._spec, count, actions)
+        if arrays is None:
+            return False
+        rows: Any = slice(None) if envs is None else envs
+        for leaf, array in enumerate(arrays):
+            self.frames.action_types[self.frame, rows, leaf] = array.dtype.num
+            self.frames.actions_as(leaf, array.dtype)[self.frame, rows] = array
+        return True
+
+    # -- results ---------------------------------------------------------------------------------
+
+    def sent(self, groups: Sequence[int]) -> None:
+        """These groups use the frame, apart from others."""
+        for group in groups:
+            self._frame_of[group] = self.frame
+
+    def read(self, messages: Sequence[Message]) -> Stepped:
+        """Of all envs, from the frame they all use."""
+        rest, final = self._sorted(messages) if messages else ([], {})
+        observations, rewards, terminated, truncated, infos, mixed = self.batch.read(self.frame)
+        if rest or mixed or final:
+            rows = [(self.frame, env) for env in range(self.frames.envs)]
+            infos = self._merged(infos, mixed, rows, rest, final)
+        if observations is None:
+            observations = self.observations()
+        return observations, rewards, terminated, truncated, infos
+
+    def read_some(self, groups: Sequence[int], messages: Sequence[Message]) -> Stepped:
+        """Of some groups, each from the frame it was sent with; ``env_id`` tells whose they are."""
+        rest, final = self._sorted(messages) if messages else ([], {})
+        observations, rewards, terminated, truncated, infos, mixed = self.batch.read_some(
+            [(group, self._frame_of[group]) for group in groups]
+        )
+        if rest or mixed or final:
+            rows = [(self._frame_of[group], env) for group in groups for env in self._groups[group]]
+            infos = self._merged(infos, mixed, rows, rest, final)
+        envs = np.concatenate([self._ids[group] for group in groups])
+        if observations is None:
+            frames = np.concatenate(
+                [np.full(len(self._ids[group]), self._frame_of[group]) for group in groups]
+            )
+            observations = self._built(
+                lambda leaf: self.frames.observations[leaf][frames, envs],
+                lambda leaf: deepcopy(tuple(self._odd[leaf][env] for env in envs)),
+            )
+        infos["env_id"] = envs
+        infos["_env_id"] = np.ones(len(envs), np.bool_)
+        return observations, rewards, terminated, truncated, infos
+
+    def nothing(self) -> Stepped:
+        """Of no env. Arrays without elements may be shared."""
+        return *self._nothing, {"env_id": self._no_ids, "_env_id": self._nothing[2]}
+
+    def observations(self) -> Any:
+        """Of all envs, as they are now."""
+        arrays = self.frames.observations
+        if self._copy:
+            return self._built(
+                lambda leaf: arrays[leaf][self.frame].copy(),
+                lambda leaf: deepcopy(tuple(self._odd[leaf])),
+            )
+        return self._built(
+            lambda leaf: arrays[leaf][self.frame], lambda leaf: tuple(self._odd[leaf])
+        )
+
+    def _built(self, leaf: Callable[[int], Any], odd: Callable[[int], Any]) -> Any:
+        return build(self._spec.observation_tree, leaf, odd)
+
+    def _merged(
+        self,
+        infos: dict[str, Any],
+        mixed: Sequence[str],
+        rows: Sequence[tuple[int, int]],
+        rest: Sequence[tuple[int, dict[str, Any]]],
+        final: dict[int, Any],
+    ) -> dict[str, Any]:
+        """Infos of these (frame, env), with what came by the side channel."""
+        if final:
+            at = {env: i for i, (_, env) in enumerate(rows)}
+            for env, observation in final.items():
+                infos["final_obs"][at[env]] = observation
+        if rest or mixed:
+            self._batcher.num_envs = len(rows)
+            infos = self._infos.merge(rows, infos, mixed, rest)
+            self._new_columns += self._infos.learn(rest)
+        return infos
+
+    def failed(self, messages: Sequence[Message]) -> list[tuple[int, Failure]]:
+        """The groups in which something raised, and what."""
+        failures = []
+        for group, said in messages:
+            if isinstance(said, Failure):
+                failures.append((group, said))
+            else:
+                failures += [(group, thing) for kind, _, thing in said if kind == _BLOCK.ERROR]
+        return failures
+
+    def _sorted(
+        self, messages: Sequence[Message]
+    ) -> tuple[list[tuple[int, dict[str, Any]]], dict[int, Any]]:
+        """What came by the side channel: infos, and last observations of episodes, by env."""
+        if failures := self.failed(messages):
+            raise self.first_error(failures)
+        rest: list[tuple[int, dict[str, Any]]] = []
+        final: dict[int, Any] = {}
+        for _, said in messages:
+            for kind, env, thing in said:
+                if kind == _BLOCK.INFO:
+                    rest.append((env, thing))
+                elif kind == _BLOCK.FINAL_OBS:
+                    final[env] = thing
+                else:
+                    for leaf, value in enumerate(thing):
+                        self._odd[leaf][env] = value
+        return rest, final
+
+    def first_error(self, failures: Sequence[tuple[int, Failure]]) -> EnvError:
+        """Of the first env. All are logged in gymnasium's words, though nothing is shut down."""
+        ordered = sorted(
+            failures, key=lambda one: -1 if one[1].env is None else one[1].env, reverse=True
+        )
+        for _, failure in ordered:
+            logger.error(
+                f"Received the following error from Worker-{failure.env} - Shutting it down"
+            )
+            logger.error(failure.report.traceback)
+        logger.error("Raising the last exception back to the main process.")
+        return self._error_of(*ordered[-1])
