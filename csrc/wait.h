@@ -45,6 +45,7 @@ struct WaitStats {
     std::uint64_t parks = 0;  // how often they slept
     std::int64_t awake_ns = 0;
     std::int64_t parked_ns = 0;
+    std::int64_t spin_ns = 0;  // of awake_ns: paused between looks; the rest yielded
 };
 
 // Belongs to one site in one thread: it learns, and is not shared.
@@ -168,6 +169,7 @@ class WaitPolicy {
             now = now_ns();
             if (now >= deadline) return ready() ? Outcome::kReady : Outcome::kTimedOut;
         }
+        stats_.spin_ns += now - start;
         while (now < yield_end && now < last_look) {
             yield(now);
             if (ready()) return Outcome::kReady;

@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Autoreset', 'Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Doorbell', 'EnvBlock', 'Flag', 'Infos', 'KeepInfos', 'Loss', 'Part', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_wait_costs', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'page_size', 'process_alive', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Autoreset', 'Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Doorbell', 'EnvBlock', 'Flag', 'Infos', 'KeepInfos', 'Loss', 'Meter', 'Part', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_wait_costs', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'page_size', 'process_alive', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     def __repr__(self) -> str:
         ...
@@ -28,6 +28,9 @@ class WaitStats:
         ...
     @property
     def parks(self) -> int:
+        ...
+    @property
+    def spin_ns(self) -> int:
         ...
     @property
     def waits(self) -> int:
@@ -489,6 +492,10 @@ class ByteRing:
         """
         Hands back the message peeked at.
         """
+    def renew(self) -> None:
+        """
+        Empty, and as new: who was at the other end is dead.
+        """
     def replaced(self) -> None:
         """
         The side that died has been replaced: waits are waits again.
@@ -562,6 +569,19 @@ class Board:
         """
         The newest version; 0 if there is none yet.
         """
+class Meter:
+    BUCKETS: typing.ClassVar[int] = 40
+    FIRST_BUCKET: typing.ClassVar[int] = 18
+    def __init__(self, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8], workers: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8], index: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def at(self, env: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        This env is at work now.
+        """
+    def idle(self) -> None:
+        """
+        No env is.
+        """
 class Block:
     pass
 class Pool:
@@ -578,6 +598,10 @@ class Pool:
         """
         Let go of the memory.
         """
+    def frame_of(self, group: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        The frame of the last command to a group.
+        """
     def has_messages(self) -> bool:
         """
         Whether there are any.
@@ -593,6 +617,10 @@ class Pool:
     def member(self, group: typing.SupportsInt | typing.SupportsIndex) -> Part:
         """
         What a Watch marks lost when the group's worker dies.
+        """
+    def renew(self, worker: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Another process takes the place of a dead worker.
         """
     def send(self, kind: typing.SupportsInt | typing.SupportsIndex, frame: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
@@ -649,7 +677,7 @@ class Pool:
         Where the waits went.
         """
 class Worker:
-    def __init__(self, segment: Segment, offset: typing.SupportsInt | typing.SupportsIndex, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], index: typing.SupportsInt | typing.SupportsIndex, policy: WaitPolicy | None = None) -> None:
+    def __init__(self, segment: Segment, offset: typing.SupportsInt | typing.SupportsIndex, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], index: typing.SupportsInt | typing.SupportsIndex, meter: Meter, policy: WaitPolicy | None = None) -> None:
         ...
     def close(self) -> None:
         """
@@ -666,11 +694,6 @@ class Worker:
     def set_left_over(self, left_over: bool) -> None:
         """
         Whether the next step is to be reported in any case.
-        """
-    @property
-    def stats(self) -> WaitStats:
-        """
-        Where the waits went.
         """
 class Command:
     NOTE: typing.ClassVar[int] = 2
@@ -792,11 +815,23 @@ class EnvBlock(Block):
     FINAL_OBS: typing.ClassVar[int] = 1
     INFO: typing.ClassVar[int] = 0
     ODD_OBS: typing.ClassVar[int] = 2
-    def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, frames: typing.Any, infos: Infos, autoreset: Autoreset, keep: KeepInfos) -> None:
+    def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, frames: typing.Any, infos: Infos, meter: Meter, autoreset: Autoreset, keep: KeepInfos) -> None:
         ...
+    def replace(self, seeds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
+        """
+        The envs take the place of lost ones; seeds of their next resets.
+        """
     def reset(self, frame: typing.SupportsInt | typing.SupportsIndex, calls: list) -> bool:
         """
         Resets each env with its (seed, options), or leaves it as it is for None.
+        """
+    def restore(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Instead of the step in which the others were lost.
+        """
+    def set_options(self, i: typing.SupportsInt | typing.SupportsIndex, options: typing.Any, version: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        What env i is reset with from its next reset on.
         """
     def step(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: list | None = None) -> bool:
         """

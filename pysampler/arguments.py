@@ -11,7 +11,8 @@ from gymnasium.error import CustomSpaceError
 from gymnasium.vector.utils.shared_memory import create_shared_memory
 
 from pysampler.nursery import CONTEXTS
-from pysampler.pool import Share
+from pysampler.pool import Faults
+from pysampler.processes import Share
 from pysampler.spec import Spec, leaves
 from pysampler.sync import now, usable_cpus
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Infos = Literal["all", "final", "none"]
+OnLoss = Literal["raise", "restart"]
+OnHang = Literal["raise", "wait", "restart"]
 Wait = Literal["adaptive", "spin", "yield", "park"]
 
 # (spin, yield) in ns before a wait parks; None: learned.
@@ -40,12 +43,30 @@ class Options:
     frames: int
     wait: Wait
     infos: Infos
+    on_worker_loss: OnLoss = "raise"
+    most_restarts: tuple[int, float] = (3, 10.0)
+    step_timeout: float | None = None
+    on_hang: OnHang = "raise"
 
     def __post_init__(self) -> None:
         _whole("groups", self.groups, least=1)
         _whole("frames", self.frames, least=1)
         _one_of("wait", self.wait, get_args(Wait))
         _one_of("infos", self.infos, get_args(Infos))
+        _one_of("on_worker_loss", self.on_worker_loss, get_args(OnLoss))
+        _one_of("on_hang", self.on_hang, get_args(OnHang))
+        if self.step_timeout is not None and not self.step_timeout > 0:
+            raise _refuse("step_timeout", self.step_timeout, "seconds > 0 or None")
+        if len(self.most_restarts) != 2 or not all(limit > 0 for limit in self.most_restarts):
+            raise _refuse(
+                "most_restarts", self.most_restarts, "(how many, within how many seconds)"
+            )
+
+    def faults(self, seeds: Callable[[int], Sequence[int]]) -> Faults:
+        """What to do about lost workers and late envs; seeds of envs that replace others."""
+        return Faults(
+            self.on_worker_loss, self.most_restarts, self.step_timeout, self.on_hang, seeds
+        )
 
     @property
     def policy(self) -> tuple[int, int] | None:
@@ -152,6 +173,17 @@ def env_ids(given: Any) -> npt.NDArray[np.int64]:
     if ids.size and ids.dtype.kind not in "iu":
         raise TypeError(f"cannot choose envs: env_ids of dtype {ids.dtype}, expected whole numbers")
     return ids.astype(np.int64, copy=False)
+
+
+def options(given: Any, envs: Sequence[int]) -> list[tuple[int, dict[str, Any] | None]]:
+    """One for each of the envs."""
+    each = [given] * len(envs) if given is None or isinstance(given, dict) else list(given)
+    if len(each) != len(envs):
+        raise ValueError(f"cannot set options: {len(each)} of them, expected {len(envs)}")
+    for one in each:
+        if one is not None and not isinstance(one, dict):
+            raise TypeError(f"cannot set options: {type(one).__name__}, expected a dict or None")
+    return list(zip(envs, each, strict=True))
 
 
 def batch(least: int | None, most: int | None, envs: int, largest: int) -> tuple[int, int]:

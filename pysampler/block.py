@@ -11,11 +11,12 @@ import cloudpickle
 import gymnasium as gym
 
 from pysampler import _core
+from pysampler.errors import WorkerLostError
 from pysampler.infos import Column, add_columns
 from pysampler.remote import Report, dumps_by_value, report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pysampler.frames import Frames
 
@@ -24,6 +25,7 @@ __all__ = [
     "EnvHost",
     "Failure",
     "Raised",
+    "Restored",
     "call",
     "failure_of",
     "make_host",
@@ -74,6 +76,14 @@ class Failure:
         return f"{who}{where} raised {self.report.kind} {doing}"
 
 
+@dataclass(frozen=True)
+class Restored:
+    """What a group says whose worker was lost and replaced meanwhile."""
+
+    said: Any
+    stepping: bool  # or resetting
+
+
 def failure_of(error: BaseException, doing: str) -> Failure:
     """What to tell the parent about an exception."""
     if isinstance(error, Raised):
@@ -119,9 +129,19 @@ class EnvHost:
             env.spec.id if env.spec is not None else type(env.unwrapped).__name__,
         )
 
-    def attach(self, frames: Frames, autoreset: str, keep: str) -> None:
-        """Make the blocks that work on these frames."""
+    def attach(
+        self,
+        frames: Frames,
+        meter: _core.Meter,
+        autoreset: str,
+        keep: str,
+        columns: Sequence[Column],
+    ) -> None:
+        """Make the blocks that work on these frames; ``columns`` of infos there are already."""
         self._infos = _core.Infos(frames.infos, frames.envs)
+        self._known: set[int] = set()
+        self.add_columns(0, columns)
+        self._meter = meter
         at = 0
         for size in self.sizes:
             self.blocks.append(
@@ -130,6 +150,7 @@ class EnvHost:
                     self.first + at,
                     frames,
                     self._infos,
+                    meter,
                     getattr(_core.Autoreset, autoreset),
                     getattr(_core.KeepInfos, keep),
                 )
@@ -138,7 +159,7 @@ class EnvHost:
 
     def answer(self, name: str, block: int, frame: int, arguments: tuple[Any, ...]) -> Any:
         """Do what is asked of a block: the name of one of the methods below."""
-        if name in ("step", "reset"):
+        if name in ("step", "reset", "restore"):
             return plain(getattr(self, name)(block, frame, *arguments))
         return getattr(self, name)(block, *arguments)
 
@@ -178,23 +199,44 @@ class EnvHost:
         results = []
         for i in self._indices(block):
             if envs is None or self.first + i in envs:
-                try:
+                with self._at(i, doing):
                     results.append(function(self.envs[i], *args))
-                except Exception as error:
-                    raise Raised(self.first + i, doing) from error
         return results
 
     def set_attr(self, block: int, name: str, values: Sequence[Any]) -> None:
         """An attribute of each env."""
-        for env, value in zip(self._indices(block), values, strict=True):
-            try:
-                self.envs[env].set_wrapper_attr(name, value)
-            except Exception as error:
-                raise Raised(self.first + env, f"set_attr({name!r})") from error
+        for i, value in zip(self._indices(block), values, strict=True):
+            with self._at(i, f"set_attr({name!r})"):
+                self.envs[i].set_wrapper_attr(name, value)
+
+    def restore(self, block: int, frame: int) -> list[tuple[int, int, Any]]:
+        """Instead of the step in which other envs were lost."""
+        self.blocks[block].restore(frame)
+        return self.blocks[block].take_leftovers()
+
+    def fail(self, block: int, lost: str) -> None:  # noqa: ARG002
+        """Instead of what other envs were asked for when they were lost."""
+        raise WorkerLostError(lost)
+
+    # -- notes: each is about the worker, and has no answer ----------------------------------------
 
     def add_columns(self, block: int, columns: Sequence[Column]) -> None:  # noqa: ARG002
-        """Once a worker: where infos have a place from now on."""
-        add_columns(self._infos, columns)
+        """Where infos have a place from now on."""
+        new = [column for column in columns if column.mask not in self._known]
+        self._known.update(column.mask for column in new)
+        add_columns(self._infos, new)
+
+    def replace(self, block: int, seeds: Sequence[int]) -> None:  # noqa: ARG002
+        """These envs take the place of lost ones; seeds of their next resets."""
+        for at in range(len(self.sizes)):
+            self.blocks[at].replace([seeds[i] for i in self._indices(at)])
+
+    def set_options(self, block: int, options: dict[int, tuple[Any, int]]) -> None:  # noqa: ARG002
+        """What envs are reset with from their next reset on, and its version."""
+        for at in range(len(self.sizes)):
+            for place, i in enumerate(self._indices(at)):
+                if self.first + i in options:
+                    self.blocks[at].set_options(place, *options[self.first + i])
 
     def close(self) -> None:
         """Close the envs, each whatever the others raise; the first exception is raised again."""
@@ -209,6 +251,17 @@ class EnvHost:
         self.envs = []
         if raised is not None:
             raise raised
+
+    @contextlib.contextmanager
+    def _at(self, i: int, doing: str) -> Iterator[None]:
+        """One env is at work."""
+        self._meter.at(self.first + i)
+        try:
+            yield
+        except Exception as error:
+            raise Raised(self.first + i, doing) from error
+        finally:
+            self._meter.idle()
 
     def _indices(self, block: int) -> range:
         at = sum(self.sizes[:block])

@@ -7,7 +7,9 @@ PysamplerError
 ├── LostError          a peer died
 │   └── WorkerLostError   a worker of a vector env: which, how, and what it was doing
 ├── EnvError           an env raised; also an instance of what it raised, which is the cause
+├── ReplayError        a recording is not of this program, or damaged
 └── WaitTimeoutError   also a TimeoutError
+    └── EnvTimeoutError   an env has not answered for longer than step_timeout
 
 Each says *cannot <verb> <thing>: <cause>, <got and expected>*. A bad argument is a ValueError,
 IndexError or TypeError, too little memory a MemoryError, a refusal of the system an OSError.
@@ -27,9 +29,11 @@ __all__ = [
     "BusyError",
     "ClosedError",
     "EnvError",
+    "EnvTimeoutError",
     "LayoutError",
     "LostError",
     "PysamplerError",
+    "ReplayError",
     "WaitTimeoutError",
     "WorkerLostError",
 ]
@@ -83,5 +87,16 @@ class EnvError(PysamplerError):
     worker: int | None = None
 
 
+class ReplayError(PysamplerError):
+    """A recording does not fit what is to be replayed, or is damaged."""
+
+
 class WaitTimeoutError(PysamplerError, TimeoutError):
     """The deadline came first."""
+
+
+class EnvTimeoutError(WaitTimeoutError):
+    """An env has not answered for longer than ``step_timeout``. What is pending stays so."""
+
+    env: int = -1
+    worker: int = -1

@@ -11,6 +11,7 @@ where they lie, a frame is read without a copy, and T frames in a row are a roll
 ``rewards``                    float64
 ``terminated`` ``truncated``   bool
 ``has_final``                  1: there is a final observation; 2: and a message says more of it
+``options_versions``           which options an episode was reset with; 0: none
 ``infos``                      bytes, shared out among columns (infos.py)
 ============================== ================================================================
 """
@@ -54,6 +55,7 @@ class Frames:
         self.terminated = self._take((envs,), np.bool_)
         self.truncated = self._take((envs,), np.bool_)
         self.has_final = self._take((envs,), np.uint8)
+        self.options_versions = self._take((envs,), np.int64)
         self.infos = self._take((_info_bytes(envs),), np.uint8)
 
     @property
@@ -74,7 +76,15 @@ class Frames:
         times = 2 if final else 1
         sizes = [_bytes(f) * envs for f in spec.observations] * times
         sizes += [_action_bytes(f, envs) for f in spec.actions]
-        sizes += [4 * len(spec.actions) * envs, 8 * envs, envs, envs, envs, _info_bytes(envs)]
+        sizes += [
+            4 * len(spec.actions) * envs,
+            8 * envs,
+            envs,
+            envs,
+            envs,
+            8 * envs,
+            _info_bytes(envs),
+        ]
         return sum(_lines(size * count) for size in sizes)
 
     def _take(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

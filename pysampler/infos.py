@@ -52,9 +52,14 @@ def add_columns(infos: _core.Infos, columns: Sequence[Column]) -> None:
 class Infos:
     """The parent's side: learns columns, and reads a frame's infos."""
 
-    def __init__(self, frames: Frames, add_info: Callable[[Any, Any, int], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        frames: Frames,
+        columns: list[Column],
+        add_info: Callable[[Any, Any, int], dict[str, Any]],
+    ) -> None:
         self.core = _core.Infos(frames.infos, frames.envs)
-        self.columns: list[Column] = []
+        self.columns = columns  # grows
         self._envs = frames.envs
         self._left = frames.infos.shape[1]
         self._next = 0

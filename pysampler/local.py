@@ -9,12 +9,13 @@ import numpy as np
 from pysampler.block import EnvHost, Failure, failure_of, plain
 from pysampler.frames import Frames
 from pysampler.remote import error_from
+from pysampler.stats import Counters, Stats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from pysampler.errors import EnvError
-    from pysampler.pool import Share
+    from pysampler.processes import Share
     from pysampler.spec import Spec
 
 __all__ = ["LocalPool"]
@@ -47,7 +48,9 @@ class LocalPool:
         envs = self._share.envs.stop
         memory = np.zeros(Frames.size_of(spec, envs, count, final=final), np.uint8)
         frames = Frames(spec, envs, count, final=final, memory=memory)
-        self._host.attach(frames, *host)
+        counted = np.zeros(Counters.size_of(envs, 1), np.uint8)
+        self._counters = Counters(envs, 1, counted)
+        self._host.attach(frames, self._counters.meter(0), *host)
         return frames
 
     @property
@@ -89,9 +92,23 @@ class LocalPool:
             except Exception as error:
                 self._said[group] = failure_of(error, name)
 
-    def note_all(self, name: str, arguments: tuple[Any, ...]) -> None:
+    def note(self, name: str, arguments_for: Callable[[range], tuple[Any, ...] | None]) -> None:
         """Tell the host something: a method and arguments."""
-        self._host.answer(name, 0, 0, arguments)
+        arguments = arguments_for(self._share.envs)
+        if arguments is not None:
+            self._host.answer(name, 0, 0, arguments)
+
+    def set_options(self, options: dict[int, tuple[Any, int]]) -> None:
+        """What envs are reset with from now on, and its version."""
+        self.note("set_options", lambda _: (options,))
+
+    def stats(self) -> Stats:
+        """What envs have done."""
+        return Stats.of(self._counters, [self._share.envs], [0])
+
+    def late(self, patience: int) -> list[tuple[int, int, int]]:  # noqa: ARG002
+        """None: nobody could ask while an env is at work."""
+        return []
 
     def wait(self, timeout: float | None = None) -> list[tuple[int, Any]]:  # noqa: ARG002
         """What blocks had to say beside what is in the frame."""
@@ -113,6 +130,10 @@ class LocalPool:
                 break
             groups.append(group)
         return groups, [(group, self._said[group]) for group in groups if group in self._said]
+
+    def wait_for(self, groups: Sequence[int]) -> list[tuple[int, Any]]:
+        """What just these groups had to say. Take them."""
+        return [(group, self._said[group]) for group in groups if group in self._said]
 
     def take(self, groups: Collection[int]) -> None:
         """These have been received."""

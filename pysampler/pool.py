@@ -1,4 +1,4 @@
-"""The parent's side: starts workers, lays out the segment, sends commands, waits for completions.
+"""The parent's side: lays out the segment, sends commands, waits for completions.
 
 A pool knows nothing of envs: what its workers host comes as functions to make it, and what is asked
 of that as names and arguments.
@@ -7,22 +7,19 @@ of that as names and arguments.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
 import pickle
-import sys
 import time
-import weakref
+import warnings
 from dataclasses import dataclass
-from multiprocessing import connection, reduction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pysampler import _core, nursery, worker
-from pysampler.block import Failure
+from pysampler.block import Failure, Restored
 from pysampler.errors import (
     EnvError,
+    EnvTimeoutError,
     LostError,
     PysamplerError,
     WaitTimeoutError,
@@ -30,44 +27,38 @@ from pysampler.errors import (
 )
 from pysampler.frames import Frames
 from pysampler.mail import Inbox
-from pysampler.nursery import Child
-from pysampler.remote import dumps, dumps_by_value, error_from, report
+from pysampler.processes import GRACE, Processes, Share
+from pysampler.remote import dumps, dumps_by_value, report
+from pysampler.stats import Counters, Stats
 from pysampler.sync import Segment, Watch, now, wait_costs
-from pysampler.worker import Attachment, Setup
+from pysampler.worker import Attachment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pysampler.spec import Spec
 
-__all__ = ["Pool", "Share"]
+__all__ = ["Faults", "Pool"]
 
 _STEP: int = _core.Command.STEP
+_REQUEST: int = _core.Command.REQUEST
+_NOTE: int = _core.Command.NOTE
 # Bytes of a side channel. What is larger goes in parts.
 SIDE_CHANNEL = 1 << 16
-# How long a worker may take to close its envs before it is killed, in seconds.
-GRACE = 10.0
 # How often to look whether a worker that closes has died, in seconds.
 _LOOK = 0.05
 
 
 @dataclass(frozen=True)
-class Share:
-    """The envs of one worker: the first, and how many there are in each of its groups."""
+class Faults:
+    """What to do about workers that are lost, and envs that do not answer."""
 
-    first: int
-    sizes: tuple[int, ...]
-
-    @property
-    def envs(self) -> range:
-        """Their indices."""
-        return range(self.first, self.first + sum(self.sizes))
-
-    @property
-    def parts(self) -> list[range]:
-        """Those of each group."""
-        ends = list(itertools.accumulate(self.sizes, initial=self.first))
-        return [range(first, end) for first, end in itertools.pairwise(ends)]
+    on_worker_loss: Literal["raise", "restart"] = "raise"
+    most_restarts: tuple[int, float] = (3, 10.0)  # of one worker, so many within so many seconds
+    step_timeout: float | None = None
+    on_hang: Literal["raise", "wait", "restart"] = "raise"
+    # Of envs that take the place of lost ones.
+    seeds: Callable[[int], Sequence[int]] = lambda count: [0] * count
 
 
 class Pool:
@@ -81,116 +72,61 @@ class Pool:
         context: str = "nursery",
         preload: Sequence[str] | None = None,
         policy: tuple[int, int] | None = None,
+        faults: Faults | None = None,
     ) -> None:
         self.shares = list(shares)
         self.closed = False  # or its workers have been ended
         self.groups = [len(share.sizes) for share in shares]
+        self.envs = [part for share in self.shares for part in share.parts]  # of each group
         self._worker_of = [w for w, count in enumerate(self.groups) for _ in range(count)]
         self._policy = policy
-        self._context = context
+        self._faults = faults or Faults()
         self._learn_modules = preload is None and context == "nursery"
-        self._notes: dict[int, list[bytes]] = {}  # by worker
+        self._requests: dict[int, tuple[str, tuple[Any, ...]]] = {}  # that groups are at
         self._asked: dict[int, str] = {}  # what groups are doing, where it is not a step
-        self._children: list[Child] = []
-        self._finalizer = weakref.finalize(self, _end, self._children, os.getpid())
-        hosts = [make(share) for share in shares]
+        self._notes: dict[int, list[bytes]] = {}  # by worker
+        self._options: dict[int, tuple[Any, int]] = {}  # by env
+        self._lost_envs: set[int] = set()  # groups of new envs, whose next step ends an episode
+        self._restored: dict[int, bool] = {}  # groups that will say so; whether stepping
+        self._losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in shares]
+        self._known_losses: set[int] = set()  # indices into watch.losses
+        self._told_late: set[tuple[int, int]] = set()
         if context == "nursery" and preload:
             nursery.preload(preload)
-        try:
-            self._start(hosts)
-            self.descriptions = self._all_described()
-        except BaseException:
-            self._finalizer()
-            raise
-
-    # -- starting --------------------------------------------------------------------------------
-
-    def _start(self, hosts: Sequence[Any]) -> None:
-        pickled: list[bytes | None] = [None] * len(hosts)
-        if self._context == "fork":
-            worker.inherited = hosts
-        else:
-            pickled = [self._pickle(host) for host in hosts]
-        try:
-            for _ in self.shares:
-                self._children.append(nursery.start_worker(self._context))
-        finally:
-            worker.inherited = []
-        for index, child in enumerate(self._children):
-            setup = Setup(
-                index=index,
-                workers=len(self.shares),
-                parent=os.getpid(),
-                environment=nursery.environment(),
-                directory=os.getcwd(),  # noqa: PTH109
-                path=[p for p in sys.path if isinstance(p, str)],
-                arguments=list(sys.argv),
-                host=pickled[index],
-            )
-            with self._telling_of_loss(index):
-                child.connection.send(setup)
-
-    def _pickle(self, host: Any) -> bytes:
-        try:
-            return dumps_by_value(host)
-        except Exception as error:
-            raise TypeError(
-                f"cannot send env_fns to workers: {type(error).__name__}: {error}; make what they "
-                'need inside of them, or pass context="fork"'
-            ) from error
-
-    def _all_described(self) -> list[Any]:
-        """In the order in which they are done: who fails is told of at once."""
-        waiting = {child.connection: index for index, child in enumerate(self._children)}
-        descriptions: dict[int, Any] = {}
-        while waiting:
-            for ready in connection.wait(list(waiting)):
-                index = waiting.pop(ready)  # type: ignore[call-overload]
-                descriptions[index] = self._described(index)
-        return [descriptions[index] for index in range(len(self._children))]
-
-    def _described(self, index: int) -> Any:
-        with self._telling_of_loss(index):
-            answer = pickle.loads(self._children[index].connection.recv_bytes())
-        if isinstance(answer, Failure):
-            raise self._error(answer, index, "being made")
-        description, modules = answer
-        if index == 0:
-            self._modules = modules
-        return description
-
-    @contextlib.contextmanager
-    def _telling_of_loss(self, index: int) -> Any:
-        try:
-            yield
-        except (EOFError, ConnectionError):
-            child = self._children[index]
-            child.ended(GRACE)
-            raise self._lost_error(index) from None
+        self._processes = Processes(self.shares, [make(share) for share in shares], context)
+        self.descriptions = self._processes.descriptions
 
     def attach(self, spec: Spec, count: int, *, final: bool, host: tuple[Any, ...]) -> Frames:
         """Lay out frames and everything else, and attach the workers to it."""
-        envs = self.shares[-1].envs.stop
+        envs, workers = self.shares[-1].envs.stop, len(self.shares)
         frames_size = Frames.size_of(spec, envs, count, final=final)
-        rings = 2 * len(self.shares) * _core.ByteRing.size_of(SIDE_CHANNEL)
-        segment = Segment(frames_size + _core.Pool.size_of(self.groups) + rings + 4096)
-        at, memory = segment.array((frames_size,), np.dtype(np.uint8), None)
+        counters_size = Counters.size_of(envs, workers)
+        rings = 2 * workers * _core.ByteRing.size_of(SIDE_CHANNEL)
+        pool_size = _core.Pool.size_of(self.groups)
+        segment = self._segment = Segment(frames_size + counters_size + pool_size + rings + 4096)
+        bytes_of = np.dtype(np.uint8)
+        frames_at, memory = segment.array((frames_size,), bytes_of, None)
+        counters_at, counted = segment.array((counters_size,), bytes_of, None)
+        self._counters = Counters(envs, workers, counted)
+        self._counters.workers["env"] = -1
         weights = [size for share in self.shares for size in share.sizes]
-        self._core = _core.Pool(segment, self.groups, weights, worker.wait_policy(self._policy))
-        inboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
-        outboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
-        self._inboxes, self._mail = inboxes, [Inbox(ring) for ring in outboxes]
+        policy = worker.wait_policy(self._policy)
+        self._core = _core.Pool(segment, self.groups, weights, policy)
+        self._inboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
+        self._outboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
+        self._mail = [Inbox(ring) for ring in self._outboxes]
         costs = wait_costs()
-        self._watch = Watch()
-        for index, child in enumerate(self._children):
-            attachment = Attachment(
+        self._attachments = [
+            Attachment(
                 pool=self._core.offset,
                 groups=self.groups,
-                inbox=inboxes[index].offset,
-                outbox=outboxes[index].offset,
+                inbox=self._inboxes[index].offset,
+                outbox=self._outboxes[index].offset,
                 capacity=SIDE_CHANNEL,
-                frames=at,
+                frames=frames_at,
                 frames_size=frames_size,
+                counters=counters_at,
+                counters_size=counters_size,
                 spec=spec,
                 envs=envs,
                 count=count,
@@ -199,39 +135,34 @@ class Pool:
                 policy=self._policy,
                 costs=(costs.park_ns, costs.yield_ns),
             )
-            with self._telling_of_loss(index):
-                child.connection.send(attachment)
-                reduction.send_handle(child.connection, segment.fd, child.pid)
-        for index, child in enumerate(self._children):
-            with self._telling_of_loss(index):
-                child.connection.recv_bytes()
-            members = [self._core.member(group) for group in self._groups_of(index)]
-            self._watch.add(
-                child.pid, *members, inboxes[index].consumer(), outboxes[index].producer()
-            )
-            child.connection.close()
-        # For the next pool, or a worker that takes the place of one of these.
+            for index in range(workers)
+        ]
+        self._watch = Watch()
+        self._processes.attach(self._attachments, segment.fd)
+        for index in range(workers):
+            self._watch_worker(index)
         if self._learn_modules:
-            with contextlib.suppress(PysamplerError, OSError):
-                nursery.preload(self._modules)
-        self._frames = Frames(spec, envs, count, final=final, memory=memory)
-        return self._frames
+            self._processes.preload()
+        return Frames(spec, envs, count, final=final, memory=memory)
+
+    def _watch_worker(self, index: int) -> None:
+        self._watch.add(
+            self._processes.children[index].pid,
+            *(self._core.member(group) for group in self._groups_of(index)),
+            self._inboxes[index].consumer(),
+            self._outboxes[index].producer(),
+        )
 
     def _groups_of(self, index: int) -> range:
         first = sum(self.groups[:index])
         return range(first, first + self.groups[index])
 
-    @property
-    def envs(self) -> list[range]:
-        """The envs of each group."""
-        return [part for share in self.shares for part in share.parts]
-
-    # -- commands and completions ----------------------------------------------------------------
+    # -- what there is to know -------------------------------------------------------------------
 
     @property
     def pids(self) -> list[int]:
         """Of the workers."""
-        return [child.pid for child in self._children]
+        return [child.pid for child in self._processes.children]
 
     @property
     def pending(self) -> int:
@@ -247,20 +178,31 @@ class Pool:
         """Whether a group is."""
         return self._core.in_flight(group)
 
+    def stats(self) -> Stats:
+        """What envs and workers have done."""
+        losses = [len(some) for some in self._losses]
+        return Stats.of(self._counters, [share.envs for share in self.shares], losses)
+
+    # -- commands --------------------------------------------------------------------------------
+
     def step(self, frame: int) -> None:
         """Let every group step, reading actions from the frame and writing results to it."""
-        self._asked.clear()
-        if self._notes:
-            self._send_notes(range(len(self._worker_of)))
-        self._core.send(_STEP, frame)
+        if self._notes or self._requests or self._lost_envs:
+            self.step_some(frame, range(len(self.envs)))
+        else:
+            self._core.send(_STEP, frame)
 
-    def step_some(self, frame: int, groups: Sequence[int]) -> None:
+    def step_some(self, frame: int, groups: Iterable[int]) -> None:
         """Let some groups step."""
-        if self._notes:
-            self._send_notes(groups)
         for group in groups:
-            self._asked.pop(group, None)
-            self._core.send_to(group, _STEP, frame)
+            if self._notes:
+                self._send_notes(group)
+            if group in self._lost_envs:
+                self._restore(group, frame)
+            else:
+                self._requests.pop(group, None)
+                self._asked.pop(group, None)
+                self._core.send_to(group, _STEP, frame)
 
     def request(
         self, frame: int, requests: Mapping[int, tuple[str, tuple[Any, ...]]], doing: str
@@ -268,41 +210,80 @@ class Pool:
         """Ask groups for other things than a step: the name of a method of the host, arguments."""
         # Pickled before the first is sent: what cannot be leaves nobody waiting.
         messages = {group: dumps_by_value(request) for group, request in requests.items()}
-        self._send_notes(messages)
-        for group, message in messages.items():
-            self._asked[group] = doing
-            self._send_message(group, _core.Command.REQUEST, frame, message)
+        for group, request in requests.items():
+            self._send_notes(group)
+            if group in self._lost_envs and request[0] == "step":
+                self._restore(group, frame)
+                continue
+            if group in self._lost_envs and request[0] == "reset":
+                self._lost_envs.discard(group)
+                self._restored[group] = False
+            self._send_request(group, frame, request, doing, messages[group])
 
-    def note_all(self, name: str, arguments: tuple[Any, ...]) -> None:
-        """Tell every host something, before its next command: a method and arguments."""
-        message = dumps_by_value((name, arguments))
-        for index in range(len(self.shares)):
-            self._notes.setdefault(index, []).append(message)
+    def note(self, name: str, arguments_for: Callable[[range], tuple[Any, ...] | None]) -> None:
+        """Tell hosts something, before their next command: a method, arguments by their envs."""
+        for index, share in enumerate(self.shares):
+            arguments = arguments_for(share.envs)
+            if arguments is not None:
+                message = dumps_by_value((name, arguments))
+                self._notes.setdefault(index, []).append(message)
 
-    def _send_notes(self, groups: Iterable[int]) -> None:
-        """What there is for the workers of these groups."""
-        for group in groups:
-            for message in self._notes.pop(self._worker_of[group], ()):
-                self._send_message(group, _core.Command.NOTE, 0, message)
+    def set_options(self, options: dict[int, tuple[Any, int]]) -> None:
+        """What envs are reset with from now on, and its version."""
+
+        def some(envs: range) -> tuple[Any, ...] | None:
+            chosen = {env: options[env] for env in envs if env in options}
+            return (chosen,) if chosen else None
+
+        self.note("set_options", some)
+        self._options.update(options)
+
+    def _send_notes(self, group: int) -> None:
+        for message in self._notes.pop(self._worker_of[group], ()):
+            self._send_message(group, _NOTE, 0, message)
+
+    def _send_request(
+        self,
+        group: int,
+        frame: int,
+        request: tuple[str, tuple[Any, ...]],
+        doing: str,
+        message: bytes | None = None,
+    ) -> None:
+        self._requests[group] = request
+        self._asked[group] = doing
+        message = dumps_by_value(request) if message is None else message
+        self._send_message(group, _REQUEST, frame, message)
+
+    def _send_message(self, group: int, kind: int, frame: int, message: bytes) -> None:
+        try:
+            self._core.send_to(group, kind, frame)
+            self._inboxes[self._worker_of[group]].send(message)
+        except LostError as error:
+            self._lost(error, group)
+
+    # -- completions -----------------------------------------------------------------------------
 
     def wait(self, timeout: float | None = None) -> list[tuple[int, Any]] | None:
         """What groups had to say beside what is in the frame: (group, message) each.
 
         A message may be a ``Failure``. None if not all that is in flight came back in time.
         """
-        try:
-            if not self._core.wait(timeout):
+        deadline = None if timeout is None else now() + int(timeout * 1e9)
+        while True:
+            try:
+                if not self._until(self._core.wait, deadline):
+                    return None
+                if not self._core.has_messages():
+                    return []
+                messages = self._received(self._core.messages, deadline)
+            except LostError as error:
+                self._lost(error)
+                continue
+            if len(messages) < len(self._core.messages):
                 return None
-            if not self._core.has_messages():
-                return []
-            deadline = None if timeout is None else now() + int(timeout * 1e9)
-            messages = self._received(self._core.messages, deadline)
-        except LostError as error:
-            raise self._loss(error) from None
-        if len(messages) < len(self._core.messages):
-            return None
-        self.take([group for group, _ in messages])
-        return messages
+            self.take([group for group, _ in messages])
+            return messages
 
     def wait_some(
         self, least: int, most: int, deadline: int | None
@@ -311,21 +292,49 @@ class Pool:
 
         As soon as they have so many envs or are all, or at the deadline in ns. Take them.
         """
-        try:
-            groups = self._core.wait_some(least, most, deadline=deadline)
-            if not self._core.has_messages():
-                return groups, []
-            messages = self._received(self._core.messages, deadline)
-        except LostError as error:
-            raise self._loss(error) from None
-        unsaid = set(self._core.messages) - {group for group, _ in messages}
-        return [group for group in groups if group not in unsaid], messages
+
+        def wait(*, deadline: int | None) -> list[int]:
+            return self._core.wait_some(least, most, deadline=deadline)
+
+        while True:
+            try:
+                groups = self._until(wait, deadline)
+                if not self._core.has_messages():
+                    return groups, []
+                messages = self._received(self._core.messages, deadline)
+            except LostError as error:
+                self._lost(error)
+                continue
+            unsaid = set(self._core.messages) - {group for group, _ in messages}
+            return [group for group in groups if group not in unsaid], messages
+
+    def wait_for(self, groups: Sequence[int]) -> list[tuple[int, Any]]:
+        """Until just these groups are back; what they had to say. Take them."""
+        while not all(map(self._core.is_ready, groups)):
+            self.wait_some(self.ready + 1, self.shares[-1].envs.stop, None)
+        said = dict(self.wait_some(0, self.shares[-1].envs.stop, None)[1])
+        return [(group, said[group]) for group in groups if group in said]
 
     def take(self, groups: Iterable[int]) -> None:
         """These have come back, and what they had to say was received."""
         for group in groups:
             self._core.take(group)
             self._mail[self._worker_of[group]].drop(group)
+            self._restored.pop(group, None)
+
+    def _until(self, wait: Callable[..., Any], deadline: int | None) -> Any:
+        """What ``wait`` returns, looking for late envs meanwhile."""
+        if self._faults.step_timeout is None:
+            return wait(deadline=deadline)
+        patience = int(self._faults.step_timeout * 1e9)
+        look = now() + patience
+        while True:
+            until = look if deadline is None else min(look, deadline)
+            back = wait(deadline=until)
+            if back or until == deadline:
+                return back
+            since = self._look_for_late(patience)
+            look = max(since + patience, now())
 
     def _received(self, groups: Iterable[int], deadline: int | None) -> list[tuple[int, Any]]:
         """The messages of groups, as far as they have come by then."""
@@ -334,18 +343,14 @@ class Pool:
             for group in groups:
                 message = self._mail[self._worker_of[group]].read(group, deadline)
                 try:
-                    messages.append((group, pickle.loads(message)))
+                    said = pickle.loads(message)
                 except Exception as error:  # what the worker has and this process has not
                     doing = f"when {self._doing(group)}, in its answer"
-                    messages.append((group, Failure(None, doing, report(error))))
+                    said = Failure(None, doing, report(error))
+                if group in self._restored and not isinstance(said, Failure):
+                    said = Restored(said, self._restored[group])
+                messages.append((group, said))
         return messages
-
-    def _send_message(self, group: int, kind: int, frame: int, message: bytes) -> None:
-        try:
-            self._core.send_to(group, kind, frame)
-            self._inboxes[self._worker_of[group]].send(message)
-        except LostError as error:
-            raise self._loss(error, group) from None
 
     def _doing(self, group: int) -> str:
         return self._asked.get(group, "stepping")
@@ -354,40 +359,135 @@ class Pool:
 
     def error_of(self, group: int, failure: Failure) -> EnvError:
         """The exception an env of a group raised, or its worker for it."""
-        return self._error(failure, self._worker_of[group], self._doing(group))
+        return self._processes.error_of(self._worker_of[group], failure, self._doing(group))
 
-    def _error(self, failure: Failure, index: int, doing: str) -> EnvError:
-        where = f" in worker {index} (pid {self._children[index].pid})"
-        error = error_from(failure.report, failure.told(where, doing))
-        error.env, error.worker = failure.env, index
-        return error
+    def late(self, patience: int) -> list[tuple[int, int, int]]:
+        """(worker, env, since) of envs that have been at work for so many ns."""
+        envs, since = self._counters.at_work()
+        begun = now() - patience
+        return [
+            (index, int(env), int(since[index]))
+            for index, env in enumerate(envs)
+            if env in self.shares[index].envs and since[index] <= begun
+        ]
 
-    def _loss(self, error: LostError, group: int | None = None) -> PysamplerError:
-        """The pool is at an end: what is told of it."""
+    def _look_for_late(self, patience: int) -> int:
+        """Do about late envs what is to be done; since when the next to be late is at work."""
+        for index, env, since in self.late(patience):
+            seconds = (now() - since) / 1e9
+            what = (
+                f"env {env} in worker {index} (pid {self.pids[index]}) has not answered for "
+                f"{seconds:.3g} s, step_timeout is {self._faults.step_timeout:.3g} s"
+            )
+            if self._faults.on_hang == "restart":
+                self._processes.children[index].kill()
+                self._replace(index, f"killed, since {what},")
+            elif self._faults.on_hang == "raise":
+                error = EnvTimeoutError(what)
+                error.env, error.worker = env, index
+                raise error
+            elif (index, since) not in self._told_late:
+                self._told_late.add((index, since))
+                warnings.warn(what, stacklevel=2)
+        envs, begun = self._counters.at_work()
+        soon = now() - patience
+        at_work = [int(s) for e, s in zip(envs, begun, strict=True) if e >= 0 and s > soon]
+        return min(at_work, default=now())
+
+    def _lost(self, error: LostError, group: int | None = None) -> None:
+        """Replace who was lost, or end the pool and tell of it."""
         groups = list(error.members) or ([] if group is None else [group])
         lost = {self._worker_of[g] for g in groups}
-        lost |= {i for i, child in enumerate(self._children) if child.ended()}
-        told = self._lost_error(min(lost)) if lost else LostError(str(error))
-        self.kill()
-        return told
+        lost |= {i for i, child in enumerate(self._processes.children) if child.ended()}
+        if not lost:
+            self.kill()
+            raise LostError(str(error)) from None
+        for index in sorted(lost):
+            if self._faults.on_worker_loss == "raise":
+                told = self._told(index)
+                self.kill()
+                raise told from None
+            self._replace(index)
 
-    def _lost_error(self, index: int) -> WorkerLostError:
-        child, envs = self._children[index], self.shares[index].envs
-        child.ended(GRACE)
-        status = child.status()
-        if status is None:
-            how = "ended"
-        elif status < 0:
-            how = f"signal {-status}"
-        else:
-            how = f"exit code {status}"
-        one = f"env {envs.start}" if len(envs) == 1 else f"envs {envs.start}-{envs.stop - 1}"
-        doing = f"{one} being made"
-        if hasattr(self, "_core"):
-            doing = f"{self._doing(self._groups_of(index).start)} {one}"
-        error = WorkerLostError(f"worker {index} (pid {child.pid}) lost: {how} while {doing}")
-        error.worker, error.pid, error.exit_code, error.envs = index, child.pid, status, envs
+    def _told(self, index: int, why: str = "") -> WorkerLostError:
+        at = self._counters.workers["env"][index]
+        doing = self._doing(self._groups_of(index).start)
+        error = self._processes.lost(index, doing, why)
+        if at in self.shares[index].envs and len(error.envs) > 1:
+            error.args = (f"{error.args[0]}, at env {at}",)
         return error
+
+    def _replace(self, index: int, why: str = "") -> None:
+        """Another process takes a worker's place, with new envs."""
+        self._await_marks(index)
+        error = self._told(index, why)
+        at = time.monotonic()
+        most, window = self._faults.most_restarts
+        self._losses[index].append((at, error))
+        recent = [(t, e) for t, e in self._losses[index] if at - t <= window]
+        if len(recent) >= most:
+            self.kill()
+            story = "; ".join(f"{at - t:.1f} s ago {e}" for t, e in recent[:-1])
+            error.args = (f"{error.args[0]}; it was replaced before: {story}",)
+            raise error from None
+        groups = self._groups_of(index)
+        frames = {g: self._core.frame_of(g) for g in groups if self._core.in_flight(g)}
+        self._core.renew(index)
+        self._inboxes[index].renew()
+        self._outboxes[index].renew()
+        self._mail[index] = Inbox(self._outboxes[index])
+        self._counters.clear_worker(index)
+        try:
+            self._processes.replace(index, self._attachments[index], self._segment.fd)
+        except (OSError, PysamplerError) as cause:
+            self.kill()
+            raise error from cause
+        self._watch_worker(index)
+        envs = self.shares[index].envs
+        notes: list[tuple[str, tuple[Any, ...]]] = [("replace", (self._faults.seeds(len(envs)),))]
+        if options := {env: self._options[env] for env in envs if env in self._options}:
+            notes.append(("set_options", (options,)))
+        self._notes[index] = [dumps_by_value(note) for note in notes]
+        self._lost_envs.update(groups)
+        for group, frame in frames.items():
+            self._ask_again(group, frame, error)
+
+    def _ask_again(self, group: int, frame: int, error: WorkerLostError) -> None:
+        """What a group was at when it was lost, or what takes the place of that."""
+        self._send_notes(group)
+        name, arguments = self._requests.get(group, ("step", ()))
+        if name in ("step", "restore"):
+            self._restore(group, frame)
+        elif name == "reset":
+            seeds, options, _ = arguments  # all envs are new
+            self._lost_envs.discard(group)
+            self._restored[group] = False
+            request = "reset", (seeds, options, None)
+            self._send_request(group, frame, request, self._asked[group])
+        else:
+            self._send_request(group, frame, ("fail", (str(error),)), self._asked[group])
+
+    def _restore(self, group: int, frame: int) -> None:
+        self._lost_envs.discard(group)
+        self._restored[group] = True
+        self._send_request(group, frame, ("restore", ()), "being restored")
+
+    def _await_marks(self, index: int) -> None:
+        """Until the loss has been marked everywhere: marks must not hit who comes next."""
+        child = self._processes.children[index]
+        if child.ended(GRACE):
+            deadline = time.monotonic() + GRACE
+            seen = 0
+            while time.monotonic() < deadline:
+                losses = self._watch.losses
+                for at, loss in enumerate(losses):
+                    if loss.pid == child.pid and at not in self._known_losses:
+                        self._known_losses.add(at)
+                        return
+                seen = len(losses)
+                self._watch.wait(known=seen, timeout=_LOOK)
+        self.kill()
+        raise PysamplerError(f"cannot replace worker {index}: pid {child.pid} does not end")
 
     # -- ending ----------------------------------------------------------------------------------
 
@@ -396,6 +496,7 @@ class Pool:
         if self.closed:
             return
         failed: EnvError | None = None
+        self._faults = Faults()
         try:
             if self._core.pending == 0:
                 failed = self._close_workers(grace)
@@ -408,11 +509,12 @@ class Pool:
         deadline = time.monotonic() + grace
         close = dumps(("close", ()))
         # From here on their end is no loss: nobody is to be told of it.
-        first = {self._groups_of(i).start: child for i, child in enumerate(self._children)}
+        children = self._processes.children
+        first = {self._groups_of(i).start: child for i, child in enumerate(children)}
         for group, child in first.items():
             self._watch.forget(child.pid)
             self._asked[group] = "closing"
-            self._send_message(group, _core.Command.REQUEST, 0, close)
+            self._send_message(group, _REQUEST, 0, close)
         while not self._core.wait(min(_LOOK, max(0.0, deadline - time.monotonic()))):
             for group, child in first.items():
                 if child.ended() and not self._core.is_ready(group):
@@ -424,7 +526,7 @@ class Pool:
             for group, answer in self._received(self._core.messages, None)
             if isinstance(answer, Failure)
         ]
-        nursery.ended_by(self._children, deadline)
+        nursery.ended_by(children, deadline)
         return self.error_of(*failures[0]) if failures else None
 
     def kill(self) -> None:
@@ -432,24 +534,12 @@ class Pool:
         if self.closed:
             return
         self.closed = True
-        self._finalizer()
+        self._processes.end()
         if hasattr(self, "_watch"):
             self._watch.close()
             self._core.close()
-            for end in self._inboxes:
-                end.close()
-            for mail in self._mail:
-                mail.close()
+            for ring in (*self._inboxes, *self._outboxes):
+                ring.close()
 
     def __repr__(self) -> str:
         return f"<pysampler.pool.Pool {len(self.shares)} workers{', closed' * self.closed}>"
-
-
-def _end(children: list[Child], owner: int) -> None:
-    if os.getpid() != owner:  # a forked child: they are not its own
-        return
-    for child in children:
-        child.kill()
-    for child in children:
-        child.ended(GRACE)
-        child.release()

@@ -10,7 +10,7 @@ from gymnasium import logger
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core
-from pysampler.block import Failure
+from pysampler.block import Failure, Restored
 from pysampler.infos import Infos
 from pysampler.spec import build, checked_actions
 
@@ -42,24 +42,29 @@ class Results:
         self,
         frames: Frames,
         groups: Sequence[range],
+        columns: list[Column],
         error_of: Callable[[int, Failure], EnvError],
         *,
         copy: bool,
+        final: bool,
     ) -> None:
         # gymnasium's own way of batching infos. Not that of the vector env this is for: a cycle
         # would keep its workers when it is dropped.
         self._batcher: GymVectorEnv[Any, Any, Any] = GymVectorEnv()
-        self._infos = Infos(frames, self._batcher._add_info)
+        self._infos = Infos(frames, columns, self._batcher._add_info)
         self.frames = frames
         self._spec = frames.spec
         self._groups = groups
         self._error_of = error_of
         self._copy = copy
+        self._final = final  # whether envs are reset in the step that ends their episode
         self._odd: list[list[Any]] = [
             [None] * frames.envs for _ in range(self._spec.odd_observations)
         ]
         self._new_columns: list[Column] = []
         self._frame_of = [0] * len(groups)
+        self._shown: int | list[int] = 0  # the frame the user saw last, of all or by group
+        self.show_versions = False  # of options
         self.frame = 0  # that all envs use
         self._ids = [np.arange(g.start, g.stop) for g in groups]
         self._no_ids = np.zeros(0, np.int64)
@@ -102,8 +107,11 @@ class Results:
 
     def read(self, messages: Sequence[Message]) -> Stepped:
         """Of all envs, from the frame they all use."""
-        rest, final = self._sorted(messages) if messages else ([], {})
+        rest, final = self._sorted(messages, None) if messages else ([], {})
+        self._shown = self.frame
         observations, rewards, terminated, truncated, infos, mixed = self.batch.read(self.frame)
+        if self.show_versions:
+            self._add_versions(infos, self.frames.options_versions[self.frame].copy())
         if rest or mixed or final:
             rows = [(self.frame, env) for env in range(self.frames.envs)]
             infos = self._merged(infos, mixed, rows, rest, final)
@@ -113,7 +121,11 @@ class Results:
 
     def read_some(self, groups: Sequence[int], messages: Sequence[Message]) -> Stepped:
         """Of some groups, each from the frame it was sent with; ``env_id`` tells whose they are."""
-        rest, final = self._sorted(messages) if messages else ([], {})
+        rest, final = self._sorted(messages, self._frame_of) if messages else ([], {})
+        if isinstance(self._shown, int):
+            self._shown = [self._shown] * len(self._groups)
+        for group in groups:
+            self._shown[group] = self._frame_of[group]
         observations, rewards, terminated, truncated, infos, mixed = self.batch.read_some(
             [(group, self._frame_of[group]) for group in groups]
         )
@@ -129,6 +141,10 @@ class Results:
                 lambda leaf: self.frames.observations[leaf][frames, envs],
                 lambda leaf: deepcopy(tuple(self._odd[leaf][env] for env in envs)),
             )
+        if self.show_versions:
+            versions = self.frames.options_versions
+            parts = [versions[self._frame_of[g], self._ids[g]] for g in groups]
+            self._add_versions(infos, np.concatenate(parts))
         infos["env_id"] = envs
         infos["_env_id"] = np.ones(len(envs), np.bool_)
         return observations, rewards, terminated, truncated, infos
@@ -171,10 +187,15 @@ class Results:
             self._new_columns += self._infos.learn(rest)
         return infos
 
+    def _add_versions(self, infos: dict[str, Any], versions: npt.NDArray[np.int64]) -> None:
+        infos["options_version"] = versions
+        infos["_options_version"] = np.ones(len(versions), np.bool_)
+
     def failed(self, messages: Sequence[Message]) -> list[tuple[int, Failure]]:
         """The groups in which something raised, and what."""
         failures = []
-        for group, said in messages:
+        for group, message in messages:
+            said = message.said if isinstance(message, Restored) else message
             if isinstance(said, Failure):
                 failures.append((group, said))
             else:
@@ -182,14 +203,19 @@ class Results:
         return failures
 
     def _sorted(
-        self, messages: Sequence[Message]
+        self, messages: Sequence[Message], frames: Sequence[int] | None
     ) -> tuple[list[tuple[int, dict[str, Any]]], dict[int, Any]]:
         """What came by the side channel: infos, and last observations of episodes, by env."""
         if failures := self.failed(messages):
             raise self.first_error(failures)
         rest: list[tuple[int, dict[str, Any]]] = []
         final: dict[int, Any] = {}
-        for _, said in messages:
+        for group, message in messages:
+            said = message
+            if isinstance(message, Restored):
+                said = message.said
+                frame = self.frame if frames is None else frames[group]
+                rest += self._ended(group, frame, final, stepping=message.stepping)
             for kind, env, thing in said:
                 if kind == _BLOCK.INFO:
                     rest.append((env, thing))
@@ -199,6 +225,33 @@ class Results:
                     for leaf, value in enumerate(thing):
                         self._odd[leaf][env] = value
         return rest, final
+
+    def _ended(
+        self, group: int, frame: int, final: dict[int, Any], *, stepping: bool
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """What replaces envs that were lost: a step that ends their episodes, or just a reset."""
+        lost: dict[str, Any] = {"worker_lost": True}
+        envs = slice(self._groups[group].start, self._groups[group].stop)
+        if stepping:
+            seen = self._shown if isinstance(self._shown, int) else self._shown[group]
+            last = self.frames.observations
+            if self._final:  # the envs were reset in the same step
+                self.frames.has_final[frame, envs] = 2
+                lost["final_info"] = {"worker_lost": True}
+                for env in self._groups[group]:
+                    final[env] = self._observation(seen, env)
+            else:
+                for leaf in last:
+                    leaf[frame, envs] = leaf[seen, envs]
+            self.frames.truncated[frame, envs] = True
+        return [(env, lost) for env in self._groups[group]]
+
+    def _observation(self, frame: int, env: int) -> Any:
+        """Of one env."""
+        return self._built(
+            lambda leaf: deepcopy(self.frames.observations[leaf][frame, env]),
+            lambda leaf: deepcopy(self._odd[leaf][env]),
+        )
 
     def first_error(self, failures: Sequence[tuple[int, Failure]]) -> EnvError:
         """Of the first env. All are logged in gymnasium's words, though nothing is shut down."""

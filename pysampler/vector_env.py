@@ -23,10 +23,19 @@ from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import arguments
 from pysampler.block import Description, EnvHost, Failure, call, make_host, registered
-from pysampler.errors import BusyError, ClosedError, EnvError, LostError, WaitTimeoutError
+from pysampler.errors import (
+    BusyError,
+    ClosedError,
+    EnvError,
+    LostError,
+    ReplayError,
+    WaitTimeoutError,
+)
 from pysampler.local import LocalPool
 from pysampler.piped import PipedEnv, check_worker
-from pysampler.pool import GRACE, Pool, Share
+from pysampler.pool import Pool
+from pysampler.processes import GRACE, Share
+from pysampler.recording import Recorder, Replayer
 from pysampler.results import Results
 from pysampler.spec import Spaces, spec_of
 
@@ -36,7 +45,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from gymnasium.core import RenderFrame
 
+    from pysampler.infos import Column
     from pysampler.results import Stepped
+    from pysampler.stats import Stats
 
 __all__ = ["VectorEnv"]
 
@@ -47,6 +58,24 @@ class _TimeoutError(WaitTimeoutError, multiprocessing.TimeoutError):
 
 class _ClosedError(ClosedError, ClosedEnvironmentError):
     """Also what gymnasium raises."""
+
+
+class Seeds:
+    """Of envs that take the place of lost ones: a sequence that starts with a reset's seed."""
+
+    def __init__(self) -> None:
+        self._sequence = np.random.SeedSequence()
+
+    def start(self, seed: Any) -> None:
+        """The seed of a reset of all envs."""
+        if isinstance(seed, (int, np.integer)):
+            self._sequence = np.random.SeedSequence(abs(int(seed)))
+        elif seed is not None and all(one is not None for one in seed):
+            self._sequence = np.random.SeedSequence([abs(int(one)) for one in seed])
+
+    def draw(self, count: int) -> list[int]:
+        """So many fresh ones."""
+        return [int(child.generate_state(1)[0]) for child in self._sequence.spawn(count)]
 
 
 class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
@@ -77,6 +106,16 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     - ``preload``: names of modules for the nursery to import before it forks the workers. By
       default it learns them from the first vector env, for the next.
     - ``validate``: refuse actions that are not a number.
+    - ``on_worker_loss``: "raise" ``WorkerLostError``, or "restart": another worker takes its place
+      with new envs. The step it was lost in ends their episodes: ``truncated``, with the last
+      observation seen and ``info["worker_lost"]``; their next resets have fresh seeds. The others
+      never notice. ``most_restarts``: of one worker, so many within so many seconds; then it
+      raises all the same.
+    - ``step_timeout``: seconds after which an env that has not answered is late. ``on_hang`` says
+      what is done then: "raise" ``EnvTimeoutError``, which names it and leaves the step pending,
+      "wait" and warn, or "restart" its worker.
+    - ``record``: a file to write which envs formed each batch of ``recv``; ``replay``: the file of
+      an earlier run, whose batches ``recv`` then returns in the same order.
 
     Calls from another thread meanwhile get ``BusyError``, from a forked child ``ClosedError``.
 
@@ -109,6 +148,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         infos: arguments.Infos = "all",
         preload: Sequence[str] | None = None,
         validate: bool = False,
+        on_worker_loss: arguments.OnLoss = "raise",
+        most_restarts: tuple[int, float] = (3, 10.0),
+        step_timeout: float | None = None,
+        on_hang: arguments.OnHang = "raise",
+        record: str | os.PathLike[str] | None = None,
+        replay: str | os.PathLike[str] | None = None,
     ) -> None:
         self.closed = True  # until it is open: for __del__
         self.env_fns = arguments.env_fns(env_fns)
@@ -126,7 +171,21 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._owner = os.getpid()
         self._turn = threading.Lock()
         self._state: str | None = None
-        options = arguments.Options(groups=groups, frames=frames, wait=wait, infos=infos)
+        options = arguments.Options(
+            groups=groups,
+            frames=frames,
+            wait=wait,
+            infos=infos,
+            on_worker_loss=on_worker_loss,
+            most_restarts=most_restarts,
+            step_timeout=step_timeout,
+            on_hang=on_hang,
+        )
+        self._seeds = Seeds()
+        self._step_timeout = step_timeout
+        self._options_version = 0
+        self._recorder: Recorder | None = None
+        self._replayer: Replayer | None = None
         process = arguments.context(context)
         modules = arguments.preload(preload)
         shares = arguments.shares(self.num_envs, max(self.num_workers, 1), groups)
@@ -135,6 +194,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         functions = self.env_fns
         if worker is not None:
             check_worker(worker)
+            if "restart" in (on_worker_loss, on_hang):
+                raise ValueError("cannot make vector env: what `worker` runs cannot be restarted")
             functions = [
                 functools.partial(PipedEnv, worker, i, env_fn, self.autoreset_mode)
                 for i, env_fn in enumerate(functions)
@@ -148,9 +209,20 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if self.num_workers == 0:
             self._pool = LocalPool(shares[0], make)
         else:
-            self._pool = Pool(shares, make, context=process, preload=modules, policy=options.policy)
+            self._pool = Pool(
+                shares,
+                make,
+                context=process,
+                preload=modules,
+                policy=options.policy,
+                faults=options.faults(self._seeds.draw),
+            )
         try:
             self._open(self._pool.descriptions, options)
+            if replay is not None:
+                self._replayer = Replayer(replay, self._groups)
+            if record is not None:
+                self._recorder = Recorder(record, self._groups)
         except BaseException:
             self._pool.kill()
             raise
@@ -173,16 +245,24 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if self.shared_memory:
             arguments.refuse_custom(self.single_observation_space)
         self._spec = spec_of(self.single_observation_space, self.single_action_space)
+        columns: list[Column] = []
+        final = self.autoreset_mode == AutoresetMode.SAME_STEP
         frames = self._pool.attach(
             self._spec,
             options.frames,
-            final=self.autoreset_mode == AutoresetMode.SAME_STEP,
-            host=("DISABLED" if self.worker else self.autoreset_mode.name, options.infos.upper()),
+            final=final,
+            host=(
+                "DISABLED" if self.worker else self.autoreset_mode.name,
+                options.infos.upper(),
+                columns,
+            ),
         )
         self._groups = self._pool.envs
         self._largest = max(map(len, self._groups))
         self._everyone = np.arange(self.num_envs)
-        self._results = Results(frames, self._groups, self._pool.error_of, copy=self.copy)
+        self._results = Results(
+            frames, self._groups, columns, self._pool.error_of, copy=self.copy, final=final
+        )
         # Called with every step.
         self._write, self._read = self._results.batch.write, self._results.read
         self.observations = self._results.observations()
@@ -208,6 +288,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         with self._entered("reset_async"):
             seeds = arguments.seeds(seed, self.num_envs)
             self._expect_idle("reset_async")
+            self._seeds.start(seed)
             mask = None
             if options is not None and "reset_mask" in options:
                 mask = arguments.reset_mask(options["reset_mask"], self.num_envs)
@@ -372,14 +453,21 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             if min_envs is not None or max_envs is not None:
                 least, most = arguments.batch(min_envs, max_envs, self.num_envs, self._largest)
             try:
-                groups, messages = self._pool.wait_some(least, most, deadline)
+                if self._replayer is None:
+                    groups, messages = self._pool.wait_some(least, most, deadline)
+                else:
+                    groups, messages = self._replayed(self._replayer)
             except LostError:
                 self.closed = True
                 raise
+            failures = self._results.failed(messages) if messages else []
+            if failures:
+                groups = sorted({group for group, _ in failures})
+            if self._recorder is not None:
+                self._recorder.write(groups)
             if not groups:
                 return self._results.nothing()
-            failures = self._results.failed(messages) if messages else []
-            self._pool.take({group for group, _ in failures} if failures else groups)
+            self._pool.take(groups)
             if self._pool.pending == 0:
                 self._state = None
             if failures:
@@ -387,6 +475,15 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             return self._results.read_some(groups, messages)
         finally:
             self._turn.release()
+
+    def _replayed(self, replayer: Replayer) -> tuple[list[int], list[tuple[int, Any]]]:
+        groups = replayer.read()
+        if idle := [group for group in groups if not self._pool.is_pending(group)]:
+            raise ReplayError(
+                f"cannot replay batch {replayer.batch}: env {self._groups[idle[0]][0]} is in it, "
+                "and has nothing pending; this program does not do what the recorded one did"
+            )
+        return groups, self._pool.wait_for(groups)
 
     @property
     def pending(self) -> int:
@@ -397,6 +494,43 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def ready(self) -> int:
         """How many of those it would return at once."""
         return 0 if self.closed else self._pool.ready
+
+    def set_options(self, env_ids: Any, options: Any) -> int:
+        """What envs are reset with from their next reset on, automatic or not: their tasks, say.
+
+        One dict for all of ``env_ids`` (None: all envs), or a list with one for each; None instead
+        of a dict takes it back. It travels with the next commands: nothing waits for it, and it may
+        be called while envs are at work. Returns its version: ``info["options_version"]`` says for
+        each env which version its episode was reset with, 0 for none. ``reset(options=...)`` goes
+        before it.
+        """
+        with self._entered("set_options"):
+            envs = (self._everyone if env_ids is None else arguments.env_ids(env_ids)).tolist()
+            each = arguments.options(options, arguments.indices(envs, self.num_envs))
+            self._options_version += 1
+            self._results.show_versions = True
+            self._pool.set_options({env: (one, self._options_version) for env, one in each})
+            return self._options_version
+
+    def stats(self) -> Stats:
+        """What envs and workers have done so far; a table when printed.
+
+        >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2)
+        >>> _ = envs.reset()
+        >>> _ = envs.step(envs.action_space.sample())
+        >>> envs.stats().steps.count
+        array([1, 1, 1, 1], dtype=uint64)
+        >>> envs.close()
+        """
+        with self._entered("stats"):
+            return self._pool.stats()
+
+    @property
+    def late(self) -> list[int]:
+        """Envs that have not answered for longer than ``step_timeout``."""
+        if self._step_timeout is None or self.closed:
+            return []
+        return [env for _, env, _ in self._pool.late(int(self._step_timeout * 1e9))]
 
     def _idle_groups(self, what: str, env_ids: Any) -> Sequence[int]:
         """Those of the indices, which must have nothing pending."""
@@ -524,7 +658,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def _next_frame(self) -> int:
         if columns := self._results.new_columns():
-            self._pool.note_all("add_columns", (columns,))
+            self._pool.note("add_columns", lambda _: (columns,))
         return self._results.next()
 
     def _wait(self, what: str, timeout: float | None) -> list[tuple[int, Any]]:
@@ -600,6 +734,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                     self._pool.close()
             finally:
                 self._let_go()
+                for file in (self._recorder, self._replayer):
+                    if file is not None:
+                        file.close()
 
     def _let_go(self) -> None:
         """Of the memory, once no view of it is left."""

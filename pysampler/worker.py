@@ -15,6 +15,7 @@ import sys
 from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -26,6 +27,7 @@ from pysampler.frames import Frames
 from pysampler.mail import Outbox
 from pysampler.remote import dumps
 from pysampler.spec import Spec
+from pysampler.stats import Counters
 from pysampler.sync import Segment, WaitPolicy, Watch
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Setup:
     path: list[str]
     arguments: list[str]
     host: bytes | None  # pickled (function, arguments), or inherited
+    again: bool  # in the place of another one: nobody asks what it hosts
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Attachment:
     capacity: int  # of either
     frames: int
     frames_size: int
+    counters: int
+    counters_size: int
     spec: Spec
     envs: int
     count: int
@@ -89,7 +94,8 @@ def main(fd: int) -> None:
         _core.set_process_title(
             f"pysampler: worker {setup.index}/{setup.workers} {description.name}"
         )
-        connection.send_bytes(dumps((description, _installed(set(sys.modules) - before))))
+        if not setup.again:
+            connection.send_bytes(dumps((description, _installed(set(sys.modules) - before))))
         attachment: Attachment = connection.recv()
         segment_fd = reduction.recv_handle(connection)
         segment = Segment.from_fd(segment_fd)
@@ -133,12 +139,12 @@ def _make_host(setup: Setup, connection: Connection) -> EnvHost | None:
 
 def _installed(modules: set[str]) -> list[str]:
     """Those that are not the user's own, which may change before they are wanted again."""
-    roots = tuple(os.path.dirname(m.__file__ or "") for m in (np, os))  # noqa: PTH120
-    roots = tuple(os.path.dirname(root) if root.endswith("numpy") else root for root in roots)  # noqa: PTH120
+    library, packages = Path(os.__file__).parent, Path(np.__file__).parents[1]
     return [
         name
         for name in modules
-        if (getattr(sys.modules.get(name), "__file__", None) or "").startswith(roots)
+        if (file := getattr(sys.modules.get(name), "__file__", None))
+        and {library, packages} & set(Path(file).parents)
     ]
 
 
@@ -162,11 +168,14 @@ class _Server:
         _core.adopt_wait_costs(*at.costs)
         memory = segment.array((at.frames_size,), np.dtype(np.uint8), at.frames)[1]
         frames = Frames(at.spec, at.envs, at.count, final=at.final, memory=memory)
-        host.attach(frames, *at.host)
+        counted = segment.array((at.counters_size,), np.dtype(np.uint8), at.counters)[1]
+        meter = Counters(at.envs, len(at.groups), counted).meter(setup.index)
+        host.attach(frames, meter, *at.host)
         self.host = host
         self.trouble: Failure | None = None
         self.first_group = sum(at.groups[: setup.index])
-        self.core = _core.Worker(segment, at.pool, at.groups, setup.index, wait_policy(at.policy))
+        policy = wait_policy(at.policy)
+        self.core = _core.Worker(segment, at.pool, at.groups, setup.index, meter, policy)
         self.inbox = _core.ByteRing(segment, at.capacity, offset=at.inbox)
         self.outbox = Outbox(_core.ByteRing(segment, at.capacity, offset=at.outbox))
         connection.send_bytes(b"attached")

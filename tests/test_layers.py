@@ -19,30 +19,35 @@ PYTHON = {
     "pysampler.spec": set(),
     "pysampler.frames": {"pysampler.spec"},
     "pysampler.remote": {"pysampler.errors"},
+    "pysampler.stats": {"pysampler._core"},
+    "pysampler.recording": {"pysampler.errors"},
     "pysampler.infos": {"pysampler._core", "pysampler.frames"},
     "pysampler.block": {
-        "pysampler._core",
-        "pysampler.frames",
-        "pysampler.infos",
-        "pysampler.remote",
+        *("pysampler._core", "pysampler.errors", "pysampler.frames", "pysampler.infos"),
+        *("pysampler.remote",),
     },
     "pysampler.mail": {"pysampler._core", "pysampler.errors"},
     "pysampler.nursery": {"pysampler.errors", "pysampler.worker"},
     "pysampler.worker": {
         *("pysampler._core", "pysampler.sync", "pysampler.spec", "pysampler.frames"),
-        *("pysampler.remote", "pysampler.block", "pysampler.mail"),
+        *("pysampler.remote", "pysampler.block", "pysampler.mail", "pysampler.stats"),
+    },
+    "pysampler.processes": {
+        *("pysampler.block", "pysampler.errors", "pysampler.nursery", "pysampler.remote"),
+        *("pysampler.worker",),
     },
     "pysampler.pool": {
         *("pysampler._core", "pysampler.sync", "pysampler.errors", "pysampler.spec"),
         *("pysampler.frames", "pysampler.remote", "pysampler.block", "pysampler.nursery"),
-        *("pysampler.worker", "pysampler.mail"),
+        *("pysampler.worker", "pysampler.mail", "pysampler.processes", "pysampler.stats"),
     },
     "pysampler.local": {
-        *("pysampler.block", "pysampler.errors", "pysampler.frames", "pysampler.pool"),
-        *("pysampler.remote", "pysampler.spec"),
+        *("pysampler.block", "pysampler.errors", "pysampler.frames", "pysampler.processes"),
+        *("pysampler.remote", "pysampler.spec", "pysampler.stats"),
     },
     "pysampler.arguments": {
-        *("pysampler.nursery", "pysampler.pool", "pysampler.spec", "pysampler.sync"),
+        *("pysampler.nursery", "pysampler.pool", "pysampler.processes", "pysampler.spec"),
+        *("pysampler.sync",),
     },
     "pysampler.piped": set(),
     "pysampler.results": {
@@ -50,8 +55,9 @@ PYTHON = {
         *("pysampler.infos", "pysampler.spec"),
     },
     "pysampler.vector_env": {
-        *("pysampler.arguments", "pysampler.block", "pysampler.errors", "pysampler.local"),
-        *("pysampler.piped", "pysampler.pool", "pysampler.results", "pysampler.spec"),
+        *("pysampler.arguments", "pysampler.block", "pysampler.errors", "pysampler.infos"),
+        *("pysampler.local", "pysampler.piped", "pysampler.pool", "pysampler.processes"),
+        *("pysampler.recording", "pysampler.results", "pysampler.spec", "pysampler.stats"),
     },
     "pysampler.make": {"pysampler.vector_env"},
     "pysampler.adapters.sb3": {"pysampler.vector_env"},
@@ -60,7 +66,7 @@ PYTHON = {
 CPP = [
     *("layout", "clock", "cgroup", "process", "futex", "wait", "waiter", "position"),
     *("flag", "doorbell", "ring", "shared_ring", "byte_ring", "board", "segment", "watch"),
-    *("command", "block"),
+    *("meter", "command", "block"),
 ]
 
 

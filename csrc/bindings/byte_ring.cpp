@@ -110,6 +110,13 @@ class PyByteRing : public Handle {
         ring_.clear_lost();
     }
 
+    // As new. Nobody else may be at it: whoever was at the other end is dead.
+    void renew() {
+        const Turn turn(*this, producing_, "renew");
+        const Turn other(*this, consuming_, "renew");
+        ring_ = ByteRing(new (cell_) RingCell, twice_.get(), capacity_);
+    }
+
     void close_ring() {
         if (!closed()) twice_.reset();
         close();
@@ -179,6 +186,7 @@ void register_byte_ring(py::module_& m) {
         .def("consumer", &PyByteRing::consumer, "What a Watch marks lost when the consumer dies.")
         .def("replaced", &PyByteRing::replaced,
              "The side that died has been replaced: waits are waits again.")
+        .def("renew", &PyByteRing::renew, "Empty, and as new: who was at the other end is dead.")
         .def("close", &PyByteRing::close_ring, "Let go of the memory.")
         .def("__len__", &PyByteRing::size)
         .def_property_readonly("capacity", &PyByteRing::capacity,

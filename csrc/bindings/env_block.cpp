@@ -34,7 +34,8 @@ bool truth(PyObject* value) {
 }  // namespace
 
 EnvBlock::EnvBlock(const py::list& envs, std::size_t first, const py::object& frames,
-                   const std::shared_ptr<Infos>& infos, Autoreset autoreset, KeepInfos keep)
+                   const std::shared_ptr<Infos>& infos, const std::shared_ptr<Meter>& meter,
+                   Autoreset autoreset, KeepInfos keep)
     : envs_(envs),
       first_(first),
       count_(envs.size()),
@@ -49,9 +50,12 @@ EnvBlock::EnvBlock(const py::list& envs, std::size_t first, const py::object& fr
       truncated_(frames.attr("truncated")),
       has_final_(frames.attr("has_final")),
       infos_(infos),
+      meter_(meter),
       autoreset_(autoreset),
       keep_(keep),
       ended_(count_, false),
+      seeds_(count_),
+      options_versions_(frames.attr("options_versions")),
       shown_(count_),
       reset_keywords_(py::make_tuple("seed", "options")) {
     for (const py::handle array : frames.attr("actions")) {
@@ -82,34 +86,55 @@ void EnvBlock::use_action_types(std::uint32_t frame) {
 bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& actions) {
     begin(frame);
     if (!actions) use_action_types(frame);
-    for (std::size_t i = 0; i < count_; ++i) {
-        guarded(i, [&] {
-            if (ended_[i]) {
-                reset_one(frame, i, nullptr, nullptr);
-                return;
-            }
-            const py::object action = actions ? py::object((*actions)[i])
-                                              : action_.load(frame, first_ + i, action_leaves_);
-            step_one(frame, i, action.ptr());
-        });
-    }
+    for_each([&](std::size_t i) {
+        if (ended_[i]) {
+            reset_one(frame, i, nullptr, nullptr);
+            return;
+        }
+        const py::object action = actions ? py::object((*actions)[i])
+                                          : action_.load(frame, first_ + i, action_leaves_);
+        step_one(frame, i, action.ptr());
+    });
     return !leftovers_.empty();
 }
 
 bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
     begin(frame);
+    for_each([&](std::size_t i) {
+        const py::object call = calls[i];
+        if (call.is_none()) {
+            if (shown_[i]) store_obs(frame, i, shown_[i].ptr());
+            return;
+        }
+        reset_one(frame, i, py::object(call[py::int_(0)]).ptr(),
+                  py::object(call[py::int_(1)]).ptr());
+    });
+    return !leftovers_.empty();
+}
+
+void EnvBlock::replace(const std::vector<std::uint64_t>& seeds) {
     for (std::size_t i = 0; i < count_; ++i) {
-        guarded(i, [&] {
-            const py::object call = calls[i];
-            if (call.is_none()) {
-                if (shown_[i]) store_obs(frame, i, shown_[i].ptr());
-                return;
-            }
-            reset_one(frame, i, py::object(call[py::int_(0)]).ptr(),
-                      py::object(call[py::int_(1)]).ptr());
-        });
+        seeds_.at(i) = py::int_(seeds.at(i));
+        ended_[i] = autoreset_ == Autoreset::kNextStep;
+    }
+}
+
+bool EnvBlock::restore(std::uint32_t frame) {
+    begin(frame);
+    if (autoreset_ == Autoreset::kSameStep) {
+        for_each([&](std::size_t i) { reset_one(frame, i, nullptr, nullptr); });
+    }
+    for (std::size_t i = 0; i < count_; ++i) {
+        clear_results(frame, i);
+        show_version(frame, i);
     }
     return !leftovers_.empty();
+}
+
+void EnvBlock::set_options(std::size_t i, const py::object& options, std::int64_t version) {
+    options_.resize(count_);
+    options_.at(i).options = options;
+    options_[i].version = version;
 }
 
 py::list EnvBlock::take_leftovers() { return std::exchange(leftovers_, py::list()); }
@@ -119,6 +144,25 @@ void EnvBlock::begin(std::uint32_t frame) {
         throw py::index_error("no such frame");
     if (keep_ != KeepInfos::kNone) infos_->clear(frame, first_, count_);
     std::memset(has_final_.mutable_data(frame, first_), 0, count_);
+}
+
+// Calls work(i) for env after env, and tells the meter whose turn it is. The end of one is the
+// beginning of the next: a look at the clock for each.
+template <class Work>
+void EnvBlock::for_each(Work&& work) {
+    std::int64_t now = now_ns();
+    for (std::size_t i = 0; i < count_; ++i) {
+        meter_->at(static_cast<std::int64_t>(first_ + i), now);
+        began_ = now;
+        guarded(i, [&] { work(i); });
+        now = now_ns();
+        if (stepping_) {
+            meter_->stepped(first_ + i, now - began_);
+        } else {
+            meter_->was_reset(first_ + i, now - began_);
+        }
+    }
+    meter_->idle(now);
 }
 
 // An exception of one env does not keep the others from their step.
@@ -139,6 +183,7 @@ void EnvBlock::guarded(std::size_t i, Work&& work) {
 }
 
 void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
+    stepping_ = true;
     PyObject* call[] = {PyList_GET_ITEM(envs_.ptr(), static_cast<Py_ssize_t>(i)), action};
     py::object results = checked(PyObject_VectorcallMethod(step_name_.ptr(), call, 2, nullptr));
     const auto [obs, reward, terminated, truncated, info] = take_apart<5>(results, "step");
@@ -151,10 +196,14 @@ void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
     const bool ended = died || cut;
     if (ended && autoreset_ == Autoreset::kSameStep) {
         store_final(frame, i, obs, info);
+        const std::int64_t now = now_ns();
+        meter_->stepped(env, now - began_);
+        began_ = now;
         results = call_reset(i, nullptr, nullptr);
         const auto [first_obs, reset_info] = take_apart<2>(results, "reset");
         if (keep_ == KeepInfos::kAll) store_info(frame, i, reset_info);
         store_obs(frame, i, first_obs);
+        show_version(frame, i);
         return;
     }
     ended_[i] = ended && autoreset_ == Autoreset::kNextStep;
@@ -162,24 +211,47 @@ void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
         store_info(frame, i, info);
     }
     store_obs(frame, i, obs);
+    show_version(frame, i);
 }
 
+// Without keywords where nobody asked for any: there are envs that take none.
 py::object EnvBlock::call_reset(std::size_t i, PyObject* seed, PyObject* options) {
+    stepping_ = false;
+    const auto none = [](PyObject* value) { return value == nullptr || value == Py_None; };
+    bool keywords = seed != nullptr || options != nullptr;
+    py::object own_seed = std::exchange(seeds_[i], py::object());
+    if (none(seed)) seed = own_seed ? own_seed.ptr() : Py_None;
+    if (!options_.empty() && none(options)) {
+        options = options_[i].options ? options_[i].options.ptr() : Py_None;
+        options_[i].used = options_[i].version;
+    } else if (!options_.empty()) {
+        options_[i].used = 0;
+    }
+    if (none(options)) options = Py_None;
+    keywords |= !none(seed) || !none(options);
     PyObject* call[] = {PyList_GET_ITEM(envs_.ptr(), static_cast<Py_ssize_t>(i)), seed, options};
-    PyObject* keywords = seed == nullptr ? nullptr : reset_keywords_.ptr();
-    return checked(PyObject_VectorcallMethod(reset_name_.ptr(), call, 1, keywords));
+    return checked(PyObject_VectorcallMethod(reset_name_.ptr(), call, 1,
+                                             keywords ? reset_keywords_.ptr() : nullptr));
+}
+
+void EnvBlock::show_version(std::uint32_t frame, std::size_t i) {
+    if (!options_.empty()) options_versions_.mutable_at(frame, first_ + i) = options_[i].used;
+}
+
+void EnvBlock::clear_results(std::uint32_t frame, std::size_t i) {
+    rewards_.mutable_at(frame, first_ + i) = 0;
+    terminated_.mutable_at(frame, first_ + i) = false;
+    truncated_.mutable_at(frame, first_ + i) = false;
 }
 
 void EnvBlock::reset_one(std::uint32_t frame, std::size_t i, PyObject* seed, PyObject* options) {
     py::object results = call_reset(i, seed, options);
     const auto [obs, info] = take_apart<2>(results, "reset");
-    const std::size_t env = first_ + i;
     ended_[i] = false;
-    rewards_.mutable_at(frame, env) = 0;
-    terminated_.mutable_at(frame, env) = false;
-    truncated_.mutable_at(frame, env) = false;
+    clear_results(frame, i);
     if (keep_ == KeepInfos::kAll) store_info(frame, i, info);
     store_obs(frame, i, obs);
+    show_version(frame, i);
 }
 
 void EnvBlock::store_obs(std::uint32_t frame, std::size_t i, PyObject* obs) {
@@ -250,13 +322,20 @@ void register_env_block(py::module_& m) {
     py::class_<EnvBlock, Block> block(m, "EnvBlock");
     block
         .def(py::init<const py::list&, std::size_t, const py::object&,
-                      const std::shared_ptr<Infos>&, Autoreset, KeepInfos>(),
+                      const std::shared_ptr<Infos>&, const std::shared_ptr<Meter>&, Autoreset,
+                      KeepInfos>(),
              py::arg("envs"), py::arg("first"), py::arg("frames"), py::arg("infos"),
-             py::arg("autoreset"), py::arg("keep"))
+             py::arg("meter"), py::arg("autoreset"), py::arg("keep"))
         .def("step", &EnvBlock::step_with, py::arg("frame"), py::arg("actions") = py::none(),
              "Steps every env; whether something is left that has no place in the frame.")
         .def("reset", &EnvBlock::reset, py::arg("frame"), py::arg("calls"),
              "Resets each env with its (seed, options), or leaves it as it is for None.")
+        .def("replace", &EnvBlock::replace, py::arg("seeds"),
+             "The envs take the place of lost ones; seeds of their next resets.")
+        .def("restore", &EnvBlock::restore, py::arg("frame"),
+             "Instead of the step in which the others were lost.")
+        .def("set_options", &EnvBlock::set_options, py::arg("i"), py::arg("options"),
+             py::arg("version"), "What env i is reset with from its next reset on.")
         .def("take_leftovers", &EnvBlock::take_leftovers,
              "What had no place in the frame: (kind, env, object) each.")
         .def_property_readonly("envs", &EnvBlock::envs, "The envs.");

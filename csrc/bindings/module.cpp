@@ -58,6 +58,7 @@ PYBIND11_MODULE(_core, m) {
     register_shared_ring(m);
     register_byte_ring(m);
     register_board(m);
+    register_meter(m);
     register_pool(m);
     register_infos(m);
     register_env_block(m);

@@ -8,6 +8,7 @@
 #include "block.h"
 #include "command.h"
 #include "hot.h"
+#include "meter.h"
 #include "support.h"
 
 namespace pysampler::bindings {
@@ -49,6 +50,7 @@ class PyPool : public Handle {
           bell_(make(base(), layout_)),
           completions_(completions_at(base(), layout_)),
           in_flight_(layout_.groups(), false),
+          frames_(layout_.groups(), 0),
           weights_(weights),
           site_(policy) {
         named("Pool");
@@ -164,6 +166,21 @@ class PyPool : public Handle {
     bool in_flight(std::uint32_t group) const { return in_flight_.at(group); }
     bool is_ready(std::uint32_t group) const { return bell_.is_ready(group); }
 
+    // Another process takes the place of a worker known to be dead, whose loss has been told of in
+    // full. What it had posted is dropped, and nothing of its groups is in flight any more.
+    void renew(std::uint32_t worker) {
+        check("renew");
+        RingCell* cell = new (ring_cell(base(), layout_, worker)) RingCell;
+        rings_.at(worker) = Ring(cell, PoolLayout::geometry());
+        const std::uint32_t first = layout_.first_group(worker);
+        for (std::uint32_t group = first; group < first + layout_.groups_of(worker); ++group) {
+            take(group);
+            completions_[group] = {};
+            bell_.revive(group);
+        }
+    }
+    std::uint32_t frame_of(std::uint32_t group) const { return frames_.at(group); }
+
     Part member(std::uint32_t group) const {
         check("watch");
         auto* cell = bell_cell(base(), layout_);
@@ -210,6 +227,7 @@ class PyPool : public Handle {
             return;
         }
         in_flight_[group] = true;
+        frames_[group] = frame;
         ++pending_;
         pending_weight_ += weights_[group];
         rings_[worker].publish(1);
@@ -236,6 +254,7 @@ class PyPool : public Handle {
     std::vector<Command*> slots_;
     std::vector<std::uint32_t> worker_of_;  // of each group
     std::vector<bool> in_flight_;
+    std::vector<std::uint32_t> frames_;  // of the last command to each group
     std::uint32_t pending_ = 0;
     std::vector<std::uint64_t> weights_;  // of each group: its envs
     std::uint64_t pending_weight_ = 0;
@@ -248,7 +267,8 @@ class PyPool : public Handle {
 class PyWorker : public Handle {
  public:
     PyWorker(const PySegment& segment, std::size_t offset, const std::vector<std::uint32_t>& groups,
-             std::uint32_t index, const std::optional<WaitPolicy>& policy)
+             std::uint32_t index, const std::shared_ptr<Meter>& meter,
+             const std::optional<WaitPolicy>& policy)
         : Handle("worker", segment.segment(),
                  place(segment, py::int_(offset), layout_of(groups).bytes())),
           layout_(groups),
@@ -258,6 +278,7 @@ class PyWorker : public Handle {
           completions_(completions_at(base(), layout_)),
           bell_(bell_cell(base(), layout_), bell_members(bell_cell(base(), layout_)),
                 layout_.groups()),
+          meter_(meter),
           site_(policy) {
         named("Worker");
         // This one waits beside those who are still at work.
@@ -283,6 +304,7 @@ class PyWorker : public Handle {
                 const Outcome outcome = site_(
                     [&](WaitPolicy& policy) { return ring_.wait_ready(1, kForever, policy); });
                 check_outcome(*this, outcome, "serve", "parent", "", cell_->tail.waiter());
+                meter_->waited(site_.policy().stats());
                 continue;
             }
             const Command command = command_slots(cell_)[run.first];
@@ -311,8 +333,6 @@ class PyWorker : public Handle {
     // The next step has something left over, whatever its block says.
     void set_left_over(bool left_over) { left_over_ = left_over; }
 
-    WaitStats stats() const { return site_.policy().stats(); }
-
  private:
     std::byte* base() const { return segment()->at(offset(), layout_.bytes()); }
 
@@ -322,6 +342,7 @@ class PyWorker : public Handle {
     Ring ring_;
     Completion* completions_;
     Doorbell bell_;
+    std::shared_ptr<Meter> meter_;
     Site site_;
     Side serving_;
     std::int64_t began_ = 0;
@@ -374,6 +395,10 @@ void register_pool(py::module_& m) {
                                "Weights of what has come back and was not taken.")
         .def_property_readonly("pending_weight", &PyPool::pending_weight,
                                "Weights of what is in flight.")
+        .def("renew", &PyPool::renew, py::arg("worker"),
+             "Another process takes the place of a dead worker.")
+        .def("frame_of", &PyPool::frame_of, py::arg("group"),
+             "The frame of the last command to a group.")
         .def("member", &PyPool::member, py::arg("group"),
              "What a Watch marks lost when the group's worker dies.")
         .def("in_flight", &PyPool::in_flight, py::arg("group"), "Whether a command is.")
@@ -397,16 +422,16 @@ void register_pool(py::module_& m) {
     Hot<PyPool, Plain<&PyPool::has_messages>>::install(pool, "has_messages");
     py::class_<PyWorker>(m, "Worker")
         .def(py::init<const PySegment&, std::size_t, const std::vector<std::uint32_t>&,
-                      std::uint32_t, const std::optional<WaitPolicy>&>(),
+                      std::uint32_t, const std::shared_ptr<Meter>&,
+                      const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("offset"), py::arg("groups"), py::arg("index"),
-             py::arg("policy") = std::nullopt)
+             py::arg("meter"), py::arg("policy") = std::nullopt)
         .def("serve", &PyWorker::serve, py::arg("blocks"), py::arg("report"), py::arg("flush"),
              "Steps blocks as commanded, until another command comes: (kind, group, frame).")
         .def("complete", &PyWorker::complete, py::arg("group"), py::arg("message"),
              "The group is done; whether a message follows.")
         .def("set_left_over", &PyWorker::set_left_over, py::arg("left_over"),
              "Whether the next step is to be reported in any case.")
-        .def_property_readonly("stats", &PyWorker::stats, "Where the waits went.")
         .def("close", &PyWorker::close, "Let go of the memory.");
     py::class_<Command> command(m, "Command");
     command.attr("STEP") = static_cast<std::uint32_t>(Command::kStep);

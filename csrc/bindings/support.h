@@ -314,6 +314,7 @@ void register_board(py::module_&);
 void register_watch(py::module_&);
 void register_pool(py::module_&);
 void register_infos(py::module_&);
+void register_meter(py::module_&);
 void register_env_block(py::module_&);
 void register_batch(py::module_&);
 

@@ -48,6 +48,7 @@ void register_wait(py::module_& m) {
         .def_readonly("parks", &WaitStats::parks)
         .def_readonly("awake_ns", &WaitStats::awake_ns)
         .def_readonly("parked_ns", &WaitStats::parked_ns)
+        .def_readonly("spin_ns", &WaitStats::spin_ns)
         .def("__repr__", [](const WaitStats& s) {
             return "WaitStats(waits=" + std::to_string(s.waits) +
                    ", parks=" + std::to_string(s.parks) +

@@ -1,0 +1,43 @@
+#include "meter.h"
+
+#include <pybind11/numpy.h>
+
+#include "support.h"
+
+namespace pysampler::bindings {
+namespace {
+
+// Rows of bytes, each one meter.
+template <class T>
+T* meters(const py::array_t<std::uint8_t>& rows) {
+    if (rows.ndim() != 2 || rows.shape(1) != sizeof(T) || rows.strides(0) != sizeof(T)) {
+        throw py::value_error("cannot make meter: expected rows of " + std::to_string(sizeof(T)) +
+                              " bytes");
+    }
+    return reinterpret_cast<T*>(const_cast<std::uint8_t*>(rows.data()));
+}
+
+}  // namespace
+
+void register_meter(py::module_& m) {
+    py::class_<Meter, std::shared_ptr<Meter>> meter(m, "Meter");
+    meter
+        .def(py::init([](const py::array_t<std::uint8_t>& envs,
+                         const py::array_t<std::uint8_t>& workers, std::size_t index) {
+                 if (static_cast<py::ssize_t>(index) >= workers.shape(0)) {
+                     throw py::index_error("cannot make meter: no such worker");
+                 }
+                 return std::make_shared<Meter>(meters<EnvMeter>(envs),
+                                                meters<WorkerMeter>(workers) + index);
+             }),
+             py::arg("envs"), py::arg("workers"), py::arg("index"), py::keep_alive<1, 2>(),
+             py::keep_alive<1, 3>())
+        .def(
+            "at", [](Meter& self, std::int64_t env) { self.at(env, now_ns()); }, py::arg("env"),
+            "This env is at work now.")
+        .def("idle", [](Meter& self) { self.idle(now_ns()); }, "No env is.");
+    meter.attr("BUCKETS") = Durations::kBuckets;
+    meter.attr("FIRST_BUCKET") = Durations::kFirst;
+}
+
+}  // namespace pysampler::bindings

@@ -1,0 +1,78 @@
+// What a worker tells of its work while it works: which env is at it, since when, what steps and
+// resets took, where waiting time went. Written by that worker alone, read by anyone at any time:
+// each number is right, a few together may be of different moments.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstdint>
+
+#include "layout.h"
+#include "wait.h"
+
+namespace pysampler {
+
+// A histogram of durations: two buckets to a doubling, the first ends at 768 ns, the last has all
+// from 0.4 s on.
+struct Durations {
+    static constexpr std::uint32_t kBuckets = 40;
+    static constexpr std::uint32_t kFirst = 18;  // 2 * log2 of 512 ns
+
+    static std::uint32_t bucket_of(std::int64_t ns) {
+        const auto value = static_cast<std::uint64_t>(std::max<std::int64_t>(ns, 2));
+        const auto log = static_cast<std::uint32_t>(std::bit_width(value) - 1);
+        const auto half = static_cast<std::uint32_t>((value >> (log - 1)) & 1);
+        const std::uint32_t at = 2 * log + half;
+        return std::min(at < kFirst ? 0 : at - kFirst, kBuckets - 1);
+    }
+
+    std::uint64_t count;
+    std::uint64_t total_ns;
+    std::array<std::uint32_t, kBuckets> buckets;
+
+    void add(std::int64_t ns) {
+        ++count;
+        total_ns += static_cast<std::uint64_t>(ns);
+        ++buckets[bucket_of(ns)];
+    }
+};
+
+struct alignas(kLine) EnvMeter {
+    Durations steps;
+    Durations resets;
+};
+static_assert(sizeof(EnvMeter) == 3 * kLine);
+
+struct alignas(kLine) WorkerMeter {
+    static constexpr std::int64_t kNone = -1;
+
+    std::atomic<std::int64_t> since;  // ns of now_ns(): that env began then, or the last one ended
+    std::atomic<std::int64_t> env;
+    WaitStats waits;
+};
+static_assert(sizeof(WorkerMeter) == kLine);
+
+// The worker's hand at both.
+class Meter {
+ public:
+    // `envs` of the whole pool, by index.
+    Meter(EnvMeter* envs, WorkerMeter* worker) : envs_(envs), worker_(worker) {}
+
+    void at(std::int64_t env, std::int64_t now) {
+        worker_->env.store(env, std::memory_order_relaxed);
+        // SYNC: release pairs with whoever looks for late envs: it reads since, then env.
+        worker_->since.store(now, std::memory_order_release);
+    }
+    void idle(std::int64_t now) { at(WorkerMeter::kNone, now); }
+    void stepped(std::size_t env, std::int64_t ns) { envs_[env].steps.add(ns); }
+    void was_reset(std::size_t env, std::int64_t ns) { envs_[env].resets.add(ns); }
+    void waited(const WaitStats& stats) { worker_->waits = stats; }
+
+ private:
+    EnvMeter* envs_;
+    WorkerMeter* worker_;
+};
+
+}  // namespace pysampler

@@ -1,0 +1,206 @@
+"""The processes of a pool: workers are started, say what they host, are attached, and replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import sys
+import weakref
+from dataclasses import dataclass
+from multiprocessing import connection, reduction
+from typing import TYPE_CHECKING, Any
+
+from pysampler import nursery, worker
+from pysampler.block import Failure
+from pysampler.errors import EnvError, PysamplerError, WorkerLostError
+from pysampler.remote import dumps_by_value, error_from
+from pysampler.worker import Attachment, Setup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pysampler.nursery import Child
+
+    # A function that makes a host, and its arguments.
+    Host = tuple[Callable[..., Any], tuple[Any, ...]]
+
+__all__ = ["GRACE", "Processes", "Share"]
+
+# How long a process may take to end, in seconds.
+GRACE = 10.0
+
+
+@dataclass(frozen=True)
+class Share:
+    """The envs of one worker: the first, and how many there are in each of its groups."""
+
+    first: int
+    sizes: tuple[int, ...]
+
+    @property
+    def envs(self) -> range:
+        """Their indices."""
+        return range(self.first, self.first + sum(self.sizes))
+
+    @property
+    def parts(self) -> list[range]:
+        """Those of each group."""
+        ends = list(itertools.accumulate(self.sizes, initial=self.first))
+        return [range(first, end) for first, end in itertools.pairwise(ends)]
+
+
+class Processes:
+    """One for each share; they end with this object, or with this process."""
+
+    def __init__(self, shares: Sequence[Share], hosts: Sequence[Host], context: str) -> None:
+        self.children: list[Child] = []
+        self._shares = shares
+        self._context = context
+        self.end = weakref.finalize(self, _end, self.children, os.getpid())
+        self._hosts = hosts
+        self._pickled: list[bytes | None] = [None] * len(shares)
+        if context != "fork":
+            self._pickled = [_pickle(host) for host in hosts]
+        try:
+            for _ in shares:
+                self.children.append(self._start())
+            for index in range(len(shares)):
+                with self._telling_of_loss(index):
+                    self._set_up(index, again=False)
+            self.descriptions, self.modules = self._described()
+        except BaseException:
+            self.end()
+            raise
+
+    def _start(self) -> Child:
+        worker.inherited = self._hosts if self._context == "fork" else []
+        try:
+            return nursery.start_worker(self._context)
+        finally:
+            worker.inherited = []
+
+    def _set_up(self, index: int, *, again: bool) -> None:
+        setup = Setup(
+            index=index,
+            workers=len(self._shares),
+            parent=os.getpid(),
+            environment=nursery.environment(),
+            directory=os.getcwd(),  # noqa: PTH109
+            path=[p for p in sys.path if isinstance(p, str)],
+            arguments=list(sys.argv),
+            host=self._pickled[index],
+            again=again,
+        )
+        self.children[index].connection.send(setup)
+
+    def _described(self) -> tuple[list[Any], list[str]]:
+        """What each hosts, and what modules that took. Who fails first is told of at once."""
+        waiting = {child.connection: index for index, child in enumerate(self.children)}
+        answers: dict[int, tuple[Any, list[str]]] = {}
+        while waiting:
+            for ready in connection.wait(list(waiting)):
+                index = waiting.pop(ready)  # type: ignore[call-overload]
+                with self._telling_of_loss(index):
+                    answer = pickle.loads(self.children[index].connection.recv_bytes())
+                if isinstance(answer, Failure):
+                    raise self.error_of(index, answer, "being made")
+                answers[index] = answer
+        return [answers[index][0] for index in range(len(answers))], answers[0][1]
+
+    def attach(self, attachments: Sequence[Attachment], fd: int) -> None:
+        """Attach them to a segment, and wait until they are."""
+        for index, attachment in enumerate(attachments):
+            with self._telling_of_loss(index):
+                self._attach(index, attachment, fd)
+        for index, child in enumerate(self.children):
+            with self._telling_of_loss(index):
+                child.connection.recv_bytes()
+            child.connection.close()
+
+    def _attach(self, index: int, attachment: Attachment, fd: int) -> None:
+        child = self.children[index]
+        child.connection.send(attachment)
+        reduction.send_handle(child.connection, fd, child.pid)
+
+    def replace(self, index: int, attachment: Attachment, fd: int) -> Child:
+        """Another one takes the place of one that has ended. Nobody waits for it."""
+        self.children[index].release()
+        child = self.children[index] = self._start()
+        # If it is lost as soon as that, whoever watches it learns of it.
+        with contextlib.suppress(ConnectionError):
+            self._set_up(index, again=True)
+            self._attach(index, attachment, fd)
+        return child
+
+    # -- what goes wrong -------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _telling_of_loss(self, index: int) -> Any:
+        try:
+            yield
+        except (EOFError, ConnectionError):
+            raise self.lost(index, "being made") from None
+
+    def lost(self, index: int, doing: str, why: str = "") -> WorkerLostError:
+        """What is told of one that has ended."""
+        child, envs = self.children[index], self._shares[index].envs
+        child.ended(GRACE)
+        status = child.status()
+        if status is None:
+            how = "ended"
+        elif status < 0:
+            how = f"signal {-status}"
+        else:
+            how = f"exit code {status}"
+        one = f"env {envs.start}" if len(envs) == 1 else f"envs {envs.start}-{envs.stop - 1}"
+        doing = f"{one} {doing}" if doing == "being made" else f"{doing} {one}"
+        text = f"worker {index} (pid {child.pid}) lost: {why or how} while {doing}"
+        if (failure := self._last_words(child)) is not None:
+            text += f"; it could not start: {failure.report.kind}: {failure.report.text}"
+        error = WorkerLostError(text)
+        error.worker, error.pid, error.exit_code, error.envs = index, child.pid, status, envs
+        return error
+
+    def _last_words(self, child: Child) -> Failure | None:
+        """Of a replacement that could not make its envs."""
+        with contextlib.suppress(OSError, EOFError):
+            while child.connection.poll():
+                words = child.connection.recv_bytes()
+                with contextlib.suppress(Exception):
+                    if isinstance(failure := pickle.loads(words), Failure):
+                        return failure
+        return None
+
+    def error_of(self, index: int, failure: Failure, doing: str) -> EnvError:
+        """The exception an env of a worker raised, or the worker for it."""
+        where = f" in worker {index} (pid {self.children[index].pid})"
+        error = error_from(failure.report, failure.told(where, doing))
+        error.env, error.worker = failure.env, index
+        return error
+
+    def preload(self) -> None:
+        """Let the nursery import what the workers had to: for the next pool, or a replacement."""
+        with contextlib.suppress(PysamplerError, OSError):
+            nursery.preload(self.modules)
+
+
+def _pickle(host: Host) -> bytes:
+    try:
+        return dumps_by_value(host)
+    except Exception as error:
+        raise TypeError(
+            f"cannot send env_fns to workers: {type(error).__name__}: {error}; make what they "
+            'need inside of them, or pass context="fork"'
+        ) from error
+
+
+def _end(children: list[Child], owner: int) -> None:
+    if os.getpid() != owner:  # a forked child: they are not its own
+        return
+    for child in children:
+        child.kill()
+    for child in children:
+        child.ended(GRACE)
+        child.release()
