@@ -44,7 +44,7 @@ class Options:
     wait: Wait
     infos: Infos
     on_worker_loss: OnLoss = "raise"
-    most_restarts: tuple[int, float] = (3, 10.0)
+    most_losses: tuple[int, float] = (3, 10.0)
     step_timeout: float | None = None
     on_hang: OnHang = "raise"
 
@@ -57,16 +57,12 @@ class Options:
         _one_of("on_hang", self.on_hang, get_args(OnHang))
         if self.step_timeout is not None and not self.step_timeout > 0:
             raise _refuse("step_timeout", self.step_timeout, "seconds > 0 or None")
-        if len(self.most_restarts) != 2 or not all(limit > 0 for limit in self.most_restarts):
-            raise _refuse(
-                "most_restarts", self.most_restarts, "(how many, within how many seconds)"
-            )
+        if len(self.most_losses) != 2 or not all(limit > 0 for limit in self.most_losses):
+            raise _refuse("most_losses", self.most_losses, "(how many, within how many seconds)")
 
     def faults(self, seeds: Callable[[int], Sequence[int]]) -> Faults:
         """What to do about lost workers and late envs; seeds of envs that replace others."""
-        return Faults(
-            self.on_worker_loss, self.most_restarts, self.step_timeout, self.on_hang, seeds
-        )
+        return Faults(self.on_worker_loss, self.most_losses, self.step_timeout, self.on_hang, seeds)
 
     @property
     def policy(self) -> tuple[int, int] | None:
@@ -188,7 +184,7 @@ def options(given: Any, envs: Sequence[int]) -> list[tuple[int, dict[str, Any] |
 
 def batch(least: int | None, most: int | None, envs: int, largest: int) -> tuple[int, int]:
     """How many envs to receive, given how many the largest group has."""
-    least = None if least is None else _count("min_envs", least, 0)
+    least = None if least is None else min(_count("min_envs", least, 0), envs)
     most = envs if most is None else _count("max_envs", most, 1)
     if most < largest:
         raise ValueError(

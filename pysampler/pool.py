@@ -54,7 +54,8 @@ class Faults:
     """What to do about workers that are lost, and envs that do not answer."""
 
     on_worker_loss: Literal["raise", "restart"] = "raise"
-    most_restarts: tuple[int, float] = (3, 10.0)  # of one worker, so many within so many seconds
+    # Of one worker, so many within so many seconds end the pool all the same.
+    most_losses: tuple[int, float] = (3, 10.0)
     step_timeout: float | None = None
     on_hang: Literal["raise", "wait", "restart"] = "raise"
     # Of envs that take the place of lost ones.
@@ -422,13 +423,13 @@ class Pool:
         self._await_marks(index)
         error = self._told(index, why)
         at = time.monotonic()
-        most, window = self._faults.most_restarts
+        most, window = self._faults.most_losses
         self._losses[index].append((at, error))
         recent = [(t, e) for t, e in self._losses[index] if at - t <= window]
         if len(recent) >= most:
             self.kill()
-            story = "; ".join(f"{at - t:.1f} s ago {e}" for t, e in recent[:-1])
-            error.args = (f"{error.args[0]}; it was replaced before: {story}",)
+            if story := "; ".join(f"{at - t:.1f} s ago {e}" for t, e in recent[:-1]):
+                error.args = (f"{error.args[0]}; it was replaced before: {story}",)
             raise error from None
         groups = self._groups_of(index)
         frames = {g: self._core.frame_of(g) for g in groups if self._core.in_flight(g)}

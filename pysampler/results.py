@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     # A group, and what it had to say beside what is in the frame.
     Message = tuple[int, Any]
 
-__all__ = ["Results"]
+__all__ = ["Results", "first"]
 
 _BLOCK = _core.EnvBlock
 
@@ -207,7 +207,7 @@ class Results:
     ) -> tuple[list[tuple[int, dict[str, Any]]], dict[int, Any]]:
         """What came by the side channel: infos, and last observations of episodes, by env."""
         if failures := self.failed(messages):
-            raise self.first_error(failures)
+            raise self._logged_error(failures)
         rest: list[tuple[int, dict[str, Any]]] = []
         final: dict[int, Any] = {}
         for group, message in messages:
@@ -253,15 +253,21 @@ class Results:
             lambda leaf: deepcopy(self._odd[leaf][env]),
         )
 
-    def first_error(self, failures: Sequence[tuple[int, Failure]]) -> EnvError:
+    def _logged_error(self, failures: Sequence[tuple[int, Failure]]) -> EnvError:
         """Of the first env. All are logged in gymnasium's words, though nothing is shut down."""
-        ordered = sorted(
-            failures, key=lambda one: -1 if one[1].env is None else one[1].env, reverse=True
-        )
-        for _, failure in ordered:
+        for _, failure in sorted(failures, key=_env_of, reverse=True):
             logger.error(
                 f"Received the following error from Worker-{failure.env} - Shutting it down"
             )
             logger.error(failure.report.traceback)
         logger.error("Raising the last exception back to the main process.")
-        return self._error_of(*ordered[-1])
+        return self._error_of(*first(failures))
+
+
+def first(failures: Sequence[tuple[int, Failure]]) -> tuple[int, Failure]:
+    """By env; a host's own goes before."""
+    return min(failures, key=_env_of)
+
+
+def _env_of(one: tuple[int, Failure]) -> int:
+    return -1 if one[1].env is None else one[1].env

@@ -36,7 +36,7 @@ from pysampler.piped import PipedEnv, check_worker
 from pysampler.pool import Pool
 from pysampler.processes import GRACE, Share
 from pysampler.recording import Recorder, Replayer
-from pysampler.results import Results
+from pysampler.results import Results, first
 from pysampler.spec import Spaces, spec_of
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     - ``on_worker_loss``: "raise" ``WorkerLostError``, or "restart": another worker takes its place
       with new envs. The step it was lost in ends their episodes: ``truncated``, with the last
       observation seen and ``info["worker_lost"]``; their next resets have fresh seeds. The others
-      never notice. ``most_restarts``: of one worker, so many within so many seconds; then it
-      raises all the same.
+      never notice. ``most_losses``: of one worker, so many within so many seconds raise all the
+      same.
     - ``step_timeout``: seconds after which an env that has not answered is late. ``on_hang`` says
       what is done then: "raise" ``EnvTimeoutError``, which names it and leaves the step pending,
       "wait" and warn, or "restart" its worker.
@@ -149,7 +149,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         preload: Sequence[str] | None = None,
         validate: bool = False,
         on_worker_loss: arguments.OnLoss = "raise",
-        most_restarts: tuple[int, float] = (3, 10.0),
+        most_losses: tuple[int, float] = (3, 10.0),
         step_timeout: float | None = None,
         on_hang: arguments.OnHang = "raise",
         record: str | os.PathLike[str] | None = None,
@@ -177,7 +177,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             wait=wait,
             infos=infos,
             on_worker_loss=on_worker_loss,
-            most_restarts=most_restarts,
+            most_losses=most_losses,
             step_timeout=step_timeout,
             on_hang=on_hang,
         )
@@ -471,7 +471,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             if self._pool.pending == 0:
                 self._state = None
             if failures:
-                raise self._results.first_error(failures)
+                raise self._pool.error_of(*first(failures))
             return self._results.read_some(groups, messages)
         finally:
             self._turn.release()
@@ -612,9 +612,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def _answers(self, what: str, timeout: float | None) -> tuple[Any, ...]:
         messages = self._wait(what, timeout)
         answers = dict(sorted(messages))
-        for group, answer in answers.items():
-            if isinstance(answer, Failure):
-                raise self._pool.error_of(group, answer)
+        if failures := [one for one in answers.items() if isinstance(one[1], Failure)]:
+            raise self._pool.error_of(*first(failures))
         return tuple(one for answer in answers.values() for one in answer or ())
 
     def get_attr(self, name: str) -> tuple[Any, ...]:

@@ -281,7 +281,9 @@ def test_a_killed_worker_is_told_of(context):
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerLostError) as caught:
         envs.step_wait()
-    assert str(caught.value) == f"worker 1 (pid {pid}) lost: signal 9 while stepping envs 2-3"
+    # It may have been killed before it began.
+    told = f"worker 1 (pid {pid}) lost: signal 9 while stepping envs 2-3"
+    assert str(caught.value) in (told, f"{told}, at env 2")
     assert caught.value.exit_code == -9
     assert envs.closed
 

@@ -1,0 +1,248 @@
+"""Options that travel with commands; recordings; counters."""
+
+import functools
+import json
+import random
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from made_up import SpaceEnv, TellingEnv, same
+
+import pysampler
+from pysampler.errors import EnvError, ReplayError
+
+
+class Tasked(gym.Env):
+    """Its observation is its task."""
+
+    observation_space = spaces.Box(-1, 100, (), np.float64)
+    action_space = spaces.Discrete(2)
+    task = -1
+
+    def reset(self, *, seed=None, options=None):
+        self.task = -1 if options is None else options["task"]
+        return float(self.task), {}
+
+    def step(self, action):
+        return float(self.task), 0.0, action == 1, False, {}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_options_are_used_from_the_next_reset_on(mode, workers):
+    envs = pysampler.VectorEnv(
+        [Tasked] * 5, num_workers=workers, groups=2, autoreset_mode=mode, frames=2
+    )
+    observations, infos = envs.reset()
+    assert "options_version" not in infos
+    assert envs.set_options([1, 4], [{"task": 11}, {"task": 14}]) == 1
+    assert envs.set_options([4], {"task": 24}) == 2
+    observations, *_, infos = envs.step(np.zeros(5, np.int64))
+    assert observations.tolist() == [-1] * 5
+    assert infos["options_version"].tolist() == [0] * 5
+    for _ in range(2):  # as long as nothing else is said
+        observations, *_, infos = envs.step(np.ones(5, np.int64))
+        if mode == AutoresetMode.NEXT_STEP:
+            observations, *_, infos = envs.step(np.ones(5, np.int64))
+        assert observations.tolist() == [-1, 11, -1, -1, 24]
+        assert infos["options_version"].tolist() == [0, 1, 0, 0, 2]
+    observations, infos = envs.reset(options={"task": 7})
+    assert observations.tolist() == [7] * 5
+    assert infos["options_version"].tolist() == [0] * 5
+    envs.set_options(None, None)
+    observations, infos = envs.reset()
+    assert observations.tolist() == [-1] * 5
+    assert infos["options_version"].tolist() == [3] * 5
+    envs.close()
+
+
+def test_options_while_others_are_at_work():
+    envs = pysampler.VectorEnv([Tasked] * 4, num_workers=2, groups=2)
+    envs.reset()
+    envs.send(np.zeros(4, np.int64))
+    for task in range(30):
+        envs.set_options(None, {"task": task})
+        _, _, _, _, infos = envs.recv(min_envs=1)
+        envs.async_reset(env_ids=infos["env_id"])
+    while envs.pending:
+        observations, *_, infos = envs.recv(min_envs=1)
+        # An env's task and its version are of the same moment.
+        assert (observations + 1).tolist() == infos["options_version"].tolist()
+    envs.close()
+
+
+def test_wrong_options():
+    envs = pysampler.VectorEnv([Tasked] * 2, num_workers=1)
+    for ids, options, error, match in [
+        ([2], {}, IndexError, "env 2"),
+        ([0], [{}, {}], ValueError, "2 of them"),
+        ([0], 3, TypeError, "int"),
+        ([0, 1], [{}, 3], TypeError, "int"),
+    ]:
+        with pytest.raises(error, match=match):
+            envs.set_options(ids, options)
+    envs.close()
+
+
+class Unpickled:
+    def __reduce__(self):
+        return _refuse, ()
+
+
+def _refuse():
+    raise RuntimeError("not here")
+
+
+def test_options_that_a_worker_cannot_read_are_told_of_with_the_next_step():
+    envs = pysampler.VectorEnv([Tasked] * 2, num_workers=1)
+    envs.reset()
+    envs.set_options(None, {"task": Unpickled()})
+    with pytest.raises(EnvError, match="RuntimeError"), pytest.warns(UserWarning, match="ERROR"):
+        envs.step(np.zeros(2, np.int64))
+    assert envs.step(np.zeros(2, np.int64))[0].tolist() == [-1, -1]
+    envs.close()
+
+
+# -- recordings ------------------------------------------------------------------------------------
+
+
+class Delayed(SpaceEnv):
+    """Takes as long as chance has it, unless told not to."""
+
+    def __init__(self, delays):
+        super().__init__(spaces.Box(0, 1, (3,)), infos="all")
+        self.delays = random.SystemRandom() if delays else None
+
+    def step(self, action):
+        if self.delays is not None:
+            for _ in range(self.delays.randrange(3000)):
+                pass
+        return super().step(action)
+
+
+def run(delays, **kwargs):
+    fns = [functools.partial(Delayed, delays)] * 6
+    envs = pysampler.VectorEnv(fns, num_workers=2, groups=3, **kwargs)
+    batches = []
+    dice = np.random.default_rng(3)
+    envs.async_reset(seed=1)
+    for turn in range(300):
+        timeout = None if turn % 3 or envs.ready else 0.0001
+        results = envs.recv(min_envs=1 + turn % 3, timeout=timeout)
+        batches.append(results)
+        ids = results[4]["env_id"]
+        if turn % 50 == 49:
+            envs.async_reset(env_ids=ids)
+        elif len(ids):
+            envs.send(dice.integers(0, 3, len(ids)), ids)
+    while envs.pending:
+        batches.append(envs.recv())
+    envs.close()
+    return batches
+
+
+def test_a_run_repeats_exactly(tmp_path):
+    path = tmp_path / "recording"
+    recorded = run(delays=True, record=path)
+    assert path.stat().st_size < 100 + 8 * len(recorded)  # a few bytes a batch
+    replayed = run(delays=False, replay=path)
+    assert len({tuple(batch[4]["env_id"]) for batch in recorded}) > 5  # chance had its say
+    same(replayed, recorded)
+
+
+def test_a_recording_of_something_else_is_refused(tmp_path):
+    path = tmp_path / "recording"
+    run(delays=False, record=path)
+
+    def replay(count=6, **kwargs):
+        return pysampler.VectorEnv([TellingEnv] * count, replay=path, **kwargs)
+
+    with pytest.raises(ReplayError, match="pass the same num_workers and groups"):
+        replay(5, num_workers=2, groups=3)
+    with pytest.raises(ReplayError, match=r"groups of \[1, 1, 1, 1, 1, 1\]"):
+        replay(num_workers=2)
+    whole = path.read_bytes()
+    path.write_bytes(b"{}" + whole)
+    with pytest.raises(ReplayError, match="not a recording"):
+        replay(num_workers=2, groups=3)
+    head, _, batches = whole.partition(b"\n")
+    assert json.loads(head)["groups"] == [1] * 6
+
+    path.write_bytes(head + b"\n" + batches[:1])
+    envs = replay(num_workers=2, groups=3)
+    envs.async_reset()
+    with pytest.raises(ReplayError, match="damaged in batch"):
+        envs.recv()
+    closed(envs)
+
+    path.write_bytes(head + b"\n" + bytes([1, 4]))
+    envs = replay(num_workers=2, groups=3)
+    envs.async_reset(env_ids=[0])
+    with pytest.raises(ReplayError, match="env 4 is in it, and has nothing pending"):
+        envs.recv()
+    closed(envs)
+
+    path.write_bytes(head + b"\n")
+    envs = replay(num_workers=2, groups=3)
+    envs.async_reset()
+    with pytest.raises(ReplayError, match="ends after 0 batches"):
+        envs.recv()
+    closed(envs)
+
+
+def closed(envs):
+    with pytest.warns(UserWarning, match="pending"):
+        envs.close()
+
+
+# -- counters --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_what_envs_did_is_counted(mode, workers):
+    envs = pysampler.VectorEnv([Tasked] * 4, num_workers=workers, autoreset_mode=mode)
+    envs.reset()
+    for _ in range(10):
+        envs.step(np.array([0, 0, 0, 1]))
+    stats = envs.stats()
+    if mode == AutoresetMode.NEXT_STEP:
+        assert stats.steps.count.tolist() == [10, 10, 10, 5]
+        assert stats.resets.count.tolist() == [1, 1, 1, 6]
+    else:
+        assert stats.steps.count.tolist() == [10, 10, 10, 10]
+        assert stats.resets.count.tolist() == [1, 1, 1, 11]
+    assert (stats.steps.buckets.sum(axis=1) == stats.steps.count).all()
+    for times in (stats.steps, stats.resets):
+        assert (times.seconds > 0).all()
+        assert (times.quantile(0.5) <= times.quantile(0.99)).all()
+    assert len(stats.waits) == max(workers, 1)
+    assert "worker 0" in str(stats)
+    assert envs.stats().steps.count.tolist() == stats.steps.count.tolist()
+    envs.close()
+
+
+class Slow(Tasked):
+    def __init__(self, loops):
+        self.loops = loops
+
+    def step(self, action):
+        for _ in range(self.loops):
+            pass
+        return super().step(action)
+
+
+def test_a_slow_env_is_pointed_out():
+    loops = [100, 100, 100_000, 100]
+    envs = pysampler.VectorEnv([functools.partial(Slow, n) for n in loops], num_workers=2)
+    envs.reset()
+    for _ in range(30):
+        envs.step(np.zeros(4, np.int64))
+    stats = envs.stats()
+    assert stats.steps.quantile(0.5).argmax() == stats.steps.mean.argmax() == 2
+    assert "env 2 of worker 1 takes" in str(stats)
+    assert stats.worker_of.tolist() == [0, 0, 1, 1]
+    envs.close()

@@ -1,0 +1,289 @@
+"""Some envs at a time: send, recv, async_reset."""
+
+import functools
+import os
+import random
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from made_up import SpaceEnv, TellingEnv, same
+
+import pysampler
+from pysampler.errors import EnvError, WorkerLostError
+from pysampler.sync import now
+
+BOX = spaces.Box(0, 100, (2,), np.float32)
+OBSERVATIONS = {
+    "box": BOX,
+    "nested": spaces.Dict(a=BOX, b=spaces.Tuple((spaces.Discrete(4), spaces.Box(0, 1, ())))),
+    "odd": spaces.Dict(a=BOX, t=spaces.Text(4)),
+}
+
+
+class Gated(gym.Env):
+    """Steps when something is written to its pipe, and only then."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        if action == 1:
+            self.gate.read_bytes()  # until there has been a writer
+        return np.ones(1, np.float32), float(action), False, False, {}
+
+
+@pytest.fixture
+def gated(tmp_path):
+    """Four envs in as many groups, and how to let one step."""
+    gates = [tmp_path / str(i) for i in range(4)]
+    for gate in gates:
+        os.mkfifo(gate)
+
+    def let(env):
+        gates[env].write_bytes(b"")
+
+    envs = pysampler.VectorEnv([functools.partial(Gated, gate) for gate in gates], num_workers=4)
+    envs.reset()
+    yield envs, let
+    with warnings.catch_warnings(action="ignore"):  # of what is pending
+        envs.close(terminate=True)
+
+
+def of_env(infos, at):
+    """What one env had in the infos of a batch."""
+    if not isinstance(infos, dict):
+        return infos[at]
+    own = {}
+    for key, value in infos.items():
+        # "either" is an int or a float: what becomes of it depends on who else is in the batch.
+        if key.startswith("_") or key in ("env_id", "either"):
+            continue
+        if infos[f"_{key}"][at]:
+            own[key] = of_env(value, at)
+    return own
+
+
+def rows(results, at):
+    """Everything one env returned."""
+    observations, *numbers, infos = results
+    take = functools.partial(row_of, at=at)
+    return take(observations), *(array[at] for array in numbers), of_env(infos, at)
+
+
+def row_of(batch, at):
+    if isinstance(batch, dict):
+        return {key: row_of(value, at) for key, value in batch.items()}
+    if isinstance(batch, tuple) and not (batch and isinstance(batch[0], str)):
+        return tuple(row_of(value, at) for value in batch)
+    return batch[at]
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("space", OBSERVATIONS)
+@pytest.mark.parametrize(("workers", "groups"), [(0, 3), (1, 7), (2, 1), (2, 3), (5, 2)])
+def test_each_env_goes_its_own_way_as_it_would_in_step(mode, space, workers, groups):
+    """Whoever is ready is answered; in the end each env has returned what it returns anywhere."""
+    fns = [functools.partial(SpaceEnv, OBSERVATIONS[space], spaces.Discrete(5), infos="all")] * 7
+    ours = pysampler.VectorEnv(fns, autoreset_mode=mode, num_workers=workers, groups=groups)
+    theirs = SyncVectorEnv(fns, autoreset_mode=mode)
+    steps = 40
+    actions = np.random.default_rng(1).integers(0, 5, (steps, 7))
+    first = theirs.reset(seed=5)[0]
+    expected = [theirs.step(row) for row in actions]
+    dice = random.Random(1)
+    done = [-1] * 7  # the last step each env has returned
+    ours.async_reset(seed=5)
+    while ours.pending:
+        results = ours.recv(
+            min_envs=dice.choice([None, 1, 3]), timeout=dice.choice([None, 0, 0.001])
+        )
+        envs = results[4]["env_id"]
+        assert len(results[1]) == len(envs)
+        for at, env in enumerate(envs):
+            if done[env] < 0:
+                same(row_of(results[0], at), row_of(first, env), "reset")
+            else:
+                same(rows(results, at), rows(expected[done[env]], env), f"{env} {done[env]}")
+            done[env] += 1
+        going_on = np.array([env for env in envs if done[env] < steps], np.int64)
+        if len(going_on):
+            ours.send(np.array([actions[done[env], env] for env in going_on]), going_on)
+    assert done == [steps] * 7
+    same(ours.reset(seed=9), theirs.reset(seed=9), "reset of all")
+    same(ours.step(actions[0]), theirs.step(actions[0]), "step of all")
+    ours.close()
+    theirs.close()
+
+
+def test_recv_returns_who_is_ready_longest_first(gated):
+    envs, let = gated
+    envs.send(np.ones(4, np.int64))
+    assert (envs.pending, envs.ready) == (4, 0)
+    for env in (2, 0, 3):
+        let(env)
+        while envs.ready < [2, 0, 3].index(env) + 1:
+            pass
+    results = envs.recv(min_envs=1, max_envs=1)
+    assert results[4]["env_id"].tolist() == [2]
+    assert (envs.pending, envs.ready) == (3, 2)
+    assert envs.recv(min_envs=2)[4]["env_id"].tolist() == [0, 3]
+    let(1)
+    assert envs.recv()[4]["env_id"].tolist() == [1]
+    assert (envs.pending, envs.ready) == (0, 0)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.001, 0.02])
+def test_the_deadline_comes_first(gated, timeout):
+    envs, let = gated
+    envs.send(np.ones(4, np.int64))
+    begun = now()
+    observations, rewards, terminated, truncated, infos = envs.recv(timeout=timeout)
+    assert now() - begun >= timeout * 1e9
+    assert observations.shape == (0, 1)
+    assert rewards.shape == terminated.shape == truncated.shape == infos["env_id"].shape == (0,)
+    assert envs.pending == 4
+    let(1)
+    while not envs.ready:
+        pass
+    assert envs.recv(timeout=timeout)[4]["env_id"].tolist() == [1]
+    with pytest.raises(AlreadyPendingCallError, match="`send` for env 0"):
+        envs.send([0, 0], [0, 1])
+    envs.send([0], [1])
+    assert envs.recv(min_envs=1)[1].tolist() == [0]
+
+
+def test_resets_and_steps_at_once(gated):
+    envs, let = gated
+    envs.send([1, 1], [0, 1])
+    envs.async_reset(env_ids=[3])
+    results = envs.recv(min_envs=1)
+    assert (results[4]["env_id"].tolist(), results[0].tolist()) == ([3], [[0]])
+    let(0)
+    let(1)
+    assert envs.recv()[0].tolist() == [[1], [1]]
+    envs.reset()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_is_that_env_s_own(workers):
+    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=workers, groups=4)
+    envs.reset()
+    envs.send(np.array([0, TellingEnv.RAISE, 0, 0]))
+    with pytest.raises(EnvError, match="env 1") as caught:
+        while True:
+            envs.recv(min_envs=4)
+    assert caught.value.env == 1
+    left = []
+    while envs.pending:
+        left += envs.recv(min_envs=1)[4]["env_id"].tolist()
+    assert set(left) <= {0, 2, 3}
+    envs.send(np.zeros(4, np.int64))
+    assert envs.recv()[1].tolist() == [1] * 4
+    envs.close()
+
+
+def test_nobody_starves():
+    envs = pysampler.VectorEnv([TellingEnv] * 6, num_workers=2, groups=3)
+    envs.reset()
+    envs.send(np.zeros(6, np.int64))
+    turns = np.zeros(6, int)
+    while turns.min() < 50:
+        batch = envs.recv(min_envs=1, max_envs=2)[4]["env_id"]
+        turns[batch] += 1
+        envs.send(np.zeros(len(batch), np.int64), batch)
+    envs.recv()
+    envs.close()
+
+
+def test_a_lost_worker_ends_the_wait_for_the_others():
+    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2, groups=2)
+    envs.reset()
+    envs.send(np.array([0, 0, TellingEnv.OS_EXIT, 0]))
+    with pytest.raises(WorkerLostError, match="exit code 6 while stepping envs 2-3, at env 2"):
+        while envs.pending:
+            envs.recv(min_envs=4)
+    assert envs.closed
+
+
+WRONG = {
+    "no such env": (lambda e: e.send([0], [9]), IndexError, "env 9, expected 0 to 3"),
+    "negative": (lambda e: e.send([0], [-1]), IndexError, "env -1"),
+    "twice": (lambda e: e.send([0, 0], [1, 1]), ValueError, "env 1 twice"),
+    "part of a group": (
+        lambda e: e.send([0], [1]),
+        ValueError,
+        "1 envs of the group of envs 0 to 1, expected all",
+    ),
+    "no number": (lambda e: e.send([0], [0.5]), TypeError, "float64"),
+    "a mask": (lambda e: e.send([0] * 4, [True] * 4), TypeError, "bool"),
+    "too few actions": (lambda e: e.send(np.zeros(1, int), [0, 1]), ValueError, "expected"),
+    "too many in a list": (lambda e: e.send([0] * 3, [0, 1]), ValueError, "3 of them"),
+    "nothing pending": (lambda e: e.recv(), NoAsyncCallError, "without any prior call to `send`"),
+    "seeds": (lambda e: e.async_reset(seed=[1], env_ids=[0, 1]), ValueError, "length=1"),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_calls(wrong, workers):
+    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=workers, groups=2 - workers // 2)
+    envs.reset()
+    call, error, match = WRONG[wrong]
+    with pytest.raises(error, match=match):
+        call(envs)
+    assert envs.pending == 0
+    assert envs.step(np.zeros(4, np.int64))[1].tolist() == [1] * 4
+    envs.close()
+
+
+WRONG_SIZES = [
+    ({"min_envs": -1}, "min_envs -1"),
+    ({"min_envs": 1.5}, "min_envs 1.5"),
+    ({"max_envs": 1}, "max_envs 1, but groups have up to 2 envs"),
+    ({"min_envs": 4, "max_envs": 2}, "min_envs 4, more than max_envs 2"),
+    ({"timeout": -1}, "timeout -1"),
+    ({"timeout": float("nan")}, "timeout nan"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "match"), WRONG_SIZES)
+def test_wrong_sizes(arguments, match):
+    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2)
+    envs.reset()
+    envs.send(np.zeros(4, np.int64))
+    with pytest.raises(ValueError, match=match):
+        envs.recv(**arguments)
+    assert envs.recv(min_envs=10)[1].tolist() == [1] * 4
+    envs.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_pending_is_told(workers):
+    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=workers)
+    envs.reset()
+    envs.send(np.zeros(4, np.int64))
+    for call in (
+        lambda: envs.step(np.zeros(4, np.int64)),
+        envs.reset,
+        lambda: envs.call("action_space"),
+        lambda: envs.set_attr("a", 1),
+    ):
+        with pytest.raises(AlreadyPendingCallError, match="pending call to `send`"):
+            call()
+    with pytest.warns(UserWarning, match="pending call to `send`"):
+        envs.close()
+    assert (envs.pending, envs.ready) == (0, 0)
+    for call in (envs.recv, envs.async_reset, lambda: envs.send([0] * 4)):
+        with pytest.raises(ClosedEnvironmentError):
+            call()

@@ -1,0 +1,299 @@
+"""Workers that are lost and replaced, envs that do not answer."""
+
+import ctypes
+import functools
+import os
+import signal
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+import pysampler
+from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
+
+MODES = list(AutoresetMode)
+NEXT_STEP, SAME_STEP, DISABLED = MODES
+
+
+class Counting(gym.Env):
+    """Its observation is (steps since the last reset, its seed); dies as its action says."""
+
+    observation_space = spaces.Box(-1, 2**40, (2,), np.float64)
+    action_space = spaces.Discrete(10)
+    OK, SEGV, OS_EXIT, EXIT, KILL, HANG, HANG_IN_C, END = range(8)
+
+    def __init__(self):
+        self.steps = 0
+        self.seed = -1
+        self.options = None
+
+    def _observe(self):
+        return np.array([self.steps, self.seed], np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.options = 0, options
+        self.seed = self.seed if seed is None else seed
+        if options and options.get("dies"):
+            os._exit(1)
+        return self._observe(), {} if options is None else {"task": options.get("task", -1)}
+
+    def step(self, action):
+        if action == self.SEGV:
+            ctypes.string_at(0)
+        if action == self.OS_EXIT:
+            os._exit(7)
+        if action == self.EXIT:
+            raise SystemExit(3)
+        if action == self.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == self.HANG:
+            threading.Event().wait()
+        if action == self.HANG_IN_C:
+            ctypes.PyDLL(None).pause()  # with the GIL
+        self.steps += 1
+        return self._observe(), 1.0, action == self.END, False, {}
+
+    def dies(self):
+        os._exit(9)
+
+
+def make(count=6, **kwargs):
+    given = {"num_workers": 3, "on_worker_loss": "restart", **kwargs}
+    return pysampler.VectorEnv([Counting] * count, **given)
+
+
+def step(envs, **actions):
+    """Everybody steps; env_3=... is what env 3 does."""
+    all_actions = np.zeros(envs.num_envs, np.int64)
+    for name, action in actions.items():
+        all_actions[int(name[4:])] = action
+    return envs.step(all_actions)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("death", ["SEGV", "OS_EXIT", "KILL"])
+def test_the_step_a_worker_dies_in_ends_its_episodes_and_no_other(death, mode, groups):
+    envs = make(autoreset_mode=mode, groups=groups)
+    envs.reset(seed=0)
+    for _ in range(3):
+        step(envs)
+    observations, rewards, terminated, truncated, infos = step(envs, env_2=getattr(Counting, death))
+    lost = np.array([False, False, True, True, False, False])
+    assert truncated.tolist() == infos["worker_lost"].tolist() == lost.tolist()
+    assert infos["_worker_lost"].tolist() == lost.tolist()
+    assert not terminated.any()
+    assert rewards.tolist() == (~lost).tolist()
+    assert observations[~lost].tolist() == [[4, env] for env in (0, 1, 4, 5)]
+    last_seen = [[3, 2], [3, 3]]
+    if mode == SAME_STEP:
+        assert [o.tolist() for o in infos["final_obs"][lost]] == last_seen
+        assert infos["final_info"]["worker_lost"].tolist() == lost.tolist()
+    else:
+        assert observations[lost].tolist() == last_seen
+        if mode == NEXT_STEP:
+            observations, rewards, _, truncated, infos = step(envs)
+            assert rewards.tolist() == (~lost).tolist()
+            assert not truncated.any()
+            assert infos == {}
+        else:
+            observations = envs.reset(options={"reset_mask": lost})[0]
+    assert observations[lost, 0].tolist() == [0, 0]
+    seeds = observations[lost, 1].tolist()
+    assert len(set(seeds)) == 2
+    assert min(seeds) > 5  # fresh ones
+    observations = step(envs)[0]
+    assert observations[lost].tolist() == [[1, seed] for seed in seeds]
+    assert observations[~lost, 1].tolist() == [0, 1, 4, 5]
+    assert envs.stats().losses.tolist() == [0, 1, 0]
+    envs.close()
+
+
+def test_the_fresh_seeds_follow_from_the_seed():
+    def seeds():
+        envs = make(autoreset_mode=SAME_STEP)
+        envs.reset(seed=3)
+        seen = [step(envs, env_0=Counting.KILL)[0][:2, 1].tolist() for _ in range(2)]
+        envs.close()
+        return seen
+
+    first = seeds()
+    assert first == seeds()
+    assert first[0] != first[1]
+
+
+def test_an_idle_loss_ends_the_episodes_with_the_next_step():
+    envs = make(groups=2)
+    envs.reset(seed=0)
+    envs.send(np.zeros(6, np.int64))
+    envs.recv()
+    os.kill(envs._pool.pids[0], signal.SIGKILL)
+    envs.send(np.zeros(4, np.int64), [2, 3, 4, 5])
+    envs.recv()
+    envs.send(np.zeros(2, np.int64), [0, 1])
+    observations, rewards, _, truncated, infos = envs.recv()
+    assert sorted(infos["env_id"]) == [0, 1]
+    assert truncated.tolist() == [True, True]
+    assert observations[:, 0].tolist() == [1, 1]
+    assert rewards.tolist() == [0, 0]
+    assert step(envs)[0][:2, 0].tolist() == [0, 0]
+    envs.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reset_a_worker_dies_in_is_done_by_its_successor(mode, tmp_path):
+    """With the same seeds; and all its envs are new, also those that were not to be reset."""
+    envs = make(autoreset_mode=mode)
+    envs.reset(seed=0)
+    step(envs)
+    pid = envs._pool.pids[1]
+    os.kill(pid, signal.SIGKILL)
+    observations, infos = envs.reset(seed=10)
+    assert observations.tolist() == [[0, 10 + env] for env in range(6)]
+    assert infos["worker_lost"].tolist() == [False, False, True, True, False, False]
+    assert step(envs)[0][:, 0].tolist() == [1] * 6
+    envs.close()
+
+
+def test_a_call_a_worker_dies_in_raises_and_the_rest_goes_on():
+    envs = make()
+    envs.reset(seed=0)
+    with pytest.raises(WorkerLostError, match=r"exit code 9 while calling dies\(\) of"):
+        envs.apply(Counting.dies, envs=[2])
+    observations, _, _, truncated, infos = step(envs)
+    assert truncated.tolist() == [False, False, True, True, False, False]
+    assert infos["worker_lost"].tolist() == truncated.tolist()
+    assert observations[:2].tolist() == [[1, 0], [1, 1]]
+    envs.close()
+
+
+def test_options_of_lost_envs_are_those_of_their_successors():
+    envs = make(autoreset_mode=SAME_STEP)
+    envs.reset(seed=0)
+    envs.set_options([2], {"task": 5})
+    infos = step(envs, env_3=Counting.KILL)[4]
+    assert infos["task"].tolist() == [0, 0, 5, 0, 0, 0]
+    assert infos["options_version"].tolist() == [0, 0, 1, 0, 0, 0]
+    envs.close()
+
+
+@pytest.mark.parametrize("context", ["nursery", "fork", "spawn"])
+def test_every_context_can_replace(context):
+    envs = make(context=context)
+    envs.reset(seed=0)
+    assert step(envs, env_0=Counting.KILL)[3].tolist() == [True] * 2 + [False] * 4
+    assert step(envs)[0][:2, 0].tolist() == [0, 0]
+    envs.close()
+
+
+def test_one_that_dies_again_and_again_ends_the_pool_and_the_error_tells_the_story():
+    envs = make(autoreset_mode=SAME_STEP)
+    envs.reset()
+    step(envs, env_4=Counting.OS_EXIT)
+    step(envs, env_0=Counting.KILL)
+    step(envs, env_5=Counting.KILL)
+    with pytest.raises(WorkerLostError, match="it was replaced before") as caught:
+        step(envs, env_4=Counting.SEGV)
+    story = str(caught.value)
+    assert story.count("worker 2") == 3
+    assert [how in story for how in ("signal 11", "signal 9", "exit code 7")] == [True] * 3
+    assert envs.closed
+
+
+def test_so_many_losses_as_asked_for():
+    envs = make(autoreset_mode=SAME_STEP, most_losses=(1, 60))
+    envs.reset()
+    with pytest.raises(WorkerLostError, match=r"signal 9 while stepping envs 0-1, at env 0$"):
+        step(envs, env_0=Counting.KILL)
+    assert envs.closed
+
+
+class OnlyOnce(Counting):
+    def __init__(self, path):
+        super().__init__()
+        path.touch(exist_ok=False)
+
+
+def test_a_successor_that_cannot_be_made_is_told_of(tmp_path):
+    envs = pysampler.VectorEnv(
+        [functools.partial(OnlyOnce, tmp_path / "there")], num_workers=1, on_worker_loss="restart"
+    )
+    envs.reset()
+    with pytest.raises(WorkerLostError, match="could not start: FileExistsError"):
+        envs.step(np.array([Counting.KILL]))
+    assert envs.closed
+
+
+@pytest.mark.filterwarnings("ignore:.*ERROR")
+def test_an_error_is_no_loss():
+    envs = make()
+    envs.reset()
+    pids = envs._pool.pids
+    with pytest.raises(EnvError, match="raised SystemExit"):
+        step(envs, env_1=Counting.EXIT)
+    assert envs._pool.pids == pids
+    envs.close()
+
+
+# -- envs that do not answer ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hang", ["HANG", "HANG_IN_C"])
+def test_a_late_env_is_named(hang):
+    envs = make(step_timeout=0.05, num_workers=2)
+    envs.reset()
+    envs.step_async(np.array([0, 0, 0, 0, getattr(Counting, hang), 0]))
+    for _ in range(2):  # what is pending stays so
+        with pytest.raises(EnvTimeoutError, match=r"env 4 in worker 1 .* step_timeout is 0.05 s"):
+            envs.step_wait()
+    assert envs.late == [4]
+    with pytest.warns(UserWarning, match="pending"):
+        envs.close(terminate=True)
+
+
+def test_a_late_env_may_be_waited_for(tmp_path):
+    envs = make(step_timeout=0.02, on_hang="wait")
+    envs.reset()
+    envs.step_async(np.array([0, Counting.HANG, 0, 0, 0, 0]))
+    with (
+        pytest.warns(UserWarning, match="env 1 in worker 0"),
+        pytest.raises(TimeoutError),
+    ):
+        envs.step_wait(timeout=0.2)
+    with pytest.warns(UserWarning, match="pending"):
+        envs.close(terminate=True)
+
+
+@pytest.mark.parametrize("hang", ["HANG", "HANG_IN_C"])
+def test_a_late_env_s_worker_may_be_replaced(hang):
+    envs = make(step_timeout=0.05, on_hang="restart", on_worker_loss="raise")
+    envs.reset(seed=0)
+    truncated, infos = step(envs, env_1=getattr(Counting, hang))[3:]
+    assert truncated.tolist() == infos["worker_lost"].tolist() == [True] * 2 + [False] * 4
+    assert step(envs)[0].tolist()[2:] == [[2, env] for env in range(2, 6)]
+    envs.send(np.array([0, 0, 0, Counting.HANG, 0, 0]))
+    assert envs.recv(min_envs=4)[4]["env_id"].tolist() != []
+    while envs.pending:
+        truncated = envs.recv(min_envs=1)[3]
+    assert truncated.tolist() == [True, True]
+    envs.close()
+
+
+WRONG = [
+    ({"on_worker_loss": "ignore"}, "on_worker_loss 'ignore'"),
+    ({"on_hang": "kill"}, "on_hang 'kill'"),
+    ({"step_timeout": 0}, "step_timeout 0"),
+    ({"step_timeout": float("nan")}, "step_timeout nan"),
+    ({"most_losses": (0, 1)}, "most_losses"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "match"), WRONG)
+def test_wrong_arguments(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        make(**arguments)
