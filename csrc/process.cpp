@@ -46,6 +46,8 @@ bool process_alive(pid_t pid) noexcept {
     return !ended;
 }
 
+bool adopt_orphans() { return prctl(PR_SET_CHILD_SUBREAPER, 1) == 0; }
+
 void set_process_title(const std::string& title) {
     prctl(PR_SET_NAME, title.c_str());
     // Where the arguments lie: fields 48 and 49; the second one, the name, may hold anything.

@@ -27,4 +27,7 @@ bool pidfd_ended(int pidfd) noexcept;
 // as there is room, and its first 15 bytes are the name of the calling thread.
 void set_process_title(const std::string& title);
 
+// Processes below this one whose parent ends become its children. False where that is refused.
+bool adopt_orphans();
+
 }  // namespace pysampler

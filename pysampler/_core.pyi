@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Autoreset', 'Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Doorbell', 'EnvBlock', 'Flag', 'Infos', 'KeepInfos', 'Loss', 'Meter', 'Part', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_wait_costs', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'page_size', 'process_alive', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Autoreset', 'Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Doorbell', 'EnvBlock', 'Flag', 'Infos', 'KeepInfos', 'Loss', 'Meter', 'Part', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'adopt_wait_costs', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'page_size', 'process_alive', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     def __repr__(self) -> str:
         ...
@@ -877,6 +877,10 @@ class Batch:
         """
         As write(), a row for each env that groups_of() was asked for last.
         """
+def adopt_orphans() -> bool:
+    """
+    Processes below this one whose parent ends become its children.
+    """
 def adopt_wait_costs(park_ns: typing.SupportsInt | typing.SupportsIndex, yield_ns: typing.SupportsInt | typing.SupportsIndex) -> None:
     """
     What another process of this machine has measured, unless this one has.

@@ -26,9 +26,10 @@ import threading
 import time
 import warnings
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pysampler import worker
+from pysampler import _core, worker
 from pysampler.errors import PysamplerError
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ THREADS = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
+# How long a nursery may take to end what is left of its workers, in seconds.
+_LEAVING = 5.0
 # Room for the name that ps shows, which is written over the arguments of the process.
 _PADDING = "pysampler ".ljust(160, "-")
 
@@ -163,10 +166,15 @@ class Nursery:
             self.tainted = threads > 1
 
     def close(self) -> None:
-        self._socket.close()
+        self._socket.close()  # which tells it to leave
         if self.owner == os.getpid():
-            self._process.kill()
-            self._process.wait()
+            if self._loading:  # it would go on with that first
+                self._process.kill()
+            try:
+                self._process.wait(_LEAVING)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
     def _ask(self, request: tuple[Any, ...], fds: Iterable[int] = ()) -> tuple[Any, list[int]]:
         with self._lock:
@@ -276,20 +284,21 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(waker)
-    ended: dict[int, int] = {}
+    _core.adopt_orphans()
+    family = _Family()
     while True:
         sources: list[Any] = [connection, wake, parent]
         ready, _, _ = select.select(sources, [], [])
         if parent in ready:
-            os._exit(0)
+            family.end()
         if wake in ready:
             os.read(wake, 4096)
-        _reap(ended)
+        family.reap()
         if connection not in ready:
             continue
         message, fds, _, _ = socket.recv_fds(connection, 1 << 20, 3)
         if not message:
-            os._exit(0)
+            family.end()
         request, *content = pickle.loads(message)
         answer: tuple[Any, ...]
         out: list[int] = []
@@ -306,26 +315,69 @@ def main(fd: int) -> None:
                         os.close(inherited)
                     connection.close()
                     _become_worker(fds[0], fds[1:])
+                family.workers.add(pid)
                 answer, out = ("forked", pid), [os.pidfd_open(pid)]
             for received in fds:
                 os.close(received)
         elif request == "status":
-            _reap(ended)
-            answer = ("status", ended.pop(content[0], None))
+            family.reap()
+            answer = ("status", family.ended.pop(content[0], None))
         else:
             answer = ("loaded", _import(content[0]))
-        socket.send_fds(connection, [pickle.dumps(answer)], out)
+        try:
+            socket.send_fds(connection, [pickle.dumps(answer)], out)
+        except BrokenPipeError:
+            family.end()
         for sent in out:
             os.close(sent)
 
 
-def _reap(ended: dict[int, int]) -> None:
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            ended[pid] = os.waitstatus_to_exitcode(status)
+class _Family:
+    """The nursery's children: workers, and what workers had started and left behind."""
+
+    def __init__(self) -> None:
+        self.workers: set[int] = set()
+        self.ended: dict[int, int] = {}  # workers that nobody has asked about: how
+
+    def reap(self) -> None:
+        """Bury the dead. What an env had started ends with its worker."""
+        worker_ended = False
+        with contextlib.suppress(ChildProcessError):
+            while (child := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = child
+                if pid in self.workers:
+                    self.workers.discard(pid)
+                    self.ended[pid] = os.waitstatus_to_exitcode(status)
+                worker_ended = True
+        if worker_ended:
+            self._kill(set(self._children()) - self.workers)
+
+    def end(self) -> NoReturn:
+        """Leave, and leave nobody."""
+        signal.set_wakeup_fd(-1)
+        deadline = time.monotonic() + 5
+        with contextlib.suppress(ChildProcessError):
+            while time.monotonic() < deadline:
+                self._kill({*self.workers, *self._children()})
+                pid = os.waitpid(-1, 0)[0]
+                self.workers.discard(pid)
+        os._exit(0)
+
+    def _children(self) -> list[int]:
+        """Those that have not made themselves independent, as daemons do."""
+        children = []
+        with contextlib.suppress(OSError):
+            listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+            for pid in map(int, listed.split()):
+                with contextlib.suppress(ProcessLookupError):
+                    if os.getsid(pid) == os.getsid(0):
+                        children.append(pid)
+        return children
+
+    def _kill(self, pids: set[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _import(modules: Iterable[str]) -> int:

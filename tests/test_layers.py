@@ -27,7 +27,7 @@ PYTHON = {
         *("pysampler.remote",),
     },
     "pysampler.mail": {"pysampler._core", "pysampler.errors"},
-    "pysampler.nursery": {"pysampler.errors", "pysampler.worker"},
+    "pysampler.nursery": {"pysampler._core", "pysampler.errors", "pysampler.worker"},
     "pysampler.worker": {
         *("pysampler._core", "pysampler.sync", "pysampler.spec", "pysampler.frames"),
         *("pysampler.remote", "pysampler.block", "pysampler.mail", "pysampler.stats"),

@@ -82,6 +82,8 @@ void register_wait(py::module_& m) {
           "What another process of this machine has measured, unless this one has.");
     m.def("set_process_title", &set_process_title, py::arg("title"),
           "The name that ps and top show, as far as the process's arguments leave room.");
+    m.def("adopt_orphans", &adopt_orphans,
+          "Processes below this one whose parent ends become its children.");
     m.def("futex_wake_count", &futex_wake_count);
 }
 

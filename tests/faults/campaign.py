@@ -1,0 +1,450 @@
+"""Random pools of random envs meet random faults, and everything that must not happen is counted.
+
+    python tests/faults/campaign.py --seconds 600 --out benchmarks/results
+
+Each case has a seed, which decides what is made, who fails how and when somebody is killed. A case
+ends when its steps are done or its pool has ended; one that does not end is a hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import faulthandler
+import functools
+import gc
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import psutil
+from gymnasium import spaces
+
+import pysampler
+from pysampler.errors import EnvError, EnvTimeoutError, PysamplerError, WorkerLostError
+from pysampler.sync import now
+
+MARK = "PYSAMPLER_CAMPAIGN"
+HANG = 60.0  # seconds after which a case is one
+NUMBER, STEPS, EPISODE = range(3)  # what an observation shows
+
+FAULTS = [
+    *("raise", "exit", "os._exit", "segfault", "kill", "out of memory", "hang", "hang in C"),
+    *("close fds", "fork", "print", "shape", "reset raises", "reset exits"),
+]
+DEADLY = {"os._exit", "segfault", "kill", "reset exits"}
+LASTING = {"hang", "hang in C"}
+
+
+class Faulty(gym.Env):
+    """Shows who it is and how many steps it has taken; fails as its dice have it."""
+
+    observation_space = spaces.Box(-1, 2.0**40, (3,), np.float64)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, number, seed, faults, rate):
+        self.number, self.faults, self.rate = number, faults, rate
+        self.dice = random.Random(seed)
+        self.steps = self.episode = 0
+        self.plan = [False]
+
+    def _observe(self):
+        return np.array([self.number, self.steps, self.episode], np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.dice.seed(seed)
+        if "reset raises" in self.faults and self.dice.random() < self.rate:
+            raise RuntimeError("reset raises")
+        if "reset exits" in self.faults and self.dice.random() < self.rate:
+            os._exit(4)
+        self.steps = 0
+        self.episode = self.dice.randrange(1 << 30)
+        return self._observe(), {"number": self.number}
+
+    def step(self, action):
+        self.steps += 1
+        observation, info = self._observe(), {"steps": self.steps, "text": "x"}
+        if self.faults and self.dice.random() < self.rate:
+            fault = self.dice.choice(self.faults)
+            if fault == "raise":
+                raise ValueError("told to raise")
+            if fault == "exit":
+                raise SystemExit(3)
+            if fault == "os._exit":
+                os._exit(7)
+            if fault == "segfault":
+                faulthandler.disable()
+                ctypes.string_at(0)
+            if fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if fault == "out of memory":
+                used = psutil.Process().memory_info().vms
+                limit = resource.getrlimit(resource.RLIMIT_AS)
+                resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20), limit[1]))
+                try:
+                    bytearray(1 << 30)
+                finally:
+                    resource.setrlimit(resource.RLIMIT_AS, limit)
+            if fault == "hang":
+                threading.Event().wait()
+            if fault == "hang in C":
+                ctypes.PyDLL(None).pause()
+            if fault == "close fds":
+                os.closerange(3, 100)
+            if fault == "fork":
+                subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+            if fault == "print":
+                print("x" * (1 << 20), flush=True)
+            if fault == "shape":
+                observation = np.zeros(self.dice.randrange(4, 9))
+        ended = self.steps >= 20 and self.dice.random() < 0.1
+        return observation, float(self.steps), ended, False, info
+
+
+@dataclass
+class Report:
+    """What happened."""
+
+    cases: int = 0
+    steps: int = 0
+    ended: Counter = field(default_factory=Counter)  # how cases ended
+    faults: Counter = field(default_factory=Counter)
+    kills: int = 0
+    restarts: int = 0
+    notices_ms: list = field(default_factory=list)
+    wrong: list = field(default_factory=list)  # what must not happen: (seed, what)
+
+
+class Case:
+    def __init__(self, seed, report):
+        self.seed, self.report = seed, report
+        self.dice = dice = random.Random(seed)
+        self.workers = dice.randint(1, 3)
+        self.count = dice.randint(self.workers, 3 * self.workers)
+        self.groups = dice.randint(1, 3)
+        faults = dice.sample(FAULTS, dice.randint(0, 4))
+        self.hangs = bool(LASTING & set(faults))
+        self.mode = dice.choice(["NextStep", "SameStep", "Disabled"])
+        self.asynchronous = dice.random() < 0.5
+        self.restart = dice.random() < 0.7
+        self.kind = dice.choice(["nursery"] * 6 + ["fork", "spawn"])
+        self.steps = dice.choice([20, 100, 400])
+        self.rate = dice.choice([0.001, 0.01, 0.05])
+        self.kills = dice.choice([0, 0, 1, 3])
+        self.kill_nursery = dice.random() < 0.05 and self.kind == "nursery"
+        self.faults = faults
+        self.killed: dict[int, int] = {}
+        self.envs = None
+        self.done = threading.Event()
+
+    def make(self):
+        faulty = self.dice.randrange(self.count + 1)  # so many of them
+        fns = [
+            functools.partial(
+                Faulty, i, self.seed + i, self.faults if i < faulty else [], self.rate
+            )
+            for i in range(self.count)
+        ]
+        return pysampler.VectorEnv(
+            fns,
+            num_workers=self.workers,
+            groups=self.groups,
+            autoreset_mode=self.mode,
+            context=self.kind,
+            copy=self.dice.random() < 0.5,
+            infos=self.dice.choice(["all", "final", "none"]),
+            on_worker_loss="restart" if self.restart else "raise",
+            most_losses=(1000, 1.0) if self.dice.random() < 0.8 else (3, 10.0),
+            step_timeout=0.3 if self.hangs else None,
+            on_hang=("restart" if self.restart else "raise"),
+        )
+
+    def run(self):
+        killer = threading.Thread(target=self.kill_some, daemon=True)
+        killer.start()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.envs = self.make()
+                self.sample()
+                self.envs.close()
+            how = "closed"
+        except PysamplerError as error:
+            how = type(error).__name__.split("[")[0]
+        finally:
+            self.done.set()
+            killer.join()
+            self.finish()
+        self.report.ended[how] += 1
+
+    def finish(self):
+        envs = self.envs
+        if envs is None:
+            return
+        if not envs.closed:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                envs.close(terminate=True)
+
+    def sample(self):
+        self.last = [None] * self.count  # steps, episode of what was seen last
+        self.reset()
+        for _ in range(self.steps):
+            try:
+                if self.asynchronous:
+                    self.some()
+                else:
+                    self.all()
+            except EnvTimeoutError:
+                raise
+            except WorkerLostError:
+                if self.envs.closed:
+                    raise
+                self.reset()
+            except EnvError as error:
+                self.saw_error(error)
+                self.reset()
+        if self.dice.random() < 0.3:
+            with contextlib.suppress(EnvError):
+                self.envs.call("_observe")
+        self.count_losses()
+
+    def count_losses(self):
+        watch = getattr(self.envs._pool, "_watch", None)
+        if watch is None or watch.closed:
+            return
+        for loss in watch.losses:
+            if loss.pid in self.killed:
+                self.report.notices_ms.append((loss.noticed_at - self.killed.pop(loss.pid)) / 1e6)
+        self.report.restarts += int(self.envs.stats().losses.sum())
+
+    def saw_error(self, error):
+        kind = next((f for f in ("told to raise", "reset raises") if f in str(error)), "")
+        self.report.faults[kind or type(error.__cause__).__name__] += 1
+
+    def reset(self):
+        """Until all envs have been reset; some may raise."""
+        while True:
+            try:
+                while self.envs.pending:
+                    with contextlib.suppress(EnvError):
+                        self.envs.recv()
+                observations, _ = self.envs.reset(seed=self.dice.randrange(1 << 30))
+            except EnvTimeoutError:
+                raise
+            except WorkerLostError:
+                if self.envs.closed:
+                    raise
+                continue
+            except EnvError as error:
+                self.saw_error(error)
+                continue
+            for env, (number, steps, episode) in enumerate(observations):
+                self.expect(number == env and steps == 0, f"reset of env {env}: {number} {steps}")
+                self.last[env] = 0, episode
+            return
+
+    def all(self):
+        results = self.envs.step(np.zeros(self.count, np.int64))
+        self.look(range(self.count), results)
+        if self.mode == "Disabled" and (over := results[2] | results[3]).any():
+            observations, infos = self.envs.reset(options={"reset_mask": over})
+            new = over | infos.get("worker_lost", np.zeros(self.count, np.bool_))
+            for env in np.flatnonzero(new):
+                self.last[env] = 0, observations[env][EPISODE]
+
+    def some(self):
+        envs = self.envs
+        if not envs.pending:
+            envs.send(np.zeros(self.count, np.int64))
+        least = self.dice.choice([None, 1, self.count // 2])
+        results = envs.recv(min_envs=least, timeout=self.dice.choice([None, 0.001, 0.1]))
+        ids = results[4]["env_id"]
+        self.look(ids, results)
+        if len(ids) == 0:
+            return
+        if self.mode == "Disabled" and (results[2] | results[3]).any():
+            self.expect_resets = True
+            envs.async_reset(env_ids=ids)
+            for env in ids:
+                self.last[env] = None
+        else:
+            envs.send(np.zeros(len(ids), np.int64), ids)
+
+    def look(self, ids, results):
+        """Nobody's step was lost or done twice, but for those whose worker was."""
+        observations, rewards, terminated, truncated, infos = results
+        lost = infos.get("worker_lost", np.zeros(len(ids), np.bool_))
+        self.report.steps += len(ids)
+        for at, env in enumerate(ids):
+            number, steps, episode = observations[at]
+            self.expect(number == env, f"env {env} shows the observation of {number}")
+            if self.last[env] is None:  # a reset
+                self.expect(steps == 0, f"env {env} was reset and shows step {steps}")
+            elif lost[at]:
+                if self.mode != "SameStep":
+                    self.expect((steps, episode) == self.last[env], f"env {env} lost: last seen")
+            elif self.mode == "NextStep" and self.over[env]:
+                self.expect(steps == 0 and rewards[at] == 0, f"env {env} was not reset")
+            elif self.mode == "SameStep" and terminated[at]:
+                self.expect(steps == 0, f"env {env} was not reset in the same step")
+            else:
+                expected = self.last[env][0] + 1, self.last[env][1]
+                self.expect((steps, episode) == expected, f"env {env}: {steps}, not {expected}")
+            self.last[env] = steps, episode
+            self.over[env] = terminated[at] or truncated[at]
+
+    @functools.cached_property
+    def over(self):
+        return [False] * self.count
+
+    def expect(self, true, what):
+        if not true:
+            self.report.wrong.append((self.seed, what))
+
+    def kill_some(self):
+        """A worker, or the nursery, at some moment: while it starts, works, is called, closes."""
+        dice = random.Random(self.seed + 1)
+        for _ in range(self.kills):
+            if self.done.wait(dice.expovariate(1 / 0.1)):
+                return
+            if self.kill_nursery and dice.random() < 0.5:
+                for child in psutil.Process().children():
+                    with contextlib.suppress(psutil.Error):
+                        if "pysampler.nursery" in " ".join(child.cmdline()):
+                            child.kill()
+                            self.report.kills += 1
+                continue
+            mine = psutil.Process().children(recursive=True)
+            workers = [c for c in mine if is_worker(c)]
+            if workers:
+                victim = dice.choice(workers)
+                with contextlib.suppress(psutil.Error):
+                    self.killed[victim.pid] = now()
+                    victim.kill()
+                    self.report.kills += 1
+
+
+def is_worker(process):
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()[:1] != [] and "pysampler: worker" in process.cmdline()[0]
+    return False
+
+
+def mappings():
+    return Path("/proc/self/maps").read_text().count("memfd:pysampler")
+
+
+def left_over():
+    """Processes of this campaign, but for the nursery and this one."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid == os.getpid() or process.environ().get(MARK) != str(os.getpid()):
+                continue
+            if "pysampler.nursery" not in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def campaign(seconds, seed, cases=None):
+    """Cases until the time is over. Calls the end of the process where one hangs."""
+    os.environ[MARK] = str(os.getpid())
+    report = Report()
+    pysampler.VectorEnv([functools.partial(Faulty, 0, 0, [], 0)]).close()  # the nursery
+    gc.collect()
+    me = psutil.Process()
+    fds, maps = me.num_fds(), mappings()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and (cases is None or report.cases < cases):
+        case_seed = seed + 1000 * report.cases
+        print(f"case {case_seed}", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback_later(HANG, exit=True)
+        case = Case(case_seed, report)
+        case.run()
+        nursery_killed = case.kill_nursery
+        del case
+        gc.collect()
+        faulthandler.cancel_dump_traceback_later()
+        report.cases += 1
+        # What was killed is gone once the kernel has got round to it.
+        patience = time.monotonic() + 20
+        while (left := left_over()) and time.monotonic() < patience:
+            time.sleep(0.01)  # there is nothing to wait on: they are nobody's children
+        if left and not nursery_killed:
+            report.wrong.append((case_seed, f"processes left: {left}"))
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        zombies = [c for c in me.children() if c.status() == psutil.STATUS_ZOMBIE]
+        if zombies:
+            report.wrong.append((case_seed, f"zombies: {zombies}"))
+        if me.num_fds() > fds + 2 * nursery_killed:
+            report.wrong.append((case_seed, f"{me.num_fds()} fds, {fds} before"))
+            fds = me.num_fds()
+        if mappings() > maps:
+            report.wrong.append((case_seed, f"{mappings()} mappings, {maps} before"))
+            maps = mappings()
+    return report
+
+
+def table(report):
+    notices = sorted(report.notices_ms) or [0.0]
+    quantile = lambda share: notices[min(int(share * len(notices)), len(notices) - 1)]  # noqa: E731
+    rows = [
+        ("cases", f"{report.cases:,}"),
+        ("steps of envs looked at", f"{report.steps:,}"),
+        ("how they ended", ", ".join(f"{k} {v}" for k, v in report.ended.most_common())),
+        ("errors of envs", ", ".join(f"{k} {v}" for k, v in report.faults.most_common())),
+        ("kills from outside", f"{report.kills:,}"),
+        ("workers replaced", f"{report.restarts:,}"),
+        ("hangs", "0"),
+        ("lost or doubled steps of the others, leaks", str(len(report.wrong))),
+        (
+            "from kill to notice, ms, p50 / p99 / max",
+            f"{quantile(0.5):.2f} / {quantile(0.99):.2f} / {notices[-1]:.2f}",
+        ),
+    ]
+    return "\n".join(["| | |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows)]) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--case", type=int, help="only the case of this seed")
+    parser.add_argument("--out", type=Path, help="folder to write the table to")
+    args = parser.parse_args()
+    if args.case is None:
+        report = campaign(args.seconds, args.seed)
+    else:
+        report = campaign(1e9, args.case, cases=1)
+    text = table(report)
+    print(text)
+    for seed, what in report.wrong:
+        print(f"WRONG: case {seed}: {what}")
+    if args.out is not None:
+        name = f"{time.strftime('%Y-%m-%d')}-faults"
+        machine = f"{os.cpu_count()} CPUs, Linux {os.uname().release}"
+        (args.out / f"{name}.md").write_text(f"# Faults, {name[:10]}, {machine}\n\n{text}")
+        (args.out / f"{name}.json").write_text(json.dumps(vars(report), indent=1))
+    return bool(report.wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
