@@ -47,7 +47,8 @@ test-faults: $(VENV)/package.stamp $(VENV)/test.stamp $(VENV)/native.stamp  ## k
 	$(CMAKE) -S . -B build/native $(NATIVE_OFF)
 	$(BIN)/cmake --build build/native
 	PYSAMPLER_FAULT_ROUNDS=1000 $(BIN)/ctest --test-dir build/native --output-on-failure -V -R 'faults|kill_points'
-	PYSAMPLER_FAULT_ROUNDS=300 $(BIN)/python -m pytest tests/faults -m faults -s
+	PYSAMPLER_FAULT_ROUNDS=300 $(BIN)/python -m pytest tests/faults/test_kills.py -s
+	$(BIN)/python tests/faults/campaign.py --seconds 600 --out benchmarks/results >/dev/null
 
 lint: $(VENV)/package.stamp $(VENV)/lint.stamp $(VENV)/native.stamp  ## formatters in check mode, linters, types, stubs
 	$(BIN)/ruff format --check .

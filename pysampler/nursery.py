@@ -215,9 +215,10 @@ def _the_nursery() -> Nursery:
             with contextlib.suppress(PysamplerError):
                 _nursery.settle()
         if _nursery is None or not _nursery.alive:
-            if _nursery is not None and _nursery.tainted:
+            if _nursery is not None:
+                _preload_allowed &= not _nursery.tainted
                 _nursery.close()
-                _preload_allowed = False
+                atexit.unregister(_nursery.close)
             _nursery = Nursery()
             atexit.register(_nursery.close)
         return _nursery

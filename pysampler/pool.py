@@ -397,6 +397,8 @@ class Pool:
 
     def _lost(self, error: LostError, group: int | None = None) -> None:
         """Replace who was lost, or end the pool and tell of it."""
+        if self.closed:  # and that is what it tells
+            raise error
         groups = list(error.members) or ([] if group is None else [group])
         lost = {self._worker_of[g] for g in groups}
         lost |= {i for i, child in enumerate(self._processes.children) if child.ended()}

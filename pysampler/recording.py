@@ -70,9 +70,6 @@ class Replayer:
             raise self.damaged()
         return groups
 
-    def close(self) -> None:
-        """Nothing is open."""
-
     def damaged(self) -> ReplayError:
         """What to raise where a recording makes no sense."""
         return ReplayError(f"cannot replay {self._path}: damaged in batch {self.batch}")

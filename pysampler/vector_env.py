@@ -155,7 +155,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         record: str | os.PathLike[str] | None = None,
         replay: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.closed = True  # until it is open: for __del__
         self.env_fns = arguments.env_fns(env_fns)
         self.num_envs = len(self.env_fns)
         self.shared_memory = shared_memory
@@ -226,7 +225,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         except BaseException:
             self._pool.kill()
             raise
-        self.closed = False
 
     def _open(self, descriptions: Sequence[Description], options: arguments.Options) -> None:
         first = descriptions[0]
@@ -452,14 +450,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             least, most = self.num_envs, self.num_envs
             if min_envs is not None or max_envs is not None:
                 least, most = arguments.batch(min_envs, max_envs, self.num_envs, self._largest)
-            try:
-                if self._replayer is None:
-                    groups, messages = self._pool.wait_some(least, most, deadline)
-                else:
-                    groups, messages = self._replayed(self._replayer)
-            except LostError:
-                self.closed = True
-                raise
+            if self._replayer is None:
+                groups, messages = self._pool.wait_some(least, most, deadline)
+            else:
+                groups, messages = self._replayed(self._replayer)
             failures = self._results.failed(messages) if messages else []
             if failures:
                 groups = sorted({group for group, _ in failures})
@@ -662,11 +656,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def _wait(self, what: str, timeout: float | None) -> list[tuple[int, Any]]:
         """Until all that is pending is there; what groups had to say."""
-        try:
-            messages = self._pool.wait(timeout)
-        except LostError:
-            self.closed = True
-            raise
+        messages = self._pool.wait(timeout)
         if messages is None:
             raise _timed_out(what, timeout)
         self._state = None
@@ -680,8 +670,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def _enter(self, what: str) -> None:
         """It is open, in the process that made it, and no other thread is in here."""
-        if self.closed or self._pool.closed:
-            self.closed = True
+        if self.closed:
             raise _ClosedError(
                 f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
             )
@@ -715,6 +704,24 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     # -- ending ----------------------------------------------------------------------------------
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or has ended because a worker was lost."""
+        pool = getattr(self, "_pool", None)
+        return pool is None or pool.closed
+
+    @closed.setter
+    def closed(self, _: bool) -> None:
+        """gymnasium's ``close`` sets it when all has been closed."""
+
+    def close(self, **kwargs: Any) -> None:
+        """End the workers: ``close_extras`` has the arguments."""
+        try:
+            super().close(**kwargs)
+        finally:
+            if self._recorder is not None:
+                self._recorder.close()
+
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:  # noqa: FBT001, FBT002
         """End the workers: after what is pending, or at once; GRACE at most."""
         with self._entered("close"):
@@ -725,34 +732,28 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 )
                 self._state = None
                 terminate = terminate or not self._settled(GRACE if timeout is None else timeout)
-            self.closed = True
             try:
                 if terminate:
                     self._pool.kill()
                 else:
                     self._pool.close()
             finally:
-                self._let_go()
-                for file in (self._recorder, self._replayer):
-                    if file is not None:
-                        file.close()
-
-    def _let_go(self) -> None:
-        """Of the memory, once no view of it is left."""
-        del self._results, self._write, self._read
-        if not self.copy:
-            self.observations = None
+                # The memory goes once no view of it is left.
+                del self._results, self._write, self._read
+                if not self.copy:
+                    self.observations = None
 
     def _settled(self, timeout: float) -> bool:
         try:
             return self._pool.wait(timeout) is not None
-        except EnvError:
+        except (EnvError, LostError):
             return True
+        except WaitTimeoutError:  # an env is late
+            return False
 
     def __del__(self) -> None:
-        if not getattr(self, "closed", True):
+        if not self.closed:
             self._pool.kill()
-            self.closed = True
 
     def __repr__(self) -> str:
         name = self._name if self.spec is None else self.spec.id

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
@@ -169,7 +170,7 @@ class Case:
             copy=self.dice.random() < 0.5,
             infos=self.dice.choice(["all", "final", "none"]),
             on_worker_loss="restart" if self.restart else "raise",
-            most_losses=(1000, 1.0) if self.dice.random() < 0.8 else (3, 10.0),
+            most_losses=(20, 10.0) if self.dice.random() < 0.8 else (3, 10.0),
             step_timeout=0.3 if self.hangs else None,
             on_hang=("restart" if self.restart else "raise"),
         )
@@ -184,8 +185,11 @@ class Case:
                 self.sample()
                 self.envs.close()
             how = "closed"
-        except PysamplerError as error:
+        except (WorkerLostError, EnvTimeoutError, EnvError) as error:
             how = type(error).__name__.split("[")[0]
+        except PysamplerError:
+            how = "something else"
+            self.expect(not how, traceback.format_exc())
         finally:
             self.done.set()
             killer.join()
@@ -220,6 +224,7 @@ class Case:
                 self.saw_error(error)
                 self.reset()
         if self.dice.random() < 0.3:
+            self.reset()
             with contextlib.suppress(EnvError):
                 self.envs.call("_observe")
         self.count_losses()
@@ -256,7 +261,7 @@ class Case:
                 continue
             for env, (number, steps, episode) in enumerate(observations):
                 self.expect(number == env and steps == 0, f"reset of env {env}: {number} {steps}")
-                self.last[env] = 0, episode
+                self.saw_reset(env, episode)
             return
 
     def all(self):
@@ -266,7 +271,10 @@ class Case:
             observations, infos = self.envs.reset(options={"reset_mask": over})
             new = over | infos.get("worker_lost", np.zeros(self.count, np.bool_))
             for env in np.flatnonzero(new):
-                self.last[env] = 0, observations[env][EPISODE]
+                self.saw_reset(env, observations[env][EPISODE])
+
+    def saw_reset(self, env, episode):
+        self.last[env], self.over[env] = (0, episode), False
 
     def some(self):
         envs = self.envs
@@ -279,7 +287,6 @@ class Case:
         if len(ids) == 0:
             return
         if self.mode == "Disabled" and (results[2] | results[3]).any():
-            self.expect_resets = True
             envs.async_reset(env_ids=ids)
             for env in ids:
                 self.last[env] = None
@@ -362,11 +369,16 @@ def left_over():
     return found
 
 
+def nothing():
+    """Makes sure that there is a nursery."""
+    pysampler.VectorEnv([functools.partial(Faulty, 0, 0, [], 0)]).close()
+
+
 def campaign(seconds, seed, cases=None):
     """Cases until the time is over. Calls the end of the process where one hangs."""
     os.environ[MARK] = str(os.getpid())
     report = Report()
-    pysampler.VectorEnv([functools.partial(Faulty, 0, 0, [], 0)]).close()  # the nursery
+    nothing()
     gc.collect()
     me = psutil.Process()
     fds, maps = me.num_fds(), mappings()
@@ -377,24 +389,28 @@ def campaign(seconds, seed, cases=None):
         faulthandler.dump_traceback_later(HANG, exit=True)
         case = Case(case_seed, report)
         case.run()
-        nursery_killed = case.kill_nursery
+        # What envs had started ends with their workers where these come from a nursery that lives.
+        if case.kill_nursery:  # the dead one is buried when another is needed
+            nothing()
+        adopted = case.kind == "nursery" and not case.kill_nursery
         del case
         gc.collect()
         faulthandler.cancel_dump_traceback_later()
         report.cases += 1
         # What was killed is gone once the kernel has got round to it.
         patience = time.monotonic() + 20
-        while (left := left_over()) and time.monotonic() < patience:
+        while (left := left_over()) and adopted and time.monotonic() < patience:
             time.sleep(0.01)  # there is nothing to wait on: they are nobody's children
-        if left and not nursery_killed:
+        left = [p for p in left if adopted or is_worker(p)]
+        if left:
             report.wrong.append((case_seed, f"processes left: {left}"))
-        for process in left:
+        for process in left_over():
             with contextlib.suppress(psutil.Error):
                 process.kill()
         zombies = [c for c in me.children() if c.status() == psutil.STATUS_ZOMBIE]
         if zombies:
             report.wrong.append((case_seed, f"zombies: {zombies}"))
-        if me.num_fds() > fds + 2 * nursery_killed:
+        if me.num_fds() > fds:
             report.wrong.append((case_seed, f"{me.num_fds()} fds, {fds} before"))
             fds = me.num_fds()
         if mappings() > maps:
@@ -435,9 +451,9 @@ def main():
     else:
         report = campaign(1e9, args.case, cases=1)
     text = table(report)
-    print(text)
+    print(text, file=sys.stderr)  # stdout is what envs print to
     for seed, what in report.wrong:
-        print(f"WRONG: case {seed}: {what}")
+        print(f"WRONG: {what}; repeat it with --case {seed}", file=sys.stderr)
     if args.out is not None:
         name = f"{time.strftime('%Y-%m-%d')}-faults"
         machine = f"{os.cpu_count()} CPUs, Linux {os.uname().release}"

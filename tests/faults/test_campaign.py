@@ -1,0 +1,29 @@
+"""A minute of the fault campaign. PYSAMPLER_FAULT_SECONDS and PYSAMPLER_FAULT_SEED set how long, and
+which cases; what it prints says how to repeat a single one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CAMPAIGN = Path(__file__).with_name("campaign.py")
+SECONDS = os.environ.get("PYSAMPLER_FAULT_SECONDS", "60")
+SEED = os.environ.get("PYSAMPLER_FAULT_SEED")
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+@pytest.mark.timeout(float(SECONDS) + 180)
+def test_nothing_hangs_is_lost_or_left(tmp_path):
+    command = [sys.executable, str(CAMPAIGN), "--seconds", SECONDS, "--out", str(tmp_path)]
+    if SEED is not None:
+        command += ["--seed", SEED]
+    # What envs print goes nowhere; a case that hangs prints where, and ends the campaign.
+    done = subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
+    )
+    [told] = tmp_path.glob("*.md") or [None]
+    assert done.returncode == 0, (told and told.read_text(), done.stderr[-3000:])
+    print(told.read_text())
