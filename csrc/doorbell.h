@@ -45,6 +45,8 @@ class BasicDoorbell {
 
     using Order = std::pair<std::int64_t, std::uint32_t>;  // posted at, member
 
+    static constexpr std::uint32_t kLooks = 4096;
+
  public:
     using Cell = BasicDoorbellCell<Os>;
     using Member = BasicMember<Os>;
@@ -141,7 +143,14 @@ class BasicDoorbell {
 
     template <class Policy>
     Outcome wait_inside(std::uint32_t want, std::int64_t deadline, Policy& policy) {
-        for (;;) {
+        for (std::uint32_t looks = 0;; ++looks) {
+            // As many as this, and somebody posts who is no member: time and signals count too.
+            if (looks >= kLooks) {
+                if constexpr (requires { policy.interrupted(); }) {
+                    if (policy.interrupted()) return Outcome::kInterrupted;
+                }
+                if (now_ns() >= deadline) return Outcome::kTimedOut;
+            }
             cell_->posts.clear_lost();
             const std::uint64_t seen = cell_->posts.load();
             collect();

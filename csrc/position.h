@@ -37,6 +37,9 @@ class BasicPosition {
     static constexpr Word kLost = 2;
     static constexpr Word kUnit = 4;
 
+    // So many of them in one sleep, and somebody is playing with the word: look at the clock.
+    static constexpr int kMismatches = 1000;
+
  public:
     // The furthest ahead a waiter may ask for; see above.
     static constexpr std::uint64_t kMaxAhead = 1ULL << 30;
@@ -156,7 +159,7 @@ class BasicPosition {
         }
         word |= kArmed;
         FutexResult result;
-        for (;;) {
+        for (int again = 0; again < kMismatches; ++again) {
             result = Os::futex_wait(word_, word, until);
             word = word_.load(std::memory_order_relaxed);
             // Posts that do not reach the target change the word without a wake: sleep on.

@@ -85,6 +85,9 @@ class WaitPolicy {
     // Whether to wake early and spin up to a deadline. On by default.
     void set_precise(bool on) { precise_ = on; }
 
+    // For who waits again and again without sleeping: whether not to go on.
+    bool interrupted() { return go_on_ && !go_on_(); }
+
     bool adaptive() const { return adaptive_; }
     std::int64_t patience_ns() const { return patience_; }
     std::int64_t usual_ns() const { return usual_; }

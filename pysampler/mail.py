@@ -59,8 +59,9 @@ class Outbox:
 class Inbox:
     """The parent's end: messages as they were posted, taken by group."""
 
-    def __init__(self, ring: _core.ByteRing) -> None:
+    def __init__(self, ring: _core.ByteRing, groups: range) -> None:
         self._ring = ring
+        self._groups = groups
         self._parts: dict[int, list[bytes]] = {}
         self._whole: dict[int, bytes] = {}
 
@@ -71,11 +72,9 @@ class Inbox:
         """
         while group not in self._whole:
             record = self._ring.recv(deadline=deadline)
-            if len(record) < _HEAD.size:
-                raise LayoutError(
-                    f"cannot receive from worker: a record of {len(record)} bytes, expected a head"
-                )
-            about, last = _HEAD.unpack_from(record)
+            about, last = _HEAD.unpack_from(record.ljust(_HEAD.size, b"\xff"))
+            if about not in self._groups:
+                raise LayoutError("cannot receive from worker: a message about no group of its own")
             parts = self._parts.setdefault(about, [])
             parts.append(record[_HEAD.size :])
             if last:

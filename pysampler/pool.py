@@ -20,6 +20,7 @@ from pysampler.block import Failure, Restored
 from pysampler.errors import (
     EnvError,
     EnvTimeoutError,
+    LayoutError,
     LostError,
     PysamplerError,
     WaitTimeoutError,
@@ -45,6 +46,8 @@ _REQUEST: int = _core.Command.REQUEST
 _NOTE: int = _core.Command.NOTE
 # Bytes of a side channel. What is larger goes in parts.
 SIDE_CHANNEL = 1 << 16
+# How long a worker may take until it reads what finds no room otherwise, in seconds.
+_PATIENCE = 60.0
 # How often to look whether a worker that closes has died, in seconds.
 _LOOK = 0.05
 
@@ -115,7 +118,9 @@ class Pool:
         self._core = _core.Pool(segment, self.groups, weights, policy)
         self._inboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
         self._outboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
-        self._mail = [Inbox(ring) for ring in self._outboxes]
+        self._mail = [
+            Inbox(ring, self._groups_of(index)) for index, ring in enumerate(self._outboxes)
+        ]
         costs = wait_costs()
         self._attachments = [
             Attachment(
@@ -259,9 +264,16 @@ class Pool:
     def _send_message(self, group: int, kind: int, frame: int, message: bytes) -> None:
         try:
             self._core.send_to(group, kind, frame)
-            self._inboxes[self._worker_of[group]].send(message)
+            self._inboxes[self._worker_of[group]].send(message, _PATIENCE)
         except LostError as error:
             self._lost(error, group)
+        except WaitTimeoutError:
+            self.kill()
+            index = self._worker_of[group]
+            raise PysamplerError(
+                f"cannot send to worker {index}: it has not read {len(message):,} bytes for "
+                f"{_PATIENCE:.0f} s, while {self._doing(group)}"
+            ) from None
 
     # -- completions -----------------------------------------------------------------------------
 
@@ -335,7 +347,7 @@ class Pool:
             if back or until == deadline:
                 return back
             since = self._look_for_late(patience)
-            look = max(since + patience, now())
+            look = min(since, now()) + patience
 
     def _received(self, groups: Iterable[int], deadline: int | None) -> list[tuple[int, Any]]:
         """The messages of groups, as far as they have come by then."""
@@ -400,11 +412,14 @@ class Pool:
         if self.closed:  # and that is what it tells
             raise error
         groups = list(error.members) or ([] if group is None else [group])
-        lost = {self._worker_of[g] for g in groups}
-        lost |= {i for i, child in enumerate(self._processes.children) if child.ended()}
+        lost = {i for i, child in enumerate(self._processes.children) if child.ended()}
         if not lost:
+            said = sorted({self._worker_of[group] for group in groups})
             self.kill()
-            raise LostError(str(error)) from None
+            raise LayoutError(
+                f"cannot go on: workers {said} are said to be lost, and live; somebody writes to "
+                "the segment who should not"
+            ) from None
         for index in sorted(lost):
             if self._faults.on_worker_loss == "raise":
                 told = self._told(index)
@@ -438,7 +453,7 @@ class Pool:
         self._core.renew(index)
         self._inboxes[index].renew()
         self._outboxes[index].renew()
-        self._mail[index] = Inbox(self._outboxes[index])
+        self._mail[index] = Inbox(self._outboxes[index], groups)
         self._counters.clear_worker(index)
         try:
             self._processes.replace(index, self._attachments[index], self._segment.fd)

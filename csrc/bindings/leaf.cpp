@@ -159,6 +159,10 @@ py::object Leaf::load_all(const Selection& batch, const bool* mask) const {
         std::memcpy(to, row(frame, first), count * row_bytes_);
         to += count * row_bytes_;
     }
+    // A worker may have written anything; a bool that is neither 0 nor 1 is trouble.
+    if (type_num_ == Npy::NPY_BOOL_) {
+        std::transform(begin, to, begin, [](char one) { return one != 0; });
+    }
     for (std::size_t at = 0; mask != nullptr && at < batch.envs(); ++at) {
         if (!mask[at]) std::memset(begin + at * row_bytes_, 0, row_bytes_);
     }

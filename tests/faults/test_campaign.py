@@ -1,5 +1,8 @@
-"""A minute of the fault campaign. PYSAMPLER_FAULT_SECONDS and PYSAMPLER_FAULT_SEED set how long, and
-which cases; what it prints says how to repeat a single one."""
+"""A minute of the fault campaign.
+
+PYSAMPLER_FAULT_SECONDS and PYSAMPLER_FAULT_SEED set how long, and which cases; what it prints says
+how to repeat a single one.
+"""
 
 import os
 import subprocess
