@@ -865,17 +865,17 @@ class Batch:
         """
         Observations, rewards, terminated, truncated, infos, and keys of infos whose values do not share a dtype.
         """
-    def read_some(self, groups: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]]) -> tuple:
+    def read_some(self, parts: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]]) -> tuple:
         """
-        As read(), for some groups, (group, frame) each, in this order.
+        As read(), for groups with their frames, in this order.
         """
     def write(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: typing.Any) -> bool:
         """
         Whether the actions were one array of just the right kind, and lie in the frame now.
         """
-    def write_some(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: typing.Any) -> bool:
+    def write_some(self, parts: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], actions: typing.Any) -> bool:
         """
-        As write(), a row for each env that groups_of() was asked for last.
+        As write(), a row for each env that groups_of() was asked for last; its groups with their frames.
         """
 def adopt_orphans() -> bool:
     """

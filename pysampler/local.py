@@ -69,26 +69,30 @@ class LocalPool:
 
     def step(self, frame: int) -> None:
         """Step every block."""
-        self.step_some(frame, range(len(self.envs)))
+        self.step_some([(group, frame) for group in range(len(self.envs))])
 
-    def step_some(self, frame: int, groups: Iterable[int]) -> None:
-        """Step some blocks."""
+    def step_some(self, parts: Iterable[tuple[int, int]]) -> None:
+        """Step some blocks, each with its frame."""
         self._asked = "stepping"
-        for group in groups:
+        for group, frame in parts:
             block = self._host.blocks[group]
             self._back.append(group)
             if block.step(frame):
                 self._said[group] = plain(block.take_leftovers())
 
     def request(
-        self, frame: int, requests: Mapping[int, tuple[str, tuple[Any, ...]]], doing: str
+        self,
+        parts: Iterable[tuple[int, int]],
+        requests: Mapping[int, tuple[str, tuple[Any, ...]]],
+        doing: str,
     ) -> None:
         """Ask blocks for other things than a step."""
         self._asked = doing
+        frames = dict(parts)
         for group, (name, arguments) in requests.items():
             self._back.append(group)
             try:
-                self._said[group] = self._host.answer(name, group, frame, arguments)
+                self._said[group] = self._host.answer(name, group, frames[group], arguments)
             except Exception as error:
                 self._said[group] = failure_of(error, name)
 

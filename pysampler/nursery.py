@@ -227,7 +227,10 @@ def _the_nursery() -> Nursery:
 def start_worker(context: str) -> Child:
     """A process in which ``pysampler.worker.main`` runs, at the other end of a connection."""
     if context == "nursery":
-        return _the_nursery().fork()
+        try:
+            return _the_nursery().fork()
+        except PysamplerError:  # it was killed: another one can do it
+            return _the_nursery().fork()
     ours, theirs = socket.socketpair()
     with theirs:
         parent: _Here | _Spawned = _Here()

@@ -194,13 +194,13 @@ class Pool:
     def step(self, frame: int) -> None:
         """Let every group step, reading actions from the frame and writing results to it."""
         if self._notes or self._requests or self._lost_envs:
-            self.step_some(frame, range(len(self.envs)))
+            self.step_some([(group, frame) for group in range(len(self.envs))])
         else:
             self._core.send(_STEP, frame)
 
-    def step_some(self, frame: int, groups: Iterable[int]) -> None:
-        """Let some groups step."""
-        for group in groups:
+    def step_some(self, parts: Iterable[tuple[int, int]]) -> None:
+        """Let some groups step, each with its frame."""
+        for group, frame in parts:
             if self._notes:
                 self._send_notes(group)
             if group in self._lost_envs:
@@ -211,12 +211,17 @@ class Pool:
                 self._core.send_to(group, _STEP, frame)
 
     def request(
-        self, frame: int, requests: Mapping[int, tuple[str, tuple[Any, ...]]], doing: str
+        self,
+        parts: Iterable[tuple[int, int]],
+        requests: Mapping[int, tuple[str, tuple[Any, ...]]],
+        doing: str,
     ) -> None:
         """Ask groups for other things than a step: the name of a method of the host, arguments."""
+        frames = dict(parts)
         # Pickled before the first is sent: what cannot be leaves nobody waiting.
         messages = {group: dumps_by_value(request) for group, request in requests.items()}
         for group, request in requests.items():
+            frame = frames[group]
             self._send_notes(group)
             if group in self._lost_envs and request[0] == "step":
                 self._restore(group, frame)

@@ -66,6 +66,7 @@ class Results:
         self._shown: int | list[int] = 0  # the frame the user saw last, of all or by group
         self.show_versions = False  # of options
         self.frame = 0  # that all envs use
+        self._everyone = np.arange(frames.envs)
         self._ids = [np.arange(g.start, g.stop) for g in groups]
         self._no_ids = np.zeros(0, np.int64)
         self._nothing = (
@@ -87,23 +88,34 @@ class Results:
     # -- actions ---------------------------------------------------------------------------------
 
     def write(self, actions: Any, envs: npt.NDArray[np.int64] | None = None) -> bool:
-        """Put actions of any dtypes and nesting in the frame; False if they are not all arrays."""
-        count = self.frames.envs if envs is None else len(envs)
-        arrays = checked_actions(self._spec, count, actions)
+        """Put actions of any dtypes and nesting in the frame; False if they are not all arrays.
+
+        Of all envs, or of some, each in the frame that ``start`` chose.
+        """
+        frame: Any = self.frame
+        if envs is None:
+            envs = self._everyone
+        else:
+            frame = np.repeat(self._frame_of, [len(ids) for ids in self._ids])[envs]
+        arrays = checked_actions(self._spec, len(envs), actions)
         if arrays is None:
             return False
-        rows: Any = slice(None) if envs is None else envs
         for leaf, array in enumerate(arrays):
-            self.frames.action_types[self.frame, rows, leaf] = array.dtype.num
-            self.frames.actions_as(leaf, array.dtype)[self.frame, rows] = array
+            self.frames.action_types[frame, envs, leaf] = array.dtype.num
+            self.frames.actions_as(leaf, array.dtype)[frame, envs] = array
         return True
 
-    # -- results ---------------------------------------------------------------------------------
+    def start(self, groups: Sequence[int]) -> list[tuple[int, int]]:
+        """These groups go on apart from others: each with the frame it uses next.
 
-    def sent(self, groups: Sequence[int]) -> None:
-        """These groups use the frame, apart from others."""
+        Not the one the user saw last: that is wanted where a worker is lost.
+        """
         for group in groups:
-            self._frame_of[group] = self.frame
+            shown = self._shown if isinstance(self._shown, int) else self._shown[group]
+            self._frame_of[group] = self.batch.next(shown)
+        return [(group, self._frame_of[group]) for group in groups]
+
+    # -- results ---------------------------------------------------------------------------------
 
     def read(self, messages: Sequence[Message]) -> Stepped:
         """Of all envs, from the frame they all use."""

@@ -40,7 +40,7 @@ from pysampler.results import Results, first
 from pysampler.spec import Spaces, spec_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
     from gymnasium.core import RenderFrame
@@ -291,7 +291,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             if options is not None and "reset_mask" in options:
                 mask = arguments.reset_mask(options["reset_mask"], self.num_envs)
                 options = {k: v for k, v in options.items() if k != "reset_mask"}
-            frame = self._next_frame()
+            self._next_frame()
             requests = {
                 group: (
                     "reset",
@@ -303,7 +303,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 )
                 for group, envs in enumerate(self._groups)
             }
-            self._pool.request(frame, requests, "resetting")
+            self._pool.request(self._all_parts(), requests, "resetting")
             self._state = "reset"
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
@@ -341,11 +341,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if self._write(frame, actions) or self._results.write(actions):
             self._pool.step(frame)
         else:
-            self._send_objects(actions, np.arange(self.num_envs), range(len(self._groups)))
+            self._send_objects(actions, self._everyone, self._all_parts())
         self._state = "step"
 
     def _send_objects(
-        self, actions: Any, envs: npt.NDArray[np.int64], groups: Iterable[int]
+        self, actions: Any, envs: npt.NDArray[np.int64], parts: Sequence[tuple[int, int]]
     ) -> None:
         """Actions that are not arrays, or of spaces without a fixed shape: as gymnasium does."""
         space = self.action_space
@@ -355,8 +355,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if len(items) != len(envs):
             raise ValueError(f"cannot send actions: {len(items)} of them, expected {len(envs)}")
         by_env = dict(zip(envs.tolist(), items, strict=True))
-        requests = {g: ("step", ([by_env[env] for env in self._groups[g]],)) for g in groups}
-        self._pool.request(self._results.frame, requests, "stepping")
+        requests = {g: ("step", ([by_env[env] for env in self._groups[g]],)) for g, _ in parts}
+        self._pool.request(parts, requests, "stepping")
 
     def step_wait(self, timeout: float | None = None) -> Stepped:
         """What the envs return from the step that is pending."""
@@ -382,12 +382,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             envs = self._everyone if env_ids is None else np.asarray(env_ids)
             if self._validate:
                 arguments.refuse_nan(self._spec, len(envs), actions)
-            frame = self._next_frame()
-            if self._results.batch.write_some(frame, actions) or self._results.write(actions, envs):
-                self._pool.step_some(frame, groups)
+            self._tell_columns()
+            parts = self._results.start(groups)
+            if self._results.batch.write_some(parts, actions) or self._results.write(actions, envs):
+                self._pool.step_some(parts)
             else:
-                self._send_objects(actions, envs, groups)
-            self._results.sent(groups)
+                self._send_objects(actions, envs, parts)
             self._state = "send"
         finally:
             self._turn.release()
@@ -411,13 +411,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             else:
                 seeds = arguments.seeds(seed, len(envs))
             by_env = dict(zip(envs, seeds, strict=True))
-            frame = self._next_frame()
+            self._tell_columns()
             requests = {
                 group: ("reset", ([by_env[env] for env in self._groups[group]], options, None))
                 for group in groups
             }
-            self._pool.request(frame, requests, "resetting")
-            self._results.sent(groups)
+            self._pool.request(self._results.start(groups), requests, "resetting")
             self._state = "send"
 
     def recv(
@@ -601,7 +600,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     ) -> None:
         request = "apply", (function, args, what, envs)
         requests = dict.fromkeys(range(len(self._groups)), request)
-        self._pool.request(self._results.frame, requests, f"calling {what} of")
+        self._pool.request(self._all_parts(), requests, f"calling {what} of")
 
     def _answers(self, what: str, timeout: float | None) -> tuple[Any, ...]:
         messages = self._wait(what, timeout)
@@ -629,7 +628,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 group: ("set_attr", (name, [values[env] for env in envs]))
                 for group, envs in enumerate(self._groups)
             }
-            self._pool.request(self._results.frame, requests, f"setting {name} of")
+            self._pool.request(self._all_parts(), requests, f"setting {name} of")
             self._state = "call"  # and stays so if Ctrl-C ends the wait
             self._answers("set_attr", None)
 
@@ -650,9 +649,15 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     # -- what they share -------------------------------------------------------------------------
 
     def _next_frame(self) -> int:
+        self._tell_columns()
+        return self._results.next()
+
+    def _tell_columns(self) -> None:
         if columns := self._results.new_columns():
             self._pool.note("add_columns", lambda _: (columns,))
-        return self._results.next()
+
+    def _all_parts(self) -> list[tuple[int, int]]:
+        return [(group, self._results.frame) for group in range(len(self._groups))]
 
     def _wait(self, what: str, timeout: float | None) -> list[tuple[int, Any]]:
         """Until all that is pending is there; what groups had to say."""

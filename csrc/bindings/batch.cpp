@@ -24,7 +24,8 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
       single_action_(py::tuple(frames.attr("spec").attr("action_tree"))[0].cast<std::string>() ==
                      "leaf"),
       groups_(std::move(groups)),
-      group_of_(envs_) {
+      group_of_(envs_),
+      frame_of_(groups_.size()) {
     for (std::uint32_t group = 0; group < groups_.size(); ++group) {
         const auto [first, count] = groups_[group];
         for (std::size_t env = first; env < first + count; ++env) group_of_.at(env) = group;
@@ -102,15 +103,17 @@ std::vector<std::uint32_t> Batch::groups_of(const py::array_t<std::int64_t>& env
     return groups;
 }
 
-bool Batch::write_some(std::uint32_t frame, const py::handle& actions) {
+bool Batch::write_some(const Parts& parts, const py::handle& actions) {
     if (!single_action_ || !action_leaves_[0].matches_all(actions.ptr(), chosen_.size())) {
         return false;
     }
-    const int type = action_leaves_[0].type_num();
+    for (const auto& [group, frame] : parts) {
+        frame_of_.at(group) = frame;
+        action_types_.mutable_at(frame, groups_[group].first, 0) = action_leaves_[0].type_num();
+    }
     for (std::size_t i = 0; i < chosen_.size(); ++i) {
         const std::size_t env = chosen_[i];
-        action_leaves_[0].store_row(frame, env, actions.ptr(), i);
-        action_types_.mutable_at(frame, groups_[group_of_[env]].first, 0) = type;
+        action_leaves_[0].store_row(frame_of_[group_of_[env]], env, actions.ptr(), i);
     }
     return true;
 }
@@ -119,10 +122,9 @@ py::tuple Batch::read(std::uint32_t frame) const {
     return results(observations(frame), Selection({frame, 0, envs_}));
 }
 
-py::tuple Batch::read_some(
-    const std::vector<std::pair<std::uint32_t, std::uint32_t>>& groups) const {
+py::tuple Batch::read_some(const Parts& parts) const {
     Selection batch;
-    for (const auto& [group, frame] : groups) {
+    for (const auto& [group, frame] : parts) {
         const auto [first, count] = groups_.at(group);
         batch.add({frame, first, count});
     }
@@ -208,10 +210,11 @@ void register_batch(py::module_& m) {
              "do not share a dtype.")
         .def("groups_of", &Batch::groups_of, py::arg("envs"),
              "The groups of these envs, which must be whole groups.")
-        .def("write_some", &Batch::write_some, py::arg("frame"), py::arg("actions"),
-             "As write(), a row for each env that groups_of() was asked for last.")
-        .def("read_some", &Batch::read_some, py::arg("groups"),
-             "As read(), for some groups, (group, frame) each, in this order.")
+        .def("write_some", &Batch::write_some, py::arg("parts"), py::arg("actions"),
+             "As write(), a row for each env that groups_of() was asked for last; its groups with "
+             "their frames.")
+        .def("read_some", &Batch::read_some, py::arg("parts"),
+             "As read(), for groups with their frames, in this order.")
         .def("observations", &Batch::observations, py::arg("frame"),
              "The observations of a frame, None if parts of them lie in no frame.");
     Hot<Batch, Write>::install(batch, "write");

@@ -35,10 +35,13 @@ class Batch {
     // The groups of these envs. Throws ValueError unless they are whole groups, IndexError where
     // there is no such env.
     std::vector<std::uint32_t> groups_of(const py::array_t<std::int64_t>& envs);
-    // As write(), row i for env i of those that groups_of() was asked for last.
-    bool write_some(std::uint32_t frame, const py::handle& actions);
-    // As read(), the envs of some groups, each from its frame: (group, frame) each.
-    py::tuple read_some(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& groups) const;
+    // Groups with the frame each of them uses.
+    using Parts = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
+    // As write(), row i for env i of those that groups_of() was asked for last, whose groups these
+    // are.
+    bool write_some(const Parts& parts, const py::handle& actions);
+    // As read().
+    py::tuple read_some(const Parts& parts) const;
 
     // The frame to use after this one: the next that nobody holds.
     std::uint32_t next(std::uint32_t frame) const;
@@ -75,6 +78,7 @@ class Batch {
     Groups groups_;
     std::vector<std::uint32_t> group_of_;  // of each env
     std::vector<std::size_t> chosen_;      // envs, by groups_of()
+    std::vector<std::uint32_t> frame_of_;  // of each group, in write_some()
 };
 
 }  // namespace pysampler::bindings
