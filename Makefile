@@ -11,7 +11,7 @@ NATIVE_OFF := -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_TESTS=ON
 FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-python test-native test-faults lint format stubs bench bench-vector bench-core \
+.PHONY: help demo test test-python test-native test-faults lint format stubs bench bench-vector bench-partial bench-core \
   sanitize models aarch64 wheel packages contract clean
 
 help:  ## what there is
@@ -69,10 +69,13 @@ format: $(VENV)/lint.stamp  ## formatters
 stubs: $(VENV)/package.stamp $(VENV)/lint.stamp  ## pysampler/_core.pyi, made from the module
 	$(BIN)/python tests/stubs.py
 
-bench: bench-vector bench-core  ## every benchmark, peers in turn; results in benchmarks/results
+bench: bench-vector bench-partial bench-core  ## every benchmark, peers in turn; results in benchmarks/results
 
 bench-vector: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/vector.py --out benchmarks/results
+
+bench-partial: $(VENV)/package.stamp $(VENV)/bench.stamp
+	$(BIN)/python benchmarks/partial.py --out benchmarks/results
 
 bench-core: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(CMAKE) -S . -B build/bench -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_BENCHMARKS=ON

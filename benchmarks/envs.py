@@ -41,6 +41,27 @@ class Busy(gym.Env[Any, Any]):
         return self._observation, 1.0, False, False, {}
 
 
+class Skewed(gym.Env[Any, Any]):
+    """Sleeps in steps and resets; episodes last 50 steps on average."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Box(-1, 1, (4,), np.float32)
+
+    def __init__(self, step_seconds: float = 0.001, reset_seconds: float = 0.2) -> None:
+        self._step, self._reset = step_seconds, reset_seconds
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        time.sleep(self._reset)
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(self._step)
+        return np.zeros(4, np.float32), 1.0, bool(self.np_random.random() < 0.02), False, {}
+
+
 @dataclass(frozen=True)
 class Case:
     """An env, how many of them, and what fraction of the ideal is asked for."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -136,7 +137,13 @@ class Nursery:
         """A worker."""
         ours, theirs = socket.socketpair()
         with theirs:
-            (pid,), fds = self._ask(("fork",), [theirs.fileno(), 1, 2])
+            try:
+                (pid,), fds = self._ask(("fork",), [theirs.fileno(), 1, 2])
+                if not fds:  # it was sent, and found no room here
+                    raise OSError(errno.EMFILE, "cannot start worker: too many open files")
+            except BaseException:
+                ours.close()
+                raise
         return Child(pid, fds[0], Connection(ours.detach()), self)
 
     def status_of(self, pid: int) -> int | None:

@@ -1,0 +1,110 @@
+"""Machines that are short of something: a clear error, or correct work, and nothing left behind."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import os, resource, sys
+import gymnasium as gym, numpy as np, psutil
+import pysampler
+
+def limit(name, soft):
+    resource.setrlimit(name, (soft, resource.getrlimit(name)[1]))
+
+def use(**kwargs):
+    envs = pysampler.make_vec("CartPole-v1", 8, vector_kwargs={"num_workers": 2, **kwargs})
+    envs.reset(seed=1)
+    for _ in range(5):
+        envs.step(envs.action_space.sample())
+    envs.close()
+    return "works"
+
+def attempt(**kwargs):
+    try:
+        return use(**kwargs)
+    except (OSError, MemoryError, pysampler.errors.PysamplerError) as error:
+        return f"{type(error).__name__}: {error}"
+
+me = psutil.Process()
+"""
+
+
+def run(program, *prefix, **kwargs):
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", PROGRAM + program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        **kwargs,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+def test_too_few_file_descriptors():
+    """However few there are; and when there are enough again, it works."""
+    told = run("""
+use()
+fds = me.num_fds()
+told = set()
+for spare in range(12):
+    limit(resource.RLIMIT_NOFILE, fds + spare)
+    told.add(attempt())
+    assert me.num_fds() <= fds + 1, (spare, me.num_fds(), fds)
+limit(resource.RLIMIT_NOFILE, 1000)
+told.add(attempt())
+print(sorted(t.split(":")[0] for t in told))
+""")
+    assert "'works'" in told
+    assert "'OSError'" in told
+
+
+def test_too_little_memory():
+    told = run("""
+use()
+limit(resource.RLIMIT_AS, me.memory_info().vms + (1 << 20))
+told = {attempt(frames=10_000).split(":")[0]}
+limit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS)[1])
+told.add(attempt())
+print(sorted(told), len([c for c in me.children() if "worker" in " ".join(c.cmdline())]))
+""")
+    assert told in ("['MemoryError', 'works'] 0", "['OSError', 'works'] 0")
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="the limit on processes does not bind root")
+def test_too_few_processes():
+    told = run("""
+limit(resource.RLIMIT_NPROC, 1)
+print(attempt())
+""")
+    assert "cannot" in told
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare"
+)
+def test_nowhere_to_write():
+    """Neither /tmp nor /dev/shm nor the working directory: nothing here needs a file."""
+    mounts = "mount -t tmpfs -o ro none /tmp && mount -t tmpfs -o ro none /dev/shm"
+    allowed = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mounts], check=False, capture_output=True
+    )
+    if allowed.returncode != 0:
+        pytest.skip(f"cannot mount here: {allowed.stderr.decode().strip()}")
+    shell = f'{mounts} && cd /tmp && exec "$@"'
+    assert run("print(attempt())", "unshare", "--mount", "sh", "-c", shell, "sh") == "works"
+
+
+def test_one_cpu():
+    told = run("""
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+envs = pysampler.make_vec("CartPole-v1", 4)
+print(envs.num_workers, attempt())
+envs.close()
+""")
+    assert told == "1 works"
