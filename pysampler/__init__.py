@@ -9,9 +9,12 @@ A tour of the code, from the bottom up:
 - ``pysampler.sync`` is that for people: handles that pickle, NumPy views, errors.
 - ``pysampler.errors`` is the one tree of what can go wrong.
 - ``spec`` (a space as fields), ``frames`` (the arrays they lie in), ``infos`` (columns for dicts),
-  ``remote`` (pickles and exceptions between processes) are what both sides of a pool know.
-- ``block`` hosts envs, ``worker`` is a process around it, ``nursery`` makes such processes.
-- ``pool`` is the parent of workers, ``local`` the same without any.
+  ``remote`` (pickles and exceptions between processes), ``mail`` (the side channel), ``stats``
+  (counters) are what both sides of a pool know.
+- ``block`` hosts envs, ``worker`` is a process around it, ``nursery`` makes such processes,
+  ``processes`` starts, attaches and replaces those of a pool.
+- ``pool`` commands workers and waits for them, ``local`` is the same without any; ``results`` is
+  what came back, as a vector env returns it; ``recording`` is in which batches.
 - ``piped`` are envs behind a worker function of the user's.
 - ``vector_env`` is gymnasium's ``AsyncVectorEnv`` on a pool; ``make`` makes it by name.
 """
