@@ -71,8 +71,9 @@ def pysampler(setup: str) -> Callable[[Cell, float], dict[str, Any]]:
 
     if setup == "skewed":
         envs = VectorEnv([Skewed] * 32, num_workers=32, autoreset_mode="SameStep")
-    elif setup == "halves":
-        envs = VectorEnv([functools.partial(Busy, 100)] * ENVS, num_workers=WORKERS, groups=2)
+    elif setup.startswith("halves"):
+        fn = functools.partial(Busy, float(setup.split()[1]))
+        envs = VectorEnv([fn] * ENVS, num_workers=WORKERS, groups=2)
     elif setup == "sleeping":
         envs = VectorEnv([functools.partial(Skewed, 0.02, 0)], num_workers=1)
     elif setup == "HalfCheetah":
@@ -344,18 +345,21 @@ def beside(setup: str, least: int, names: list[str], repetitions: int, seconds: 
 
 def alternating(repetitions: int, seconds: float) -> dict[str, list[float]]:
     """With a policy that takes as long as the envs: halves in turn, against all at once."""
-    ratios: dict[str, list[float]] = {"elsewhere": [], "here": []}
-    ours = Contender("pysampler", "halves")
-    for _ in range(repetitions):
-        for where, found in ratios.items():
-            cell = {"timeout": None, "seconds": seconds, "elsewhere": where == "elsewhere"}
-            # 16 envs of 100 us by 2 workers: 800 us a round, as long as the policy.
-            both = ours.measure(least="step", policy=800, **cell)
-            half = ours.measure(least=8, most=8, policy=400, **cell)
-            assert both is not None, ours.trouble
-            assert half is not None, ours.trouble
-            found.append(half["rate"] / both["rate"])
-    ours.end()
+    ratios: dict[str, list[float]] = {}
+    for us in (100, 1000):
+        ours = Contender("pysampler", f"halves {us}")
+        for _ in range(repetitions):
+            for where in ("elsewhere", "here"):
+                cell = {"timeout": None, "seconds": seconds, "elsewhere": where == "elsewhere"}
+                # A round of all of them lasts as long as the policy for all of them.
+                policy = us * ENVS / WORKERS
+                both = ours.measure(least="step", policy=policy, **cell)
+                half = ours.measure(least=8, most=8, policy=policy / 2, **cell)
+                assert both is not None, ours.trouble
+                assert half is not None, ours.trouble
+                key = f"steps of {us:,} us, policy {where}"
+                ratios.setdefault(key, []).append(half["rate"] / both["rate"])
+        ours.end()
     return ratios
 
 
@@ -399,10 +403,10 @@ def tables(results: dict[str, Any]) -> str:
         for where, r in results["alternating"].items()
     ]
     parts.append(
-        "## Halves in turn\n\nWith `groups=2`, steps of 100 us and a policy that takes as long as "
-        "the envs: `recv(8, 8)` as a multiple of `step()`. 2 would be the most. A policy that runs "
+        "## Halves in turn\n\nWith `groups=2` and a policy that takes as long as the envs: "
+        "`recv(8, 8)` as a multiple of `step()`. 2 would be the most. A policy that runs "
         "here takes a CPU from the workers; one that runs elsewhere (on a GPU) only waits.\n\n"
-        + table(["policy", ""], rows)
+        + table(["", ""], rows)
     )
     rows = [
         [f"{float(t) * 1e6:,.0f}", f"{d['p50']:.2f}", f"{d['p99']:.2f}", str(d["n"])]

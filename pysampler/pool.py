@@ -48,6 +48,8 @@ _NOTE: int = _core.Command.NOTE
 SIDE_CHANNEL = 1 << 16
 # How long a worker may take until it reads what finds no room otherwise, in seconds.
 _PATIENCE = 60.0
+# How long before a deadline to come back once, in ns.
+_WARM = 100_000
 # How often to look whether a worker that closes has died, in seconds.
 _LOOK = 0.05
 
@@ -310,7 +312,16 @@ class Pool:
 
         As soon as they have so many envs or are all, or at the deadline in ns. Take them.
         """
+        # The way back from a long wait is cold, and takes its time: gone once before, it is not.
+        if deadline is not None and deadline - now() > 2 * _WARM:
+            groups, messages = self._wait_some(least, most, deadline - _WARM)
+            if self.ready >= min(least, self.pending):
+                return groups, messages
+        return self._wait_some(least, most, deadline)
 
+    def _wait_some(
+        self, least: int, most: int, deadline: int | None
+    ) -> tuple[list[int], list[tuple[int, Any]]]:
         def wait(*, deadline: int | None) -> list[int]:
             return self._core.wait_some(least, most, deadline=deadline)
 

@@ -58,6 +58,7 @@ PYTHON = {
         *("pysampler.arguments", "pysampler.block", "pysampler.errors", "pysampler.infos"),
         *("pysampler.local", "pysampler.piped", "pysampler.pool", "pysampler.processes"),
         *("pysampler.recording", "pysampler.results", "pysampler.spec", "pysampler.stats"),
+        *("pysampler.sync",),
     },
     "pysampler.make": {"pysampler.vector_env"},
     "pysampler.adapters.sb3": {"pysampler.vector_env"},

@@ -91,8 +91,8 @@ bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& act
             reset_one(frame, i, nullptr, nullptr);
             return;
         }
-        const py::object action = actions ? py::object((*actions)[i])
-                                          : action_.load(frame, first_ + i, action_leaves_);
+        const py::object action =
+            actions ? py::object((*actions)[i]) : action_.load(frame, first_ + i, action_leaves_);
         step_one(frame, i, action.ptr());
     });
     return !leftovers_.empty();
@@ -321,11 +321,11 @@ void register_env_block(py::module_& m) {
         .value("ALL", KeepInfos::kAll);
     py::class_<EnvBlock, Block> block(m, "EnvBlock");
     block
-        .def(py::init<const py::list&, std::size_t, const py::object&,
-                      const std::shared_ptr<Infos>&, const std::shared_ptr<Meter>&, Autoreset,
-                      KeepInfos>(),
-             py::arg("envs"), py::arg("first"), py::arg("frames"), py::arg("infos"),
-             py::arg("meter"), py::arg("autoreset"), py::arg("keep"))
+        .def(
+            py::init<const py::list&, std::size_t, const py::object&, const std::shared_ptr<Infos>&,
+                     const std::shared_ptr<Meter>&, Autoreset, KeepInfos>(),
+            py::arg("envs"), py::arg("first"), py::arg("frames"), py::arg("infos"),
+            py::arg("meter"), py::arg("autoreset"), py::arg("keep"))
         .def("step", &EnvBlock::step_with, py::arg("frame"), py::arg("actions") = py::none(),
              "Steps every env; whether something is left that has no place in the frame.")
         .def("reset", &EnvBlock::reset, py::arg("frame"), py::arg("calls"),

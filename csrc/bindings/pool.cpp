@@ -18,8 +18,7 @@ PoolLayout layout_of(const std::vector<std::uint32_t>& groups) {
     for (const std::uint32_t count : groups) {
         if (count == 0 || count > PoolLayout::kGroups) {
             throw py::value_error("cannot make pool: a worker of " + std::to_string(count) +
-                                  " groups, expected 1 to " +
-                                  std::to_string(PoolLayout::kGroups));
+                                  " groups, expected 1 to " + std::to_string(PoolLayout::kGroups));
         }
     }
     if (groups.empty()) throw py::value_error("cannot make pool: no workers");
