@@ -322,12 +322,15 @@ class Pool:
     def _wait_some(
         self, least: int, most: int, deadline: int | None
     ) -> tuple[list[int], list[tuple[int, Any]]]:
-        def wait(*, deadline: int | None) -> list[int]:
-            return self._core.wait_some(least, most, deadline=deadline)
+        groups: list[int] = []
+
+        def wait(*, deadline: int | None) -> bool:
+            groups[:] = self._core.wait_some(least, most, deadline=deadline)
+            return self._core.ready_weight >= min(least, self._core.pending_weight)
 
         while True:
             try:
-                groups = self._until(wait, deadline)
+                self._until(wait, deadline)
                 if not self._core.has_messages():
                     return groups, []
                 messages = self._received(self._core.messages, deadline)
@@ -351,17 +354,17 @@ class Pool:
             self._mail[self._worker_of[group]].drop(group)
             self._restored.pop(group, None)
 
-    def _until(self, wait: Callable[..., Any], deadline: int | None) -> Any:
-        """What ``wait`` returns, looking for late envs meanwhile."""
+    def _until(self, wait: Callable[..., bool], deadline: int | None) -> bool:
+        """Whether ``wait`` was over in time, looking for late envs meanwhile."""
         if self._faults.step_timeout is None:
             return wait(deadline=deadline)
         patience = int(self._faults.step_timeout * 1e9)
         look = now() + patience
         while True:
             until = look if deadline is None else min(look, deadline)
-            back = wait(deadline=until)
-            if back or until == deadline:
-                return back
+            over = wait(deadline=until)
+            if over or until == deadline:
+                return over
             since = self._look_for_late(patience)
             look = min(since, now()) + patience
 

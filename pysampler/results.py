@@ -66,7 +66,6 @@ class Results:
         self._shown: int | list[int] = 0  # the frame the user saw last, of all or by group
         self.show_versions = False  # of options
         self.frame = 0  # that all envs use
-        self._everyone = np.arange(frames.envs)
         self._ids = [np.arange(g.start, g.stop) for g in groups]
         self._no_ids = np.zeros(0, np.int64)
         self._nothing = (
@@ -93,16 +92,17 @@ class Results:
         Of all envs, or of some, each in the frame that ``start`` chose.
         """
         frame: Any = self.frame
-        if envs is None:
-            envs = self._everyone
-        else:
+        rows: Any = slice(None)
+        count = self.frames.envs
+        if envs is not None:
             frame = np.repeat(self._frame_of, [len(ids) for ids in self._ids])[envs]
-        arrays = checked_actions(self._spec, len(envs), actions)
+            rows, count = envs, len(envs)
+        arrays = checked_actions(self._spec, count, actions)
         if arrays is None:
             return False
         for leaf, array in enumerate(arrays):
-            self.frames.action_types[frame, envs, leaf] = array.dtype.num
-            self.frames.actions_as(leaf, array.dtype)[frame, envs] = array
+            self.frames.action_types[frame, rows, leaf] = array.dtype.num
+            self.frames.actions_as(leaf, array.dtype)[frame, rows] = array
         return True
 
     def start(self, groups: Sequence[int]) -> list[tuple[int, int]]:

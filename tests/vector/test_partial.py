@@ -3,6 +3,7 @@
 import functools
 import os
 import random
+import threading
 import warnings
 
 import gymnasium as gym
@@ -161,6 +162,35 @@ def test_the_deadline_comes_first(gated, timeout):
         envs.send([0, 0], [0, 1])
     envs.send([0], [1])
     assert envs.recv(min_envs=1)[1].tolist() == [0]
+
+
+def test_looking_for_late_envs_does_not_end_the_wait(tmp_path):
+    gates = [tmp_path / str(i) for i in range(2)]
+    for gate in gates:
+        os.mkfifo(gate)
+    envs = pysampler.VectorEnv(
+        [functools.partial(Gated, gate) for gate in gates],
+        num_workers=2,
+        step_timeout=0.02,
+        on_hang="wait",
+    )
+    envs.reset()
+    envs.send(np.ones(2, np.int64))
+    gates[0].write_bytes(b"")
+
+    with warnings.catch_warnings(record=True, action="always") as told:
+
+        def let_the_late_one():
+            while not told:
+                pass
+            gates[1].write_bytes(b"")
+
+        helper = threading.Thread(target=let_the_late_one, daemon=True)
+        helper.start()
+        assert sorted(envs.recv(min_envs=2)[4]["env_id"]) == [0, 1]
+        helper.join()
+    assert "env 1 in worker 1" in str(told[0].message)
+    envs.close()
 
 
 def test_resets_and_steps_at_once(gated):
