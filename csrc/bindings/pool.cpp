@@ -315,8 +315,8 @@ class PyWorker : public Handle {
             if (command.kind != Command::kStep) {
                 return py::make_tuple(command.kind, command.group, command.frame);
             }
-            const bool left =
-                all[command.group - first]->step(command.frame) | std::exchange(left_over_, false);
+            bool left = all[command.group - first]->step(command.frame);
+            left |= std::exchange(left_over_, false);
             complete(command.group, left);
             if (left) unsent = report(command.group).cast<bool>();
         }
