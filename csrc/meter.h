@@ -61,9 +61,10 @@ class Meter {
     Meter(EnvMeter* envs, WorkerMeter* worker) : envs_(envs), worker_(worker) {}
 
     void at(std::int64_t env, std::int64_t now) {
-        worker_->env.store(env, std::memory_order_relaxed);
-        // SYNC: release pairs with whoever looks for late envs: it reads since, then env.
-        worker_->since.store(now, std::memory_order_release);
+        worker_->since.store(now, std::memory_order_relaxed);
+        // SYNC: release pairs with whoever looks for late envs: it reads env, then since, and so
+        // never takes an env for older than it is.
+        worker_->env.store(env, std::memory_order_release);
     }
     void idle(std::int64_t now) { at(WorkerMeter::kNone, now); }
     void stepped(std::size_t env, std::int64_t ns) { envs_[env].steps.add(ns); }

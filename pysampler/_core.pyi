@@ -672,6 +672,11 @@ class Pool:
         Weights of what has come back and was not taken.
         """
     @property
+    def satisfied(self) -> bool:
+        """
+        Whether the last wait_some() came to an end before its deadline.
+        """
+    @property
     def stats(self) -> WaitStats:
         """
         Where the waits went.
@@ -847,7 +852,7 @@ class EnvBlock(Block):
         The envs.
         """
 class Batch:
-    def __init__(self, frames: typing.Any, infos: Infos, copy: bool, groups: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]]) -> None:
+    def __init__(self, frames: typing.Any, infos: Infos, copy: bool, groups: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], spare: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
     def groups_of(self, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.int64]) -> list[int]:
         """

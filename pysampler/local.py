@@ -76,9 +76,10 @@ class LocalPool:
         self._asked = "stepping"
         for group, frame in parts:
             block = self._host.blocks[group]
-            self._back.append(group)
+            block.take_leftovers()  # of a step that Ctrl-C ended
             if block.step(frame):
                 self._said[group] = plain(block.take_leftovers())
+            self._back.append(group)
 
     def request(
         self,
@@ -90,11 +91,11 @@ class LocalPool:
         self._asked = doing
         frames = dict(parts)
         for group, (name, arguments) in requests.items():
-            self._back.append(group)
             try:
                 self._said[group] = self._host.answer(name, group, frames[group], arguments)
             except Exception as error:
                 self._said[group] = failure_of(error, name)
+            self._back.append(group)
 
     def note(self, name: str, arguments_for: Callable[[range], tuple[Any, ...] | None]) -> None:
         """Tell the host something: a method and arguments."""

@@ -128,10 +128,13 @@ class Nursery:
         self.owner = os.getpid()
         self.tainted = False
         self._loading = False
+        self._out_of_step = False  # an answer was not waited for: the next one would be that
 
     @property
     def alive(self) -> bool:
-        return self.owner == os.getpid() and not self.tainted and self._process.poll() is None
+        if self._out_of_step or self.tainted or self.owner != os.getpid():
+            return False
+        return self._process.poll() is None
 
     def fork(self) -> Child:
         """A worker."""
@@ -167,8 +170,8 @@ class Nursery:
 
     def _settle(self) -> None:
         if self._loading:
-            self._loading = False
             (threads,), _ = self._receive()
+            self._loading = False
             # Whatever started threads there, forks of it would be missing them.
             self.tainted = threads > 1
 
@@ -186,8 +189,11 @@ class Nursery:
     def _ask(self, request: tuple[Any, ...], fds: Iterable[int] = ()) -> tuple[Any, list[int]]:
         with self._lock:
             self._settle()
+            self._out_of_step = True
             self._send(request, fds)
-            return self._receive()
+            answer = self._receive()
+            self._out_of_step = False
+            return answer
 
     def _send(self, request: tuple[Any, ...], fds: Iterable[int]) -> None:
         try:
@@ -205,6 +211,7 @@ class Nursery:
             raise PysamplerError(f"cannot start worker: the nursery ended with exit code {code}")
         kind, *content = pickle.loads(answer)
         if kind == "error":
+            self._out_of_step = False
             raise OSError(*content)
         return content, received
 

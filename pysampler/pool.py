@@ -228,10 +228,13 @@ class Pool:
             if group in self._lost_envs and request[0] == "step":
                 self._restore(group, frame)
                 continue
+            message = messages[group]
             if group in self._lost_envs and request[0] == "reset":
                 self._lost_envs.discard(group)
                 self._restored[group] = False
-            self._send_request(group, frame, request, doing, messages[group])
+                request = _reset_of_all(request)
+                message = dumps_by_value(request)
+            self._send_request(group, frame, request, doing, message)
 
     def note(self, name: str, arguments_for: Callable[[range], tuple[Any, ...] | None]) -> None:
         """Tell hosts something, before their next command: a method, arguments by their envs."""
@@ -252,8 +255,10 @@ class Pool:
         self._options.update(options)
 
     def _send_notes(self, group: int) -> None:
-        for message in self._notes.pop(self._worker_of[group], ()):
-            self._send_message(group, _NOTE, 0, message)
+        # Again if it is lost meanwhile: who takes its place has to be told too.
+        while notes := self._notes.pop(self._worker_of[group], None):
+            for message in notes:
+                self._send_message(group, _NOTE, 0, message)
 
     def _send_request(
         self,
@@ -281,6 +286,9 @@ class Pool:
                 f"cannot send to worker {index}: it has not read {len(message):,} bytes for "
                 f"{_PATIENCE:.0f} s, while {self._doing(group)}"
             ) from None
+        except BaseException:  # Ctrl-C: a command without its message would be given another's
+            self.kill()
+            raise
 
     # -- completions -----------------------------------------------------------------------------
 
@@ -314,9 +322,9 @@ class Pool:
         """
         # The way back from a long wait is cold, and takes its time: gone once before, it is not.
         if deadline is not None and deadline - now() > 2 * _WARM:
-            groups, messages = self._wait_some(least, most, deadline - _WARM)
-            if self.ready >= min(least, self.pending):
-                return groups, messages
+            back = self._wait_some(least, most, deadline - _WARM)
+            if self._core.satisfied:
+                return back
         return self._wait_some(least, most, deadline)
 
     def _wait_some(
@@ -326,7 +334,7 @@ class Pool:
 
         def wait(*, deadline: int | None) -> bool:
             groups[:] = self._core.wait_some(least, most, deadline=deadline)
-            return self._core.ready_weight >= min(least, self._core.pending_weight)
+            return self._core.satisfied
 
         while True:
             try:
@@ -342,10 +350,13 @@ class Pool:
 
     def wait_for(self, groups: Sequence[int]) -> list[tuple[int, Any]]:
         """Until just these groups are back; what they had to say. Take them."""
-        while not all(map(self._core.is_ready, groups)):
-            self.wait_some(self.ready + 1, self.shares[-1].envs.stop, None)
-        said = dict(self.wait_some(0, self.shares[-1].envs.stop, None)[1])
-        return [(group, said[group]) for group in groups if group in said]
+        everyone = self.shares[-1].envs.stop
+        while True:
+            back, messages = self._wait_some(0, everyone, 0)
+            if set(groups) <= set(back):
+                said = dict(messages)
+                return [(group, said[group]) for group in groups if group in said]
+            self._wait_some(self.ready + 1, everyone, None)
 
     def take(self, groups: Iterable[int]) -> None:
         """These have come back, and what they had to say was received."""
@@ -462,18 +473,19 @@ class Pool:
         most, window = self._faults.most_losses
         self._losses[index].append((at, error))
         recent = [(t, e) for t, e in self._losses[index] if at - t <= window]
-        if len(recent) >= most:
+        if len(recent) >= most or error.__cause__ is not None:  # it could not even start
             self.kill()
             if story := "; ".join(f"{at - t:.1f} s ago {e}" for t, e in recent[:-1]):
                 error.args = (f"{error.args[0]}; it was replaced before: {story}",)
-            raise error from None
+            raise error
         groups = self._groups_of(index)
         frames = {g: self._core.frame_of(g) for g in groups if self._core.in_flight(g)}
         self._core.renew(index)
         self._inboxes[index].renew()
         self._outboxes[index].renew()
         self._mail[index] = Inbox(self._outboxes[index], groups)
-        self._counters.clear_worker(index)
+        # Making envs counts as work of the first.
+        self._counters.begin(index, self.shares[index].envs.start, now())
         try:
             self._processes.replace(index, self._attachments[index], self._segment.fd)
         except (OSError, PysamplerError) as cause:
@@ -496,10 +508,9 @@ class Pool:
         if name in ("step", "restore"):
             self._restore(group, frame)
         elif name == "reset":
-            seeds, options, _ = arguments  # all envs are new
             self._lost_envs.discard(group)
             self._restored[group] = False
-            request = "reset", (seeds, options, None)
+            request = _reset_of_all((name, arguments))
             self._send_request(group, frame, request, self._asked[group])
         else:
             self._send_request(group, frame, ("fail", (str(error),)), self._asked[group])
@@ -552,7 +563,7 @@ class Pool:
             self._watch.forget(child.pid)
             self._asked[group] = "closing"
             self._send_message(group, _REQUEST, 0, close)
-        while not self._core.wait(min(_LOOK, max(0.0, deadline - time.monotonic()))):
+        while not self._closed_by(min(time.monotonic() + _LOOK, deadline)):
             for group, child in first.items():
                 if child.ended() and not self._core.is_ready(group):
                     self._core.take(group)
@@ -560,11 +571,17 @@ class Pool:
                 return None
         failures = [
             (group, answer)
-            for group, answer in self._received(self._core.messages, None)
+            for group, answer in self._received(self._core.messages, _ns(deadline))
             if isinstance(answer, Failure)
         ]
         nursery.ended_by(children, deadline)
         return self.error_of(*failures[0]) if failures else None
+
+    def _closed_by(self, deadline: float) -> bool:
+        """Whether all that is in flight is back; somebody lost before is no news."""
+        with contextlib.suppress(LostError):
+            return self._core.wait(deadline=_ns(deadline))
+        return False
 
     def kill(self) -> None:
         """End the workers, whatever they are doing, and give everything back."""
@@ -577,6 +594,19 @@ class Pool:
             self._core.close()
             for ring in (*self._inboxes, *self._outboxes):
                 ring.close()
+            self._segment.close()
+            del self._counters, self._segment
 
     def __repr__(self) -> str:
         return f"<pysampler.pool.Pool {len(self.shares)} workers{', closed' * self.closed}>"
+
+
+def _reset_of_all(request: tuple[str, tuple[Any, ...]]) -> tuple[str, tuple[Any, ...]]:
+    """Where all envs are new, a reset of some of them is one of all."""
+    name, (seeds, options, _) = request
+    return name, (seeds, options, None)
+
+
+def _ns(at: float) -> int:
+    """Of time.monotonic(), as of now()."""
+    return int(at * 1e9)

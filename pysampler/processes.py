@@ -157,9 +157,12 @@ class Processes:
         one = f"env {envs.start}" if len(envs) == 1 else f"envs {envs.start}-{envs.stop - 1}"
         doing = f"{one} {doing}" if doing == "being made" else f"{doing} {one}"
         text = f"worker {index} (pid {child.pid}) lost: {why or how} while {doing}"
-        if (failure := self._last_words(child)) is not None:
+        failure = self._last_words(child)
+        if failure is not None:
             text += f"; it could not start: {failure.report.kind}: {failure.report.text}"
         error = WorkerLostError(text)
+        if failure is not None:
+            error.__cause__ = self.error_of(index, failure, "being made")
         error.worker, error.pid, error.exit_code, error.envs = index, child.pid, status, envs
         return error
 

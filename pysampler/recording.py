@@ -57,22 +57,27 @@ class Replayer:
             )
         self._path = path
         self._groups = len(groups)
-        self._at = 0
-        self.batch = 0  # how many have been read
+        self._at = self._next = 0
+        self.batch = 0  # how many are done
 
     def read(self) -> list[int]:
-        """The next batch."""
+        """The next batch; the same again until it is ``done``."""
+        self._at = self._next
         if self._at == len(self._batches):
             raise ReplayError(f"cannot replay {self._path}: it ends after {self.batch} batches")
         groups = [self._number() for _ in range(self._number())]
-        self.batch += 1
         if any(group >= self._groups for group in groups):
             raise self.damaged()
         return groups
 
+    def done(self) -> None:
+        """The batch has been returned."""
+        self._next = self._at
+        self.batch += 1
+
     def damaged(self) -> ReplayError:
         """What to raise where a recording makes no sense."""
-        return ReplayError(f"cannot replay {self._path}: damaged in batch {self.batch}")
+        return ReplayError(f"cannot replay {self._path}: damaged after batch {self.batch}")
 
     def _number(self) -> int:
         value = shift = 0

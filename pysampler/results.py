@@ -47,6 +47,7 @@ class Results:
         *,
         copy: bool,
         final: bool,
+        restarts: bool,
     ) -> None:
         # gymnasium's own way of batching infos. Not that of the vector env this is for: a cycle
         # would keep its workers when it is dropped.
@@ -72,11 +73,17 @@ class Results:
             self._built(lambda leaf: frames.observations[leaf][0, :0].copy(), lambda _: ()),
             *(np.zeros(0, dtype) for dtype in (np.float64, np.bool_, np.bool_)),
         )
-        self.batch = _core.Batch(frames, self._infos.core, copy, [(g[0], len(g)) for g in groups])
+        # The frame that was seen last is wanted where a worker is lost: it is not the next one.
+        spare = 2 if restarts else 1
+        parts = [(group.start, len(group)) for group in groups]
+        self.batch = _core.Batch(frames, self._infos.core, copy, parts, spare)
 
     def next(self) -> int:
         """Go on to the next frame, for all envs or some groups."""
-        self.frame = self.batch.next(self.frame)
+        for _ in range(self.frames.count):
+            self.frame = self.batch.next(self.frame)
+            if isinstance(self._shown, int) or self.frame not in self._shown:
+                break
         return self.frame
 
     def new_columns(self) -> list[Column]:

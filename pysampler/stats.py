@@ -57,14 +57,15 @@ class Counters:
         """For a worker to write with."""
         return _core.Meter(self._env_rows, self._worker_rows, worker)
 
-    def clear_worker(self, worker: int) -> None:
-        """No env of it is at work."""
-        self.workers["env"][worker] = -1
+    def begin(self, worker: int, env: int, now: int) -> None:
+        """The parent, for a worker that is not there yet: this env is at work."""
+        self.workers["since"][worker] = now
+        self.workers["env"][worker] = env
 
     def at_work(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Which env each worker is at, or -1, and since when, ns of now()."""
-        since = self.workers["since"].copy()
-        return self.workers["env"].copy(), since
+        envs = self.workers["env"].copy()  # before the times: see meter.h
+        return envs, self.workers["since"].copy()
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,10 @@ class Times:
         return self.seconds / np.maximum(self.count, 1)
 
     def quantile(self, share: float) -> npt.NDArray[np.float64]:
-        """Seconds that so many of them did not take longer than, to within a fifth, by env."""
+        """Seconds that so many of them did not take longer than, to within a fifth, by env.
+
+        Half a second stands for all that took longer.
+        """
         return np.array([_quantile(row, self.lower, share) for row in self.buckets])
 
     def quantile_of_all(self, share: float) -> float:

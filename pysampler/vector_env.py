@@ -261,7 +261,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._largest = max(map(len, self._groups))
         self._everyone = np.arange(self.num_envs)
         self._results = Results(
-            frames, self._groups, columns, self._pool.error_of, copy=self.copy, final=final
+            frames,
+            self._groups,
+            columns,
+            self._pool.error_of,
+            copy=self.copy,
+            final=final,
+            restarts="restart" in (options.on_worker_loss, options.on_hang),
         )
         # Called with every step.
         self._write, self._read = self._results.batch.write, self._results.read
@@ -305,8 +311,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 )
                 for group, envs in enumerate(self._groups)
             }
-            self._pool.request(self._all_parts(), requests, "resetting")
-            self._state = "reset"
+            self._request(requests, "resetting", "reset")
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """What the envs return from the reset that is pending."""
@@ -340,10 +345,14 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if self._validate:
             arguments.refuse_nan(self._spec, self.num_envs, actions)
         frame = self._next_frame()
-        if self._write(frame, actions) or self._results.write(actions):
-            self._pool.step(frame)
-        else:
-            self._send_objects(actions, self._everyone, self._all_parts())
+        try:
+            if self._write(frame, actions) or self._results.write(actions):
+                self._pool.step(frame)
+            else:
+                self._send_objects(actions, self._everyone, self._all_parts())
+        except BaseException:
+            self._sent("step")
+            raise
         self._state = "step"
 
     def _send_objects(
@@ -386,11 +395,15 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 arguments.refuse_nan(self._spec, len(envs), actions)
             self._tell_columns()
             parts = self._results.start(groups)
-            if self._results.batch.write_some(parts, actions) or self._results.write(actions, envs):
-                self._pool.step_some(parts)
-            else:
-                self._send_objects(actions, envs, parts)
-            self._state = "send"
+            try:
+                if self._results.batch.write_some(parts, actions) or self._results.write(
+                    actions, envs
+                ):
+                    self._pool.step_some(parts)
+                else:
+                    self._send_objects(actions, envs, parts)
+            finally:
+                self._sent("send")
         finally:
             self._turn.release()
 
@@ -412,14 +425,18 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 seeds: list[int | None] = [int(seed) + env for env in envs]
             else:
                 seeds = arguments.seeds(seed, len(envs))
+            if env_ids is None:
+                self._seeds.start(seed)
             by_env = dict(zip(envs, seeds, strict=True))
             self._tell_columns()
             requests = {
                 group: ("reset", ([by_env[env] for env in self._groups[group]], options, None))
                 for group in groups
             }
-            self._pool.request(self._results.start(groups), requests, "resetting")
-            self._state = "send"
+            try:
+                self._pool.request(self._results.start(groups), requests, "resetting")
+            finally:
+                self._sent("send")
 
     def recv(
         self,
@@ -437,12 +454,15 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         An env that raised does so here; what others had to return comes with the next call.
 
         EnvPool users: there ``recv`` waits for ``batch_size`` envs for ever and returns just that
-        many; here that is ``min_envs=batch_size, max_envs=batch_size``, and ``timeout`` is new.
+        many; here that is ``min_envs=batch_size, max_envs=batch_size`` with groups whose size
+        divides it (otherwise it may be fewer), and ``timeout`` is new.
         ``info["env_id"]`` and ``async_reset()`` mean the same; episodes end as the
         ``autoreset_mode`` says.
         """
         deadline = arguments.deadline(timeout)
-        aim = None if deadline is None else deadline - self._way_back
+        aim = None
+        if deadline is not None and self._replayer is None:
+            aim = deadline - self._way_back
         self._enter("recv")
         try:
             if self._state != "send":
@@ -461,17 +481,19 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 groups = sorted({group for group, _ in failures})
             if self._recorder is not None:
                 self._recorder.write(groups)
+            if self._replayer is not None:
+                self._replayer.done()
+            self._pool.take(groups)
+            if self._pool.pending == 0:
+                self._state = None
             if groups:
-                self._pool.take(groups)
-                if self._pool.pending == 0:
-                    self._state = None
                 if failures:
                     raise self._pool.error_of(*first(failures))
                 return self._results.read_some(groups, messages)
             results = self._results.nothing()
         finally:
             self._turn.release()
-        if deadline is not None and aim is not None:  # unless it is a replay
+        if deadline is not None and aim is not None:
             # Where the wait ended and where this line is reached lie 5 to 50 us apart.
             late = now()
             self._way_back += (min(max(late - aim, 1_000), 100_000) - self._way_back) // 8
@@ -483,8 +505,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         groups = replayer.read()
         if idle := [group for group in groups if not self._pool.is_pending(group)]:
             raise ReplayError(
-                f"cannot replay batch {replayer.batch}: env {self._groups[idle[0]][0]} is in it, "
-                "and has nothing pending; this program does not do what the recorded one did"
+                f"cannot replay batch {replayer.batch + 1}: env {self._groups[idle[0]][0]} is in "
+                "it, and has nothing pending; this program does not do what the recorded one did"
             )
         return groups, self._pool.wait_for(groups)
 
@@ -570,7 +592,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                     f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
                 )
             self._ask_all(call, (name, args, kwargs), f"{name}()", None)
-            self._state = "call"
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """What the envs return from the call that is pending."""
@@ -598,7 +619,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             name = getattr(function, "__name__", type(function).__name__)
             chosen = None if envs is None else arguments.indices(envs, self.num_envs)
             self._ask_all(function, args, f"{name}()", chosen)
-            self._state = "call"
             results = self._answers("apply", None)
         if chosen is None:
             return results
@@ -610,7 +630,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     ) -> None:
         request = "apply", (function, args, what, envs)
         requests = dict.fromkeys(range(len(self._groups)), request)
-        self._pool.request(self._all_parts(), requests, f"calling {what} of")
+        self._request(requests, f"calling {what} of", "call")
 
     def _answers(self, what: str, timeout: float | None) -> tuple[Any, ...]:
         messages = self._wait(what, timeout)
@@ -638,8 +658,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 group: ("set_attr", (name, [values[env] for env in envs]))
                 for group, envs in enumerate(self._groups)
             }
-            self._pool.request(self._all_parts(), requests, f"setting {name} of")
-            self._state = "call"  # and stays so if Ctrl-C ends the wait
+            self._request(requests, f"setting {name} of", "call")
             self._answers("set_attr", None)
 
     def render(self) -> tuple[RenderFrame, ...] | None:
@@ -661,6 +680,17 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def _next_frame(self) -> int:
         self._tell_columns()
         return self._results.next()
+
+    def _request(self, requests: dict[int, Any], doing: str, state: str) -> None:
+        """Ask every group for something."""
+        try:
+            self._pool.request(self._all_parts(), requests, doing)
+        finally:
+            self._sent(state)
+
+    def _sent(self, state: str) -> None:
+        """What is pending now, also where Ctrl-C or an error came in between."""
+        self._state = state if self._pool.pending else None
 
     def _tell_columns(self) -> None:
         if columns := self._results.new_columns():
@@ -734,6 +764,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         try:
             super().close(**kwargs)
         finally:
+            # The memory goes once no view of it is left.
+            self._results = self._write = self._read = None  # type: ignore[assignment]
+            if not self.copy:
+                self.observations = None
             if self._recorder is not None:
                 self._recorder.close()
 
@@ -747,16 +781,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 )
                 self._state = None
                 terminate = terminate or not self._settled(GRACE if timeout is None else timeout)
-            try:
-                if terminate:
-                    self._pool.kill()
-                else:
-                    self._pool.close()
-            finally:
-                # The memory goes once no view of it is left.
-                del self._results, self._write, self._read
-                if not self.copy:
-                    self.observations = None
+            if terminate:
+                self._pool.kill()
+            else:
+                self._pool.close()
 
     def _settled(self, timeout: float) -> bool:
         try:

@@ -171,6 +171,7 @@ class _Server:
         counted = segment.array((at.counters_size,), np.dtype(np.uint8), at.counters)[1]
         meter = Counters(at.envs, len(at.groups), counted).meter(setup.index)
         host.attach(frames, meter, *at.host)
+        meter.idle()
         self.host = host
         self.trouble: Failure | None = None
         self.first_group = sum(at.groups[: setup.index])

@@ -8,7 +8,7 @@
 namespace pysampler::bindings {
 
 Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool copy,
-             Groups groups)
+             Groups groups, std::uint32_t spare)
     : frames_(frames),
       infos_(infos),
       copy_(copy),
@@ -25,7 +25,8 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
                      "leaf"),
       groups_(std::move(groups)),
       group_of_(envs_),
-      frame_of_(groups_.size()) {
+      frame_of_(groups_.size()),
+      spare_(spare) {
     for (std::uint32_t group = 0; group < groups_.size(); ++group) {
         const auto [first, count] = groups_[group];
         for (std::size_t env = first; env < first + count; ++env) group_of_.at(env) = group;
@@ -50,10 +51,11 @@ bool Batch::held(std::uint32_t frame) const {
 }
 
 bool Batch::may_lend(std::uint32_t frame) const {
+    std::uint32_t free = 0;
     for (std::uint32_t other = 0; other < count_; ++other) {
-        if (other != frame && !held(other)) return true;
+        if (other != frame && !held(other)) ++free;
     }
-    return false;
+    return free >= spare_;
 }
 
 std::uint32_t Batch::next(std::uint32_t frame) const {
@@ -199,8 +201,10 @@ struct Read {
 void register_batch(py::module_& m) {
     py::class_<Batch> batch(m, "Batch");
     batch
-        .def(py::init<const py::object&, const std::shared_ptr<Infos>&, bool, Batch::Groups>(),
-             py::arg("frames"), py::arg("infos"), py::arg("copy"), py::arg("groups"))
+        .def(py::init<const py::object&, const std::shared_ptr<Infos>&, bool, Batch::Groups,
+                      std::uint32_t>(),
+             py::arg("frames"), py::arg("infos"), py::arg("copy"), py::arg("groups"),
+             py::arg("spare"))
         .def("write", &Batch::write, py::arg("frame"), py::arg("actions"),
              "Whether the actions were one array of just the right kind, and lie in the frame now.")
         .def("next", &Batch::next, py::arg("frame"),

@@ -17,7 +17,8 @@ class Batch {
 
     // `frames` has the arrays of pysampler.frames.Frames. With `copy`, observations of all envs are
     // the caller's own, otherwise they are views of the frame.
-    Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool copy, Groups groups);
+    Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool copy, Groups groups,
+          std::uint32_t spare);
 
     // -- all envs --
 
@@ -48,8 +49,8 @@ class Batch {
 
  private:
     // Large observations that are to be the caller's own are not copied: the caller gets the rows
-    // of the frame, which is not used again as long as anything refers to them. One frame always
-    // stays free; if that would be the last, the rows are copied after all.
+    // of the frame, which is not used again as long as anything refers to them. Where too few
+    // frames would stay free, the rows are copied after all.
     static constexpr std::size_t kLent = 1 << 16;  // bytes of a leaf; smaller ones copy as fast
 
     bool held(std::uint32_t frame) const;
@@ -79,6 +80,7 @@ class Batch {
     std::vector<std::uint32_t> group_of_;  // of each env
     std::vector<std::size_t> chosen_;      // envs, by groups_of()
     std::vector<std::uint32_t> frame_of_;  // of each group, in write_some()
+    std::uint32_t spare_;                  // frames that are never lent
 };
 
 }  // namespace pysampler::bindings

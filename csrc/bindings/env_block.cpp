@@ -104,6 +104,7 @@ bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
         const py::object call = calls[i];
         if (call.is_none()) {
             if (shown_[i]) store_obs(frame, i, shown_[i].ptr());
+            show_version(frame, i);
             return;
         }
         reset_one(frame, i, py::object(call[py::int_(0)]).ptr(),
@@ -154,13 +155,11 @@ void EnvBlock::for_each(Work&& work) {
     for (std::size_t i = 0; i < count_; ++i) {
         meter_->at(static_cast<std::int64_t>(first_ + i), now);
         began_ = now;
+        doing_ = Doing::kNothing;
         guarded(i, [&] { work(i); });
         now = now_ns();
-        if (stepping_) {
-            meter_->stepped(first_ + i, now - began_);
-        } else {
-            meter_->was_reset(first_ + i, now - began_);
-        }
+        if (doing_ == Doing::kStep) meter_->stepped(first_ + i, now - began_);
+        if (doing_ == Doing::kReset) meter_->was_reset(first_ + i, now - began_);
     }
     meter_->idle(now);
 }
@@ -183,7 +182,7 @@ void EnvBlock::guarded(std::size_t i, Work&& work) {
 }
 
 void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
-    stepping_ = true;
+    doing_ = Doing::kStep;
     PyObject* call[] = {PyList_GET_ITEM(envs_.ptr(), static_cast<Py_ssize_t>(i)), action};
     py::object results = checked(PyObject_VectorcallMethod(step_name_.ptr(), call, 2, nullptr));
     const auto [obs, reward, terminated, truncated, info] = take_apart<5>(results, "step");
@@ -216,13 +215,15 @@ void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
 
 // Without keywords where nobody asked for any: there are envs that take none.
 py::object EnvBlock::call_reset(std::size_t i, PyObject* seed, PyObject* options) {
-    stepping_ = false;
+    doing_ = Doing::kReset;
     const auto none = [](PyObject* value) { return value == nullptr || value == Py_None; };
     bool keywords = seed != nullptr || options != nullptr;
     py::object own_seed = std::exchange(seeds_[i], py::object());
     if (none(seed)) seed = own_seed ? own_seed.ptr() : Py_None;
-    if (!options_.empty() && none(options)) {
-        options = options_[i].options ? options_[i].options.ptr() : Py_None;
+    // A mask alone comes as an empty dict.
+    const bool asked = !none(options) && !(PyDict_Check(options) && PyDict_GET_SIZE(options) == 0);
+    if (!options_.empty() && !asked && options_[i].options) {
+        options = options_[i].options.ptr();
         options_[i].used = options_[i].version;
     } else if (!options_.empty()) {
         options_[i].used = 0;

@@ -98,8 +98,9 @@ class EnvBlock : public Block {
     py::array_t<std::int64_t> options_versions_;
     std::vector<py::object> shown_;  // the last observation of each, to show it again
     std::vector<py::object> odd_;
-    std::int64_t began_ = 0;  // what the env at work is doing
-    bool stepping_ = false;   // which is a step, or a reset
+    enum class Doing { kNothing, kStep, kReset };
+    Doing doing_ = Doing::kNothing;  // the env at work
+    std::int64_t began_ = 0;
     py::list leftovers_;
     py::str step_name_{"step"};
     py::str reset_name_{"reset"};

@@ -118,7 +118,8 @@ class PyPool : public Handle {
             for (const std::uint32_t group : bell_.ready()) {
                 if (in_flight_[group]) weight += weights_[group];
             }
-            if (!in_time || weight >= least) break;
+            satisfied_ = weight >= least;
+            if (!in_time || satisfied_) break;
             want = static_cast<std::uint32_t>(bell_.ready().size()) + posts(least - weight);
         }
         std::vector<std::uint32_t> chosen;
@@ -140,6 +141,9 @@ class PyPool : public Handle {
         --pending_;
         pending_weight_ -= weights_[group];
     }
+
+    // Whether the last of those came to an end before its deadline.
+    bool satisfied() const { return satisfied_; }
 
     // Weights of what has come back and was not taken.
     std::uint64_t ready_weight() const {
@@ -257,6 +261,7 @@ class PyPool : public Handle {
     std::uint32_t pending_ = 0;
     std::vector<std::uint64_t> weights_;  // of each group: its envs
     std::uint64_t pending_weight_ = 0;
+    bool satisfied_ = false;
     std::vector<std::uint32_t> messages_;
     Site site_;
     Side waiting_;
@@ -390,6 +395,8 @@ void register_pool(py::module_& m) {
             "deadline comes first, at most so many.")
         .def("take", &PyPool::take, py::arg("group"),
              "A group has come back, or nothing more is expected of it.")
+        .def_property_readonly("satisfied", &PyPool::satisfied,
+                               "Whether the last wait_some() came to an end before its deadline.")
         .def_property_readonly("ready_weight", &PyPool::ready_weight,
                                "Weights of what has come back and was not taken.")
         .def_property_readonly("pending_weight", &PyPool::pending_weight,

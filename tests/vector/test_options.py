@@ -174,7 +174,7 @@ def test_a_recording_of_something_else_is_refused(tmp_path):
     path.write_bytes(head + b"\n" + bytes([2, 0]))
     envs = replay(num_workers=2, groups=3)
     envs.async_reset()
-    with pytest.raises(ReplayError, match="damaged in batch"):
+    with pytest.raises(ReplayError, match="damaged after batch 0"):
         envs.recv()
     closed(envs)
 
@@ -245,4 +245,28 @@ def test_a_slow_env_is_pointed_out():
     assert stats.steps.quantile(0.5).argmax() == stats.steps.mean.argmax() == 2
     assert "env 2 of worker 1 takes" in str(stats)
     assert stats.worker_of.tolist() == [0, 0, 1, 1]
+    envs.close()
+
+
+def test_a_masked_reset_counts_for_those_it_resets():
+    envs = pysampler.VectorEnv([Tasked] * 3, num_workers=1, autoreset_mode=AutoresetMode.DISABLED)
+    envs.set_options(None, {"task": 3})
+    envs.reset()
+    envs.step(np.array([0, 1, 0]))
+    infos = envs.reset(options={"reset_mask": np.array([False, True, False])})[1]
+    assert infos["options_version"].tolist() == [1] * 3
+    stats = envs.stats()
+    assert stats.steps.count.tolist() == [1, 1, 1]
+    assert stats.resets.count.tolist() == [1, 2, 1]
+    envs.close()
+
+
+def test_replaying_an_empty_batch_does_not_wait(tmp_path):
+    path = tmp_path / "recording"
+    header = {"format": "pysampler recording 1", "groups": [1]}
+    path.write_bytes(json.dumps(header).encode() + b"\n" + bytes([0, 1, 0]))
+    envs = pysampler.VectorEnv([TellingEnv], num_workers=1, replay=path)
+    envs.async_reset()
+    assert len(envs.recv(timeout=1e6)[1]) == 0
+    assert len(envs.recv(timeout=0)[1]) == 1
     envs.close()

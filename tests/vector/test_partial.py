@@ -317,3 +317,33 @@ def test_what_is_pending_is_told(workers):
     for call in (envs.recv, envs.async_reset, lambda: envs.send([0] * 4)):
         with pytest.raises(ClosedEnvironmentError):
             call()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sending_nothing_leaves_nothing_pending(workers):
+    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=workers)
+    envs.reset()
+    envs.send(np.zeros(0, np.int64), [])
+    assert envs.step(np.zeros(4, np.int64))[1].tolist() == [1] * 4
+    envs.close()
+
+
+class Interrupted(TellingEnv):
+    """Ctrl-C comes while it steps."""
+
+    def step(self, action):
+        if action == 1:
+            raise KeyboardInterrupt
+        return super().step(0)
+
+
+def test_ctrl_c_in_an_env_of_this_process():
+    envs = pysampler.VectorEnv([TellingEnv, Interrupted], num_workers=0, groups=2)
+    envs.reset()
+    with pytest.raises(KeyboardInterrupt):
+        envs.send(np.array([0, 1]))
+    while envs.pending:
+        envs.recv()
+    envs.send(np.zeros(2, np.int64))
+    assert envs.recv()[4]["env_id"].tolist() == [0, 1]
+    envs.close()

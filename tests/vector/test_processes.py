@@ -12,6 +12,7 @@ import pytest
 from made_up import TellingEnv
 
 import pysampler
+from pysampler import nursery
 from pysampler.errors import WorkerLostError
 
 CARTPOLE = """
@@ -40,6 +41,7 @@ import functools
 import gymnasium as gym
 import numpy as np
 import pysampler
+from pysampler import nursery
 
 class Mine(gym.Env):
     observation_space = gym.spaces.Discrete(1000)
@@ -346,4 +348,22 @@ def test_pools_in_pools():
 
     envs = pysampler.VectorEnv([env_fn] * 2, num_workers=2)
     assert envs.get_attr("inner") == ((2, 2), (2, 2))
+    envs.close()
+
+
+def test_ctrl_c_while_the_nursery_forks_does_not_mix_up_its_answers(monkeypatch):
+    pysampler.VectorEnv([TellingEnv]).close()
+    receive = nursery.Nursery._receive
+
+    def interrupted(self):
+        monkeypatch.setattr(nursery.Nursery, "_receive", receive)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(nursery.Nursery, "_receive", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pysampler.VectorEnv([TellingEnv])
+    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2)
+    envs.reset()
+    assert all(psutil.pid_exists(pid) for pid in envs._pool.pids)
+    assert envs.step([0] * 4)[1].tolist() == [1] * 4
     envs.close()

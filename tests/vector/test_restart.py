@@ -297,3 +297,73 @@ WRONG = [
 def test_wrong_arguments(arguments, match):
     with pytest.raises(ValueError, match=match):
         make(**arguments)
+
+
+# -- ends of all kinds ----------------------------------------------------------------------------
+
+
+class Closing(Counting):
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def close(self):
+        self.path.touch()
+
+
+@pytest.mark.parametrize("policy", ["raise", "restart"])
+def test_closing_beside_a_worker_that_died_idle(policy, tmp_path):
+    """The others close their envs all the same."""
+    paths = [tmp_path / str(i) for i in range(3)]
+    fns = [functools.partial(Closing, path) for path in paths]
+    envs = pysampler.VectorEnv(fns, num_workers=3, on_worker_loss=policy)
+    envs.reset()
+    pid = envs._pool.pids[1]
+    os.kill(pid, signal.SIGKILL)
+    envs._pool._watch.wait()
+    envs.close()
+    assert [path.exists() for path in paths] == [True, False, True]
+
+
+def test_a_masked_reset_after_a_loss_resets_all_that_is_new():
+    envs = make(autoreset_mode=DISABLED)
+    envs.reset(seed=0)
+    with pytest.raises(WorkerLostError):
+        envs.apply(Counting.dies, envs=[2])
+    mask = np.array([False, False, True, False, False, False])
+    observations, infos = envs.reset(options={"reset_mask": mask})
+    assert observations[:, 0].tolist() == [0] * 6
+    assert infos["worker_lost"].tolist() == [False, False, True, True, False, False]
+    assert step(envs)[0][:, 0].tolist() == [1] * 6
+    envs.close()
+
+
+@pytest.mark.parametrize("frames", [2, 3])
+def test_the_last_observation_is_right_where_earlier_ones_are_held(frames):
+    """Large ones are lent, and a frame that is lent or was seen last is not the next."""
+
+    envs = pysampler.VectorEnv(
+        [Large] * 2,
+        num_workers=2,
+        on_worker_loss="restart",
+        frames=frames,
+        autoreset_mode="SameStep",
+    )
+    held = [envs.reset(seed=0)[0]]
+    for turn in range(1, 8):
+        observations, *_, infos = envs.step(np.array([0, Large.KILL if turn % 3 == 0 else 0]))
+        if turn % 3 == 0:
+            assert (infos["final_obs"][1] == held[-1][1]).all()
+            assert not (observations[1] == held[-1][1]).all()
+        held.append(observations)
+    assert [seen[0, 0] for seen in held] == list(range(8))
+    envs.close()
+
+
+class Large(Counting):
+    observation_space = spaces.Box(-1, 2**40, (1 << 13,), np.float64)
+
+    def _observe(self):
+        observation = np.full(1 << 13, self.seed, np.float64)
+        observation[0] = self.steps
+        return observation
