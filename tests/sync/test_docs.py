@@ -42,7 +42,7 @@ EXAMPLES = re.findall(
 )
 
 
-@pytest.mark.parametrize(("number", "lines"), [(0, 0), (1, 3)])
+@pytest.mark.parametrize(("number", "lines"), [(0, 0), (1, 1), (2, 3)])
 def test_the_examples_of_the_readme_run(number, lines, tmp_path):
     script = tmp_path / "example.py"
     script.write_text(EXAMPLES[number])
