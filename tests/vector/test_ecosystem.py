@@ -210,9 +210,15 @@ def test_the_examples_in_docstrings_run(documented):
 @pytest.fixture
 def sb3():
     pytest.importorskip("stable_baselines3")
+    import torch
+
     from pysampler.adapters import sb3
 
-    return sb3
+    # Its threads wait for one another awake: beside other work a training of seconds takes minutes.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield sb3
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.slow
