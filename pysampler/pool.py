@@ -484,8 +484,9 @@ class Pool:
         self._inboxes[index].renew()
         self._outboxes[index].renew()
         self._mail[index] = Inbox(self._outboxes[index], groups)
-        # Making envs counts as work of the first.
-        self._counters.begin(index, self.shares[index].envs.start, now())
+        # Making envs counts as work of the first, which may take longer than a step.
+        start = now() + int(GRACE * 1e9)
+        self._counters.begin(index, self.shares[index].envs.start, start)
         try:
             self._processes.replace(index, self._attachments[index], self._segment.fd)
         except (OSError, PysamplerError) as cause:
