@@ -171,7 +171,7 @@ def test_looking_for_late_envs_does_not_end_the_wait(tmp_path):
     envs = pysampler.VectorEnv(
         [functools.partial(Gated, gate) for gate in gates],
         num_workers=2,
-        step_timeout=0.02,
+        step_timeout=0.3,
         on_hang="wait",
     )
     envs.reset()

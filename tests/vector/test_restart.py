@@ -245,11 +245,11 @@ def test_an_error_is_no_loss():
 
 @pytest.mark.parametrize("hang", ["HANG", "HANG_IN_C"])
 def test_a_late_env_is_named(hang):
-    envs = make(step_timeout=0.05, num_workers=2)
+    envs = make(step_timeout=0.3, num_workers=2)
     envs.reset()
     envs.step_async(np.array([0, 0, 0, 0, getattr(Counting, hang), 0]))
     for _ in range(2):  # what is pending stays so
-        with pytest.raises(EnvTimeoutError, match=r"env 4 in worker 1 .* step_timeout is 0.05 s"):
+        with pytest.raises(EnvTimeoutError, match=r"env 4 in worker 1 .* step_timeout is 0.3 s"):
             envs.step_wait()
     assert envs.late == [4]
     with pytest.warns(UserWarning, match="pending"):
@@ -257,21 +257,21 @@ def test_a_late_env_is_named(hang):
 
 
 def test_a_late_env_may_be_waited_for(tmp_path):
-    envs = make(step_timeout=0.02, on_hang="wait")
+    envs = make(step_timeout=0.3, on_hang="wait")
     envs.reset()
     envs.step_async(np.array([0, Counting.HANG, 0, 0, 0, 0]))
     with (
         pytest.warns(UserWarning, match="env 1 in worker 0"),
         pytest.raises(TimeoutError),
     ):
-        envs.step_wait(timeout=0.2)
+        envs.step_wait(timeout=0.7)
     with pytest.warns(UserWarning, match="pending"):
         envs.close(terminate=True)
 
 
 @pytest.mark.parametrize("hang", ["HANG", "HANG_IN_C"])
 def test_a_late_env_s_worker_may_be_replaced(hang):
-    envs = make(step_timeout=0.05, on_hang="restart", on_worker_loss="raise")
+    envs = make(step_timeout=0.3, on_hang="restart", on_worker_loss="raise")
     envs.reset(seed=0)
     truncated, infos = step(envs, env_1=getattr(Counting, hang))[3:]
     assert truncated.tolist() == infos["worker_lost"].tolist() == [True] * 2 + [False] * 4
