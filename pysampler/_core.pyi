@@ -642,7 +642,7 @@ class Pool:
         """
         Until all that is in flight has come back; False at the deadline.
         """
-    def wait_some(self, least: typing.SupportsInt | typing.SupportsIndex, most: typing.SupportsInt | typing.SupportsIndex, timeout: float | None = None, *, deadline: int | None = None) -> list[int]:
+    def wait_some(self, least: typing.SupportsInt | typing.SupportsIndex, most: typing.SupportsInt | typing.SupportsIndex, *, deadline: int | None = None) -> list[int]:
         """
         Groups that have come back, longest ready first: at least so many weights, unless the deadline comes first, at most so many.
         """
@@ -676,18 +676,9 @@ class Pool:
         """
         Whether the last wait_some() came to an end before its deadline.
         """
-    @property
-    def stats(self) -> WaitStats:
-        """
-        Where the waits went.
-        """
 class Worker:
     def __init__(self, segment: Segment, offset: typing.SupportsInt | typing.SupportsIndex, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], index: typing.SupportsInt | typing.SupportsIndex, meter: Meter, policy: WaitPolicy | None = None) -> None:
         ...
-    def close(self) -> None:
-        """
-        Let go of the memory.
-        """
     def complete(self, group: typing.SupportsInt | typing.SupportsIndex, message: bool) -> None:
         """
         The group is done; whether a message follows.
@@ -846,11 +837,6 @@ class EnvBlock(Block):
         """
         What had no place in the frame: (kind, env, object) each.
         """
-    @property
-    def envs(self) -> list:
-        """
-        The envs.
-        """
 class Batch:
     def __init__(self, frames: typing.Any, infos: Infos, copy: bool, groups: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], spare: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
@@ -861,10 +847,6 @@ class Batch:
     def next(self, frame: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
         The frame to use after this one: the next that nobody holds.
-        """
-    def observations(self, frame: typing.SupportsInt | typing.SupportsIndex) -> typing.Any:
-        """
-        The observations of a frame, None if parts of them lie in no frame.
         """
     def read(self, frame: typing.SupportsInt | typing.SupportsIndex) -> tuple:
         """

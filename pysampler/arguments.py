@@ -155,7 +155,7 @@ def seeds(given: Any, envs: int) -> list[int | None]:
     return list(given)
 
 
-def indices(given: Sequence[int], envs: int) -> list[int]:
+def indices(given: Iterable[int], envs: int) -> list[int]:
     """Of some envs."""
     chosen = [int(i) for i in given]
     if bad := [i for i in chosen if not 0 <= i < envs]:

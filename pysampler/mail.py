@@ -84,7 +84,3 @@ class Inbox:
     def drop(self, group: int) -> None:
         """Forget the message, if there was one."""
         self._whole.pop(group, None)
-
-    def close(self) -> None:
-        """Let go of the ring."""
-        self._ring.close()

@@ -441,6 +441,7 @@ def _become_worker(fd: int, outputs: list[int]) -> None:
         os._exit(code)
 
 
-def ended_by(children: Iterable[Child], deadline: float) -> list[Child]:
-    """Those of the children that have not ended by then (of time.monotonic())."""
-    return [c for c in children if not c.ended(max(0.0, deadline - time.monotonic()))]
+def await_ends(children: Iterable[Child], deadline: float) -> None:
+    """Until the children have ended, or that time of time.monotonic()."""
+    for child in children:
+        child.ended(max(0.0, deadline - time.monotonic()))

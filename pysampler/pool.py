@@ -228,13 +228,10 @@ class Pool:
             if group in self._lost_envs and request[0] == "step":
                 self._restore(group, frame)
                 continue
-            message = messages[group]
             if group in self._lost_envs and request[0] == "reset":
-                self._lost_envs.discard(group)
-                self._restored[group] = False
-                request = _reset_of_all(request)
-                message = dumps_by_value(request)
-            self._send_request(group, frame, request, doing, message)
+                self._reset_new(group, frame, request, doing)
+                continue
+            self._send_request(group, frame, request, doing, messages[group])
 
     def note(self, name: str, arguments_for: Callable[[range], tuple[Any, ...] | None]) -> None:
         """Tell hosts something, before their next command: a method, arguments by their envs."""
@@ -509,10 +506,7 @@ class Pool:
         if name in ("step", "restore"):
             self._restore(group, frame)
         elif name == "reset":
-            self._lost_envs.discard(group)
-            self._restored[group] = False
-            request = _reset_of_all((name, arguments))
-            self._send_request(group, frame, request, self._asked[group])
+            self._reset_new(group, frame, (name, arguments), self._asked[group])
         else:
             self._send_request(group, frame, ("fail", (str(error),)), self._asked[group])
 
@@ -521,20 +515,27 @@ class Pool:
         self._restored[group] = True
         self._send_request(group, frame, ("restore", ()), "being restored")
 
+    def _reset_new(
+        self, group: int, frame: int, request: tuple[str, tuple[Any, ...]], doing: str
+    ) -> None:
+        """Where all envs are new, a reset of some of them is one of all."""
+        name, (seeds, options, _) = request
+        self._lost_envs.discard(group)
+        self._restored[group] = False
+        self._send_request(group, frame, (name, (seeds, options, None)), doing)
+
     def _await_marks(self, index: int) -> None:
         """Until the loss has been marked everywhere: marks must not hit who comes next."""
         child = self._processes.children[index]
         if child.ended(GRACE):
             deadline = time.monotonic() + GRACE
-            seen = 0
             while time.monotonic() < deadline:
                 losses = self._watch.losses
                 for at, loss in enumerate(losses):
                     if loss.pid == child.pid and at not in self._known_losses:
                         self._known_losses.add(at)
                         return
-                seen = len(losses)
-                self._watch.wait(known=seen, timeout=_LOOK)
+                self._watch.wait(known=len(losses), timeout=_LOOK)
         self.kill()
         raise PysamplerError(f"cannot replace worker {index}: pid {child.pid} does not end")
 
@@ -575,7 +576,7 @@ class Pool:
             for group, answer in self._received(self._core.messages, _ns(deadline))
             if isinstance(answer, Failure)
         ]
-        nursery.ended_by(children, deadline)
+        nursery.await_ends(children, deadline)
         return self.error_of(*failures[0]) if failures else None
 
     def _closed_by(self, deadline: float) -> bool:
@@ -600,12 +601,6 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"<pysampler.pool.Pool {len(self.shares)} workers{', closed' * self.closed}>"
-
-
-def _reset_of_all(request: tuple[str, tuple[Any, ...]]) -> tuple[str, tuple[Any, ...]]:
-    """Where all envs are new, a reset of some of them is one of all."""
-    name, (seeds, options, _) = request
-    return name, (seeds, options, None)
 
 
 def _ns(at: float) -> int:

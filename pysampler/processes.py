@@ -124,15 +124,14 @@ class Processes:
         child.connection.send(attachment)
         reduction.send_handle(child.connection, fd, child.pid)
 
-    def replace(self, index: int, attachment: Attachment, fd: int) -> Child:
+    def replace(self, index: int, attachment: Attachment, fd: int) -> None:
         """Another one takes the place of one that has ended. Nobody waits for it."""
         self.children[index].release()
-        child = self.children[index] = self._start()
+        self.children[index] = self._start()
         # If it is lost as soon as that, whoever watches it learns of it.
         with contextlib.suppress(ConnectionError):
             self._set_up(index, again=True)
             self._attach(index, attachment, fd)
-        return child
 
     # -- what goes wrong -------------------------------------------------------------------------
 

@@ -126,6 +126,8 @@ class Results:
 
     def read(self, messages: Sequence[Message]) -> Stepped:
         """Of all envs, from the frame they all use."""
+        if messages and (failures := self.failed(messages)):
+            raise self._logged_error(failures)
         rest, final = self._sorted(messages, None) if messages else ([], {})
         self._shown = self.frame
         observations, rewards, terminated, truncated, infos, mixed = self.batch.read(self.frame)
@@ -139,7 +141,10 @@ class Results:
         return observations, rewards, terminated, truncated, infos
 
     def read_some(self, groups: Sequence[int], messages: Sequence[Message]) -> Stepped:
-        """Of some groups, each from the frame it was sent with; ``env_id`` tells whose they are."""
+        """Of some groups, each from the frame it was sent with; ``env_id`` tells whose they are.
+
+        None of them has ``failed``.
+        """
         rest, final = self._sorted(messages, self._frame_of) if messages else ([], {})
         if isinstance(self._shown, int):
             self._shown = [self._shown] * len(self._groups)
@@ -225,8 +230,6 @@ class Results:
         self, messages: Sequence[Message], frames: Sequence[int] | None
     ) -> tuple[list[tuple[int, dict[str, Any]]], dict[int, Any]]:
         """What came by the side channel: infos, and last observations of episodes, by env."""
-        if failures := self.failed(messages):
-            raise self._logged_error(failures)
         rest: list[tuple[int, dict[str, Any]]] = []
         final: dict[int, Any] = {}
         for group, message in messages:

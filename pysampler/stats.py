@@ -33,7 +33,10 @@ _WORKER = np.dtype(
 )
 # Lower ends of the buckets, in ns: two to a doubling.
 _LOWER = np.array(
-    [2.0 ** ((b + _core.Meter.FIRST_BUCKET) // 2) * (1 + (b % 2) / 2) for b in range(40)]
+    [
+        2.0 ** ((b + _core.Meter.FIRST_BUCKET) // 2) * (1 + (b % 2) / 2)
+        for b in range(_core.Meter.BUCKETS)
+    ]
 )
 
 
@@ -88,10 +91,6 @@ class Times:
         Half a second stands for all that took longer.
         """
         return np.array([_quantile(row, self.lower, share) for row in self.buckets])
-
-    def quantile_of_all(self, share: float) -> float:
-        """The same of all envs together."""
-        return _quantile(self.buckets.sum(axis=0), self.lower, share)
 
 
 @dataclass(frozen=True)

@@ -229,10 +229,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             raise
 
     def _open(self, descriptions: Sequence[Description], options: arguments.Options) -> None:
-        first = descriptions[0]
-        self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
-        self.render_mode = first.render_mode
-        self._name = first.name
+        one = descriptions[0]
+        self.metadata = {**one.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = one.render_mode
+        self._name = one.name
         spaces = Spaces.of(
             [space for d in descriptions for space in d.observation_spaces],
             [space for d in descriptions for space in d.action_spaces],
@@ -389,8 +389,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """
         self._enter("send")
         try:
-            groups = self._idle_groups("send", env_ids)
-            envs = self._everyone if env_ids is None else np.asarray(env_ids)
+            envs = self._envs(env_ids)
+            groups = self._idle_groups("send", envs)
             if self._validate:
                 arguments.refuse_nan(self._spec, len(envs), actions)
             self._tell_columns()
@@ -419,8 +419,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         reset; a list has one for each of ``env_ids``.
         """
         with self._entered("async_reset"):
-            groups = self._idle_groups("async_reset", env_ids)
-            envs = (self._everyone if env_ids is None else np.asarray(env_ids)).tolist()
+            chosen = self._envs(env_ids)
+            groups = self._idle_groups("async_reset", chosen)
+            envs = chosen.tolist()
             if isinstance(seed, (int, np.integer)):
                 seeds: list[int | None] = [int(seed) + env for env in envs]
             else:
@@ -530,8 +531,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         before it.
         """
         with self._entered("set_options"):
-            envs = (self._everyone if env_ids is None else arguments.env_ids(env_ids)).tolist()
-            each = arguments.options(options, arguments.indices(envs, self.num_envs))
+            envs = arguments.indices(self._envs(env_ids), self.num_envs)
+            each = arguments.options(options, envs)
             self._options_version += 1
             self._results.show_versions = True
             self._pool.set_options({env: (one, self._options_version) for env, one in each})
@@ -557,11 +558,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             return []
         return [env for _, env, _ in self._pool.late(int(self._step_timeout * 1e9))]
 
-    def _idle_groups(self, what: str, env_ids: Any) -> Sequence[int]:
-        """Those of the indices, which must have nothing pending."""
+    def _envs(self, env_ids: Any) -> npt.NDArray[np.int64]:
+        return self._everyone if env_ids is None else arguments.env_ids(env_ids)
+
+    def _idle_groups(self, what: str, envs: npt.NDArray[np.int64]) -> Sequence[int]:
+        """Those of the envs, which must have nothing pending."""
         if self._state not in (None, "send"):
             self._expect_idle(what)
-        envs = self._everyone if env_ids is None else arguments.env_ids(env_ids)
         try:
             groups = self._results.batch.groups_of(envs)
         except (IndexError, ValueError) as error:

@@ -9,8 +9,7 @@ namespace pysampler::bindings {
 
 Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool copy,
              Groups groups, std::uint32_t spare)
-    : frames_(frames),
-      infos_(infos),
+    : infos_(infos),
       copy_(copy),
       count_(frames.attr("count").cast<std::uint32_t>()),
       obs_leaves_(leaves_of(frames.attr("observations"))),
@@ -218,9 +217,7 @@ void register_batch(py::module_& m) {
              "As write(), a row for each env that groups_of() was asked for last; its groups with "
              "their frames.")
         .def("read_some", &Batch::read_some, py::arg("parts"),
-             "As read(), for groups with their frames, in this order.")
-        .def("observations", &Batch::observations, py::arg("frame"),
-             "The observations of a frame, None if parts of them lie in no frame.");
+             "As read(), for groups with their frames, in this order.");
     Hot<Batch, Write>::install(batch, "write");
     Hot<Batch, Read>::install(batch, "read");
 }

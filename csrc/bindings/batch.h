@@ -29,7 +29,6 @@ class Batch {
     // (observations, rewards, terminated, truncated, infos, mixed): see Infos::collect().
     // Observations with parts that lie in no frame are None.
     py::tuple read(std::uint32_t frame) const;
-    py::object observations(std::uint32_t frame) const;
 
     // -- some envs --
 
@@ -56,10 +55,10 @@ class Batch {
     bool held(std::uint32_t frame) const;
     bool may_lend(std::uint32_t frame) const;
 
+    py::object observations(std::uint32_t frame) const;
     py::tuple results(const py::object& observations, const Selection& batch) const;
     void add_final(const Selection& batch, py::dict& infos) const;
 
-    py::object frames_;
     std::shared_ptr<Infos> infos_;
     bool copy_;
     std::uint32_t count_;

@@ -86,7 +86,7 @@ void EnvBlock::use_action_types(std::uint32_t frame) {
 bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& actions) {
     begin(frame);
     if (!actions) use_action_types(frame);
-    for_each([&](std::size_t i) {
+    for_each(frame, [&](std::size_t i) {
         if (ended_[i]) {
             reset_one(frame, i, nullptr, nullptr);
             return;
@@ -100,11 +100,10 @@ bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& act
 
 bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
     begin(frame);
-    for_each([&](std::size_t i) {
+    for_each(frame, [&](std::size_t i) {
         const py::object call = calls[i];
         if (call.is_none()) {
             if (shown_[i]) store_obs(frame, i, shown_[i].ptr());
-            show_version(frame, i);
             return;
         }
         reset_one(frame, i, py::object(call[py::int_(0)]).ptr(),
@@ -122,13 +121,13 @@ void EnvBlock::replace(const std::vector<std::uint64_t>& seeds) {
 
 bool EnvBlock::restore(std::uint32_t frame) {
     begin(frame);
-    if (autoreset_ == Autoreset::kSameStep) {
-        for_each([&](std::size_t i) { reset_one(frame, i, nullptr, nullptr); });
-    }
-    for (std::size_t i = 0; i < count_; ++i) {
-        clear_results(frame, i);
-        show_version(frame, i);
-    }
+    for_each(frame, [&](std::size_t i) {
+        if (autoreset_ == Autoreset::kSameStep) {
+            reset_one(frame, i, nullptr, nullptr);
+        } else {
+            clear_results(frame, i);
+        }
+    });
     return !leftovers_.empty();
 }
 
@@ -150,7 +149,7 @@ void EnvBlock::begin(std::uint32_t frame) {
 // Calls work(i) for env after env, and tells the meter whose turn it is. The end of one is the
 // beginning of the next: a look at the clock for each.
 template <class Work>
-void EnvBlock::for_each(Work&& work) {
+void EnvBlock::for_each(std::uint32_t frame, Work&& work) {
     std::int64_t now = now_ns();
     for (std::size_t i = 0; i < count_; ++i) {
         meter_->at(static_cast<std::int64_t>(first_ + i), now);
@@ -160,6 +159,7 @@ void EnvBlock::for_each(Work&& work) {
         now = now_ns();
         if (doing_ == Doing::kStep) meter_->stepped(first_ + i, now - began_);
         if (doing_ == Doing::kReset) meter_->was_reset(first_ + i, now - began_);
+        show_version(frame, i);
     }
     meter_->idle(now);
 }
@@ -202,7 +202,6 @@ void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
         const auto [first_obs, reset_info] = take_apart<2>(results, "reset");
         if (keep_ == KeepInfos::kAll) store_info(frame, i, reset_info);
         store_obs(frame, i, first_obs);
-        show_version(frame, i);
         return;
     }
     ended_[i] = ended && autoreset_ == Autoreset::kNextStep;
@@ -210,7 +209,6 @@ void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
         store_info(frame, i, info);
     }
     store_obs(frame, i, obs);
-    show_version(frame, i);
 }
 
 // Without keywords where nobody asked for any: there are envs that take none.
@@ -252,7 +250,6 @@ void EnvBlock::reset_one(std::uint32_t frame, std::size_t i, PyObject* seed, PyO
     clear_results(frame, i);
     if (keep_ == KeepInfos::kAll) store_info(frame, i, info);
     store_obs(frame, i, obs);
-    show_version(frame, i);
 }
 
 void EnvBlock::store_obs(std::uint32_t frame, std::size_t i, PyObject* obs) {
@@ -338,8 +335,7 @@ void register_env_block(py::module_& m) {
         .def("set_options", &EnvBlock::set_options, py::arg("i"), py::arg("options"),
              py::arg("version"), "What env i is reset with from its next reset on.")
         .def("take_leftovers", &EnvBlock::take_leftovers,
-             "What had no place in the frame: (kind, env, object) each.")
-        .def_property_readonly("envs", &EnvBlock::envs, "The envs.");
+             "What had no place in the frame: (kind, env, object) each.");
     block.attr("INFO") = static_cast<int>(EnvBlock::kInfo);
     block.attr("FINAL_OBS") = static_cast<int>(EnvBlock::kFinalObs);
     block.attr("ODD_OBS") = static_cast<int>(EnvBlock::kOddObs);

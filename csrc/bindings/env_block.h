@@ -47,7 +47,6 @@ class EnvBlock : public Block {
 
     // [(kind, index among the frame's envs, object)], handed over.
     py::list take_leftovers();
-    const py::list& envs() const { return envs_; }
 
  private:
     void use_action_types(std::uint32_t frame);
@@ -63,7 +62,7 @@ class EnvBlock : public Block {
     void begin(std::uint32_t frame);
     void leave(Leftover kind, std::size_t i, const py::object& object);
     template <class Work>
-    void for_each(Work&& work);
+    void for_each(std::uint32_t frame, Work&& work);
     template <class Work>
     void guarded(std::size_t i, Work&& work);
 

@@ -102,10 +102,10 @@ class PyPool : public Handle {
     // all that is in flight), or at the deadline; no more than `most`, not taken. messages() are
     // those of them that have more to say.
     std::vector<std::uint32_t> wait_some(std::uint64_t least, std::uint64_t most,
-                                         const py::handle& timeout, const py::handle& deadline) {
+                                         const py::handle& deadline) {
         const Turn turn(*this, waiting_, "wait on");
         messages_.clear();
-        const std::int64_t until = deadline_of(timeout, deadline);
+        const std::int64_t until = deadline_of(py::none(), deadline);
         const std::uint64_t heaviest = *std::max_element(weights_.begin(), weights_.end());
         const auto posts = [heaviest](std::uint64_t weight) {
             return static_cast<std::uint32_t>((weight + heaviest - 1) / heaviest);
@@ -193,7 +193,6 @@ class PyPool : public Handle {
                 }};
     }
 
-    WaitStats stats() const { return site_.policy().stats(); }
     std::string state() const {
         return closed() ? repr("")
                         : repr(std::to_string(layout_.workers()) + " workers, " +
@@ -385,12 +384,10 @@ void register_pool(py::module_& m) {
             "Until all that is in flight has come back; False at the deadline.")
         .def(
             "wait_some",
-            [](PyPool& self, std::uint64_t least, std::uint64_t most, const Seconds& timeout,
-               const Nanoseconds& deadline) {
-                return self.wait_some(least, most, timeout, deadline);
+            [](PyPool& self, std::uint64_t least, std::uint64_t most, const Nanoseconds& deadline) {
+                return self.wait_some(least, most, deadline);
             },
-            py::arg("least"), py::arg("most"), py::arg("timeout") = py::none(), py::kw_only(),
-            py::arg("deadline") = py::none(),
+            py::arg("least"), py::arg("most"), py::kw_only(), py::arg("deadline") = py::none(),
             "Groups that have come back, longest ready first: at least so many weights, unless the "
             "deadline comes first, at most so many.")
         .def("take", &PyPool::take, py::arg("group"),
@@ -415,7 +412,6 @@ void register_pool(py::module_& m) {
         .def_property_readonly("messages", &PyPool::messages,
                                "Groups of which a message follows, after a wait.")
         .def_property_readonly("pending", &PyPool::pending, "How many groups are in flight.")
-        .def_property_readonly("stats", &PyPool::stats, "Where the waits went.")
         .def_property_readonly("offset", &PyPool::offset, "Where it begins in its segment.")
         .def("close", &PyPool::close, "Let go of the memory.")
         .def_static(
@@ -437,8 +433,7 @@ void register_pool(py::module_& m) {
         .def("complete", &PyWorker::complete, py::arg("group"), py::arg("message"),
              "The group is done; whether a message follows.")
         .def("set_left_over", &PyWorker::set_left_over, py::arg("left_over"),
-             "Whether the next step is to be reported in any case.")
-        .def("close", &PyWorker::close, "Let go of the memory.");
+             "Whether the next step is to be reported in any case.");
     py::class_<Command> command(m, "Command");
     command.attr("STEP") = static_cast<std::uint32_t>(Command::kStep);
     command.attr("REQUEST") = static_cast<std::uint32_t>(Command::kRequest);
