@@ -837,6 +837,10 @@ class EnvBlock(Block):
         """
         What had no place in the frame: (kind, env, object) each.
         """
+    def use(self, frames: typing.Any, infos: Infos, autoreset: Autoreset, keep: KeepInfos) -> None:
+        """
+        Work on other frames from now on; the envs stay as they are.
+        """
 class Batch:
     def __init__(self, frames: typing.Any, infos: Infos, copy: bool, groups: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], spare: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...

@@ -11,6 +11,7 @@ import cloudpickle
 import gymnasium as gym
 
 from pysampler import _core
+from pysampler.acting import WorkerActing
 from pysampler.errors import WorkerLostError
 from pysampler.infos import Column, add_columns
 from pysampler.remote import Report, dumps_by_value, report
@@ -18,7 +19,9 @@ from pysampler.remote import Report, dumps_by_value, report
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from pysampler.acting import Role, RolledOut
     from pysampler.frames import Frames
+    from pysampler.sync import Segment
 
 __all__ = [
     "Description",
@@ -54,6 +57,10 @@ class Raised(Exception):  # noqa: N818 - not an error of its own: it carries one
         self.doing = doing
 
 
+# What the policy of a host was doing, by what the host was asked for.
+_POLICY = {"rollout": "acting", "act_with": "when it was taken over"}
+
+
 @dataclass(frozen=True)
 class Failure:
     """What an env raised, or its host if ``env`` is None.
@@ -72,6 +79,8 @@ class Failure:
     def told(self, where: str, doing: str) -> str:
         """In a sentence: which env, ``where`` it is, and what it was doing."""
         who = "the host of envs" if self.env is None else f"env {self.env}"
+        if self.doing in _POLICY:
+            return f"the policy{where} raised {self.report.kind} {_POLICY[self.doing]}"
         doing = f"in {self.doing}" if "(" in self.doing else self.doing or doing
         return f"{who}{where} raised {self.report.kind} {doing}"
 
@@ -117,6 +126,7 @@ class EnvHost:
                 self.close()
                 raise Raised(first + i, "being made") from error
         self.blocks: list[_core.EnvBlock] = []
+        self._new: set[int] = set()  # blocks of envs in the place of lost ones
 
     def describe(self) -> Description:
         """The spaces of every env, and what else is asked of the first."""
@@ -129,38 +139,46 @@ class EnvHost:
             env.spec.id if env.spec is not None else type(env.unwrapped).__name__,
         )
 
+    def count_with(self, meter: _core.Meter) -> None:
+        """What envs do is counted with it."""
+        self._meter = meter
+
     def attach(
         self,
         frames: Frames,
-        meter: _core.Meter,
+        segment: Segment,
         autoreset: str,
         keep: str,
         columns: Sequence[Column],
     ) -> None:
-        """Make the blocks that work on these frames; ``columns`` of infos there are already."""
+        """Let the blocks work on these frames; ``columns`` of infos there are already."""
+        self.frames = frames
+        self.segment = segment
+        self._acting: WorkerActing | None = None
         self._infos = _core.Infos(frames.infos, frames.envs)
         self._known: set[int] = set()
         self.add_columns(0, columns)
-        self._meter = meter
+        how = getattr(_core.Autoreset, autoreset), getattr(_core.KeepInfos, keep)
+        for block in self.blocks:
+            block.use(frames, self._infos, *how)
+        if self.blocks:
+            return
         at = 0
         for size in self.sizes:
+            envs = self.envs[at : at + size]
+            first = self.first + at
             self.blocks.append(
-                _core.EnvBlock(
-                    self.envs[at : at + size],
-                    self.first + at,
-                    frames,
-                    self._infos,
-                    meter,
-                    getattr(_core.Autoreset, autoreset),
-                    getattr(_core.KeepInfos, keep),
-                )
+                _core.EnvBlock(envs, first, frames, self._infos, self._meter, *how)
             )
             at += size
 
     def answer(self, name: str, block: int, frame: int, arguments: tuple[Any, ...]) -> Any:
         """Do what is asked of a block: the name of one of the methods below."""
         if name in ("step", "reset", "restore"):
+            self._new.discard(block)
             return plain(getattr(self, name)(block, frame, *arguments))
+        if name == "rollout":
+            return self.rollout(block, frame, *arguments)
         return getattr(self, name)(block, *arguments)
 
     # -- requests: each is called with the block it is about -------------------------------------
@@ -214,6 +232,24 @@ class EnvHost:
         self.blocks[block].restore(frame)
         return self.blocks[block].take_leftovers()
 
+    def rollout(self, block: int, frame: int, steps: int, group: int, last: int) -> RolledOut:
+        """Act for the envs of a block, so many steps on from a frame; they are at what lies in
+        the frame ``last``."""
+        assert self._acting is not None
+        rows = self._indices(block)
+        envs = slice(self.first + rows.start, self.first + rows.stop)
+        for leaf in self.frames.observations if last != frame else ():
+            leaf[frame, envs] = leaf[last, envs]
+        again = block in self._new
+        self._new.discard(block)
+
+        def take() -> list[tuple[int, int, Any]]:
+            return plain(self.blocks[block].take_leftovers())
+
+        return self._acting.roll_out(
+            self.blocks[block], take, envs, group, frame, steps, again=again
+        )
+
     def fail(self, block: int, lost: str) -> None:  # noqa: ARG002
         """Instead of what other envs were asked for when they were lost."""
         raise WorkerLostError(lost)
@@ -230,6 +266,13 @@ class EnvHost:
         """These envs take the place of lost ones; seeds of their next resets."""
         for at in range(len(self.sizes)):
             self.blocks[at].replace([seeds[i] for i in self._indices(at)])
+            self._new.add(at)
+
+    def act_with(self, block: int, role: Role) -> None:  # noqa: ARG002
+        """The policy of rollouts from now on."""
+        before, self._acting = self._acting, None
+        self._acting = WorkerActing(role, self.frames, self.segment)
+        self._acting.take_over(before)
 
     def set_options(self, block: int, options: dict[int, tuple[Any, int]]) -> None:  # noqa: ARG002
         """What envs are reset with from their next reset on, and its version."""

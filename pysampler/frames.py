@@ -13,11 +13,14 @@ where they lie, a frame is read without a copy, and T frames in a row are a roll
 ``has_final``                  1: there is a final observation; 2: and a message says more of it
 ``options_versions``           which options an episode was reset with; 0: none
 ``infos``                      bytes, shared out among columns (infos.py)
+``extras``                     what a policy said beside its actions: one array for each field
 ============================== ================================================================
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,36 +30,82 @@ if TYPE_CHECKING:
 
     from pysampler.spec import Field, Spec
 
-__all__ = ["Frames"]
+__all__ = ["Frames", "Plan"]
 
 LINE = 128  # bytes; csrc/layout.h
 # An action keeps the dtype it was given, of up to this many bytes an element.
 WIDEST = 8
 
 
-class Frames:
-    """Frames over some memory: ``size_of`` bytes of zeros, at first."""
+@dataclass(frozen=True)
+class Plan:
+    """What frames there are to be, for how many envs."""
 
-    def __init__(
-        self, spec: Spec, envs: int, count: int, *, final: bool, memory: npt.NDArray[np.uint8]
-    ) -> None:
-        self.spec = spec
-        self.envs = envs
-        self.count = count
-        self._memory = memory
-        self._used = 0
-        self.observations = [self._take((envs, *f.shape), f.dtype) for f in spec.observations]
-        self.final_observations = [
-            self._take((envs, *f.shape), f.dtype) for f in spec.observations if final
+    spec: Spec
+    envs: int
+    count: int
+    final: bool  # whether envs are reset in the step that ends their episode
+    extras: tuple[Field, ...] = ()
+    infos: bool = True  # whether there is room for columns of them
+
+    @property
+    def fields(self) -> list[tuple[str, tuple[int, ...], npt.DTypeLike]]:
+        """Every array of ``Frames``: its name, shape without the frames, and dtype."""
+        spec, envs = self.spec, self.envs
+        observations = [((envs, *f.shape), f.dtype) for f in spec.observations]
+        return [
+            *(("observations", *field) for field in observations),
+            *(("final_observations", *field) for field in observations if self.final),
+            *(("actions", (_action_bytes(f, envs),), np.uint8) for f in spec.actions),
+            ("action_types", (envs, len(spec.actions)), np.int32),
+            ("rewards", (envs,), np.float64),
+            ("terminated", (envs,), np.bool_),
+            ("truncated", (envs,), np.bool_),
+            ("has_final", (envs,), np.uint8),
+            ("options_versions", (envs,), np.int64),
+            ("infos", (_info_bytes(envs) if self.infos else 0,), np.uint8),
+            *(("extras", (envs, *f.shape), f.dtype) for f in self.extras),
         ]
-        self.actions = [self._take((_action_bytes(f, envs),), np.uint8) for f in spec.actions]
-        self.action_types = self._take((envs, len(spec.actions)), np.int32)
-        self.rewards = self._take((envs,), np.float64)
-        self.terminated = self._take((envs,), np.bool_)
-        self.truncated = self._take((envs,), np.bool_)
-        self.has_final = self._take((envs,), np.uint8)
-        self.options_versions = self._take((envs,), np.int64)
-        self.infos = self._take((_info_bytes(envs),), np.uint8)
+
+    @property
+    def size(self) -> int:
+        """Bytes it takes."""
+        sizes = [_bytes(shape, dtype) * self.count for _, shape, dtype in self.fields]
+        return sum(map(_lines, sizes))
+
+
+class Frames:
+    """Frames over some memory: ``plan.size`` bytes of zeros, at first."""
+
+    def __init__(self, plan: Plan, memory: npt.NDArray[np.uint8]) -> None:
+        self.plan = plan
+        self.spec = plan.spec
+        self.envs = plan.envs
+        self.count = plan.count
+        self.memory = memory
+        arrays: dict[str, list[npt.NDArray[Any]]] = {
+            "observations": [],
+            "final_observations": [],
+            "actions": [],
+            "extras": [],
+        }
+        at = 0
+        for name, shape, dtype in plan.fields:
+            size = _bytes(shape, dtype) * plan.count
+            array = memory[at : at + size].view(dtype).reshape(plan.count, *shape)
+            arrays.setdefault(name, []).append(array)
+            at += _lines(size)
+        self.observations = arrays["observations"]
+        self.final_observations = arrays["final_observations"]
+        self.actions = arrays["actions"]
+        self.extras = arrays["extras"]
+        [self.action_types] = arrays["action_types"]
+        [self.rewards] = arrays["rewards"]
+        [self.terminated] = arrays["terminated"]
+        [self.truncated] = arrays["truncated"]
+        [self.has_final] = arrays["has_final"]
+        [self.options_versions] = arrays["options_versions"]
+        [self.infos] = arrays["infos"]
 
     @property
     def default_actions(self) -> list[npt.NDArray[Any]]:
@@ -66,42 +115,16 @@ class Frames:
     def actions_as(self, leaf: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Actions of a dtype, at most eight bytes an element or that of the space."""
         shape = (self.envs, *self.spec.actions[leaf].shape)
-        size = int(np.prod(shape)) * dtype.itemsize
-        array: npt.NDArray[Any] = self.actions[leaf][:, :size].view(dtype)
+        array: npt.NDArray[Any] = self.actions[leaf][:, : _bytes(shape, dtype)].view(dtype)
         return array.reshape(self.count, *shape)
 
-    @staticmethod
-    def size_of(spec: Spec, envs: int, count: int, *, final: bool) -> int:
-        """Bytes it takes."""
-        times = 2 if final else 1
-        sizes = [_bytes(f) * envs for f in spec.observations] * times
-        sizes += [_action_bytes(f, envs) for f in spec.actions]
-        sizes += [
-            4 * len(spec.actions) * envs,
-            8 * envs,
-            envs,
-            envs,
-            envs,
-            8 * envs,
-            _info_bytes(envs),
-        ]
-        return sum(_lines(size * count) for size in sizes)
 
-    def _take(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        whole = (self.count, *shape)
-        size = int(np.prod(whole)) * np.dtype(dtype).itemsize
-        part = self._memory[self._used : self._used + size]
-        self._used += _lines(size)
-        array: npt.NDArray[Any] = part.view(dtype).reshape(whole)
-        return array
-
-
-def _bytes(field: Field) -> int:
-    return int(np.prod(field.shape)) * field.dtype.itemsize
+def _bytes(shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
+    return math.prod(shape) * np.dtype(dtype).itemsize
 
 
 def _action_bytes(field: Field, envs: int) -> int:
-    return int(np.prod(field.shape)) * max(field.dtype.itemsize, WIDEST) * envs
+    return math.prod(field.shape) * max(field.dtype.itemsize, WIDEST) * envs
 
 
 def _info_bytes(envs: int) -> int:

@@ -7,6 +7,7 @@ channel and is merged in here. Either way the result is that of ``VectorEnv._add
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +17,8 @@ from pysampler import _core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
 
     from pysampler.frames import Frames
 
@@ -38,6 +41,15 @@ class Column:
     shape: tuple[int, ...] = ()
     form: Form = "python"
     values: int = 0
+
+    def view(self, frames: Frames, steps: slice) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """The values in some frames, and where there are any."""
+        assert self.dtype is not None
+        envs = frames.envs
+        end = self.values + envs * math.prod(self.shape) * self.dtype.itemsize
+        values = frames.infos[steps, self.values : end].view(self.dtype)
+        mask = frames.infos[steps, self.mask : self.mask + envs].view(np.bool_)
+        return values.reshape(len(values), envs, *self.shape), mask
 
 
 def add_columns(infos: _core.Infos, columns: Sequence[Column]) -> None:

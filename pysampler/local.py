@@ -10,13 +10,14 @@ from pysampler.block import EnvHost, Failure, failure_of, plain
 from pysampler.frames import Frames
 from pysampler.remote import error_from
 from pysampler.stats import Counters, Stats
+from pysampler.sync import Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from pysampler.errors import EnvError
+    from pysampler.frames import Plan
     from pysampler.processes import Share
-    from pysampler.spec import Spec
 
 __all__ = ["LocalPool"]
 
@@ -32,6 +33,8 @@ class LocalPool:
         self.pids: list[int] = []
         self.closed = False
         self.envs = share.parts
+        self.groups = [len(share.sizes)]
+        self.worker_of = [0] * len(share.sizes)
         self._share = share
         self._asked = "being made"
         self._back: list[int] = []  # groups that are done, longest first
@@ -42,16 +45,16 @@ class LocalPool:
         except Exception as error:
             raise self.error_of(0, failure_of(error, "being made")) from error.__cause__
         self.descriptions = [self._host.describe()]
+        envs = share.envs.stop
+        self._counters = Counters(envs, 1, np.zeros(Counters.size_of(envs, 1), np.uint8))
+        self._host.count_with(self._counters.meter(0))
 
-    def attach(self, spec: Spec, count: int, *, final: bool, host: tuple[Any, ...]) -> Frames:
-        """Lay out frames."""
-        envs = self._share.envs.stop
-        memory = np.zeros(Frames.size_of(spec, envs, count, final=final), np.uint8)
-        frames = Frames(spec, envs, count, final=final, memory=memory)
-        counted = np.zeros(Counters.size_of(envs, 1), np.uint8)
-        self._counters = Counters(envs, 1, counted)
-        self._host.attach(frames, self._counters.meter(0), *host)
-        return frames
+    def lay_out(self, plan: Plan, room: int, host: tuple[Any, ...]) -> tuple[Frames, Segment]:
+        """Lay out frames, in a segment with some room beside them."""
+        segment = Segment(plan.size + room)
+        frames = Frames(plan, segment.array((plan.size,), np.dtype(np.uint8), None)[1])
+        self._host.attach(frames, segment, *host)
+        return frames, segment
 
     @property
     def pending(self) -> int:
@@ -97,7 +100,13 @@ class LocalPool:
                 self._said[group] = failure_of(error, name)
             self._back.append(group)
 
-    def note(self, name: str, arguments_for: Callable[[range], tuple[Any, ...] | None]) -> None:
+    def note(
+        self,
+        name: str,
+        arguments_for: Callable[[range], tuple[Any, ...] | None],
+        *,
+        standing: bool = False,  # noqa: ARG002
+    ) -> None:
         """Tell the host something: a method and arguments."""
         arguments = arguments_for(self._share.envs)
         if arguments is not None:
@@ -106,6 +115,10 @@ class LocalPool:
     def set_options(self, options: dict[int, tuple[Any, int]]) -> None:
         """What envs are reset with from now on, and its version."""
         self.note("set_options", lambda _: (options,))
+
+    def busy_seconds(self) -> float:
+        """How long all envs together have been at work."""
+        return self._counters.busy_seconds()
 
     def stats(self) -> Stats:
         """What envs have done."""

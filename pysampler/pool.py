@@ -37,7 +37,7 @@ from pysampler.worker import Attachment
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from pysampler.spec import Spec
+    from pysampler.frames import Plan
 
 __all__ = ["Faults", "Pool"]
 
@@ -84,13 +84,14 @@ class Pool:
         self.closed = False  # or its workers have been ended
         self.groups = [len(share.sizes) for share in shares]
         self.envs = [part for share in self.shares for part in share.parts]  # of each group
-        self._worker_of = [w for w, count in enumerate(self.groups) for _ in range(count)]
+        self.worker_of = [w for w, count in enumerate(self.groups) for _ in range(count)]
         self._policy = policy
         self._faults = faults or Faults()
         self._learn_modules = preload is None and context == "nursery"
         self._requests: dict[int, tuple[str, tuple[Any, ...]]] = {}  # that groups are at
         self._asked: dict[int, str] = {}  # what groups are doing, where it is not a step
         self._notes: dict[int, list[bytes]] = {}  # by worker
+        self._standing: dict[str, dict[int, bytes]] = {}  # by method and worker
         self._options: dict[int, tuple[Any, int]] = {}  # by env
         self._lost_envs: set[int] = set()  # groups of new envs, whose next step ends an episode
         self._restored: dict[int, bool] = {}  # groups that will say so; whether stepping
@@ -102,17 +103,37 @@ class Pool:
         self._processes = Processes(self.shares, [make(share) for share in shares], context)
         self.descriptions = self._processes.descriptions
 
-    def attach(self, spec: Spec, count: int, *, final: bool, host: tuple[Any, ...]) -> Frames:
-        """Lay out frames and everything else, and attach the workers to it."""
-        envs, workers = self.shares[-1].envs.stop, len(self.shares)
-        frames_size = Frames.size_of(spec, envs, count, final=final)
+    def lay_out(self, plan: Plan, room: int, host: tuple[Any, ...]) -> tuple[Frames, Segment]:
+        """Lay out frames, in a segment of their own with some room beside them.
+
+        The first time, attach the workers to everything else too. Nothing may be in flight.
+        """
+        segment = Segment(plan.size + room)
+        frames_at, memory = segment.array((plan.size,), np.dtype(np.uint8), None)
+        self._layout = worker.Layout(frames_at, plan, host)
+        self._frames_segment = segment
+        if not hasattr(self, "_core"):
+            self._attach(plan.envs)
+            return Frames(plan, memory), segment
+        for index, child in enumerate(list(self._processes.children)):
+            group = self._groups_of(index).start
+            self._send_notes(group)
+            self._send_request(group, 0, ("lay_out", (True,)), "laying out frames")
+            # Who took its place meanwhile has been told already.
+            if self._processes.children[index] is child:
+                self._processes.lay_out(index, (self._layout, segment.fd))
+        for group, said in self.wait() or []:
+            if isinstance(said, Failure):
+                raise self.error_of(group, said)
+        return Frames(plan, memory), segment
+
+    def _attach(self, envs: int) -> None:
+        workers = len(self.shares)
         counters_size = Counters.size_of(envs, workers)
         rings = 2 * workers * _core.ByteRing.size_of(SIDE_CHANNEL)
         pool_size = _core.Pool.size_of(self.groups)
-        segment = self._segment = Segment(frames_size + counters_size + pool_size + rings + 4096)
-        bytes_of = np.dtype(np.uint8)
-        frames_at, memory = segment.array((frames_size,), bytes_of, None)
-        counters_at, counted = segment.array((counters_size,), bytes_of, None)
+        segment = self._segment = Segment(counters_size + pool_size + rings + 4096)
+        counters_at, counted = segment.array((counters_size,), np.dtype(np.uint8), None)
         self._counters = Counters(envs, workers, counted)
         self._counters.workers["env"] = -1
         weights = [size for share in self.shares for size in share.sizes]
@@ -131,27 +152,22 @@ class Pool:
                 inbox=self._inboxes[index].offset,
                 outbox=self._outboxes[index].offset,
                 capacity=SIDE_CHANNEL,
-                frames=frames_at,
-                frames_size=frames_size,
+                envs=envs,
                 counters=counters_at,
                 counters_size=counters_size,
-                spec=spec,
-                envs=envs,
-                count=count,
-                final=final,
-                host=host,
                 policy=self._policy,
                 costs=(costs.park_ns, costs.yield_ns),
             )
             for index in range(workers)
         ]
         self._watch = Watch()
-        self._processes.attach(self._attachments, segment.fd)
+        self._processes.attach(
+            self._attachments, segment.fd, (self._layout, self._frames_segment.fd)
+        )
         for index in range(workers):
             self._watch_worker(index)
         if self._learn_modules:
             self._processes.preload()
-        return Frames(spec, envs, count, final=final, memory=memory)
 
     def _watch_worker(self, index: int) -> None:
         self._watch.add(
@@ -185,6 +201,10 @@ class Pool:
     def is_pending(self, group: int) -> bool:
         """Whether a group is."""
         return self._core.in_flight(group)
+
+    def busy_seconds(self) -> float:
+        """How long all envs together have been at work."""
+        return self._counters.busy_seconds()
 
     def stats(self) -> Stats:
         """What envs and workers have done."""
@@ -231,15 +251,32 @@ class Pool:
             if group in self._lost_envs and request[0] == "reset":
                 self._reset_new(group, frame, request, doing)
                 continue
+            if request[0] == "rollout":
+                self._lost_envs.discard(group)
             self._send_request(group, frame, request, doing, messages[group])
 
-    def note(self, name: str, arguments_for: Callable[[range], tuple[Any, ...] | None]) -> None:
-        """Tell hosts something, before their next command: a method, arguments by their envs."""
+    def note(
+        self,
+        name: str,
+        arguments_for: Callable[[range], tuple[Any, ...] | None],
+        *,
+        standing: bool = False,
+    ) -> None:
+        """Tell hosts something, before their next command: a method, arguments by their envs.
+
+        If it is standing, also those that take the place of lost ones, until there is another note
+        to this method.
+        """
+        self._standing.pop(name, None)
+        if standing:
+            self._standing[name] = {}
         for index, share in enumerate(self.shares):
             arguments = arguments_for(share.envs)
             if arguments is not None:
                 message = dumps_by_value((name, arguments))
                 self._notes.setdefault(index, []).append(message)
+                if standing:
+                    self._standing[name][index] = message
 
     def set_options(self, options: dict[int, tuple[Any, int]]) -> None:
         """What envs are reset with from now on, and its version."""
@@ -253,7 +290,7 @@ class Pool:
 
     def _send_notes(self, group: int) -> None:
         # Again if it is lost meanwhile: who takes its place has to be told too.
-        while notes := self._notes.pop(self._worker_of[group], None):
+        while notes := self._notes.pop(self.worker_of[group], None):
             for message in notes:
                 self._send_message(group, _NOTE, 0, message)
 
@@ -273,12 +310,12 @@ class Pool:
     def _send_message(self, group: int, kind: int, frame: int, message: bytes) -> None:
         try:
             self._core.send_to(group, kind, frame)
-            self._inboxes[self._worker_of[group]].send(message, _PATIENCE)
+            self._inboxes[self.worker_of[group]].send(message, _PATIENCE)
         except LostError as error:
             self._lost(error, group)
         except WaitTimeoutError:
             self.kill()
-            index = self._worker_of[group]
+            index = self.worker_of[group]
             raise PysamplerError(
                 f"cannot send to worker {index}: it has not read {len(message):,} bytes for "
                 f"{_PATIENCE:.0f} s, while {self._doing(group)}"
@@ -359,7 +396,7 @@ class Pool:
         """These have come back, and what they had to say was received."""
         for group in groups:
             self._core.take(group)
-            self._mail[self._worker_of[group]].drop(group)
+            self._mail[self.worker_of[group]].drop(group)
             self._restored.pop(group, None)
 
     def _until(self, wait: Callable[..., bool], deadline: int | None) -> bool:
@@ -381,7 +418,7 @@ class Pool:
         messages: list[tuple[int, Any]] = []
         with contextlib.suppress(WaitTimeoutError):
             for group in groups:
-                message = self._mail[self._worker_of[group]].read(group, deadline)
+                message = self._mail[self.worker_of[group]].read(group, deadline)
                 try:
                     said = pickle.loads(message)
                 except Exception as error:  # what the worker has and this process has not
@@ -399,7 +436,7 @@ class Pool:
 
     def error_of(self, group: int, failure: Failure) -> EnvError:
         """The exception an env of a group raised, or its worker for it."""
-        return self._processes.error_of(self._worker_of[group], failure, self._doing(group))
+        return self._processes.error_of(self.worker_of[group], failure, self._doing(group))
 
     def late(self, patience: int) -> list[tuple[int, int, int]]:
         """(worker, env, since) of envs that have been at work for so many ns."""
@@ -441,7 +478,7 @@ class Pool:
         groups = list(error.members) or ([] if group is None else [group])
         lost = {i for i, child in enumerate(self._processes.children) if child.ended()}
         if not lost:
-            said = sorted({self._worker_of[group] for group in groups})
+            said = sorted({self.worker_of[group] for group in groups})
             self.kill()
             raise LayoutError(
                 f"cannot go on: workers {said} are said to be lost, and live; somebody writes to "
@@ -476,7 +513,7 @@ class Pool:
                 error.args = (f"{error.args[0]}; it was replaced before: {story}",)
             raise error
         groups = self._groups_of(index)
-        frames = {g: self._core.frame_of(g) for g in groups if self._core.in_flight(g)}
+        under_way = {g: self._core.frame_of(g) for g in groups if self._core.in_flight(g)}
         self._core.renew(index)
         self._inboxes[index].renew()
         self._outboxes[index].renew()
@@ -485,7 +522,8 @@ class Pool:
         start = now() + int(GRACE * 1e9)
         self._counters.begin(index, self.shares[index].envs.start, start)
         try:
-            self._processes.replace(index, self._attachments[index], self._segment.fd)
+            frames = self._layout, self._frames_segment.fd
+            self._processes.replace(index, self._attachments[index], self._segment.fd, frames)
         except (OSError, PysamplerError) as cause:
             self.kill()
             raise error from cause
@@ -495,8 +533,9 @@ class Pool:
         if options := {env: self._options[env] for env in envs if env in self._options}:
             notes.append(("set_options", (options,)))
         self._notes[index] = [dumps_by_value(note) for note in notes]
+        self._notes[index] += [by[index] for by in self._standing.values() if index in by]
         self._lost_envs.update(groups)
-        for group, frame in frames.items():
+        for group, frame in under_way.items():
             self._ask_again(group, frame, error)
 
     def _ask_again(self, group: int, frame: int, error: WorkerLostError) -> None:
@@ -507,6 +546,11 @@ class Pool:
             self._restore(group, frame)
         elif name == "reset":
             self._reset_new(group, frame, (name, arguments), self._asked[group])
+        elif name == "rollout":  # who hosts new envs knows where the lost ones had got to
+            self._lost_envs.discard(group)
+            self._send_request(group, frame, (name, arguments), self._asked[group])
+        elif name == "lay_out":  # it was attached to the new frames
+            self._send_request(group, frame, (name, (False,)), self._asked[group])
         else:
             self._send_request(group, frame, ("fail", (str(error),)), self._asked[group])
 
@@ -597,7 +641,8 @@ class Pool:
             for ring in (*self._inboxes, *self._outboxes):
                 ring.close()
             self._segment.close()
-            del self._counters, self._segment
+            self._frames_segment.close()
+            del self._counters, self._segment, self._frames_segment
 
     def __repr__(self) -> str:
         return f"<pysampler.pool.Pool {len(self.shares)} workers{', closed' * self.closed}>"

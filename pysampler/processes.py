@@ -16,7 +16,7 @@ from pysampler import nursery, worker
 from pysampler.block import Failure
 from pysampler.errors import EnvError, PysamplerError, WorkerLostError
 from pysampler.remote import dumps_by_value, error_from
-from pysampler.worker import Attachment, Setup
+from pysampler.worker import Attachment, Layout, Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     # A function that makes a host, and its arguments.
     Host = tuple[Callable[..., Any], tuple[Any, ...]]
+    # Frames, and the fd of their segment.
+    Placed = tuple[Layout, int]
 
 __all__ = ["GRACE", "Processes", "Share"]
 
@@ -109,29 +111,35 @@ class Processes:
                 answers[index] = answer
         return [answers[index][0] for index in range(len(answers))], answers[0][1]
 
-    def attach(self, attachments: Sequence[Attachment], fd: int) -> None:
-        """Attach them to a segment, and wait until they are."""
+    def attach(self, attachments: Sequence[Attachment], fd: int, frames: Placed) -> None:
+        """Attach them to a segment, and to that of the frames, and wait until they are."""
         for index, attachment in enumerate(attachments):
             with self._telling_of_loss(index):
-                self._attach(index, attachment, fd)
+                self._tell(index, attachment, fd)
+                self._tell(index, *frames)
         for index, child in enumerate(self.children):
             with self._telling_of_loss(index):
                 child.connection.recv_bytes()
-            child.connection.close()
 
-    def _attach(self, index: int, attachment: Attachment, fd: int) -> None:
+    def lay_out(self, index: int, frames: Placed) -> None:
+        """Tell one of other frames, which it was asked to go on with."""
+        with contextlib.suppress(ConnectionError):  # whoever watches it learns of its loss
+            self._tell(index, *frames)
+
+    def _tell(self, index: int, what: Any, fd: int) -> None:
         child = self.children[index]
-        child.connection.send(attachment)
+        child.connection.send(what)
         reduction.send_handle(child.connection, fd, child.pid)
 
-    def replace(self, index: int, attachment: Attachment, fd: int) -> None:
+    def replace(self, index: int, attachment: Attachment, fd: int, frames: Placed) -> None:
         """Another one takes the place of one that has ended. Nobody waits for it."""
         self.children[index].release()
         self.children[index] = self._start()
         # If it is lost as soon as that, whoever watches it learns of it.
         with contextlib.suppress(ConnectionError):
             self._set_up(index, again=True)
-            self._attach(index, attachment, fd)
+            self._tell(index, attachment, fd)
+            self._tell(index, *frames)
 
     # -- what goes wrong -------------------------------------------------------------------------
 

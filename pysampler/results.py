@@ -208,8 +208,13 @@ class Results:
         if rest or mixed:
             self._batcher.num_envs = len(rows)
             infos = self._infos.merge(rows, infos, mixed, rest)
-            self._new_columns += self._infos.learn(rest)
+            self.learn(rest)
         return infos
+
+    def learn(self, rest: Sequence[tuple[int, dict[str, Any]]]) -> Sequence[Column]:
+        """Give infos that came by the side channel columns; those there are now."""
+        self._new_columns += self._infos.learn(rest)
+        return self._infos.columns
 
     def _add_versions(self, infos: dict[str, Any], versions: npt.NDArray[np.int64]) -> None:
         infos["options_version"] = versions

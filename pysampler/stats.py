@@ -70,6 +70,11 @@ class Counters:
         envs = self.workers["env"].copy()  # before the times: see meter.h
         return envs, self.workers["since"].copy()
 
+    def busy_seconds(self) -> float:
+        """How long all envs together have been at work."""
+        rows = self.envs
+        return float(rows["steps"]["total_ns"].sum() + rows["resets"]["total_ns"].sum()) / 1e9
+
 
 @dataclass(frozen=True)
 class Times:

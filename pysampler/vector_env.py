@@ -31,6 +31,7 @@ from pysampler.errors import (
     ReplayError,
     WaitTimeoutError,
 )
+from pysampler.frames import Plan
 from pysampler.local import LocalPool
 from pysampler.piped import PipedEnv, check_worker
 from pysampler.pool import Pool
@@ -46,9 +47,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from gymnasium.core import RenderFrame
 
+    from pysampler.frames import Frames
     from pysampler.infos import Column
     from pysampler.results import Stepped
+    from pysampler.spec import Field
     from pysampler.stats import Stats
+    from pysampler.sync import Segment
 
 __all__ = ["VectorEnv"]
 
@@ -171,6 +175,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._owner = os.getpid()
         self._turn = threading.Lock()
         self._state: str | None = None
+        self._borrower: Callable[[], Any] | None = None  # rollouts that walk the frames
         options = arguments.Options(
             groups=groups,
             frames=frames,
@@ -245,33 +250,41 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if self.shared_memory:
             arguments.refuse_custom(self.single_observation_space)
         self._spec = spec_of(self.single_observation_space, self.single_action_space)
-        columns: list[Column] = []
-        final = self.autoreset_mode == AutoresetMode.SAME_STEP
-        frames = self._pool.attach(
-            self._spec,
-            options.frames,
-            final=final,
-            host=(
-                "DISABLED" if self.worker else self.autoreset_mode.name,
-                options.infos.upper(),
-                columns,
-            ),
-        )
         self._groups = self._pool.envs
         self._largest = max(map(len, self._groups))
         self._everyone = np.arange(self.num_envs)
+        self._restarts = "restart" in (options.on_worker_loss, options.on_hang)
+        self._usual_layout = options.frames, self.autoreset_mode, options.infos
+        self._lay_out(*self._usual_layout)
+        self.observations = self._results.observations()
+
+    def _lay_out(
+        self,
+        frames: int,
+        autoreset: AutoresetMode,
+        infos: arguments.Infos,
+        extras: Sequence[Field] = (),
+        room: int = 0,
+    ) -> tuple[Frames, Segment]:
+        """Give the envs so many frames, in a new segment with room for other things beside them."""
+        final = autoreset == AutoresetMode.SAME_STEP
+        columns: list[Column] = []
+        plan = Plan(self._spec, self.num_envs, frames, final, tuple(extras), infos != "none")
+        mode = "DISABLED" if self.worker else autoreset.name
+        laid_out = self._pool.lay_out(plan, room, (mode, infos.upper(), columns))
         self._results = Results(
-            frames,
+            laid_out[0],
             self._groups,
             columns,
             self._pool.error_of,
             copy=self.copy,
             final=final,
-            restarts="restart" in (options.on_worker_loss, options.on_hang),
+            restarts=self._restarts,
         )
+        self._results.show_versions = self._options_version > 0
         # Called with every step.
         self._write, self._read = self._results.batch.write, self._results.read
-        self.observations = self._results.observations()
+        return laid_out
 
     # -- reset -----------------------------------------------------------------------------------
 
@@ -776,6 +789,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:  # noqa: FBT001, FBT002
         """End the workers: after what is pending, or at once; GRACE at most."""
+        if self._borrower is not None and (borrower := self._borrower()) is not None:
+            borrower.close()
         with self._entered("close"):
             if self._state is not None:
                 logger.warn(

@@ -26,14 +26,15 @@ from pysampler.block import EnvHost, Failure, failure_of, plain
 from pysampler.frames import Frames
 from pysampler.mail import Outbox
 from pysampler.remote import dumps
-from pysampler.spec import Spec
 from pysampler.stats import Counters
 from pysampler.sync import Segment, WaitPolicy, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Attachment", "Setup", "main", "wait_policy"]
+    from pysampler.frames import Plan
+
+__all__ = ["Attachment", "Layout", "Setup", "main", "wait_policy"]
 
 
 # With context="fork", what the workers are to host, each at its index.
@@ -56,23 +57,26 @@ class Setup:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """Where frames lie, in a segment of their own whose fd comes with it."""
+
+    frames: int
+    plan: Plan
+    host: tuple[Any, ...]  # further arguments of host.attach
+
+
+@dataclass(frozen=True)
 class Attachment:
-    """Where everything lies in the segment, whose fd comes with it."""
+    """Where everything else lies, in the segment whose fd comes with it; then comes a layout."""
 
     pool: int
     groups: list[int]
     inbox: int
     outbox: int
     capacity: int  # of either
-    frames: int
-    frames_size: int
+    envs: int
     counters: int
     counters_size: int
-    spec: Spec
-    envs: int
-    count: int
-    final: bool
-    host: tuple[Any, ...]  # further arguments of host.attach
     policy: tuple[int, int] | None
     costs: tuple[int, int]
 
@@ -96,13 +100,22 @@ def main(fd: int) -> None:
         )
         if not setup.again:
             connection.send_bytes(dumps((description, _installed(set(sys.modules) - before))))
-        attachment: Attachment = connection.recv()
-        segment_fd = reduction.recv_handle(connection)
-        segment = Segment.from_fd(segment_fd)
-        os.close(segment_fd)
+        attachment, segment = _received(connection)
+        server = _Server(setup, attachment, segment, host, connection)
+        connection.send_bytes(b"attached")
     except EOFError:  # the parent gave up
         return
-    _Server(setup, attachment, segment, host, connection).run()
+    server.run()
+
+
+def _received(connection: Connection) -> tuple[Any, Segment]:
+    """What the parent says lies in a segment, and that."""
+    what = connection.recv()
+    fd = reduction.recv_handle(connection)
+    try:
+        return what, Segment.from_fd(fd)
+    finally:
+        os.close(fd)
 
 
 def _settle(setup: Setup) -> None:
@@ -166,21 +179,25 @@ class _Server:
     ) -> None:
         at = attachment
         _core.adopt_wait_costs(*at.costs)
-        memory = segment.array((at.frames_size,), np.dtype(np.uint8), at.frames)[1]
-        frames = Frames(at.spec, at.envs, at.count, final=at.final, memory=memory)
         counted = segment.array((at.counters_size,), np.dtype(np.uint8), at.counters)[1]
         meter = Counters(at.envs, len(at.groups), counted).meter(setup.index)
-        host.attach(frames, meter, *at.host)
-        meter.idle()
+        host.count_with(meter)
         self.host = host
+        self.connection = connection
+        self.lay_out()
+        meter.idle()
         self.trouble: Failure | None = None
         self.first_group = sum(at.groups[: setup.index])
         policy = wait_policy(at.policy)
         self.core = _core.Worker(segment, at.pool, at.groups, setup.index, meter, policy)
         self.inbox = _core.ByteRing(segment, at.capacity, offset=at.inbox)
         self.outbox = Outbox(_core.ByteRing(segment, at.capacity, offset=at.outbox))
-        connection.send_bytes(b"attached")
-        connection.close()
+
+    def lay_out(self) -> None:
+        """Go on with the frames that the parent tells of."""
+        layout, segment = _received(self.connection)
+        memory = segment.array((layout.plan.size,), np.dtype(np.uint8), layout.frames)[1]
+        self.host.attach(Frames(layout.plan, memory), segment, *layout.host)
 
     def run(self) -> None:
         while True:
@@ -193,6 +210,9 @@ class _Server:
                 name, arguments = pickle.loads(message)
                 if name == "close":
                     self.host.close()
+                elif name == "lay_out":
+                    if arguments[0]:
+                        self.lay_out()
                 else:
                     answer = self.host.answer(name, block, frame, arguments)
             except BaseException as error:

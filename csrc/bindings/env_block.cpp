@@ -39,33 +39,41 @@ EnvBlock::EnvBlock(const py::list& envs, std::size_t first, const py::object& fr
     : envs_(envs),
       first_(first),
       count_(envs.size()),
-      obs_leaves_(leaves_of(frames.attr("observations"))),
-      final_leaves_(leaves_of(frames.attr("final_observations"))),
-      obs_(frames.attr("spec").attr("observation_tree"), obs_leaves_),
-      action_types_(frames.attr("action_types")),
-      action_leaves_(leaves_of(frames.attr("default_actions"))),
-      action_(frames.attr("spec").attr("action_tree"), action_leaves_),
-      rewards_(frames.attr("rewards")),
-      terminated_(frames.attr("terminated")),
-      truncated_(frames.attr("truncated")),
-      has_final_(frames.attr("has_final")),
-      infos_(infos),
+      obs_(frames.attr("spec").attr("observation_tree"), leaves_of(frames.attr("observations"))),
+      action_(frames.attr("spec").attr("action_tree"), leaves_of(frames.attr("default_actions"))),
       meter_(meter),
-      autoreset_(autoreset),
-      keep_(keep),
       ended_(count_, false),
       seeds_(count_),
-      options_versions_(frames.attr("options_versions")),
       shown_(count_),
       reset_keywords_(py::make_tuple("seed", "options")) {
+    use(frames, infos, autoreset, keep);
+}
+
+void EnvBlock::use(const py::object& frames, const std::shared_ptr<Infos>& infos,
+                   Autoreset autoreset, KeepInfos keep) {
+    obs_leaves_ = leaves_of(frames.attr("observations"));
+    final_leaves_ = leaves_of(frames.attr("final_observations"));
+    action_leaves_ = leaves_of(frames.attr("default_actions"));
+    action_types_ = py::array_t<std::int32_t>(frames.attr("action_types"));
+    rewards_ = py::array_t<double>(frames.attr("rewards"));
+    terminated_ = py::array_t<bool>(frames.attr("terminated"));
+    truncated_ = py::array_t<bool>(frames.attr("truncated"));
+    has_final_ = py::array_t<std::uint8_t>(frames.attr("has_final"));
+    options_versions_ = py::array_t<std::int64_t>(frames.attr("options_versions"));
+    action_bytes_.clear();
     for (const py::handle array : frames.attr("actions")) {
         action_bytes_.push_back(array.cast<py::array>());
     }
+    action_shapes_.clear();
+    types_in_use_.clear();
     for (const py::handle array : frames.attr("default_actions")) {
         const auto values = array.cast<py::array>();
         action_shapes_.emplace_back(values.shape() + 1, values.shape() + values.ndim());
         types_in_use_.push_back(values.dtype().num());
     }
+    infos_ = infos;
+    autoreset_ = autoreset;
+    keep_ = keep;
 }
 
 // The parent may write actions of another dtype than the space's, as it was given them.
@@ -324,6 +332,8 @@ void register_env_block(py::module_& m) {
                      const std::shared_ptr<Meter>&, Autoreset, KeepInfos>(),
             py::arg("envs"), py::arg("first"), py::arg("frames"), py::arg("infos"),
             py::arg("meter"), py::arg("autoreset"), py::arg("keep"))
+        .def("use", &EnvBlock::use, py::arg("frames"), py::arg("infos"), py::arg("autoreset"),
+             py::arg("keep"), "Work on other frames from now on; the envs stay as they are.")
         .def("step", &EnvBlock::step_with, py::arg("frame"), py::arg("actions") = py::none(),
              "Steps every env; whether something is left that has no place in the frame.")
         .def("reset", &EnvBlock::reset, py::arg("frame"), py::arg("calls"),

@@ -29,6 +29,10 @@ class EnvBlock : public Block {
              const std::shared_ptr<Infos>& infos, const std::shared_ptr<Meter>& meter,
              Autoreset autoreset, KeepInfos keep);
 
+    // Works on other frames of the same spec from now on. The envs stay as they are.
+    void use(const py::object& frames, const std::shared_ptr<Infos>& infos, Autoreset autoreset,
+             KeepInfos keep);
+
     bool step(std::uint32_t frame) override { return step_with(frame, std::nullopt); }
     // With these actions instead of those in the frame.
     bool step_with(std::uint32_t frame, const std::optional<py::list>& actions);
@@ -84,8 +88,8 @@ class EnvBlock : public Block {
     py::array_t<std::uint8_t> has_final_;
     std::shared_ptr<Infos> infos_;
     std::shared_ptr<Meter> meter_;
-    Autoreset autoreset_;
-    KeepInfos keep_;
+    Autoreset autoreset_ = Autoreset::kNextStep;
+    KeepInfos keep_ = KeepInfos::kAll;
     std::vector<bool> ended_;        // to be reset by the next step
     std::vector<py::object> seeds_;  // of the next reset, where it is asked for none
     struct Options {

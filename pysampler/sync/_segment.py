@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
 
@@ -132,9 +133,30 @@ class Handle:
     ) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         offset: int = self.offset  # type: ignore[attr-defined]
         return _attach, (type(self), self.segment, self._geometry, offset)
+
+    def place(self) -> Place:
+        """Where it lies in its segment, for a process that has that already."""
+        _, (kind, _, geometry, offset), *state = self.__reduce__()
+        return Place(kind, geometry, offset, state[0] if state else {})
+
+
+@dataclass(frozen=True)
+class Place:
+    """A handle without its segment: it pickles to anywhere."""
+
+    kind: type[Handle]
+    geometry: tuple[Any, ...]
+    offset: int
+    state: dict[str, Any]
+
+    def attach(self, segment: Segment) -> Any:
+        """The handle."""
+        handle = _attach(self.kind, segment, self.geometry, self.offset)
+        handle.__dict__.update(self.state)
+        return handle
 
 
 def _attach(cls: type[Handle], segment: Segment, geometry: tuple[Any, ...], offset: int) -> Handle:

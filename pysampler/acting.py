@@ -1,0 +1,161 @@
+"""A policy where the envs are: a worker acts for its own, one command for a whole rollout."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler import _core
+from pysampler.policies import Acting, Actor, is_module, load_weights
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from pysampler.frames import Frames
+    from pysampler.policies import Said
+    from pysampler.sync import Segment
+
+__all__ = ["Progress", "Role", "RolledOut", "WorkerActing", "mark_lost"]
+
+_LINE = 16  # int64 of a cache line, and the one that is fetched with it
+
+
+class Progress:
+    """How far each group has come in its rollout, and whether all are to stop, in a segment.
+
+    Each line has one writer: the worker of the group; the parent writes to "stop", and zeros where
+    no rollout is under way.
+    """
+
+    def __init__(self, groups: int, segment: Segment, offset: int | None = None) -> None:
+        self.offset, self._lines = segment.array((groups + 1, _LINE), np.dtype(np.int64), offset)
+        self.steps = self._lines[:-1, 0]
+
+    @staticmethod
+    def size_of(groups: int) -> int:
+        """Bytes it takes, wherever in a segment."""
+        return (groups + 2) * _LINE * 8
+
+    @property
+    def stopped(self) -> bool:
+        """Whether rollouts are to end where they are."""
+        return bool(self._lines[-1, 0])
+
+    def stop(self, *, stopped: bool = True) -> None:
+        """Let them, or not."""
+        self._lines[-1, 0] = stopped
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a worker must know to act for its envs."""
+
+    policy: bytes
+    said: Said
+    board: Any  # the place of its weights; None where they come with the policy
+    progress: int
+    groups: int
+    seed: int | None
+
+
+@dataclass
+class RolledOut:
+    """What there is to say of a rollout beside what lies in its frames."""
+
+    # (frame, kind, env, thing): what had no place there.
+    leftovers: list[tuple[int, int, int, Any]] = field(default_factory=list)
+    lost: int | None = None  # the step in which other envs were lost, whose place these take
+    policy_ns: int = 0
+
+
+class WorkerActing:
+    """In a worker: the policy, for the envs of its blocks."""
+
+    def __init__(self, role: Role, frames: Frames, segment: Segment) -> None:
+        policy = pickle.loads(role.policy)
+        if role.seed is not None:
+            _seed(policy, role.seed)
+        self._acting = Acting(Actor(policy, frames.spec), role.said, frames)
+        self._frames = frames
+        self._progress = Progress(role.groups, segment, role.progress)
+        self._board = None if role.board is None else role.board.attach(segment)
+        self._weights: Any = None
+        self._version = 0
+
+    def take_over(self, other: WorkerActing | None) -> None:
+        """The policy has changed, the state that envs are in has not."""
+        if other is not None:
+            self._acting.go_on_from(other._acting)
+
+    def refresh(self) -> None:
+        """Act with the newest weights."""
+        if self._board is not None and self._board.version != self._version:
+            self._version, self._weights = self._board.read(self._weights)
+            load_weights(self._acting.actor.policy, self._weights)
+
+    def roll_out(
+        self,
+        block: _core.EnvBlock,
+        take: Callable[[], list[tuple[int, int, Any]]],
+        envs: slice,
+        group: int,
+        frame: int,
+        steps: int,
+        *,
+        again: bool,
+    ) -> RolledOut:
+        """Act for the envs of a block, so many steps on from a frame.
+
+        ``take`` has what the block left over. ``again``: they take the place of lost ones, and go
+        on from where those had come to.
+        """
+        self.refresh()
+        report = RolledOut()
+        progress = self._progress
+        at = frame + (int(progress.steps[group]) if again else 0)
+        if again and at < frame + steps:
+            report.policy_ns += self._act(at, envs)
+            block.restore(at + 1)
+            report.leftovers += ((at + 1, *left) for left in take())
+            mark_lost(self._frames, at, envs)
+            report.lost = at - frame
+            at += 1
+            progress.steps[group] = at - frame
+            self._acting.after(at, envs)
+        while at < frame + steps and not progress.stopped:
+            report.policy_ns += self._act(at, envs)
+            at += 1
+            if block.step(at):
+                left = take()
+                report.leftovers += ((at, *one) for one in left)
+                if any(kind == _core.EnvBlock.ERROR for kind, _, _ in left):
+                    break
+            progress.steps[group] = at - frame
+            self._acting.after(at, envs)
+        return report
+
+    def _act(self, at: int, envs: slice) -> int:
+        began = now()
+        self._acting.act(at, envs)
+        return now() - began
+
+
+def mark_lost(frames: Frames, at: int, envs: npt.NDArray[np.int64] | slice) -> None:
+    """The step after a frame ended the episodes of envs that were lost in it."""
+    frames.truncated[at + 1, envs] = True
+    for final, seen in zip(frames.final_observations, frames.observations, strict=True):
+        final[at + 1, envs] = seen[at, envs]
+
+
+def _seed(policy: Any, seed: int) -> None:
+    np.random.seed(seed % 2**32)
+    if is_module(policy):
+        import torch  # noqa: PLC0415 - it is there
+
+        torch.manual_seed(seed)

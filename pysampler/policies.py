@@ -1,0 +1,386 @@
+"""Policies: what acts. Any callable, or a torch module, asked with a batch of observations.
+
+``policy(observations, state)`` returns actions, or (actions, extras): a dict of arrays with a row
+for each env. ``extras["state"]`` is its recurrent state, which it gets back with the next call, row
+by row; zeros, or what its ``initial_state(count)`` says, where an episode begins. A policy that
+takes one argument is called with observations alone. A ``torch.nn.Module`` is called with tensors on
+its device, without gradients; anything else with NumPy arrays.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler.spec import Field, build, leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from pysampler.frames import Frames
+    from pysampler.spec import Spec
+
+    Arrays = Sequence[npt.NDArray[Any]]
+    # Which envs, and the frame each of them is at: all at one, or an array with that of each.
+    Rows = slice | npt.NDArray[np.int64]
+    At = int | npt.NDArray[np.int64]
+
+__all__ = [
+    "Acting",
+    "Actor",
+    "Said",
+    "copy_weights",
+    "is_module",
+    "load_weights",
+    "portable",
+    "weights_of",
+]
+
+STATE = "state"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a policy says, as fields: found out once, the same ever after."""
+
+    actions: tuple[np.dtype[Any], ...]  # of the leaves
+    extras: tuple[tuple[str, Field], ...]
+    state: tuple[Any, tuple[Field, ...]] | None  # its structure, and leaves
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Of the frames' extras: those of the policy, then its state."""
+        return (*(field for _, field in self.extras), *(self.state[1] if self.state else ()))
+
+
+class Actor:
+    """A policy with arrays in and checked arrays out."""
+
+    def __init__(self, policy: Any, spec: Spec) -> None:
+        if not callable(policy):
+            raise TypeError(
+                f"cannot act: the policy is a {type(policy).__name__}, expected a function of "
+                "observations and state, or a torch module"
+            )
+        self.policy = policy
+        self._spec = spec
+        self._module = is_module(policy)
+        self._with_state = _takes_two(policy.forward if self._module else policy)
+        self._pairs = spec.action_tree[0] == "tuple"  # an action that is a tuple itself
+
+    def initial_state(self, count: int) -> Any:
+        """Of so many envs at the beginning of their episodes; None if the policy does not say."""
+        initial = getattr(self.policy, "initial_state", None)
+        return None if initial is None else _mapped(_as_array, initial(count))
+
+    def __call__(
+        self, observations: Arrays, state: Any, envs: Rows
+    ) -> tuple[list[npt.NDArray[Any]], dict[str, npt.NDArray[Any]], Any]:
+        """Actions (leaf by leaf), extras and new state for a batch of these envs."""
+        said = self._ask(observations, state, envs)
+        extras: Mapping[str, Any] = {}
+        pair = isinstance(said, tuple) and len(said) == 2
+        if pair and isinstance(said[1], Mapping):
+            said, extras = said
+        elif self._pairs:
+            raise TypeError(
+                "cannot act: actions are tuples here, so that the policy has to return "
+                "(actions, extras); extras may be an empty dict"
+            )
+        elif pair:
+            raise TypeError(
+                f"cannot act: the policy returned extras of type {type(said[1]).__name__}, "
+                "expected a dict"
+            )
+        count = len(observations[0])
+        actions = self._checked(said, count)
+        arrays = {}
+        new = None
+        for name, value in extras.items():
+            if name == STATE:
+                new = _mapped(_as_array, value)
+            else:
+                arrays[name] = array = _as_array(value)
+                if array.shape[:1] != (count,):
+                    raise ValueError(
+                        f"cannot act: the policy's {name!r} has shape {array.shape}, expected a "
+                        f"row for each of {count} envs"
+                    )
+        return actions, arrays, new
+
+    def _ask(self, observations: Arrays, state: Any, envs: Rows) -> Any:  # noqa: ARG002
+        if self._module:
+            return self._ask_module(observations, state)
+        batch = build(self._spec.observation_tree, lambda i: observations[i], _no_odd)
+        return self.policy(batch, state) if self._with_state else self.policy(batch)
+
+    def _ask_module(self, observations: Arrays, state: Any) -> Any:
+        import torch  # noqa: PLC0415 - only where there is a module of it
+
+        device = next((p.device for p in self.policy.parameters()), None)
+
+        def tensor(array: npt.NDArray[Any]) -> Any:
+            one = torch.from_numpy(array)
+            return one if device is None or device.type == "cpu" else one.to(device)
+
+        with torch.no_grad():
+            batch = build(self._spec.observation_tree, lambda i: tensor(observations[i]), _no_odd)
+            if not self._with_state:
+                return self.policy(batch)
+            return self.policy(batch, None if state is None else _mapped(tensor, state))
+
+    def _checked(self, said: Any, count: int) -> list[npt.NDArray[Any]]:
+        """Actions as arrays of the right shape, without NaN."""
+        arrays = []
+        fields = self._spec.actions
+        for (place, value), field in zip(leaves(self._spec.action_tree, said), fields, strict=True):
+            array = _as_array(value)
+            at = f" at {place}" if place else ""
+            if array.shape != (count, *field.shape):
+                raise ValueError(
+                    f"cannot act: the policy returned actions of shape {array.shape}{at}, "
+                    f"expected {(count, *field.shape)}"
+                )
+            if array.dtype != field.dtype and not _castable(array.dtype, field.dtype):
+                raise TypeError(
+                    f"cannot act: the policy returned actions of dtype {array.dtype}{at}, "
+                    f"expected {field.dtype}"
+                )
+            if array.dtype.kind == "f" and np.isnan(array).any():
+                bad = np.flatnonzero(np.isnan(array).reshape(count, -1).any(axis=1))
+                raise ValueError(
+                    f"cannot act: the policy returned nan for {len(bad)} of {count} envs{at}, the "
+                    f"first in row {bad[0]}"
+                )
+            arrays.append(array)
+        return arrays
+
+    def describe(
+        self, actions: Arrays, extras: Mapping[str, npt.NDArray[Any]], state: Any
+    ) -> Said:
+        """What it said, as fields."""
+        structure = None
+        if state is None:
+            state = self.initial_state(1)
+        if state is not None:
+            structure = (_structure(state), tuple(map(_field, _flat(state))))
+        return Said(
+            tuple(array.dtype for array in actions),
+            tuple((name, _field(array)) for name, array in extras.items()),
+            structure,
+        )
+
+
+class Acting:
+    """A policy at some frames: reads observations where they lie, writes what it says beside them.
+
+    Acting for envs at frame f: observations, extras and the state it acted with lie in f, actions
+    in f + 1, where the step that they are for writes its results.
+    """
+
+    def __init__(self, actor: Actor, said: Said, frames: Frames) -> None:
+        self.actor = actor
+        self.said = said
+        self._frames = frames
+        self.actions = [frames.actions_as(i, dtype) for i, dtype in enumerate(said.actions)]
+        frames.action_types[:] = [dtype.num for dtype in said.actions]
+        count = len(said.extras)
+        self._extras = dict(
+            zip((name for name, _ in said.extras), frames.extras[:count], strict=True)
+        )
+        self._recorded_state = frames.extras[count:]
+        self._structure = said.state and said.state[0]
+        self._state: list[npt.NDArray[Any]] = []
+        self._initial: list[npt.NDArray[Any]] = []
+        self._begun = False  # has said a state
+        if said.state is not None:
+            fields = said.state[1]
+            self._state = [np.zeros((frames.envs, *f.shape), f.dtype) for f in fields]
+            initial = actor.initial_state(1)
+            if initial is not None:
+                self._initial = list(_flat(initial))
+                self._begun = True
+                self.forget(slice(0, frames.envs))
+
+    def act(self, at: At, envs: Rows) -> None:
+        """For these envs."""
+        observations = [leaf[at, envs] for leaf in self._frames.observations]
+        self.write(at, envs, *self.actor(observations, self.state(at, envs), envs))
+
+    def state(self, at: At, envs: Rows) -> Any:
+        """Which these envs are in, noted down; None before the policy has said any."""
+        if not self._state:
+            return None
+        for to, rows in zip(self._recorded_state, self._state, strict=True):
+            to[at, envs] = rows[envs]
+        if not self._begun:
+            return None
+        return _rebuilt(self._structure, iter([rows[envs] for rows in self._state]))
+
+    def write(
+        self,
+        at: At,
+        envs: Rows,
+        actions: Arrays,
+        extras: Mapping[str, npt.NDArray[Any]],
+        state: Any,
+    ) -> None:
+        """What the policy said for these envs."""
+        if extras.keys() != self._extras.keys():
+            raise ValueError(
+                f"cannot act: the policy said {sorted(extras)} beside its actions, before it was "
+                f"{sorted(self._extras)}"
+            )
+        try:
+            for name, array in extras.items():
+                self._extras[name][at, envs] = array
+            for to, array in zip(self.actions, actions, strict=True):
+                if array.dtype != to.dtype and not _castable(array.dtype, to.dtype):
+                    raise ValueError(f"actions of dtype {array.dtype}, before {to.dtype}")
+                to[at + 1, envs] = array
+            if state is not None and self._state:
+                for rows, array in zip(self._state, _flat(state), strict=True):
+                    rows[envs] = array
+                self._begun = True
+        except ValueError as error:
+            raise ValueError(f"cannot act: what the policy said has changed: {error}") from None
+
+    def after(self, at: At, envs: Rows) -> None:
+        """These envs have made the step that ends at a frame: some of their episodes may be over."""
+        if self._state:
+            frames = self._frames
+            ended = frames.terminated[at, envs] | frames.truncated[at, envs]
+            if ended.any():
+                rows = np.arange(frames.envs)[envs][ended]
+                self.forget(rows)
+
+    def recorded_state(self, frames: slice) -> Any:
+        """Which envs were in, in some frames; None if there is none."""
+        if not self._state:
+            return None
+        return _rebuilt(self._structure, iter([rows[frames] for rows in self._recorded_state]))
+
+    def go_on_from(self, other: Acting) -> None:
+        """In the states that envs are in with another policy of the same kind."""
+        self._begun = other._begun
+        for rows, others in zip(self._state, other._state, strict=True):
+            rows[:] = others
+
+    def forget(self, envs: Rows) -> None:
+        """They begin new episodes."""
+        for i, rows in enumerate(self._state):
+            rows[envs] = self._initial[i][0] if self._initial else 0
+
+
+# -- torch ---------------------------------------------------------------------------------------
+
+
+def is_module(policy: Any) -> bool:
+    """Whether it is one of torch's; without importing that."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(policy, torch.nn.Module)
+
+
+def weights_of(module: Any) -> dict[str, npt.NDArray[Any]]:
+    """Parameters and buffers."""
+    return {name: value.detach().cpu().numpy() for name, value in module.state_dict().items()}
+
+
+def load_weights(module: Any, weights: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Those that ``weights_of`` returned."""
+    import torch  # noqa: PLC0415
+
+    with torch.no_grad():
+        for name, value in module.state_dict().items():
+            value.copy_(torch.from_numpy(weights[name]))
+
+
+def copy_weights(module: Any, other: Any) -> None:
+    """Give a module the weights of another like it."""
+    import torch  # noqa: PLC0415
+
+    with torch.no_grad():
+        values = other.state_dict()
+        for name, value in module.state_dict().items():
+            value.copy_(values[name])
+
+
+def portable(policy: Any) -> Any:
+    """The policy as another process or thread can have it: a module's copy on the CPU."""
+    return copy.deepcopy(policy).cpu() if is_module(policy) else policy
+
+
+# -- trees of arrays: dicts, tuples and lists -----------------------------------------------------
+
+
+def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _mapped(function, child) for key, child in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return tuple(_mapped(function, child) for child in tree)
+    return function(tree)
+
+
+def _flat(tree: Any) -> list[npt.NDArray[Any]]:
+    if isinstance(tree, Mapping):
+        return [leaf for child in tree.values() for leaf in _flat(child)]
+    if isinstance(tree, tuple):
+        return [leaf for child in tree for leaf in _flat(child)]
+    return [tree]
+
+
+def _structure(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _structure(child) for key, child in tree.items()}
+    return tuple(map(_structure, tree)) if isinstance(tree, tuple) else None
+
+
+def _rebuilt(structure: Any, parts: Any) -> Any:
+    if isinstance(structure, Mapping):
+        return {key: _rebuilt(child, parts) for key, child in structure.items()}
+    if isinstance(structure, tuple):
+        return tuple(_rebuilt(child, parts) for child in structure)
+    return next(parts)
+
+
+def _field(array: npt.NDArray[Any]) -> Field:
+    return Field(array.shape[1:], array.dtype)
+
+
+def _as_array(value: Any) -> npt.NDArray[Any]:
+    if isinstance(value, np.ndarray):
+        array = value
+    elif hasattr(value, "detach"):
+        array = value.detach().cpu().numpy()
+    else:
+        array = np.asarray(value)
+    if array.dtype.hasobject or array.dtype.itemsize == 0:
+        raise TypeError(f"cannot act: the policy returned {value!r}, expected arrays of numbers")
+    return array
+
+
+def _castable(dtype: np.dtype[Any], to: np.dtype[Any]) -> bool:
+    return dtype.itemsize <= max(8, to.itemsize) and np.can_cast(dtype, to, "same_kind")
+
+
+def _no_odd(_: int) -> Any:
+    raise AssertionError("refused before")
+
+
+def _takes_two(function: Any) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return True
+    plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(plain) >= 2
