@@ -30,6 +30,8 @@ if sys.platform != "linux":
 
 from pysampler import errors, sync
 from pysampler.make import install, make_vec, uninstall
+from pysampler.rollout import gae
+from pysampler.rollouts import Rollouts, rollouts
 from pysampler.vector_env import VectorEnv
 
 __all__ = ["VectorEnv", "__version__", "errors", "install", "make_vec", "sync", "uninstall"]

@@ -1,0 +1,315 @@
+"""Rollouts are what a plain loop over gymnasium's own vector env makes, wherever the policy is."""
+
+import functools
+import itertools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import scripted
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import Counting, Scripted, policy, slow_rollout
+
+import pysampler
+
+HORIZON = 5
+WAYS = [
+    {"where": where, "num_workers": workers, "groups": groups, "overlap": overlap}
+    for where, workers, groups, overlap in itertools.product(
+        ("centre", "workers"), (0, 2), (1, 2), (False, True)
+    )
+] + [
+    {"num_workers": 3, "groups": 2, "min_envs": 1},
+    {"num_workers": 3, "groups": 2, "min_envs": 3, "timeout": 0.0},
+    {"num_workers": 2, "timeout": 0.001, "overlap": True},
+    {"num_workers": 0, "groups": 3, "min_envs": 2},
+]
+SCRIPTS = [".....t", "..c", "b", ".t.c", "......", "c....", "...."]
+
+
+def name_of(way):
+    return "-".join(f"{key}={value}" for key, value in way.items())
+
+
+def sampled(env_fns, policy, count, *, seed=3, horizon=HORIZON, num_workers=2, groups=1, **options):
+    """Copies of some rollouts, one after the other."""
+    envs = pysampler.VectorEnv(env_fns, num_workers=num_workers, groups=groups)
+    with pysampler.rollouts(envs, policy, horizon, seed=seed, **options) as rollouts:
+        copies = [next(rollouts).copy() for _ in range(count)]
+    envs.close()
+    return copies
+
+
+def joined(rollouts, name):
+    return np.concatenate([getattr(rollout, name) for rollout in rollouts])
+
+
+def assert_equal(rollouts, expected):
+    """Rollouts, one behind the other, are what the plain loop made."""
+    for name in ("actions", "rewards", "terminated", "truncated"):
+        np.testing.assert_array_equal(joined(rollouts, name), expected[name], err_msg=name)
+    seen = np.concatenate([rollout.observations[:-1] for rollout in rollouts])
+    np.testing.assert_array_equal(seen, expected["observations"])
+    np.testing.assert_array_equal(rollouts[-1].observations[-1], expected["last"])
+    for one, other in itertools.pairwise(rollouts):
+        np.testing.assert_array_equal(one.observations[-1], other.observations[0])
+    np.testing.assert_array_equal(
+        np.concatenate([rollout.starts[:-1] for rollout in rollouts]), expected["starts"]
+    )
+    over = expected["terminated"] | expected["truncated"]
+    final = joined(rollouts, "final_observations")
+    np.testing.assert_array_equal(final[over], expected["final"][over])
+    for name, values in expected["extras"].items():
+        np.testing.assert_array_equal(
+            np.concatenate([rollout.extras[name] for rollout in rollouts]), values, err_msg=name
+        )
+    ended = sorted(
+        (index * HORIZON + step, env, episode_return, length)
+        for index, rollout in enumerate(rollouts)
+        for env, step, episode_return, length in zip(
+            *(rollout.ended.env, rollout.ended.step, rollout.ended.returns, rollout.ended.lengths),
+            strict=True,
+        )
+    )
+    assert [row[:2] + row[3:] for row in ended] == [row[:2] + row[3:] for row in expected["ended"]]
+    np.testing.assert_allclose([row[2] for row in ended], [row[2] for row in expected["ended"]])
+    assert all(rollout.valid.all() and not rollout.lost.any() for rollout in rollouts)
+    assert all((rollout.lengths == HORIZON).all() for rollout in rollouts)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=name_of)
+def test_they_are_what_a_plain_loop_makes(way):
+    env_fns = [functools.partial(Scripted, script) for script in SCRIPTS]
+    rollouts = sampled(env_fns, policy, 4, **way)
+    assert_equal(rollouts, slow_rollout(env_fns, policy, 4 * HORIZON, seed=3))
+    overlap = way.get("overlap", False)
+    assert [rollout.lag for rollout in rollouts] == [0, *[int(overlap)] * 3]
+    assert [rollout.version for rollout in rollouts] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=name_of)
+def test_a_state_is_kept_by_env_and_begins_anew_with_episodes(way):
+    env_fns = [functools.partial(Scripted, script) for script in SCRIPTS]
+    rollouts = sampled(env_fns, Counting(), 3, **way)
+    expected = slow_rollout(env_fns, Counting(), 3 * HORIZON, seed=3, stateful=True)
+    assert_equal(rollouts, expected)
+    steps = np.concatenate([rollout.state["steps"] for rollout in rollouts])
+    np.testing.assert_array_equal(steps, [state["steps"] for state in expected["states"]])
+    seen = np.concatenate([rollout.state["seen"][0] for rollout in rollouts])
+    np.testing.assert_array_equal(seen, [state["seen"][0] for state in expected["states"]])
+
+
+@pytest.mark.parametrize("way", WAYS, ids=name_of)
+def test_infos_that_are_asked_for_are_those_of_the_step_not_of_the_reset_after_it(way):
+    env_fns = [functools.partial(Scripted, script) for script in SCRIPTS]
+    rollouts = sampled(env_fns, policy, 3, infos=("life", "half"), **way)
+    expected = slow_rollout(env_fns, policy, 3 * HORIZON, seed=3)["life"]
+    life = np.concatenate([rollout.infos["life"] for rollout in rollouts])
+    np.testing.assert_array_equal(life, expected)
+    half = np.concatenate([rollout.infos["half"] for rollout in rollouts])
+    np.testing.assert_array_equal(half, np.stack([expected / 2] * 2, axis=-1))
+    assert half.dtype == np.float32
+    assert all(rollout.info_masks["life"].all() for rollout in rollouts)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    scripts=st.lists(st.text("..tcb", min_size=1, max_size=7), min_size=3, max_size=5),
+    way=st.sampled_from([way for way in WAYS if way.get("num_workers") == 0]),
+)
+def test_episodes_may_end_at_any_step(scripts, way):
+    env_fns = [functools.partial(Scripted, script) for script in scripts]
+    rollouts = sampled(env_fns, policy, 3, **way)
+    expected = slow_rollout(env_fns, policy, 3 * HORIZON, seed=3)
+    assert_equal(rollouts, expected)
+    for rollout in rollouts:
+        pieces = list(rollout.episodes())
+        assert sum(map(len, pieces)) == rollout.steps
+        for piece in pieces:
+            steps, env = piece.steps, piece.env
+            over = rollout.terminated[steps, env] | rollout.truncated[steps, env]
+            assert not over[:-1].any()
+            assert piece.begins == rollout.starts[steps.start, env]
+            assert (piece.terminated, piece.truncated) == (
+                rollout.terminated[steps.stop - 1, env],
+                rollout.truncated[steps.stop - 1, env],
+            )
+            np.testing.assert_array_equal(piece.observations, rollout.observations[steps, env])
+            if piece.terminated:
+                assert piece.last_observation is None
+            else:  # it went on from what it had counted before
+                assert piece.last_observation[2] == piece.observations[-1][2] + 1
+        assert len(rollout.cut_observations) == (rollout.truncated & ~rollout.terminated).sum()
+
+
+@pytest.mark.parametrize("where", ["centre", "workers"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_nothing_is_copied(where, num_workers):
+    envs = pysampler.VectorEnv([functools.partial(Scripted, "..t")] * 4, num_workers=num_workers)
+    options = {"overlap": True, "where": where, "infos": ["life"]}
+    with pysampler.rollouts(envs, policy, HORIZON, **options) as rollouts:
+        seen = []
+        for rollout in itertools.islice(rollouts, 4):
+            arrays = [
+                *(rollout.observations, rollout.actions, rollout.rewards, rollout.terminated),
+                *(rollout.truncated, rollout.final_observations, *rollout.extras.values()),
+            ]
+            assert all(np.shares_memory(array, rollout.memory) for array in arrays)
+            if rollout.version > 1:  # before, nobody knew that there are such infos
+                assert np.shares_memory(rollout.infos["life"], rollout.memory)
+            seen.append(rollout.rewards.ctypes.data)
+            frames = envs._results.frames  # what the workers write to
+            assert np.shares_memory(rollout.memory, frames.observations[0])
+        assert seen[0] == seen[2] != seen[1] == seen[3]
+        tensors = rollout.torch()
+        assert tensors.observations.data_ptr() == rollout.observations.ctypes.data
+        assert tensors.actions.data_ptr() == rollout.actions.ctypes.data
+        assert tensors.extras["value"].data_ptr() == rollout.extras["value"].ctypes.data
+    envs.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["centre", "workers"])
+def test_nothing_grows_with_the_length_of_a_rollout_while_it_is_sampled(where):
+    import tracemalloc
+
+    envs = pysampler.VectorEnv([Scripted] * 2, num_workers=1)
+    peaks = []
+    for horizon in (4096, 12288):  # NumPy's own buffers have room for 8192 numbers
+        with pysampler.rollouts(envs, policy, horizon, where=where) as rollouts:
+            next(rollouts)
+            tracemalloc.start()
+            next(rollouts)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    envs.close()
+    # A byte for each step of each env would be 16,384 more.
+    assert peaks[1] - peaks[0] < 4000, peaks
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_newest_rollouts_stay_as_they_are(keep, overlap):
+    envs = pysampler.VectorEnv([functools.partial(Scripted, "..t.c")] * 4, num_workers=2)
+    with pysampler.rollouts(envs, policy, HORIZON, keep=keep, overlap=overlap) as rollouts:
+        kept = []
+        for _ in range(5):
+            rollout = next(rollouts)
+            kept.append((rollout, rollout.copy()))
+            for one, copied in kept[-keep:]:
+                np.testing.assert_array_equal(one.observations, copied.observations)
+                np.testing.assert_array_equal(one.rewards, copied.rewards)
+                np.testing.assert_array_equal(one.starts, copied.starts)
+    envs.close()
+
+
+class Nested(gym.Env):
+    """Dicts and tuples as observation and action."""
+
+    observation_space = spaces.Dict(
+        {"x": spaces.Box(-9, 9, (3,), np.float32), "n": spaces.Discrete(100)}
+    )
+    action_space = spaces.Tuple((spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)))
+
+    def _observe(self):
+        return {"x": np.full(3, self.x, np.float32), "n": self.n}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.n, self.x = 0, (seed or 0) / 10
+        return self._observe(), {}
+
+    def step(self, action):
+        self.n += int(action[0])
+        self.x += float(action[1].sum()) / 100
+        return self._observe(), float(self.n), self.n > 9, False, {}
+
+
+def nested_policy(observations):
+    n = observations["n"]
+    return ((n + 1) % 4, np.stack([observations["x"][:, 0]] * 2, -1) / 100), {}
+
+
+@pytest.mark.parametrize("way", WAYS[:8:3], ids=name_of)
+def test_observations_and_actions_may_be_dicts_and_tuples(way):
+    [rollout] = sampled([Nested] * 3, nested_policy, 1, horizon=20, **way)
+    reference = gym.vector.SyncVectorEnv([Nested] * 3, autoreset_mode="SameStep")
+    observations, _ = reference.reset(seed=3)
+    for t in range(20):
+        np.testing.assert_array_equal(rollout.observations["n"][t], observations["n"])
+        np.testing.assert_array_equal(rollout.observations["x"][t], observations["x"])
+        actions, _ = nested_policy(observations)
+        np.testing.assert_array_equal(rollout.actions[0][t], actions[0])
+        observations, rewards, *_ = reference.step(actions)
+        np.testing.assert_array_equal(rollout.rewards[t], rewards)
+    reference.close()
+
+
+def test_slow_envs_do_not_hold_up_the_others_where_a_rollout_need_not_be_whole():
+    env_fns = [functools.partial(Scripted, ".t", slow) for slow in (0, 0, 0.02, 0)]
+    envs = pysampler.VectorEnv(env_fns, num_workers=4)
+    options = {"min_envs": 1, "whole": False, "seed": 0}
+    lives = [[] for _ in env_fns]
+    with pysampler.rollouts(envs, policy, 20, **options) as rollouts:
+        for rollout in itertools.islice(rollouts, 12):
+            assert rollout.lengths.max() == 20
+            assert rollout.lengths[2] < 20
+            for env, length in enumerate(rollout.lengths):
+                assert rollout.valid[:, env].tolist() == [True] * length + [False] * (20 - length)
+                # The reward of a step tells how many there were before: none is lost or doubled.
+                actions = rollout.actions[:length, env].astype(np.float64)
+                told = rollout.rewards[:length, env] - actions.sum(axis=1) / 7
+                lives[env] += np.rint(told).astype(int).tolist()
+                at = rollout.observations[length, env]
+                np.testing.assert_array_equal(rollout.last_observations[env], at)
+            made = sum(map(len, lives))
+            assert rollout.ended.lengths.tolist() == [2] * len(rollout.ended)
+    envs.close()
+    assert all(life == list(range(1, len(life) + 1)) for life in lives)
+    assert made == sum(map(len, lives))
+
+
+def test_a_vector_env_is_given_back_as_it_was():
+    envs = pysampler.make_vec("CartPole-v1", 4, vector_kwargs={"num_workers": 2})
+    envs.reset(seed=1)
+    with pysampler.rollouts(envs, lambda o: np.zeros(len(o), np.int64), 8) as rollouts:
+        next(rollouts)
+        with pytest.raises(gym.error.AlreadyPendingCallError):
+            envs.step(np.zeros(4, np.int64))
+        with pytest.raises(gym.error.AlreadyPendingCallError):
+            pysampler.rollouts(envs, policy, 8)
+    expected = gym.make_vec("CartPole-v1", 4, vectorization_mode="sync")
+    np.testing.assert_array_equal(envs.reset(seed=5)[0], expected.reset(seed=5)[0])
+    for _ in range(60):  # beyond the end of episodes: the next step resets, as it did before
+        actions = expected.action_space.sample()
+        for ours, theirs in zip(envs.step(actions)[:4], expected.step(actions)[:4], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    envs.close()
+    expected.close()
+
+
+@pytest.mark.parametrize("way", WAYS[-2::-5], ids=name_of)
+def test_closing_the_vector_env_ends_its_rollouts(way):
+    way = dict(way)
+    envs = pysampler.VectorEnv(
+        [Scripted] * 4, num_workers=way.pop("num_workers"), groups=way.pop("groups", 1)
+    )
+    rollouts = pysampler.rollouts(envs, policy, 50, **way)
+    next(rollouts)
+    envs.close()
+    with pytest.raises(pysampler.errors.ClosedError):
+        next(rollouts)
+
+
+@pytest.mark.parametrize("where", ["centre", "workers"])
+def test_closing_does_not_wait_for_the_rollout_under_way(where):
+    env_fns = [functools.partial(Scripted, ".", 0.005)] * 2
+    envs = pysampler.VectorEnv(env_fns, num_workers=2)
+    rollouts = pysampler.rollouts(envs, scripted.policy, 20, overlap=True, where=where)
+    next(rollouts)
+    rollouts.close()
+    assert envs.stats().steps.count.max() < 40
+    envs.reset()
+    envs.close()

@@ -1,0 +1,114 @@
+"""Envs whose episodes end where a script says, and rollouts of them made the slow way."""
+
+import time
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+
+class Scripted(gym.Env):
+    """Observes (its seed, episode, steps, last action); ends episodes as its script says.
+
+    ``script`` is a string: what the n-th step of its life is: "." nothing, "t" terminated, "c" cut
+    off, "b" both; then it begins again. ``slow``: seconds that a step takes.
+    """
+
+    observation_space = spaces.Box(-(2.0**40), 2.0**40, (4,), np.float64)
+
+    def __init__(self, script=".", slow=0.0, action_space=None):
+        self.action_space = action_space or spaces.Box(-10, 10, (2,), np.float32)
+        self.script = script
+        self.slow = slow
+        self.life = 0
+        self.episode = -1
+        self.seed = -1
+
+    def _observe(self, action=0.0):
+        return np.array([self.seed, self.episode, self.steps, action], np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seed = self.seed if seed is None else seed
+        self.episode += 1
+        self.steps = 0
+        return self._observe(), {"life": -self.life}
+
+    def step(self, action):
+        if self.slow:
+            time.sleep(self.slow)  # a slow env
+        end = self.script[self.life % len(self.script)]
+        self.life += 1
+        self.steps += 1
+        action = float(np.sum(action))
+        reward = self.life + action / 7
+        info = {"life": self.life, "half": np.full(2, self.life / 2, np.float32)}
+        return self._observe(action), reward, end in "tb", end in "cb", info
+
+
+def policy(observations):
+    """Of observations alone: actions that tell them apart, and what else there is to say."""
+    x = observations.sum(axis=-1)
+    actions = np.stack([np.sin(x), np.cos(x)], axis=-1).astype(np.float32)
+    return actions, {"value": (x / 3).astype(np.float32), "pair": np.stack([x, -x], axis=-1)}
+
+
+class Counting:
+    """A policy with a state: how many steps ago the episode began, and what it saw since."""
+
+    def initial_state(self, count):
+        return {"steps": np.zeros(count, np.int64), "seen": (np.full((count, 2), 0.5),)}
+
+    def __call__(self, observations, state):
+        actions = (state["seen"][0] + state["steps"][:, None]).astype(np.float32)
+        seen = state["seen"][0] * 0.5 + observations[:, 2:]
+        new = {"steps": state["steps"] + 1, "seen": (seen,)}
+        return actions, {"value": seen.sum(axis=1), "state": new}
+
+
+def slow_rollout(env_fns, policy, steps, seed, stateful=False):
+    """What T steps of a policy are: a plain loop over gymnasium's own vector env."""
+    envs = SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+    count = envs.num_envs
+    observations, _ = envs.reset(seed=seed)
+    names = ["observations", "actions", "rewards", "terminated", "truncated"]
+    rows = {name: [] for name in (*names, "final", "life", "starts")}
+    extras, states = {}, []
+    state = policy.initial_state(count) if stateful else None
+    starts = np.ones(count, bool)
+    returns, lengths, ended = np.zeros(count), np.zeros(count, int), []
+    for step in range(steps):
+        actions, said = policy(observations, state) if stateful else policy(observations)
+        said = dict(said)
+        if stateful:
+            states.append(state)
+            state = said.pop("state")
+        for name, value in said.items():
+            extras.setdefault(name, []).append(value)
+        after, rewards, terminated, truncated, infos = envs.step(actions)
+        over = terminated | truncated
+        final = np.zeros_like(after)
+        life = np.array(infos.get("life", np.zeros(count, int)))
+        for env in np.flatnonzero(over):
+            final[env] = infos["final_obs"][env]
+            life[env] = infos["final_info"]["life"][env]
+        returns, lengths = returns + rewards, lengths + 1
+        ended += [(step, env, returns[env], lengths[env]) for env in np.flatnonzero(over)]
+        returns[over], lengths[over] = 0, 0
+        values = (observations, actions, rewards, terminated, truncated, final, life, starts)
+        for name, value in zip(rows, values, strict=True):
+            rows[name].append(value)
+        if stateful:
+            fresh = policy.initial_state(count)
+            state["steps"] = np.where(over, fresh["steps"], state["steps"])
+            seen = np.where(over[:, None], fresh["seen"][0], state["seen"][0])
+            state["seen"] = (seen,)
+        observations, starts = after, over
+    envs.close()
+    result = {name: np.array(values) for name, values in rows.items()}
+    result["extras"] = {name: np.array(values) for name, values in extras.items()}
+    result["states"] = states
+    result["ended"] = ended
+    result["last"] = observations
+    return result
