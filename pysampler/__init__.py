@@ -29,9 +29,26 @@ if sys.platform != "linux":
     )
 
 from pysampler import errors, sync
+from pysampler.evaluation import Evaluation, evaluate
 from pysampler.make import install, make_vec, uninstall
 from pysampler.rollout import gae
 from pysampler.rollouts import Rollouts, rollouts
+from pysampler.tasks import Collected, MultiTaskSampler
 from pysampler.vector_env import VectorEnv
 
-__all__ = ["VectorEnv", "__version__", "errors", "install", "make_vec", "sync", "uninstall"]
+__all__ = [
+    "Collected",
+    "Evaluation",
+    "MultiTaskSampler",
+    "Rollouts",
+    "VectorEnv",
+    "__version__",
+    "errors",
+    "evaluate",
+    "gae",
+    "install",
+    "make_vec",
+    "rollouts",
+    "sync",
+    "uninstall",
+]

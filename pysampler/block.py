@@ -167,9 +167,7 @@ class EnvHost:
         for size in self.sizes:
             envs = self.envs[at : at + size]
             first = self.first + at
-            self.blocks.append(
-                _core.EnvBlock(envs, first, frames, self._infos, self._meter, *how)
-            )
+            self.blocks.append(_core.EnvBlock(envs, first, frames, self._infos, self._meter, *how))
             at += size
 
     def answer(self, name: str, block: int, frame: int, arguments: tuple[Any, ...]) -> Any:
@@ -238,8 +236,9 @@ class EnvHost:
         assert self._acting is not None
         rows = self._indices(block)
         envs = slice(self.first + rows.start, self.first + rows.stop)
-        for leaf in self.frames.observations if last != frame else ():
-            leaf[frame, envs] = leaf[last, envs]
+        for leaf in (*self.frames.observations, self.frames.options_versions):
+            if last != frame:
+                leaf[frame, envs] = leaf[last, envs]
         again = block in self._new
         self._new.discard(block)
 

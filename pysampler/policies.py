@@ -73,8 +73,20 @@ class Actor:
         self.policy = policy
         self._spec = spec
         self._module = is_module(policy)
-        self._with_state = _takes_two(policy.forward if self._module else policy)
+        self._with_state = self.takes(2)
         self._pairs = spec.action_tree[0] == "tuple"  # an action that is a tuple itself
+
+    def takes(self, count: int) -> bool:
+        """Whether it can be called with so many arguments."""
+        function = self.policy.forward if self._module else self.policy
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            return True
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            return True
+        plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        return len(plain) >= count
 
     def initial_state(self, count: int) -> Any:
         """Of so many envs at the beginning of their episodes; None if the policy does not say."""
@@ -85,7 +97,12 @@ class Actor:
         self, observations: Arrays, state: Any, envs: Rows
     ) -> tuple[list[npt.NDArray[Any]], dict[str, npt.NDArray[Any]], Any]:
         """Actions (leaf by leaf), extras and new state for a batch of these envs."""
-        said = self._ask(observations, state, envs)
+        return self.checked(self._ask(observations, state, envs), len(observations[0]))
+
+    def checked(
+        self, said: Any, count: int
+    ) -> tuple[list[npt.NDArray[Any]], dict[str, npt.NDArray[Any]], Any]:
+        """What a policy said about so many envs, taken apart."""
         extras: Mapping[str, Any] = {}
         pair = isinstance(said, tuple) and len(said) == 2
         if pair and isinstance(said[1], Mapping):
@@ -100,7 +117,6 @@ class Actor:
                 f"cannot act: the policy returned extras of type {type(said[1]).__name__}, "
                 "expected a dict"
             )
-        count = len(observations[0])
         actions = self._checked(said, count)
         arrays = {}
         new = None
@@ -116,13 +132,10 @@ class Actor:
                     )
         return actions, arrays, new
 
-    def _ask(self, observations: Arrays, state: Any, envs: Rows) -> Any:  # noqa: ARG002
-        if self._module:
-            return self._ask_module(observations, state)
-        batch = build(self._spec.observation_tree, lambda i: observations[i], _no_odd)
-        return self.policy(batch, state) if self._with_state else self.policy(batch)
-
-    def _ask_module(self, observations: Arrays, state: Any) -> Any:
+    def _ask(self, observations: Arrays, state: Any, envs: Rows) -> Any:
+        tree = self._spec.observation_tree
+        if not self._module:
+            return self.call(build(tree, lambda i: observations[i], no_odd), state, envs)
         import torch  # noqa: PLC0415 - only where there is a module of it
 
         device = next((p.device for p in self.policy.parameters()), None)
@@ -132,10 +145,12 @@ class Actor:
             return one if device is None or device.type == "cpu" else one.to(device)
 
         with torch.no_grad():
-            batch = build(self._spec.observation_tree, lambda i: tensor(observations[i]), _no_odd)
-            if not self._with_state:
-                return self.policy(batch)
-            return self.policy(batch, None if state is None else _mapped(tensor, state))
+            batch = build(tree, lambda i: tensor(observations[i]), no_odd)
+            return self.call(batch, None if state is None else _mapped(tensor, state), envs)
+
+    def call(self, batch: Any, state: Any, envs: Rows) -> Any:  # noqa: ARG002
+        """Ask the policy itself."""
+        return self.policy(batch, state) if self._with_state else self.policy(batch)
 
     def _checked(self, said: Any, count: int) -> list[npt.NDArray[Any]]:
         """Actions as arrays of the right shape, without NaN."""
@@ -163,9 +178,7 @@ class Actor:
             arrays.append(array)
         return arrays
 
-    def describe(
-        self, actions: Arrays, extras: Mapping[str, npt.NDArray[Any]], state: Any
-    ) -> Said:
+    def describe(self, actions: Arrays, extras: Mapping[str, npt.NDArray[Any]], state: Any) -> Said:
         """What it said, as fields."""
         structure = None
         if state is None:
@@ -371,16 +384,6 @@ def _castable(dtype: np.dtype[Any], to: np.dtype[Any]) -> bool:
     return dtype.itemsize <= max(8, to.itemsize) and np.can_cast(dtype, to, "same_kind")
 
 
-def _no_odd(_: int) -> Any:
+def no_odd(_: int) -> Any:
+    """What is in no frame: such spaces are refused before."""
     raise AssertionError("refused before")
-
-
-def _takes_two(function: Any) -> bool:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return True
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return True
-    plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len(plain) >= 2

@@ -79,6 +79,7 @@ class Rollout:
     state: Any  # the recurrent state it acted with; None if it has none
     infos: dict[str, Any]
     info_masks: dict[str, Any]  # [T, N]: whether there was such an info
+    options: Any  # [T + 1, N]: version of set_options that the episode began with; 0: none
     ended: Ended
     version: int  # of the policy: how often it was taken over before
     lag: int  # so many rollouts were handed out since that policy
@@ -233,7 +234,7 @@ def _register(memory: npt.NDArray[np.uint8]) -> None:
     address, size = memory.ctypes.data, memory.nbytes
     if _registered.get(address) == size:
         return
-    cudart = torch.cuda.cudart()
+    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     # Read-write, mapped into every context: 0 is the default of cudaHostRegister.
     if int(cudart.cudaHostRegister(address, size, 0)) == 0:
         _registered[address] = size
@@ -244,7 +245,8 @@ def _unregister(address: int) -> None:
     import torch  # noqa: PLC0415
 
     if _registered.pop(address, None) is not None:
-        torch.cuda.cudart().cudaHostUnregister(address)
+        cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        cudart.cudaHostUnregister(address)
 
 
 def _plain(values: Any) -> npt.NDArray[Any]:
@@ -284,7 +286,9 @@ def gae(
             f"cannot estimate advantages: values of shape {values.shape} and last_values of "
             f"{last_values.shape}, expected {(steps, envs)} and {(envs,)}"
         )
-    cut = np.nonzero(truncated & ~terminated) if cut is None else cut
+    if cut is None:
+        step, env = np.nonzero(truncated & ~terminated)
+        cut = step, env
     if len(cut_values) != len(cut[0]):
         raise ValueError(
             f"cannot estimate advantages: {len(cut_values)} cut_values, expected {len(cut[0])}: "

@@ -4,7 +4,7 @@ A rollout is T + 1 frames in a row. In frame t lies what the envs returned at la
 what the policy said to that; its actions lie in frame t + 1, where the step they are for writes its
 results. The last observations of a rollout are written to the first frame of the next.
 
-Who walks is where the policy is: ``_Centre`` acts in this process, for whoever is ready;
+Who walks is where the policy is: ``Centre`` acts in this process, for whoever is ready;
 ``_Workers`` sends one command and each worker acts for its own envs.
 """
 
@@ -26,7 +26,15 @@ from pysampler.acting import Progress, Role, mark_lost
 from pysampler.block import Failure, Restored
 from pysampler.errors import ClosedError, EnvError, LostError, PysamplerError
 from pysampler.make import make_vec
-from pysampler.policies import Acting, Actor, copy_weights, is_module, portable, weights_of
+from pysampler.policies import (
+    Acting,
+    Actor,
+    copy_weights,
+    is_module,
+    no_odd,
+    portable,
+    weights_of,
+)
 from pysampler.processes import GRACE
 from pysampler.remote import dumps_by_value
 from pysampler.results import first
@@ -49,7 +57,7 @@ if TYPE_CHECKING:
     from pysampler.results import Message
     from pysampler.sync import Segment
 
-__all__ = ["Rollouts", "rollouts"]
+__all__ = ["Centre", "Rollouts", "rollouts", "whole_number"]
 
 Where = Literal["centre", "workers"]
 _BLOCK = _core.EnvBlock
@@ -113,6 +121,7 @@ class Rollouts:
       place all the same. With ``whole=False`` a rollout is over when the first envs have all their
       steps; ``valid`` and ``lengths`` say what the others have. What is under way then is their
       first step in the next rollout: nothing is lost.
+    - ``fresh``: each rollout begins with a reset of all envs, without waiting for one another.
     - ``infos``: keys of infos that are numbers or arrays, to be in ``rollout.infos``.
     - ``seed``: of the first reset, and of the policy's random numbers in workers.
 
@@ -135,23 +144,29 @@ class Rollouts:
         min_envs: int | None = None,
         timeout: float | None = None,
         whole: bool = True,
+        fresh: bool = False,
         infos: Iterable[str] = (),
-        seed: int | Sequence[int | None] | None = None,
+        seed: int | list[int | None] | None = None,
         owned: bool = False,
     ) -> None:
         self._closed = True  # until it is open
-        horizon = _whole("horizon", horizon, 1)
-        keep = _whole("keep", keep, 1)
+        horizon = whole_number("horizon", horizon, 1)
+        keep = whole_number("keep", keep, 1)
         if where not in get_args(Where):
             raise _refuse("where", where, 'one of "centre", "workers"')
-        partial = min_envs is not None or timeout is not None or not whole
+        partial = min_envs is not None or timeout is not None or not whole or fresh
         if where == "workers" and partial:
             raise ValueError(
-                "cannot sample rollouts: min_envs, timeout and whole=False are for a policy in the "
-                "centre; workers do not wait for one another"
+                "cannot sample rollouts: min_envs, timeout, fresh and whole=False are for a policy "
+                "in the centre; workers do not wait for one another"
+            )
+        if fresh and not whole:
+            raise ValueError(
+                "cannot sample rollouts: with fresh, what is under way at the end of a rollout "
+                "would be lost; expected whole=True"
             )
         if min_envs is not None:
-            min_envs = min(_whole("min_envs", min_envs, 1), envs.num_envs)
+            min_envs = min(whole_number("min_envs", min_envs, 1), envs.num_envs)
         if timeout is not None and not timeout >= 0:
             raise _refuse("timeout", timeout, "seconds >= 0 or None")
         if isinstance(infos, str):
@@ -173,13 +188,15 @@ class Rollouts:
         self._min_envs = envs.num_envs if min_envs is None else min_envs
         self._timeout = None if timeout is None else int(min(timeout, 1e9) * 1e9)
         self._whole = whole
+        self._fresh = fresh
         self._infos = list(infos)
         self._seed = seed
         self._owned = owned
         self._slots = keep + overlap
         self._slot = 0
-        self._place: _Centre | _Workers | None = None
+        self._place: Centre | _Workers | None = None
         self._tally: _Tally | None = None
+        self._laid_out = False  # the envs work on frames of these rollouts
         self._under_way = False  # a rollout has been started and not been finished
         self._version = 0
         self._handed_out_at: int | None = None
@@ -241,6 +258,8 @@ class Rollouts:
         steps = slice(base + 1, base + 1 + self.horizon)
         seen = slice(base, base + 1 + self.horizon)
         acted = slice(base, base + self.horizon)
+        if self._fresh:
+            tally.begin_episodes()
         columns = _InfoColumns(envs, frames, self._infos, place.rest, steps)
         place.rest = []
         marks = tally.count(base // (self.horizon + 1), frames, steps, place.lengths, place.lost)
@@ -264,6 +283,7 @@ class Rollouts:
             state=place.acting.recorded_state(acted),
             infos=columns.values,
             info_masks=columns.masks,
+            options=frames.options_versions[seen],
             version=self._version,
             lag=self._lag,
             seconds=seconds,
@@ -278,13 +298,14 @@ class Rollouts:
         envs, spec = self.envs, self._spec
         envs._state = None
         try:
-            envs.reset(seed=self._seed)  # type: ignore[arg-type] - any sequence
+            envs.reset(seed=self._seed)
         finally:
             envs._state = "rollouts"
         policy_seed = self._seed if isinstance(self._seed, (int, np.integer)) else None
         self._seed = None
         results = envs._results
         seen = [leaf[results.frame].copy() for leaf in results.frames.observations]
+        versions = results.frames.options_versions[results.frame].copy()
         actor = self._actor
         if self._where == "workers":
             actor = self._actor_of(_copied(self._policy))
@@ -295,10 +316,12 @@ class Rollouts:
         board_bytes = sum(w.nbytes + 8 for w in (weights or {}).values()) * 3
         room = board_bytes + Progress.size_of(len(envs._groups)) + (1 << 16)
         count = self._slots * (self.horizon + 1)
-        keep = "all" if self._infos else "none"
+        self._laid_out = True
+        keep: Literal["all", "none"] = "all" if self._infos else "none"
         frames, segment = envs._lay_out(count, AutoresetMode.SAME_STEP, keep, said.fields, room)
         for leaf, rows in zip(frames.observations, seen, strict=True):
             leaf[0] = rows
+        frames.options_versions[0] = versions
         acting = Acting(actor, said, frames)
         self._slot = 0
         self._under_way = False
@@ -306,7 +329,7 @@ class Rollouts:
         if self._where == "workers":
             self._place = _Workers(self, acting, frames, segment, weights, policy_seed)
         else:
-            self._place = _Centre(self, acting, frames, asked)
+            self._place = Centre(self, acting, frames, asked)
 
     def _drop(self) -> None:
         """What is under way is not wanted: wait for it, and begin anew with the next rollout."""
@@ -321,8 +344,10 @@ class Rollouts:
         """Give the vector env back for a while; the next rollout begins with a reset."""
         self._drop()
         if not self.envs.closed:
-            self.envs._pool.note("act_with", lambda _: None)
-            self.envs._lay_out(*self.envs._usual_layout)
+            if self._laid_out:
+                self.envs._pool.note("act_with", lambda _: None)
+                self.envs._lay_out(*self.envs._usual_layout)
+                self._laid_out = False
             self.envs._state = None
 
     def resume(self) -> None:
@@ -378,7 +403,7 @@ def _drained(pool: Pool | LocalPool) -> bool:
     return True
 
 
-class _Centre:
+class Centre:
     """The policy in this process."""
 
     def __init__(self, owner: Rollouts, acting: Acting, frames: Frames, asked: Any) -> None:
@@ -400,6 +425,11 @@ class _Centre:
         self._asked = asked  # the policy, about the observations of the first frame
         self._everyone = slice(0, frames.envs)
         self._parts = _parts(envs)
+        self._ids = [np.arange(group.start, group.stop) for group in self._groups]
+        self._carried: set[int] = set()  # groups whose step under way is of an earlier rollout
+        self._opened = 0
+        self._fresh = owner._fresh
+        self._first = True  # which begins with the reset there has just been
         self._stop = False
         # Where each group is: the frame of what it returned at last, and how many steps it has made.
         self._frame = np.zeros(len(self._groups), np.int64)
@@ -494,46 +524,84 @@ class _Centre:
     # -- whoever is ready --------------------------------------------------------------------------
 
     def _fill_as_they_come(self, base: int) -> None:
-        horizon, done = self._horizon, self._done
-        # What was under way at the end of the last rollout is the first step of this one.
-        carried = {g for g in range(len(self._groups)) if self._pool.is_pending(g)}
-        ready = [g for g in range(len(self._groups)) if g not in carried]
-        self._bring(base, ready)
-        done[:] = 0
+        ready = self.open(base)
         while True:
-            self._act_for([group for group in ready if done[group] < horizon])
-            if (done == horizon).all() if self._whole else (done == horizon).any():
+            self.act_for(self.unfinished(ready))
+            if self.over:
                 return
-            ready = self._receive_some(base, carried)
+            ready = self.receive_some(None if self._timeout is None else now() + self._timeout)
 
-    def _act_for(self, groups: list[int]) -> None:
+    def open_by_hand(self) -> list[int]:
+        """Begin a rollout whose actions come from elsewhere."""
+        self._asked = None
+        return self.open(self._base)
+
+    def unfinished(self, groups: list[int]) -> list[int]:
+        """Those of some groups that have steps to make."""
+        return [group for group in groups if self._done[group] < self._horizon]
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to do in this rollout."""
+        full = self._done == self._horizon
+        return bool(full.all() if self._whole else full.any())
+
+    def open(self, base: int) -> list[int]:
+        """Begin a rollout; groups that the policy may act for."""
+        self._opened = base
+        everyone = range(len(self._groups))
+        self._done[:] = 0
+        if self._fresh and not self._first:
+            self._reset_all(base)
+            return []
+        self._first = False
+        # What was under way at the end of the last rollout is the first step of this one.
+        self._carried = {group for group in everyone if self._pool.is_pending(group)}
+        ready = [group for group in everyone if group not in self._carried]
+        self._bring(base, ready)
+        return ready
+
+    def _reset_all(self, base: int) -> None:
+        requests = {
+            group: ("reset", ([None] * len(envs), None, None))
+            for group, envs in enumerate(self._groups)
+        }
+        self._frame[:] = base - 1
+        self._done[:] = -1
+        self._pool.request([(group, base) for group in requests], requests, "resetting")
+
+    def act_for(self, groups: list[int]) -> None:
+        """Ask the policy for some groups, and let them step."""
         if self._stop:
             raise _Stopped
         if not groups:
             return
         began = now()
-        frames = self._frame[groups]
-        same = bool((frames == frames[0]).all())
-        envs: Any = self._everyone
-        at: Any = int(frames[0]) if same else np.repeat(frames, self._sizes[groups])
-        if len(groups) < len(self._groups) or not same:
-            envs = np.concatenate([self._ids(group) for group in groups])
+        at, envs = self.rows_of(groups)
         if self._asked is not None:
             self._answer_first(at, envs)
         else:
             self.acting.act(at, envs)
         self.seconds["policy"] += (now() - began) / 1e9
-        self._pool.step_some(
-            [(group, int(frame) + 1) for group, frame in zip(groups, frames, strict=True)]
-        )
+        self.step(groups)
 
-    def _ids(self, group: int) -> npt.NDArray[np.int64]:
-        return np.arange(self._groups[group].start, self._groups[group].stop)
+    def step(self, groups: list[int]) -> None:
+        """Let some groups step, whose actions are written."""
+        self._pool.step_some([(group, int(self._frame[group]) + 1) for group in groups])
 
-    def _receive_some(self, base: int, carried: set[int]) -> list[int]:
+    def rows_of(self, groups: list[int]) -> tuple[Any, Any]:
+        """At which frames some groups are, and their envs."""
+        frames = self._frame[groups]
+        same = bool((frames == frames[0]).all())
+        if same and len(groups) == len(self._groups):
+            return int(frames[0]), self._everyone
+        envs = np.concatenate([self._ids[group] for group in groups])
+        return int(frames[0]) if same else np.repeat(frames, self._sizes[groups]), envs
+
+    def receive_some(self, deadline: int | None) -> list[int]:
+        """Groups that have made a step, as soon as there are enough, or at a deadline."""
         began = now()
         everyone = self.frames.envs
-        deadline = None if self._timeout is None else began + self._timeout
         groups, messages = self._pool.wait_some(self._least, everyone, deadline)
         if not groups:  # none by then: the first that is
             groups, messages = self._pool.wait_some(1, everyone, None)
@@ -542,12 +610,15 @@ class _Centre:
         if messages:
             self._settle(messages, {g: int(self._frame[g]) + 1 for g in groups})
         for group in groups:
-            if group in carried:
-                carried.discard(group)
-                self._carry(group, base)
+            if group in self._carried:
+                self._carried.discard(group)
+                self._carry(group, self._opened)
             self._frame[group] += 1
             self._done[group] += 1
-            self.acting.after(int(self._frame[group]), self._rows(group))
+            if self._done[group] == 0:
+                self.acting.forget(self._rows(group))
+            else:
+                self.acting.after(int(self._frame[group]), self._rows(group))
         return groups
 
     def _rows(self, group: int) -> slice:
@@ -557,7 +628,7 @@ class _Centre:
         """A step that lies in the frames of an earlier rollout is the first of this one."""
         frames, rows, at = self.frames, self._rows(group), int(self._frame[group])
         if at != base:
-            for leaf in (*frames.observations, *frames.extras):
+            for leaf in (*frames.observations, *frames.extras, frames.options_versions):
                 leaf[base, rows] = leaf[at, rows]
             for field in (
                 *(*frames.observations, *frames.final_observations, *self.acting.actions),
@@ -584,13 +655,15 @@ class _Centre:
         frames = self._frame[groups]
         if len(groups) == len(self._groups) and (frames == frames[0]).all():
             if frames[0] != base:
-                for leaf in self.frames.observations:
+                for leaf in (*self.frames.observations, self.frames.options_versions):
                     leaf[base] = leaf[frames[0]]
         else:
             for group in groups:
                 rows = self._rows(group)
-                for leaf in self.frames.observations if self._frame[group] != base else ():
-                    leaf[base, rows] = leaf[self._frame[group], rows]
+                at = self._frame[group]
+                for leaf in (*self.frames.observations, self.frames.options_versions):
+                    if at != base:
+                        leaf[base, rows] = leaf[at, rows]
         self._frame[groups] = base
 
     def _settle(self, messages: Sequence[Message], at: Mapping[int, int]) -> None:
@@ -670,9 +743,7 @@ class _Workers:
             self._tell(pickled)
         self._progress.steps[:] = 0
         parts = [(group, base) for group in range(len(self._groups))]
-        requests = {
-            group: ("rollout", (self._horizon, group, self._last)) for group, _ in parts
-        }
+        requests = {group: ("rollout", (self._horizon, group, self._last)) for group, _ in parts}
         self._last = base + self._horizon
         self._base = base
         with self._envs._entered("rollouts"):
@@ -719,6 +790,12 @@ class _Tally:
         self._time = np.arange(horizon)[:, None]
         self._busy = self._busy_seconds(envs)
 
+    def begin_episodes(self) -> None:
+        """All envs were reset."""
+        self._begins[:] = True
+        self._return[:] = 0
+        self._length[:] = 0
+
     def count(
         self,
         slot: int,
@@ -748,9 +825,7 @@ class _Tally:
         before = np.where(opens, -self._return[env], np.roll(returns, 1))
         counted = np.where(opens, -self._length[env], np.roll(counts, 1))
         whole = ~lost[step, env]
-        ended = Ended(
-            env[whole], step[whole], (returns - before)[whole], (counts - counted)[whole]
-        )
+        ended = Ended(env[whole], step[whole], (returns - before)[whole], (counts - counted)[whole])
         self._return += sums[-1]
         self._length += lengths
         closes = np.ones(len(env), np.bool_)
@@ -831,7 +906,7 @@ class _InfoColumns:
         for at, env, info in rest:
             t = at - steps.start
             if ended[t, env]:
-                info = info.get("final_info", {})  # noqa: PLW2901
+                info = info.get("final_info", {})
             if name in info:
                 values[t, env] = info[name]
                 mask[t, env] = True
@@ -892,15 +967,17 @@ def _parts(envs: VectorEnv) -> list[tuple[list[int], Any]]:
     if len(parts) == 1:
         return [(parts[0], slice(0, envs.num_envs))]
     return [
-        (groups, np.concatenate([np.arange(g.start, g.stop) for g in map(envs._groups.__getitem__, groups)]))
+        (
+            groups,
+            np.concatenate(
+                [np.arange(g.start, g.stop) for g in map(envs._groups.__getitem__, groups)]
+            ),
+        )
         for groups in parts.values()
     ]
 
 
 def _tree(tree: Any, arrays: Sequence[npt.NDArray[Any]], steps: slice) -> Any:
-    def no_odd(_: int) -> Any:
-        raise AssertionError("refused before")
-
     return build(tree, lambda leaf: arrays[leaf][steps], no_odd)
 
 
@@ -918,7 +995,7 @@ def _pickled(policy: Any) -> bytes:
     except Exception as error:
         raise TypeError(
             f"cannot send the policy to workers: {type(error).__name__}: {error}; make what it "
-            'needs inside of it, or leave it in the centre'
+            "needs inside of it, or leave it in the centre"
         ) from error
 
 
@@ -926,7 +1003,7 @@ def _refuse(what: str, got: Any, expected: str) -> ValueError:
     return ValueError(f"cannot sample rollouts: {what} {got!r}, expected {expected}")
 
 
-def _whole(what: str, got: Any, least: int) -> int:
+def whole_number(what: str, got: Any, least: int) -> int:
     if isinstance(got, bool) or not isinstance(got, (int, np.integer)) or got < least:
         raise _refuse(what, got, f"a whole number of at least {least}")
     return int(got)

@@ -67,7 +67,7 @@ class Counting:
         return actions, {"value": seen.sum(axis=1), "state": new}
 
 
-def slow_rollout(env_fns, policy, steps, seed, stateful=False):
+def slow_rollout(env_fns, policy, steps, seed, *, stateful=False):
     """What T steps of a policy are: a plain loop over gymnasium's own vector env."""
     envs = SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
     count = envs.num_envs

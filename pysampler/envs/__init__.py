@@ -1,0 +1,1 @@
+"""Envs that come with pysampler."""
