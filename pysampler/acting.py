@@ -88,10 +88,10 @@ class WorkerActing:
         self._weights: Any = None
         self._version = 0
 
-    def take_over(self, other: WorkerActing | None) -> None:
-        """The policy has changed, the state that envs are in has not."""
-        if other is not None:
-            self._acting.go_on_from(other._acting)
+    def carry(self, last: int, frame: int, envs: slice) -> None:
+        """Envs go on at another frame."""
+        for leaf in self._acting.carried if last != frame else ():
+            leaf[frame, envs] = leaf[last, envs]
 
     def refresh(self) -> None:
         """Act with the newest weights."""
@@ -126,8 +126,8 @@ class WorkerActing:
             mark_lost(self._frames, at, envs)
             report.lost = at - frame
             at += 1
-            progress.steps[group] = at - frame
             self._acting.after(at, envs)
+            progress.steps[group] = at - frame
         while at < frame + steps and not progress.stopped:
             report.policy_ns += self._act(at, envs)
             at += 1
@@ -136,8 +136,9 @@ class WorkerActing:
                 report.leftovers += ((at, *one) for one in left)
                 if any(kind == _core.EnvBlock.ERROR for kind, _, _ in left):
                     break
-            progress.steps[group] = at - frame
+            # Last of all: up to here, whoever takes this one's place finds everything in the frames.
             self._acting.after(at, envs)
+            progress.steps[group] = at - frame
         return report
 
     def _act(self, at: int, envs: slice) -> int:

@@ -236,9 +236,7 @@ class EnvHost:
         assert self._acting is not None
         rows = self._indices(block)
         envs = slice(self.first + rows.start, self.first + rows.stop)
-        for leaf in (*self.frames.observations, self.frames.options_versions):
-            if last != frame:
-                leaf[frame, envs] = leaf[last, envs]
+        self._acting.carry(last, frame, envs)
         again = block in self._new
         self._new.discard(block)
 
@@ -269,9 +267,7 @@ class EnvHost:
 
     def act_with(self, block: int, role: Role) -> None:  # noqa: ARG002
         """The policy of rollouts from now on."""
-        before, self._acting = self._acting, None
         self._acting = WorkerActing(role, self.frames, self.segment)
-        self._acting.take_over(before)
 
     def set_options(self, block: int, options: dict[int, tuple[Any, int]]) -> None:  # noqa: ARG002
         """What envs are reset with from their next reset on, and its version."""

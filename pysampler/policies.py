@@ -195,8 +195,8 @@ class Actor:
 class Acting:
     """A policy at some frames: reads observations where they lie, writes what it says beside them.
 
-    Acting for envs at frame f: observations, extras and the state it acted with lie in f, actions
-    in f + 1, where the step that they are for writes its results.
+    Acting for envs at frame f: observations, state and extras lie in f, actions and the new state
+    in f + 1, where the step that they are for writes its results. Nothing is kept anywhere else.
     """
 
     def __init__(self, actor: Actor, said: Said, frames: Frames) -> None:
@@ -206,37 +206,23 @@ class Acting:
         self.actions = [frames.actions_as(i, dtype) for i, dtype in enumerate(said.actions)]
         frames.action_types[:] = [dtype.num for dtype in said.actions]
         count = len(said.extras)
-        self._extras = dict(
+        self.extras = dict(
             zip((name for name, _ in said.extras), frames.extras[:count], strict=True)
         )
-        self._recorded_state = frames.extras[count:]
         self._structure = said.state and said.state[0]
-        self._state: list[npt.NDArray[Any]] = []
-        self._initial: list[npt.NDArray[Any]] = []
-        self._begun = False  # has said a state
-        if said.state is not None:
-            fields = said.state[1]
-            self._state = [np.zeros((frames.envs, *f.shape), f.dtype) for f in fields]
-            initial = actor.initial_state(1)
-            if initial is not None:
-                self._initial = list(_flat(initial))
-                self._begun = True
-                self.forget(slice(0, frames.envs))
+        self._state = frames.extras[count:]
+        initial = actor.initial_state(1)
+        self._initial = [0] * len(self._state) if initial is None else _flat(initial)
+        # What goes on from a rollout's last frame to the first of the next.
+        self.carried = [*frames.observations, *self._state, frames.options_versions]
 
     def act(self, at: At, envs: Rows) -> None:
         """For these envs."""
         observations = [leaf[at, envs] for leaf in self._frames.observations]
-        self.write(at, envs, *self.actor(observations, self.state(at, envs), envs))
-
-    def state(self, at: At, envs: Rows) -> Any:
-        """Which these envs are in, noted down; None before the policy has said any."""
-        if not self._state:
-            return None
-        for to, rows in zip(self._recorded_state, self._state, strict=True):
-            to[at, envs] = rows[envs]
-        if not self._begun:
-            return None
-        return _rebuilt(self._structure, iter([rows[envs] for rows in self._state]))
+        state = None
+        if self._state:
+            state = _rebuilt(self._structure, iter([leaf[at, envs].copy() for leaf in self._state]))
+        self.write(at, envs, *self.actor(observations, state, envs))
 
     def write(
         self,
@@ -247,50 +233,43 @@ class Acting:
         state: Any,
     ) -> None:
         """What the policy said for these envs."""
-        if extras.keys() != self._extras.keys():
+        if extras.keys() != self.extras.keys():
             raise ValueError(
                 f"cannot act: the policy said {sorted(extras)} beside its actions, before it was "
-                f"{sorted(self._extras)}"
+                f"{sorted(self.extras)}"
             )
         try:
             for name, array in extras.items():
-                self._extras[name][at, envs] = array
+                self.extras[name][at, envs] = array
             for to, array in zip(self.actions, actions, strict=True):
                 if array.dtype != to.dtype and not _castable(array.dtype, to.dtype):
                     raise ValueError(f"actions of dtype {array.dtype}, before {to.dtype}")
                 to[at + 1, envs] = array
-            if state is not None and self._state:
-                for rows, array in zip(self._state, _flat(state), strict=True):
-                    rows[envs] = array
-                self._begun = True
+            if self._state:
+                new = [leaf[at, envs] for leaf in self._state] if state is None else _flat(state)
+                for to, array in zip(self._state, new, strict=True):
+                    to[at + 1, envs] = array
         except ValueError as error:
             raise ValueError(f"cannot act: what the policy said has changed: {error}") from None
 
     def after(self, at: At, envs: Rows) -> None:
-        """These envs have made the step that ends at a frame: some of their episodes may be over."""
+        """These envs have made the step that ends at a frame: episodes may be over."""
         if self._state:
             frames = self._frames
             ended = frames.terminated[at, envs] | frames.truncated[at, envs]
             if ended.any():
-                rows = np.arange(frames.envs)[envs][ended]
-                self.forget(rows)
+                self.forget(at, np.arange(frames.envs)[envs][ended])
+
+    def forget(self, at: At, envs: Rows) -> None:
+        """They begin new episodes at a frame."""
+        for leaf, initial in zip(self._state, self._initial, strict=True):
+            leaf[at, envs] = initial
 
     def recorded_state(self, frames: slice) -> Any:
         """Which envs were in, in some frames; None if there is none."""
         if not self._state:
             return None
-        return _rebuilt(self._structure, iter([rows[frames] for rows in self._recorded_state]))
-
-    def go_on_from(self, other: Acting) -> None:
-        """In the states that envs are in with another policy of the same kind."""
-        self._begun = other._begun
-        for rows, others in zip(self._state, other._state, strict=True):
-            rows[:] = others
-
-    def forget(self, envs: Rows) -> None:
-        """They begin new episodes."""
-        for i, rows in enumerate(self._state):
-            rows[envs] = self._initial[i][0] if self._initial else 0
+        return _rebuilt(self._structure, iter([leaf[frames] for leaf in self._state]))
 
 
 # -- torch ---------------------------------------------------------------------------------------
@@ -375,7 +354,7 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
         array = value.detach().cpu().numpy()
     else:
         array = np.asarray(value)
-    if array.dtype.hasobject or array.dtype.itemsize == 0:
+    if array.dtype.kind not in "biufc":
         raise TypeError(f"cannot act: the policy returned {value!r}, expected arrays of numbers")
     return array
 

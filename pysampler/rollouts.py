@@ -323,6 +323,7 @@ class Rollouts:
             leaf[0] = rows
         frames.options_versions[0] = versions
         acting = Acting(actor, said, frames)
+        acting.forget(0, everyone)
         self._slot = 0
         self._under_way = False
         self._tally = _Tally(self._slots, self.horizon, envs)
@@ -506,7 +507,6 @@ class Centre:
         if len(self._parts) > 1 or self._partial:
             self.acting.act(at, envs)
         else:
-            self.acting.state(at, envs)
             self.acting.write(at, envs, *asked)
 
     def _receive_part(self, groups: list[int], envs: Any, at: int) -> None:
@@ -616,7 +616,7 @@ class Centre:
             self._frame[group] += 1
             self._done[group] += 1
             if self._done[group] == 0:
-                self.acting.forget(self._rows(group))
+                self.acting.forget(int(self._frame[group]), self._rows(group))
             else:
                 self.acting.after(int(self._frame[group]), self._rows(group))
         return groups
@@ -628,12 +628,11 @@ class Centre:
         """A step that lies in the frames of an earlier rollout is the first of this one."""
         frames, rows, at = self.frames, self._rows(group), int(self._frame[group])
         if at != base:
-            for leaf in (*frames.observations, *frames.extras, frames.options_versions):
+            for leaf in (*self.acting.carried, *self.acting.extras.values()):
                 leaf[base, rows] = leaf[at, rows]
             for field in (
-                *(*frames.observations, *frames.final_observations, *self.acting.actions),
-                *(frames.rewards, frames.terminated, frames.truncated, frames.has_final),
-                frames.options_versions,
+                *(*self.acting.carried, *frames.final_observations, *self.acting.actions),
+                *(frames.rewards, frames.terminated, frames.truncated),
             ):
                 field[base + 1, rows] = field[at + 1, rows]
             moved = rows.start
@@ -655,15 +654,14 @@ class Centre:
         frames = self._frame[groups]
         if len(groups) == len(self._groups) and (frames == frames[0]).all():
             if frames[0] != base:
-                for leaf in (*self.frames.observations, self.frames.options_versions):
+                for leaf in self.acting.carried:
                     leaf[base] = leaf[frames[0]]
         else:
             for group in groups:
                 rows = self._rows(group)
                 at = self._frame[group]
-                for leaf in (*self.frames.observations, self.frames.options_versions):
-                    if at != base:
-                        leaf[base, rows] = leaf[at, rows]
+                for leaf in self.acting.carried if at != base else ():
+                    leaf[base, rows] = leaf[at, rows]
         self._frame[groups] = base
 
     def _settle(self, messages: Sequence[Message], at: Mapping[int, int]) -> None:

@@ -22,14 +22,18 @@ PYTHON = {
     "pysampler.stats": {"pysampler._core"},
     "pysampler.recording": {"pysampler.errors"},
     "pysampler.infos": {"pysampler._core", "pysampler.frames"},
+    "pysampler.policies": {"pysampler.frames", "pysampler.spec"},
+    "pysampler.acting": {
+        *("pysampler._core", "pysampler.frames", "pysampler.policies", "pysampler.sync"),
+    },
     "pysampler.block": {
-        *("pysampler._core", "pysampler.errors", "pysampler.frames", "pysampler.infos"),
-        *("pysampler.remote",),
+        *("pysampler._core", "pysampler.acting", "pysampler.errors", "pysampler.frames"),
+        *("pysampler.infos", "pysampler.remote", "pysampler.sync"),
     },
     "pysampler.mail": {"pysampler._core", "pysampler.errors"},
     "pysampler.nursery": {"pysampler._core", "pysampler.errors", "pysampler.worker"},
     "pysampler.worker": {
-        *("pysampler._core", "pysampler.sync", "pysampler.spec", "pysampler.frames"),
+        *("pysampler._core", "pysampler.sync", "pysampler.frames"),
         *("pysampler.remote", "pysampler.block", "pysampler.mail", "pysampler.stats"),
     },
     "pysampler.processes": {
@@ -37,13 +41,13 @@ PYTHON = {
         *("pysampler.worker",),
     },
     "pysampler.pool": {
-        *("pysampler._core", "pysampler.sync", "pysampler.errors", "pysampler.spec"),
+        *("pysampler._core", "pysampler.sync", "pysampler.errors"),
         *("pysampler.frames", "pysampler.remote", "pysampler.block", "pysampler.nursery"),
         *("pysampler.worker", "pysampler.mail", "pysampler.processes", "pysampler.stats"),
     },
     "pysampler.local": {
         *("pysampler.block", "pysampler.errors", "pysampler.frames", "pysampler.processes"),
-        *("pysampler.remote", "pysampler.spec", "pysampler.stats"),
+        *("pysampler.remote", "pysampler.stats", "pysampler.sync"),
     },
     "pysampler.arguments": {
         *("pysampler.nursery", "pysampler.pool", "pysampler.processes", "pysampler.spec"),
@@ -56,11 +60,29 @@ PYTHON = {
     },
     "pysampler.vector_env": {
         *("pysampler.arguments", "pysampler.block", "pysampler.errors", "pysampler.infos"),
+        *("pysampler.frames",),
         *("pysampler.local", "pysampler.piped", "pysampler.pool", "pysampler.processes"),
         *("pysampler.recording", "pysampler.results", "pysampler.spec", "pysampler.stats"),
         *("pysampler.sync",),
     },
     "pysampler.make": {"pysampler.vector_env"},
+    "pysampler.rollout": set(),
+    "pysampler.rollouts": {
+        *("pysampler._core", "pysampler.acting", "pysampler.block", "pysampler.errors"),
+        *("pysampler.frames", "pysampler.infos", "pysampler.local", "pysampler.make"),
+        *("pysampler.policies", "pysampler.pool", "pysampler.processes", "pysampler.remote"),
+        *("pysampler.results", "pysampler.rollout", "pysampler.spec", "pysampler.sync"),
+        *("pysampler.vector_env",),
+    },
+    "pysampler.evaluation": {"pysampler.rollouts"},
+    "pysampler.envs.meta.tasks": set(),
+    "pysampler.envs.meta.mujoco": {"pysampler.envs.meta.tasks"},
+    "pysampler.envs.meta.plain": {"pysampler.envs.meta.tasks"},
+    "pysampler.tasks": {
+        *("pysampler.arguments", "pysampler.envs.meta.tasks", "pysampler.errors"),
+        *("pysampler.make", "pysampler.policies", "pysampler.rollout", "pysampler.rollouts"),
+        *("pysampler.spec", "pysampler.vector_env"),
+    },
     "pysampler.adapters.sb3": {"pysampler.vector_env"},
 }
 # In C++ a header may include those before it in this order.

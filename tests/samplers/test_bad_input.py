@@ -1,0 +1,182 @@
+"""Bad input is a clear error, before anything is sent."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from scripted import Scripted, policy
+
+import pysampler
+
+
+@pytest.fixture(params=[0, 2], ids=["serial", "workers"])
+def envs(request):
+    made = pysampler.VectorEnv([Scripted] * 4, num_workers=request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"horizon": 0}, "horizon 0, expected a whole number of at least 1"),
+        ({"horizon": 2.5}, "horizon 2.5"),
+        ({"horizon": True}, "horizon True"),
+        ({"keep": 0}, "keep 0"),
+        ({"where": "elsewhere"}, 'where \'elsewhere\', expected one of "centre", "workers"'),
+        ({"min_envs": 0}, "min_envs 0"),
+        ({"timeout": -1}, "timeout -1"),
+        ({"timeout": float("nan")}, "timeout nan"),
+        ({"infos": "life"}, r"infos 'life', expected a list of keys: \['life'\]"),
+        ({"where": "workers", "min_envs": 2}, "are for a policy in the centre"),
+        ({"where": "workers", "whole": False}, "are for a policy in the centre"),
+        ({"where": "workers", "fresh": True}, "are for a policy in the centre"),
+        ({"fresh": True, "whole": False}, "with fresh"),
+        ({"num_envs": 3}, "num_envs and vector_kwargs are of other envs"),
+    ],
+)
+def test_arguments(envs, options, text):
+    given = {"horizon": 5, **options}
+    with pytest.raises(ValueError, match=text):
+        pysampler.rollouts(envs, policy, **given)
+    envs.reset()  # it was not taken
+
+
+def test_a_policy_must_be_a_function(envs):
+    with pytest.raises(TypeError, match="the policy is a int, expected a function"):
+        pysampler.rollouts(envs, 3, 5)
+
+
+def changed(*returned):
+    """A policy that says one thing after another."""
+    left = list(returned)
+
+    def policy(observations):
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return policy
+
+
+GOOD = np.zeros((4, 2), np.float32)
+NAN = np.array([[0, 0], [0, np.nan], [0, 0], [np.nan, 0]], np.float32)
+
+
+@pytest.mark.parametrize("where", ["centre", "workers"])
+@pytest.mark.parametrize(
+    ("returned", "error", "text"),
+    [
+        (GOOD[:3], ValueError, r"actions of shape \(3, 2\), expected \(4, 2\)"),
+        (GOOD[:, :1], ValueError, r"actions of shape \(4, 1\), expected \(4, 2\)"),
+        (None, TypeError, "the policy returned None, expected arrays of numbers"),
+        ("north", TypeError, "the policy returned 'north'"),
+        (GOOD.astype(complex), TypeError, "dtype complex128, expected float32"),
+        (NAN, ValueError, "returned nan for 2 of 4 envs, the first in row 1"),
+        ((GOOD, 3), TypeError, "extras of type int, expected a dict"),
+        ((GOOD, {"value": np.zeros(3)}), ValueError, r"'value' has shape \(3,\), expected a row"),
+        ((GOOD, {"value": object()}), TypeError, "expected arrays of numbers"),
+    ],
+    ids=lambda value: None if isinstance(value, (type, str)) else "",
+)
+def test_what_a_policy_returns_at_first(envs, where, returned, error, text):
+    with pysampler.rollouts(envs, changed(returned), 5, where=where) as rollouts:
+        with pytest.raises(error, match=text):
+            next(rollouts)
+    assert envs.stats().steps.count.sum() == 0
+
+
+@pytest.mark.parametrize("min_envs", [None, 1])
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        (GOOD[:3], "shape"),
+        (NAN, "nan for 2 of 4 envs"),
+        (
+            (GOOD, {"value": np.zeros(4)}),
+            r"said \['value'\] beside its actions, before it was \[\]",
+        ),
+    ],
+    ids=["shape", "nan", "extras"],
+)
+def test_what_a_policy_returns_later(envs, returned, text, min_envs):
+    options = {"min_envs": min_envs} if envs.num_workers == 0 else {}
+    with pysampler.rollouts(envs, changed(GOOD, GOOD, GOOD, returned), 5, **options) as rollouts:
+        with pytest.raises(ValueError, match=text):
+            next(rollouts)
+    assert envs.stats().steps.count.max() <= 3
+
+
+def test_extras_that_change_their_shape():
+    envs = pysampler.VectorEnv([Scripted] * 4, num_workers=0)
+    policy = changed((GOOD, {"a": np.zeros((4, 2))}), (GOOD, {"a": np.zeros((4, 3))}))
+    with pysampler.rollouts(envs, policy, 5) as rollouts:
+        with pytest.raises(ValueError, match="what the policy said has changed"):
+            next(rollouts)
+    envs.close()
+
+
+class Odd(gym.Env):
+    observation_space = spaces.Text(5)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return "abc", {}
+
+
+def test_spaces_without_a_fixed_shape():
+    envs = pysampler.VectorEnv([Odd], num_workers=0)
+    with pytest.raises(ValueError, match="have parts without a fixed shape"):
+        pysampler.rollouts(envs, policy, 5)
+    envs.close()
+
+
+class Tupled(Scripted):
+    def __init__(self):
+        super().__init__()
+        self.action_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))
+
+
+def test_actions_that_are_tuples_need_extras_beside_them():
+    envs = pysampler.VectorEnv([Tupled] * 2, num_workers=0)
+    zeros = np.zeros(2, np.int64)
+    with pysampler.rollouts(envs, lambda _: (zeros, zeros), 5) as rollouts:
+        with pytest.raises(TypeError, match=r"actions are tuples here.*\(actions, extras\)"):
+            next(rollouts)
+    envs.close()
+
+
+def test_infos_that_nobody_gives(envs):
+    with pysampler.rollouts(envs, policy, 5, infos=["no"]) as rollouts:
+        with pytest.raises(KeyError, match="no env gave an info 'no'"):
+            next(rollouts)
+
+
+def test_a_policy_that_cannot_be_pickled():
+    import threading
+
+    lock = threading.Lock()
+    envs = pysampler.VectorEnv([Scripted] * 2, num_workers=1)
+
+    def locked(observations):
+        with lock:
+            return policy(observations)
+
+    with pysampler.rollouts(envs, locked, 5, where="workers") as rollouts:
+        with pytest.raises(TypeError, match="cannot send the policy to workers"):
+            next(rollouts)
+    with pysampler.rollouts(envs, locked, 5) as rollouts:
+        next(rollouts)
+    envs.close()
+
+
+@pytest.mark.parametrize("episodes", [0, -1, 2.5, True])
+def test_episodes_to_evaluate(envs, episodes):
+    with pytest.raises(ValueError, match="episodes .* expected a whole number of at least 1"):
+        pysampler.evaluate(policy, envs, episodes)
+
+
+def test_advantages():
+    ones, never = np.ones((3, 2)), np.zeros((3, 2), bool)
+    with pytest.raises(ValueError, match=r"values of shape \(4, 2\)"):
+        pysampler.gae(ones, np.ones((4, 2)), np.ones(2), never, never)
+    with pytest.raises(ValueError, match="0 cut_values, expected 6"):
+        pysampler.gae(ones, ones, np.ones(2), never, ~never)

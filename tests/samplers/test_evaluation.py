@@ -1,0 +1,74 @@
+"""Just so many episodes, none preferred for being short."""
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from scripted import Counting, Scripted, policy
+
+import pysampler
+
+
+class Either(gym.Env):
+    """Episodes of one step that return 0, or of 100 that return 100: as likely, by its seed."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.length = 1 if self.np_random.random() < 0.5 else 100
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        over = self.steps == self.length
+        return np.zeros(1, np.float32), float(self.length > 1), over, False, {}
+
+
+def still(observations):
+    return np.zeros((len(observations), 1), np.float32)
+
+
+@pytest.mark.parametrize("where", ["centre", "workers"])
+def test_short_episodes_are_not_preferred(where):
+    evaluation = pysampler.evaluate(
+        still, Either, 400, seed=1, num_envs=8, vector_kwargs={"num_workers": 2}, where=where
+    )
+    assert len(evaluation.returns) == len(evaluation.lengths) == 400
+    np.testing.assert_array_equal(
+        evaluation.returns, np.where(evaluation.lengths == 100, 100.0, 0.0)
+    )
+    # The first 400 that end would be short ones almost all.
+    assert 42 < evaluation.mean < 58
+
+
+@pytest.mark.parametrize("episodes", [1, 3, 4, 5, 11])
+def test_each_env_has_its_number_to_do(episodes):
+    fns = [functools.partial(Scripted, script) for script in ("t", "..t", "......c", ".b")]
+    lengths = [1, 3, 7, 2]
+    envs = pysampler.VectorEnv(fns, num_workers=2)
+    evaluation = pysampler.evaluate(policy, envs, episodes)
+    shares = [episodes // 4 + (env < episodes % 4) for env in range(4)]
+    expected = [n for n, share in zip(lengths, shares, strict=True) for _ in range(share)]
+    assert evaluation.lengths.tolist() == expected
+    assert f"over {episodes} episodes" in str(evaluation)
+    envs.reset()  # it has been given back
+    envs.close()
+
+
+def test_rollouts_lend_their_vector_env_and_begin_anew():
+    envs = pysampler.VectorEnv([functools.partial(Scripted, "t")] * 4, num_workers=2)
+    with pysampler.rollouts(envs, policy, 5, overlap=True, seed=3) as rollouts:
+        first = next(rollouts).copy()
+        evaluation = pysampler.evaluate(Counting(), rollouts, 8, seed=9)
+        assert evaluation.lengths.tolist() == [1] * 8
+        again = next(rollouts)
+        assert again.starts[0].all()
+        assert (again.observations[0, :, 1] > first.observations[0, :, 1]).all()
+        assert again.lag == 0
+        assert again.version > first.version
+    envs.close()

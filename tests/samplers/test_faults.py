@@ -1,0 +1,219 @@
+"""Rollouts while workers die, envs raise, and Ctrl-C comes."""
+
+import functools
+import os
+import signal
+import threading
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import pysampler
+from pysampler.errors import ClosedError, EnvError, EnvTimeoutError, WorkerLostError
+
+
+class Mortal(gym.Env):
+    """Observes (seed, steps); does at some step of its life what it is made for."""
+
+    observation_space = spaces.Box(-(2.0**40), 2.0**40, (2,), np.float64)
+    action_space = spaces.Box(-1, 1, (1,), np.float64)
+
+    def __init__(self, fault=None, at=-1, mark=None):
+        self.fault, self.at, self.mark = fault, at, mark
+        self.life = 0
+        self.seed = -1
+
+    def _observe(self):
+        return np.array([self.seed, self.steps], np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seed = self.seed if seed is None else seed
+        self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.life += 1
+        self.steps += 1
+        # Only the first time: who takes its place finds the mark.
+        if self.life == self.at and (self.mark is None or not self.mark.exists()):
+            if self.mark is not None:
+                self.mark.touch()
+            if self.fault == "die":
+                os._exit(7)
+            if self.fault == "raise":
+                raise ValueError("told to")
+            if self.fault == "hang":
+                threading.Event().wait()
+        return self._observe(), 1.0, False, False, {}
+
+
+def policy(observations):
+    return np.sin(observations[:, 1:]), {"value": observations[:, 1]}
+
+
+def counted(observations, state):
+    state = np.zeros(len(observations), np.int64) if state is None else state
+    return np.sin(observations[:, 1:]), {"value": observations[:, 1], "state": state + 1}
+
+
+WAYS = [
+    {"where": "centre"},
+    {"where": "centre", "overlap": True},
+    {"where": "centre", "min_envs": 1},
+    {"where": "workers"},
+    {"where": "workers", "overlap": True},
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("at", [1, 3, 5, 6])  # of rollouts of 5
+def test_a_rollout_in_which_a_worker_is_lost_is_well_formed(way, groups, at, tmp_path):
+    fns = [functools.partial(Mortal, "die", at, tmp_path / "died")] + [Mortal] * 5
+    envs = pysampler.VectorEnv(fns, num_workers=3, groups=groups, on_worker_loss="restart")
+    index, step = divmod(at - 1, 5)
+    with pysampler.rollouts(envs, counted, 5, seed=0, **way) as rollouts:
+        copies = [next(rollouts).copy() for _ in range(3)]
+    assert envs.stats().losses.tolist() == [1, 0, 0]
+    envs.close()
+    # The other env of that worker too: in its step under way, or, with two groups, in its next.
+    # Another group of it may have made steps beyond by itself.
+    assert copies[index].lost[step, 0]
+    lost_steps = {0: index * 5 + step}
+    for number, rollout in enumerate(copies):
+        for t, env in np.argwhere(rollout.lost):
+            assert env in (0, 1)
+            lost_steps[int(env)] = number * 5 + int(t)
+            assert rollout.truncated[t, env]
+            assert not rollout.valid[t, env]
+            assert rollout.rewards[t, env] == 0
+            # It ended with what it was at, and went on with a new env.
+            np.testing.assert_array_equal(
+                rollout.final_observations[t, env], rollout.observations[t, env]
+            )
+            assert rollout.observations[t + 1, env, 1] == 0
+            assert rollout.observations[t + 1, env, 0] > 5
+            assert rollout.starts[t + 1, env]
+            if t < 4:
+                assert rollout.state[t + 1, env] == 0
+        np.testing.assert_array_equal(rollout.valid, ~rollout.lost)
+        assert len(rollout.ended) == 0
+        assert rollout.steps == 30
+    assert lost_steps.keys() == {0, 1}
+    for env in range(6):
+        steps = np.concatenate([rollout.observations[:-1, env, 1] for rollout in copies])
+        lost = lost_steps.get(env)
+        expected = list(range(15)) if lost is None else [*range(lost + 1), *range(14 - lost)]
+        assert steps.tolist() == expected, env
+        values = np.concatenate([rollout.extras["value"][:, env] for rollout in copies])
+        np.testing.assert_array_equal(values, steps)
+        states = np.concatenate([rollout.state[:, env] for rollout in copies])
+        np.testing.assert_array_equal(states, steps)
+
+
+@pytest.mark.parametrize("where", ["centre", "workers"])
+def test_a_worker_that_is_killed_between_rollouts_is_replaced(where):
+    envs = pysampler.VectorEnv([Mortal] * 4, num_workers=2, on_worker_loss="restart")
+    with pysampler.rollouts(envs, policy, 5, seed=0, where=where) as rollouts:
+        next(rollouts)
+        os.kill(envs._pool.pids[1], signal.SIGKILL)
+        assert envs._pool._processes.children[1].ended(10)
+        rollout = next(rollouts)
+        assert rollout.lost[0].tolist() == [False, False, True, True]
+        assert not rollout.lost[1:].any()
+        np.testing.assert_array_equal(rollout.observations[1, 2:, 1], [0, 0])
+        np.testing.assert_array_equal(rollout.final_observations[0, 2:, 1], [5, 5])
+        assert next(rollouts).valid.all()
+    envs.close()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_without_restarts_it_is_told_of(way, tmp_path):
+    fns = [functools.partial(Mortal, "die", 3, tmp_path / "died")] + [Mortal] * 3
+    envs = pysampler.VectorEnv(fns, num_workers=2)
+    rollouts = pysampler.rollouts(envs, policy, 5, **way)
+    with pytest.raises(WorkerLostError, match=r"worker 0 \(pid \d+\) lost: exit code 7"):
+        next(rollouts)
+    assert envs.closed
+    with pytest.raises(ClosedError):
+        next(rollouts)
+    rollouts.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_an_env_that_raises_ends_a_rollout_and_the_next_begins_anew(way, num_workers, tmp_path):
+    fns = [Mortal, functools.partial(Mortal, "raise", 8, tmp_path / "raised"), Mortal, Mortal]
+    envs = pysampler.VectorEnv(fns, num_workers=num_workers)
+    with pysampler.rollouts(envs, policy, 5, seed=0, **way) as rollouts:
+        with pytest.raises(EnvError, match=r"env 1.* raised ValueError.*: told to") as caught:
+            [next(rollouts) for _ in range(2)]
+        assert isinstance(caught.value, ValueError)
+        assert caught.value.env == 1
+        again = next(rollouts)
+        assert again.observations[:, :, 1].tolist() == [[t] * 4 for t in range(6)]
+        assert again.starts[0].all()
+        assert again.valid.all()
+    envs.reset()
+    envs.close()
+
+
+@pytest.mark.parametrize("where", ["centre", "workers"])
+def test_an_env_that_hangs_is_named(where, tmp_path):
+    fns = [Mortal, functools.partial(Mortal, "hang", 3, tmp_path / "hung")]
+    envs = pysampler.VectorEnv(fns, num_workers=2, step_timeout=0.5)
+    rollouts = pysampler.rollouts(envs, policy, 5, where=where)
+    with pytest.raises(EnvTimeoutError, match="env 1 in worker 1"):
+        next(rollouts)
+    rollouts.close()
+
+
+@pytest.mark.parametrize("where", ["centre", "workers"])
+def test_an_env_that_hangs_is_replaced_if_asked_for(where, tmp_path):
+    fns = [Mortal, functools.partial(Mortal, "hang", 3, tmp_path / "hung")]
+    envs = pysampler.VectorEnv(fns, num_workers=2, step_timeout=0.5, on_hang="restart")
+    with pysampler.rollouts(envs, policy, 5, where=where) as rollouts:
+        rollout = next(rollouts)
+        assert np.argwhere(rollout.lost).tolist() == [[2, 1]]
+    envs.close()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_policy_that_raises_says_so_and_may_be_tried_again(way, num_workers):
+    envs = pysampler.VectorEnv([Mortal] * 4, num_workers=num_workers)
+
+    def fails(observations):
+        if observations[0, 1] == 3:
+            raise RuntimeError("no idea")
+        return policy(observations)
+
+    with pysampler.rollouts(envs, fails, 5, **way) as rollouts:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="no idea"):
+                next(rollouts)
+    assert envs.reset(seed=1)[0].shape == (4, 2)
+    envs.close()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_ctrl_c_ends_the_rollout_and_no_more(way):
+    envs = pysampler.VectorEnv([Mortal] * 4, num_workers=2)
+    with pysampler.rollouts(envs, policy, 40_000, **way) as rollouts:
+        idle = envs._pool.busy_seconds() + 0.001  # the reset is not what is waited for
+
+        def interrupt():
+            while envs._pool.busy_seconds() < idle:
+                time.sleep(0.001)  # there is nothing to wait on from another thread
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(rollouts)
+    assert envs.reset(seed=1)[0].shape == (4, 2)
+    envs.step(np.zeros((4, 1)))
+    envs.close()

@@ -1,0 +1,122 @@
+"""Advantages, against the definition written as a loop."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from scripted import Scripted, policy
+
+import pysampler
+
+
+def slow_gae(rewards, values, last, terminated, truncated, cut_values, lengths, gamma, lam):
+    """Step by step, env by env: a sum over what follows in the episode."""
+    steps, envs = rewards.shape
+    cut = dict(zip(zip(*np.nonzero(truncated & ~terminated), strict=True), cut_values, strict=True))
+    advantages = np.zeros((steps, envs))
+    for env in range(envs):
+        for t in range(lengths[env]):
+            total, weight = 0.0, 1.0
+            for later in range(t, lengths[env]):
+                if terminated[later, env]:
+                    after = 0.0
+                elif truncated[later, env]:
+                    after = cut[later, env]
+                else:
+                    after = last[env] if later + 1 == lengths[env] else values[later + 1, env]
+                total += weight * (rewards[later, env] + gamma * after - values[later, env])
+                weight *= gamma * lam
+                if terminated[later, env] or truncated[later, env]:
+                    break
+            advantages[t, env] = total
+    return advantages
+
+
+@settings(deadline=None)
+@given(data=st.data(), steps=st.integers(1, 8), envs=st.integers(1, 4), whole=st.booleans())
+def test_they_are_what_the_definition_says(data, steps, envs, whole):
+    shape = steps, envs
+    numbers = st.floats(-10, 10, width=32)
+    draw = data.draw
+    rewards, values = (draw(arrays.arrays(np.float64, shape, elements=numbers)) for _ in range(2))
+    last = draw(arrays.arrays(np.float64, (envs,), elements=numbers))
+    terminated, truncated = (draw(arrays.arrays(np.bool_, shape)) for _ in range(2))
+    lengths = np.full(envs, steps)
+    if not whole:
+        lengths = draw(arrays.arrays(np.int64, (envs,), elements=st.integers(0, steps)))
+    valid = np.arange(steps)[:, None] < lengths
+    terminated &= valid
+    truncated &= valid
+    cut = np.nonzero(truncated & ~terminated)
+    cut_values = draw(arrays.arrays(np.float64, (len(cut[0]),), elements=numbers))
+    gamma, lam = draw(st.sampled_from([(0.99, 0.95), (1.0, 1.0), (0.5, 0.0), (0.0, 1.0)]))
+    rest = terminated, truncated, cut_values
+    advantages, returns = pysampler.gae(
+        *(rewards, values, last, *rest),
+        **({} if whole else {"valid": valid, "lengths": lengths}),
+        gamma=gamma,
+        lam=lam,
+    )
+    expected = slow_gae(rewards, values, last, *rest, lengths, gamma, lam)
+    np.testing.assert_allclose(advantages, expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(returns, (expected + values) * valid, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_rollout_knows_where_its_episodes_were_cut(whole):
+    fns = [functools.partial(Scripted, s, 0.001 * i) for i, s in enumerate(["..t", ".c", "...b"])]
+    options = {} if whole else {"whole": False, "min_envs": 1}
+    envs = pysampler.VectorEnv(fns, num_workers=3)
+
+    def value(observations):
+        return observations[..., 2] * 1.5
+
+    with pysampler.rollouts(envs, policy, 12, seed=1, **options) as rollouts:
+        for _ in range(3):
+            rollout = next(rollouts).copy()
+            advantages, returns = rollout.gae(
+                value(rollout.observations[:-1]),
+                value(rollout.last_observations),
+                value(rollout.cut_observations),
+            )
+            steps, cut_envs = rollout.cut
+            finals = np.zeros((12, 3))
+            finals[steps, cut_envs] = value(rollout.cut_observations)
+            made = np.arange(12)[:, None] < rollout.lengths
+            expected = slow_gae(
+                rollout.rewards,
+                value(rollout.observations[:-1]),
+                value(rollout.last_observations),
+                rollout.terminated & made,
+                rollout.truncated & made,
+                value(rollout.cut_observations),
+                rollout.lengths,
+                0.99,
+                0.95,
+            )
+            np.testing.assert_allclose(advantages, expected, rtol=1e-6, atol=1e-6)
+            assert (set(cut_envs.tolist()) <= {1}) and len(cut_envs) > 0
+            assert (rollout.observations[steps, cut_envs, 2] + 1 == 2).all()
+    envs.close()
+
+
+def test_tensors_make_tensors_and_keep_their_type():
+    envs = pysampler.VectorEnv([functools.partial(Scripted, "..c")] * 2, num_workers=0)
+    with pysampler.rollouts(envs, policy, 6) as rollouts:
+        rollout = next(rollouts)
+        data = rollout.torch()
+        values = data.extras["value"]
+        assert values.dtype == torch.float32
+        last, cut = torch.zeros(2), torch.ones(len(data.cut_observations))
+        results = data.gae(values, last, cut)
+        expected = rollout.gae(rollout.extras["value"], last.numpy(), cut.numpy())
+        for one, other in zip(results, expected, strict=True):
+            assert one.dtype == torch.float32
+            np.testing.assert_array_equal(one.numpy(), other)
+        assert not any(math.isnan(x) for x in results[0].ravel())
+    envs.close()

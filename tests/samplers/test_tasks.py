@@ -1,0 +1,216 @@
+"""Many tasks at once: each env has its own, each record says which."""
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import pysampler
+from pysampler.envs.meta import TaskWrapper
+
+
+class Told(gym.Env):
+    """Observes (task, steps); rewards are 100 * task + steps. Not made for reset's options."""
+
+    observation_space = spaces.Box(-1e6, 1e6, (2,), np.float64)
+    action_space = spaces.Box(-1e6, 1e6, (1,), np.float64)
+
+    def __init__(self, ends="never"):
+        self.ends = ends
+        self.task = -1
+
+    def sample_tasks(self, count):
+        return [int(number) for number in self.np_random.integers(1000, size=count)]
+
+    def reset_task(self, task):
+        self.task = task
+
+    def _observe(self):
+        return np.array([self.task, self.steps], np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        assert not options
+        self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.steps += 1
+        over = self.steps == 3
+        reward = 100.0 * self.task + self.steps + float(action[0])
+        return self._observe(), reward, over and self.ends == "t", over and self.ends == "c", {}
+
+
+def policy(observations, tasks, params):
+    bonus = np.zeros(len(observations)) if params is None else params[tasks]
+    return bonus[:, None], {"said_of": tasks.astype(np.int64)}
+
+
+def sampler(count=6, ends="never", **options):
+    given = {"vector_kwargs": {"num_workers": 2, "groups": 2}, "num_envs": count, **options}
+    return pysampler.MultiTaskSampler(functools.partial(Told, ends), policy, **given)
+
+
+@pytest.mark.parametrize("options", [{}, {"min_envs": 1}, {"min_envs": 2, "timeout": 0.0}], ids=str)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_env_has_its_task_and_the_policy_its_parameters(num_workers, options):
+    kwargs = {"vector_kwargs": {"num_workers": num_workers, "groups": 2}}
+    with sampler(**kwargs, **options) as one:
+        for round_ in range(3):
+            tasks = [10 + round_, 20 + round_, 30 + round_]
+            params = np.array([0.25, 0.5, 0.75]) + round_
+            rollout = one.sample(5, params=params, tasks=tasks)
+            of = [0, 0, 1, 1, 2, 2]
+            assert rollout.observations[:, :, 0].tolist() == [[tasks[i] for i in of]] * 6
+            assert rollout.observations[:, :, 1].tolist() == [[float(t)] * 6 for t in range(6)]
+            expected = [[100 * tasks[i] + t + params[i] for i in of] for t in range(1, 6)]
+            assert rollout.rewards.tolist() == expected
+            assert rollout.extras["said_of"].tolist() == [of] * 5
+            collected = one.collect()
+            assert collected.tasks == tasks
+            assert [[e.env for e in some] for some in collected.episodes] == [
+                [0, 1],
+                [2, 3],
+                [4, 5],
+            ]
+
+
+def test_tasks_stay_until_there_are_others_and_are_drawn_where_none_were_given():
+    with sampler(seed=4) as one:
+        first = one.sample(2).copy()
+        assert len(set(one.tasks)) == 6
+        again = one.sample(2).copy()
+        assert (again.observations[:, :, 0] == one.tasks).all()
+        assert (first.observations[:, :, 0] == one.tasks).all()
+        assert (again.options[0] == first.options[0]).all()
+        drawn = one.tasks
+    with sampler(seed=4) as one:
+        assert one.sample_tasks(6) == drawn
+
+
+@pytest.mark.parametrize(("ends", "last"), [("t", None), ("c", 3.0)])
+def test_collect_makes_episodes_terminated_without_and_truncated_with_a_last_observation(
+    ends, last
+):
+    with sampler(ends=ends) as one:
+        one.sample(8, tasks=[7, 8])
+        collected = one.collect()
+    assert [len(some) for some in collected.episodes] == [9, 9]  # 3 + 3 + 2 steps of each env
+    for task, some in zip((7, 8), collected.episodes, strict=True):
+        for episode in some:
+            assert episode.observations[:, 0].tolist() == [task] * len(episode)
+            assert episode.observations[:, 1].tolist() == list(range(len(episode)))
+            assert episode.begins
+            whole = len(episode) == 3
+            assert (episode.terminated, episode.truncated) == (
+                whole and ends == "t",
+                whole and ends == "c",
+            )
+            after = episode.last_observation
+            if not whole:
+                assert after.tolist() == [task, 2.0]
+            elif last is None:
+                assert after is None
+            else:
+                assert after.tolist() == [task, last]
+    ragged = collected.ragged()
+    padded = collected.padded()
+    assert ragged["offsets"].tolist()[-1] == 48 == padded["mask"].sum()
+    assert ragged["task"].tolist() == [0] * 9 + [1] * 9 == padded["task"].tolist()
+    assert padded["rewards"].shape == (18, 3)
+    np.testing.assert_array_equal(padded["rewards"][padded["mask"]], ragged["rewards"])
+    np.testing.assert_array_equal(padded["observations"][padded["mask"]], ragged["observations"])
+    np.testing.assert_array_equal(padded["said_of"][padded["mask"]], ragged["said_of"])
+    assert (padded["rewards"][~padded["mask"]] == 0).all()
+    assert ragged["last_observations"].shape == (18, 2)
+    assert (ragged["terminated"].any(), ragged["truncated"].any()) == (ends == "t", ends == "c")
+
+
+def test_by_hand_it_is_the_same():
+    with sampler(min_envs=1) as one:
+        expected = one.sample(5, tasks=[1, 2, 3]).copy()
+        for _ in range(2):
+            one.begin(5, tasks=[1, 2, 3])
+            seen = 0
+            while (ready := one.step_recv(timeout=0.01)) is not None:
+                assert ready.observations[:, 0].tolist() == (ready.tasks + 1).tolist()
+                one.step_send(np.zeros((len(ready.envs), 1)), {"said_of": ready.tasks})
+                seen += len(ready.envs)
+            assert seen == 30
+            assert one.step_recv() is None
+            rewards = sorted(
+                episode.rewards.tolist() for some in one.collect().episodes for episode in some
+            )
+            assert rewards == sorted(expected.rewards.T.tolist())
+
+
+def test_a_sample_that_is_not_finished_by_hand_is_dropped():
+    with sampler() as one:
+        one.begin(5, tasks=[1, 2])
+        ready = one.step_recv()
+        one.step_send(np.zeros((len(ready.envs), 1)), {"said_of": ready.tasks})
+        with pytest.raises(ValueError, match="cannot collect: nothing has been sampled"):
+            one.collect()
+        with pytest.raises(ValueError, match="no env waits"):
+            one.step_send(np.zeros((6, 1)))
+        rollout = one.sample(4, tasks=[5])
+        assert (rollout.observations[:, :, 0] == 5).all()
+
+
+def test_what_is_wrong_is_told_before_anything_is_sent():
+    with sampler() as one:
+        one.sample(2, tasks=[1, 2])
+        before = one.envs.stats().steps.count.sum()
+        for tasks, error, text in (
+            ([1, 2, 3, 4], ValueError, "4 of them, expected 6, one for each env, or a number"),
+            ([], ValueError, "0 of them"),
+            ("ab", TypeError, "str, expected a list"),
+            (3, TypeError, "int, expected a list"),
+        ):
+            with pytest.raises(error, match=text):
+                one.sample(2, tasks=tasks)
+        for length in (0, -1, 2.5, True):
+            with pytest.raises(ValueError, match="max_length"):
+                one.sample(length)
+        with pytest.raises(ValueError, match=r"shape \(2, 1\), expected \(6, 1\)"):
+            one.begin(3)
+            one.step_recv()
+            one.step_send(np.zeros((2, 1)), {"said_of": np.zeros(2, int)})
+        assert one.envs.stats().steps.count.sum() == before
+        assert one.sample(2, tasks=[3]).rewards.shape == (2, 6)
+    with pytest.raises(pysampler.errors.ClosedError):
+        one.sample(2)
+    envs = pysampler.VectorEnv([Told] * 2, num_workers=1)
+    with pytest.raises(TypeError, match="env 0 takes no tasks.*TaskWrapper"):
+        pysampler.MultiTaskSampler(envs, policy)
+    with pytest.raises(ValueError, match="num_envs and vector_kwargs are of other envs"):
+        pysampler.MultiTaskSampler(envs, policy, num_envs=3)
+    with pytest.raises(TypeError, match="observations, tasks, params"):
+        pysampler.MultiTaskSampler("Navigation2D-v0", lambda observations: observations)
+    envs.close()
+    with pytest.raises(pysampler.errors.EnvError, match="no method sample_tasks"):
+        pysampler.MultiTaskSampler("CartPole-v1", policy, num_envs=2)
+
+
+def test_a_vector_env_of_ones_own_is_used_and_given_back():
+    envs = pysampler.VectorEnv([lambda: TaskWrapper(Told())] * 4, num_workers=2)
+    with pysampler.MultiTaskSampler(envs, policy, min_envs=1) as one:
+        assert one.sample(3, tasks=[8, 9]).observations[0, :, 0].tolist() == [8, 8, 9, 9]
+    assert envs.reset()[0].shape == (4, 2)
+    envs.close()
+
+
+def recurrent(observations, tasks, params, state):
+    steps = np.zeros(len(observations)) if state is None else state
+    return steps[:, None], {"state": steps + 1}
+
+
+def test_a_policy_may_have_a_state_that_begins_anew_with_each_sample():
+    options = {"num_envs": 4, "vector_kwargs": {"num_workers": 2}, "min_envs": 1}
+    make = functools.partial(Told, "t")
+    with pysampler.MultiTaskSampler(make, recurrent, **options) as one:
+        for _ in range(2):
+            rollout = one.sample(5, tasks=[1])
+            assert rollout.state.T.tolist() == [[0, 1, 2, 0, 1]] * 4

@@ -1,0 +1,137 @@
+"""Torch modules as policies: in the centre, in the workers, and while they learn."""
+
+import numpy as np
+import pytest
+import torch
+from scripted import Scripted
+
+import pysampler
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, observations):
+        assert not torch.is_grad_enabled()
+        actions = torch.tanh(self.layer(observations.float()) / 100)
+        return actions, {"bias": self.layer.bias.expand(len(observations), 2)}
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = torch.nn.GRUCell(4, 8)
+        self.head = torch.nn.Linear(8, 2)
+
+    def forward(self, observations, state):
+        if state is None:
+            state = observations.new_zeros(len(observations), 8).float()
+        state = self.cell(observations.float() / 100, state)
+        return torch.tanh(self.head(state)), {"state": state}
+
+
+WAYS = [
+    {"where": where, "overlap": overlap}
+    for where in ("centre", "workers")
+    for overlap in (False, True)
+]
+
+
+def make():
+    return pysampler.VectorEnv([lambda: Scripted("....t.c")] * 4, num_workers=2)
+
+
+@pytest.fixture
+def envs():
+    made = make()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_rollout_is_of_the_weights_there_were_when_it_was_started(way, envs):
+    net = Net()
+    seen = []
+    with pysampler.rollouts(envs, net, 5, seed=1, **way) as rollouts:
+        for version in range(1, 6):
+            with torch.no_grad():
+                net.layer.bias.fill_(float(version))
+            rollout = next(rollouts)
+            biases = np.unique(rollout.extras["bias"])
+            assert len(biases) == 1  # never torn
+            seen.append(float(biases[0]))
+            assert rollout.version == version
+            assert rollout.lag == (way["overlap"] and version > 1)
+            with torch.no_grad():
+                net.layer.bias.fill_(-1.0)  # what is under way must not see this
+    assert seen == ([1.0, 1.0, 2.0, 3.0, 4.0] if way["overlap"] else [1.0, 2.0, 3.0, 4.0, 5.0])
+
+
+@pytest.mark.parametrize("net", [Net(), Recurrent()], ids=["plain", "recurrent"])
+def test_it_makes_the_same_in_each_place(net):
+    results = []
+    for way in WAYS:
+        envs = make()
+        with pysampler.rollouts(envs, net, 6, seed=2, **way) as rollouts:
+            results.append([next(rollouts).copy() for _ in range(3)])
+        envs.close()
+    for others in results[1:]:
+        for one, other in zip(results[0], others, strict=True):
+            # Two batches of two are not rounded as one of four is.
+            np.testing.assert_allclose(one.actions, other.actions, rtol=1e-5, atol=1e-6)
+            np.testing.assert_array_equal(one.terminated, other.terminated)
+            np.testing.assert_allclose(one.rewards, other.rewards, rtol=1e-6)
+
+
+def test_a_policy_of_numpy_is_sent_again_when_it_has_changed(envs):
+    class Table:
+        bias = 0.0
+
+        def __call__(self, observations):
+            bias = np.full(len(observations), self.bias)
+            return np.zeros((len(observations), 2), np.float32), {"bias": bias}
+
+    table = Table()
+    for way in WAYS:
+        table.bias = 0.0
+        seen = []
+        with pysampler.rollouts(envs, table, 3, **way) as rollouts:
+            for _ in range(4):
+                table.bias += 1
+                [bias] = np.unique(next(rollouts).extras["bias"])
+                seen.append(bias)
+        assert seen == ([1, 1, 2, 3] if way["overlap"] else [1, 2, 3, 4])
+
+
+def test_random_policies_in_workers_draw_numbers_of_their_own_the_same_every_time(envs):
+    class Noisy(torch.nn.Module):
+        def forward(self, observations):
+            return torch.randn(len(observations), 2).clamp(-1, 1)
+
+    def sampled(seed):
+        with pysampler.rollouts(envs, Noisy(), 6, seed=seed, where="workers") as rollouts:
+            return np.concatenate([next(rollouts).actions.copy() for _ in range(2)])
+
+    first = sampled(5)
+    np.testing.assert_array_equal(first, sampled(5))
+    assert (first != sampled(6)).any()
+    assert (first[:, 0] != first[:, 2]).any()  # two workers
+    assert (first[:6] != first[6:]).any()
+
+
+def test_tensors_are_the_frames_and_go_to_a_device(envs):
+    with pysampler.rollouts(envs, Net(), 5) as rollouts:
+        rollout = next(rollouts)
+        data = rollout.torch()
+        rollout.rewards[0, 0] = 123.0
+        assert data.rewards[0, 0] == 123.0
+        assert data.starts.dtype == torch.bool
+        for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+            there = rollout.torch(device)
+            assert there.observations.device.type == device
+            assert there.rewards[0, 0].item() == 123.0
+            assert len(there.cut_observations) == len(rollout.cut_observations)
+            assert there.last_observations.shape == (4, 4)
