@@ -136,7 +136,7 @@ class WorkerActing:
                 report.leftovers += ((at, *one) for one in left)
                 if any(kind == _core.EnvBlock.ERROR for kind, _, _ in left):
                     break
-            # Last of all: up to here, whoever takes this one's place finds everything in the frames.
+            # Last: whoever takes this one's place finds all up to here in the frames.
             self._acting.after(at, envs)
             progress.steps[group] = at - frame
         return report

@@ -2,9 +2,10 @@
 
 ``policy(observations, state)`` returns actions, or (actions, extras): a dict of arrays with a row
 for each env. ``extras["state"]`` is its recurrent state, which it gets back with the next call, row
-by row; zeros, or what its ``initial_state(count)`` says, where an episode begins. A policy that
-takes one argument is called with observations alone. A ``torch.nn.Module`` is called with tensors on
-its device, without gradients; anything else with NumPy arrays.
+by row; zeros, or what its ``initial_state(count)`` says, where an episode begins (None when it is
+asked for the very first time, without such a method). A policy that takes one argument is called
+with observations alone. A ``torch.nn.Module`` is called with tensors on its device, without
+gradients; anything else with NumPy arrays.
 """
 
 from __future__ import annotations

@@ -295,12 +295,9 @@ class Rollouts:
 
     def _begin(self) -> None:
         """Reset the envs, ask the policy for the first time, lay out frames for what it says."""
-        envs, spec = self.envs, self._spec
-        envs._state = None
-        try:
+        envs = self.envs
+        with self.between():
             envs.reset(seed=self._seed)
-        finally:
-            envs._state = "rollouts"
         policy_seed = self._seed if isinstance(self._seed, (int, np.integer)) else None
         self._seed = None
         results = envs._results
@@ -331,6 +328,18 @@ class Rollouts:
             self._place = _Workers(self, acting, frames, segment, weights, policy_seed)
         else:
             self._place = Centre(self, acting, frames, asked)
+
+    @contextlib.contextmanager
+    def between(self) -> Iterator[None]:
+        """Let the vector env be used for something that leaves the envs' steps alone.
+
+        Between rollouts, with nothing under way.
+        """
+        self.envs._state = None
+        try:
+            yield
+        finally:
+            self.envs._state = "rollouts"
 
     def _drop(self) -> None:
         """What is under way is not wanted: wait for it, and begin anew with the next rollout."""
@@ -432,7 +441,7 @@ class Centre:
         self._fresh = owner._fresh
         self._first = True  # which begins with the reset there has just been
         self._stop = False
-        # Where each group is: the frame of what it returned at last, and how many steps it has made.
+        # Where each group is: the frame of what it returned at last, and how many steps it made.
         self._frame = np.zeros(len(self._groups), np.int64)
         self._done = np.zeros(len(self._groups), np.int64)
         self._policy = owner._policy

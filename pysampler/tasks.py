@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -196,9 +197,14 @@ class MultiTaskSampler:
 
     def sample_tasks(self, count: int) -> list[Any]:
         """So many tasks, drawn by the first env with the sampler's own random numbers."""
-        self._end_rollouts()
-        [drawn] = self.envs.apply(_sample_tasks, count, self._random, envs=[0])
-        tasks, self._random = drawn
+        between = contextlib.nullcontext()
+        if self._rollouts is not None:
+            if self._rollouts.opened:
+                self._end_rollouts()
+            else:
+                between = self._rollouts.between()  # type: ignore[assignment]
+        with between:
+            [(tasks, self._random)] = self.envs.apply(_sample_tasks, count, self._random, envs=[0])
         return list(tasks)
 
     def sample(

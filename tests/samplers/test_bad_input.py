@@ -78,9 +78,11 @@ NAN = np.array([[0, 0], [0, np.nan], [0, 0], [np.nan, 0]], np.float32)
     ids=lambda value: None if isinstance(value, (type, str)) else "",
 )
 def test_what_a_policy_returns_at_first(envs, where, returned, error, text):
-    with pysampler.rollouts(envs, changed(returned), 5, where=where) as rollouts:
-        with pytest.raises(error, match=text):
-            next(rollouts)
+    with (
+        pysampler.rollouts(envs, changed(returned), 5, where=where) as rollouts,
+        pytest.raises(error, match=text),
+    ):
+        next(rollouts)
     assert envs.stats().steps.count.sum() == 0
 
 
@@ -99,18 +101,22 @@ def test_what_a_policy_returns_at_first(envs, where, returned, error, text):
 )
 def test_what_a_policy_returns_later(envs, returned, text, min_envs):
     options = {"min_envs": min_envs} if envs.num_workers == 0 else {}
-    with pysampler.rollouts(envs, changed(GOOD, GOOD, GOOD, returned), 5, **options) as rollouts:
-        with pytest.raises(ValueError, match=text):
-            next(rollouts)
+    with (
+        pysampler.rollouts(envs, changed(GOOD, GOOD, GOOD, returned), 5, **options) as rollouts,
+        pytest.raises(ValueError, match=text),
+    ):
+        next(rollouts)
     assert envs.stats().steps.count.max() <= 3
 
 
 def test_extras_that_change_their_shape():
     envs = pysampler.VectorEnv([Scripted] * 4, num_workers=0)
     policy = changed((GOOD, {"a": np.zeros((4, 2))}), (GOOD, {"a": np.zeros((4, 3))}))
-    with pysampler.rollouts(envs, policy, 5) as rollouts:
-        with pytest.raises(ValueError, match="what the policy said has changed"):
-            next(rollouts)
+    with (
+        pysampler.rollouts(envs, policy, 5) as rollouts,
+        pytest.raises(ValueError, match="what the policy said has changed"),
+    ):
+        next(rollouts)
     envs.close()
 
 
@@ -138,16 +144,20 @@ class Tupled(Scripted):
 def test_actions_that_are_tuples_need_extras_beside_them():
     envs = pysampler.VectorEnv([Tupled] * 2, num_workers=0)
     zeros = np.zeros(2, np.int64)
-    with pysampler.rollouts(envs, lambda _: (zeros, zeros), 5) as rollouts:
-        with pytest.raises(TypeError, match=r"actions are tuples here.*\(actions, extras\)"):
-            next(rollouts)
+    with (
+        pysampler.rollouts(envs, lambda _: (zeros, zeros), 5) as rollouts,
+        pytest.raises(TypeError, match=r"actions are tuples here.*\(actions, extras\)"),
+    ):
+        next(rollouts)
     envs.close()
 
 
 def test_infos_that_nobody_gives(envs):
-    with pysampler.rollouts(envs, policy, 5, infos=["no"]) as rollouts:
-        with pytest.raises(KeyError, match="no env gave an info 'no'"):
-            next(rollouts)
+    with (
+        pysampler.rollouts(envs, policy, 5, infos=["no"]) as rollouts,
+        pytest.raises(KeyError, match="no env gave an info 'no'"),
+    ):
+        next(rollouts)
 
 
 def test_a_policy_that_cannot_be_pickled():
@@ -160,9 +170,11 @@ def test_a_policy_that_cannot_be_pickled():
         with lock:
             return policy(observations)
 
-    with pysampler.rollouts(envs, locked, 5, where="workers") as rollouts:
-        with pytest.raises(TypeError, match="cannot send the policy to workers"):
-            next(rollouts)
+    with (
+        pysampler.rollouts(envs, locked, 5, where="workers") as rollouts,
+        pytest.raises(TypeError, match="cannot send the policy to workers"),
+    ):
+        next(rollouts)
     with pysampler.rollouts(envs, locked, 5) as rollouts:
         next(rollouts)
     envs.close()

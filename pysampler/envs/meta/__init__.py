@@ -1,13 +1,13 @@
 """Envs of many tasks, for meta-RL: registered with gymnasium when this is imported.
 
-========================= ===========================================================================
+========================= ==========================================================================
 ``HalfCheetahDir-v5``     run forwards or backwards: ``{"direction": 1.0 or -1.0}``
 ``HalfCheetahVel-v5``     run just so fast: ``{"velocity": 0 to 2}``
 ``AntDir-v5``             walk in a direction of the plane: ``{"direction": angle}``
 ``AntVel-v5``             walk just so fast: ``{"velocity": 0 to 3}``
 ``Navigation2D-v0``       go to a goal in the plane: ``{"goal": array of 2}``
 ``Bandit-v0``             arms that pay with different probabilities: ``{"probabilities": array}``
-========================= ===========================================================================
+========================= ==========================================================================
 
 ``env.unwrapped.sample_tasks(n)`` draws tasks, ``env.unwrapped.reset_task(task)`` sets one, and so
 does ``env.reset(options={"task": task})``: the way tasks travel with the commands of a vector env.
