@@ -81,7 +81,7 @@ bench-partial: $(VENV)/package.stamp $(VENV)/bench.stamp
 bench-core: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(CMAKE) -S . -B build/bench -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_BENCHMARKS=ON
 	$(BIN)/cmake --build build/bench
-	$(BIN)/python benchmarks/run.py --native build/bench/benchmarks/native
+	$(BIN)/python benchmarks/core.py --native build/bench/benchmarks/native
 
 sanitize: $(VENV)/native.stamp  ## the native tests under ThreadSanitizer, then Address- and UndefinedBehaviourSanitizer
 	$(CMAKE) -S . -B build/tsan $(NATIVE_OFF) -DPYSAMPLER_SANITIZE=thread -DCMAKE_BUILD_TYPE=RelWithDebInfo

@@ -1,22 +1,20 @@
 """Vector envs side by side: each in a process of its own, which steps for a while when told to.
 
-Run as a program, this is that process: it says "ready", and for each line it reads one JSON object
-with steps, seconds and what else there is to tell.
+Run as a program, this is that process (running.py): it tells of steps, seconds and what else there
+is.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 import multiprocessing
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from envs import CASES, Case
+from running import answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -211,16 +209,13 @@ CONTENDERS: dict[str, Callable[[Case, float], Callable[[], dict[str, Any]]]] = {
 
 def main() -> None:
     name, case, seconds = sys.argv[1], CASES[sys.argv[2]], float(sys.argv[3])
-    # What envs print is not ours to read.
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    measure = CONTENDERS[name](case, seconds)
-    measure()  # warm
-    print("ready", file=out)
-    with contextlib.suppress(BrokenPipeError):
-        for _ in sys.stdin:
-            print(json.dumps(measure()), file=out)
+
+    def make() -> Callable[[dict[str, Any]], dict[str, Any]]:
+        measure = CONTENDERS[name](case, seconds)
+        measure()  # warm
+        return lambda _: measure()
+
+    answer(make)
 
 
 if __name__ == "__main__":

@@ -7,36 +7,37 @@ env steps a second of ``recv(min_envs=k, timeout=t)``, as multiples of waiting f
     python benchmarks/partial.py                    # everything, and the peers; writes results
     python benchmarks/partial.py --no-peers --repetitions 1
 
-Each contender is a process of its own, measured in turn; one that does not answer within LIMIT
-seconds is reported as hung, and its process group ended.
+Each contender is a process of its own, measured in turn; one that hangs is reported as such.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import json
-import os
-import select
-import signal
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from envs import Busy, Skewed
-from report import table
-from run import machine, stolen_share
+from running import (
+    Contender,
+    answer,
+    heading,
+    machine,
+    say,
+    spread,
+    stolen_share,
+    table,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ENVS, WORKERS = 16, 2
-LIMIT = 60.0
 LEAST = [1, 2, 4, 8, 12, 16]
 TIMEOUTS = [None, 0.0, 1e-4, 1e-3]
 POLICIES = [0, 50, 500]  # us a call
@@ -231,71 +232,23 @@ PEERS: dict[str, Callable[..., Any]] = {
 
 
 def child(name: str, setup: str, least: str) -> None:
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    measure = pysampler(setup) if name == "pysampler" else PEERS[name](setup, int(least))
-    print("ready", file=out)
-    with contextlib.suppress(BrokenPipeError):
-        for line in sys.stdin:
-            cell = json.loads(line)
-            print(json.dumps(measure(cell, cell["seconds"])), file=out)
+    def make() -> Callable[[Cell], dict[str, Any]]:
+        measure = pysampler(setup) if name == "pysampler" else PEERS[name](setup, int(least))
+        return lambda cell: measure(cell, cell["seconds"])
+
+    answer(make)
 
 
 # -- the one who measures --------------------------------------------------------------------------
 
 
-class Contender:
-    def __init__(self, name: str, setup: str, least: int = 0) -> None:
-        self.name = name
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--child", name, setup, str(least)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self.trouble = "" if self._line() == "ready" else self.trouble or self._last_words()
-
-    def measure(self, **cell: Any) -> dict[str, Any] | None:
-        """None where it is in trouble, now or already."""
-        if self.trouble:
-            return None
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(cell).encode() + b"\n")
-        self._process.stdin.flush()
-        line = self._line()
-        if not line:
-            self.trouble = self.trouble or self._last_words()
-            return None
-        result: dict[str, Any] = json.loads(line)
-        return result
-
-    trouble = ""
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], LIMIT)[0]:
-            self.trouble = f"hung: no answer within {LIMIT:.0f} s"
-            self.end()
-            return ""
-        return self._process.stdout.readline().decode().strip()
-
-    def _last_words(self) -> str:
-        self.end()
-        assert self._process.stderr is not None
-        lines = self._process.stderr.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:120] if lines else "ended"
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+def contender(name: str, setup: str, least: int = 0) -> Contender:
+    return Contender(__file__, "--child", name, setup, least)
 
 
 def grid(setup: str, repetitions: int, seconds: float) -> dict[str, Any]:
     """Every cell beside step(), again and again: medians of ratios."""
-    ours = Contender("pysampler", setup)
+    ours = contender("pysampler", setup)
     cells: dict[str, list[float]] = {}
     steps: dict[int, list[float]] = {policy: [] for policy in POLICIES}
     for repetition in range(repetitions):
@@ -323,18 +276,18 @@ def grid(setup: str, repetitions: int, seconds: float) -> dict[str, Any]:
 def beside(setup: str, least: int, names: list[str], repetitions: int, seconds: float) -> Any:
     """Steps a second of each contender, in turn."""
     timeout = 1.0 if setup == "skewed" else None
-    running = {name: Contender(name, setup, least) for name in ["pysampler", *names]}
+    running = {name: contender(name, setup, least) for name in ["pysampler", *names]}
     rates: dict[str, list[float]] = {name: [] for name in ("step()", *running)}
     for _ in range(repetitions):
-        for name, contender in running.items():
+        for name, one in running.items():
             cell = {"policy": 0, "timeout": timeout, "seconds": seconds}
             if name == "pysampler":
-                result = contender.measure(least="step", **cell)
+                result = one.measure(least="step", **cell)
                 rates["step()"].append(result["rate"] if result else 0.0)
-            result = contender.measure(least=least, **cell)
+            result = one.measure(least=least, **cell)
             rates[name].append(result["rate"] if result else 0.0)
-    for contender in running.values():
-        contender.end()
+    for one in running.values():
+        one.end()
     return {
         name: running[name].trouble
         if name in running and running[name].trouble
@@ -347,7 +300,7 @@ def alternating(repetitions: int, seconds: float) -> dict[str, list[float]]:
     """With a policy that takes as long as the envs: halves in turn, against all at once."""
     ratios: dict[str, list[float]] = {}
     for us in (100, 1000):
-        ours = Contender("pysampler", f"halves {us}")
+        ours = contender("pysampler", f"halves {us}")
         for _ in range(repetitions):
             for where in ("elsewhere", "here"):
                 cell = {"timeout": None, "seconds": seconds, "elsewhere": where == "elsewhere"}
@@ -363,25 +316,18 @@ def alternating(repetitions: int, seconds: float) -> dict[str, list[float]]:
     return ratios
 
 
-def say(text: str, end: str = "\n") -> None:
-    print(text, end=end, file=sys.stderr, flush=True)
-
-
 def seconds_text(timeout: float | None) -> str:
     return "none" if timeout is None else f"{timeout * 1e3:g} ms"
 
 
 def tables(results: dict[str, Any]) -> str:
-    m = results["machine"]
     parts = [
+        heading("Part of a batch", results["machine"]),
         (
-            f"# Part of a batch, measured {m['date']}\n\n{m['processor']}, {m['cpus']} CPUs"
-            f"{', virtual' if m['virtual'] else ''}, Linux {m['kernel']}, Python {m['python']}. "
-            f"{m['stolen']:.1%} of its CPU time went to other machines meanwhile.\n\n"
             f"{ENVS} envs in as many groups over {WORKERS} workers, steps of 100 us on average "
             "(exponential). Env steps a second of `recv(min_envs, timeout=...)`, as multiples of "
             "`step()` measured just before; the policy takes so long for each call.\n"
-        )
+        ),
     ]
     for setup, found in results["grids"].items():
         slow = ", one env ten times slower" if setup == "straggler" else ""
@@ -398,10 +344,7 @@ def tables(results: dict[str, Any]) -> str:
                 f"## Policy of {policy} us{slow}: step() does {rate:,.0f} a second\n\n"
                 + table(["min_envs \\ timeout", *map(seconds_text, TIMEOUTS)], rows)
             )
-    rows = [
-        [where, f"{statistics.median(r):.2f} [{min(r):.2f}, {max(r):.2f}]"]
-        for where, r in results["alternating"].items()
-    ]
+    rows = [[where, spread(ratios)] for where, ratios in results["alternating"].items()]
     parts.append(
         "## Halves in turn\n\nWith `groups=2` and a policy that takes as long as the envs: "
         "`recv(8, 8)` as a multiple of `step()`. 2 would be the most. A policy that runs "
@@ -470,7 +413,7 @@ def main() -> None:
             results["grids"][setup] = grid(setup, n, s)
         say("alternating, deadlines")
         results["alternating"] = alternating(n + 2, 4 * s)
-        ours = Contender("pysampler", "sleeping")
+        ours = contender("pysampler", "sleeping")
         results["deadlines"] = {t: ours.measure(deadline=t, seconds=0) for t in HELD_DEADLINES}
         ours.end()
         results["peers"] = {}
@@ -487,9 +430,7 @@ def main() -> None:
     text = tables(results)
     print(text)
     if options.out:
-        stem = options.out / f"{results['machine']['date']}-partial"
-        stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
-        stem.with_suffix(".md").write_text(text)
+        stem = write(options.out, "partial", results, text)
         picture(results, stem.with_suffix(".svg"))
 
 

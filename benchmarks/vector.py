@@ -9,20 +9,13 @@ measured before and after each.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import os
-import signal
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import footprint
 from envs import CASES, Case
-from report import table
-from run import machine, stolen_share
+from running import Contender, heading, machine, say, spread, stolen_share, table, write
 
 HERE = Path(__file__).parent
 OURS = ["pysampler"]
@@ -30,42 +23,6 @@ PEERS = [
     *("gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv", "SB3 SubprocVecEnv"),
     *("Tianshou ShmemVectorEnv", "EnvPool (its own C++ envs)"),
 ]
-
-
-class Contender:
-    """A process that measures when told to, and ends with its whole process group."""
-
-    def __init__(self, name: str, case: Case, seconds: float) -> None:
-        self.name = name
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "contenders.py"), name, case.name, str(seconds)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def ready(self) -> bool:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline() == "ready\n"
-
-    def why_not(self) -> str:
-        assert self._process.stderr is not None
-        return self._process.stderr.read().strip().splitlines()[-1]
-
-    def measure(self) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-        result: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return result
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
 
 
 def contenders_of(case: Case, *, peers: bool) -> list[str]:
@@ -81,11 +38,14 @@ def contenders_of(case: Case, *, peers: bool) -> list[str]:
 
 
 def measure(case: Case, names: list[str], repetitions: int, seconds: float) -> dict[str, Any]:
-    running = {name: Contender(name, case, seconds) for name in ["ideal", *names]}
+    running = {
+        name: Contender(HERE / "contenders.py", name, case.name, seconds)
+        for name in ["ideal", *names]
+    }
     try:
         for name in list(running):
-            if not running[name].ready():
-                say(f"  {name} does not run: {running[name].why_not()}")
+            if running[name].trouble:
+                say(f"  {name} does not run: {running[name].trouble}")
                 running.pop(name).end()
         ideal = running.pop("ideal")
         try:
@@ -104,6 +64,7 @@ def _in_turn(ideal: Contender, running: dict[str, Contender], repetitions: int) 
     for repetition in range(repetitions):
         for name, contender in running.items():
             result = contender.measure()
+            assert result is not None, contender.trouble
             rates.append(rate(ideal.measure()))
             fractions[name].append(rate(result) / statistics.mean(rates[-2:]))
             if name == "pysampler":
@@ -117,38 +78,28 @@ def _in_turn(ideal: Contender, running: dict[str, Contender], repetitions: int) 
     }
 
 
-def rate(result: dict[str, Any]) -> float:
+def rate(result: dict[str, Any] | None) -> float:
+    assert result is not None, "a contender has ended"
     return float(result["steps"] / result["seconds"])
 
 
-def say(text: str, end: str = "\n") -> None:
-    print(text, end=end, file=sys.stderr, flush=True)
-
-
 def tables(results: dict[str, Any]) -> str:
-    m = results["machine"]
     names = ["pysampler", "pysampler, copy=False", 'pysampler, infos="none"', *PEERS]
     present = [n for n in names if any(n in c["fractions"] for c in results["cases"].values())]
     parts = [
+        heading("Vector envs", results["machine"]),
         (
-            f"# Vector envs, measured {m['date']}\n\n{m['processor']}, {m['cpus']} CPUs"
-            f"{', virtual' if m['virtual'] else ''}, Linux {m['kernel']}, Python {m['python']}. "
-            f"{m['stolen']:.1%} of its CPU time went to other machines meanwhile.\n\n"
             "Fractions of the ideal: the same envs in two processes that never talk. Median "
             "[least, most] of repetitions taken in turn; two workers, or a process for each env "
             "where that is the design.\n"
-        )
+        ),
     ]
     rows = []
     for name, case in results["cases"].items():
         row = [name, f"{case['ideal']:,.0f}", f"{CASES[name].target:.2f}"]
         for contender in present:
             values = case["fractions"].get(contender)
-            row.append(
-                "-"
-                if not values
-                else f"{statistics.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
-            )
+            row.append("-" if not values else spread(values))
         rows.append(row)
     parts.append(table(["env, envs", "ideal steps/s", "target", *present], rows))
     parts.append(
@@ -203,9 +154,7 @@ def main() -> None:
     text = tables(results)
     print(text)
     if options.out:
-        stem = options.out / f"{results['machine']['date']}-vector"
-        stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
-        stem.with_suffix(".md").write_text(text)
+        write(options.out, "vector", results, text)
 
 
 if __name__ == "__main__":

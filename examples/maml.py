@@ -49,7 +49,7 @@ def policy_of(params: Params, observations: torch.Tensor) -> Independent:
     return Independent(Normal(x, log_std.unsqueeze(1).exp().expand_as(x)), 1)
 
 
-def act(observations: np.ndarray, tasks: np.ndarray, params: tuple[Params, float]) -> np.ndarray:
+def act(observations: np.ndarray, _: np.ndarray, params: tuple[Params, float]) -> np.ndarray:
     """The sampler's policy: all envs, in the order of their tasks."""
     weights, scale = params
     count = len(weights[0])

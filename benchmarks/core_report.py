@@ -1,17 +1,14 @@
-"""What run.py measured, as tables and as a picture."""
+"""What core.py measured, as tables and as a picture."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from running import heading, table
+
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    body = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in body) + "\n"
 
 
 def us(ns: float) -> str:
@@ -27,15 +24,7 @@ def cells(waiting: list[dict[str, Any]]) -> dict[tuple[int, int, int], dict[str,
 
 
 def tables(results: dict[str, Any]) -> str:
-    m = results["machine"]
-    parts = [
-        (
-            f"# The core, measured {m['date']}\n\n{m['processor']}, {m['cpus']} CPUs"
-            f"{', virtual' if m['virtual'] else ''}, Linux {m['kernel']}, Python {m['python']}. "
-            f"{m['stolen']:.1%} of its CPU time went to other machines meanwhile. "
-            "Peers in turn in one run; medians.\n"
-        )
-    ]
+    parts = [heading("The core", results["machine"]), "Peers in turn in one run; medians.\n"]
     latency = defaultdict(list)
     for row in results["latency"]:
         latency[row["bench"]].append(row)

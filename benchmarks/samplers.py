@@ -1,0 +1,385 @@
+"""What rollouts cost: a policy for nothing, the policy here or there, one half while the other steps.
+
+    python benchmarks/samplers.py --out benchmarks/results
+
+Each contender is a process of its own; they are measured in turn, with the ideal before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import multiprocessing
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from contenders import WORKERS, ideal
+from envs import CASES, Busy, Case
+from running import (
+    Contender,
+    answer,
+    heading,
+    machine,
+    say,
+    spread,
+    stolen_share,
+    table,
+    write,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HORIZON = 128
+FREE = {
+    "HalfCheetah-v5, 64": ["step()", "centre", "centre, halves", "workers", "workers, overlap"],
+    "CartPole-v1, 64": ["step()", "centre", "centre, halves", "workers", "workers, overlap"],
+}
+# Envs, and the width of both hidden layers.
+PLACES = [
+    *(("CartPole-v1", 8, 64), ("CartPole-v1", 64, 64), ("CartPole-v1", 512, 64)),
+    *(("CartPole-v1", 64, 512), ("CartPole-v1", 512, 512), ("CartPole-v1", 64, 1024)),
+    *(("CartPole-v1", 512, 1024), ("HalfCheetah-v5", 64, 64), ("HalfCheetah-v5", 64, 1024)),
+]
+# How long the policy takes for all envs, as a multiple of how long they take.
+RATIOS = [0.1, 0.25, 0.5, 1.0, 2.0, 4.0]
+BUSY, BUSY_ENVS = 250, 16  # us a step
+
+
+# -- in a contender's process ----------------------------------------------------------------------
+
+
+class Free:
+    """A policy that costs nothing."""
+
+    def __init__(self, space: Any) -> None:
+        self._actions = [space.sample() for _ in range(64)]
+        self._at = 0
+
+    def __call__(self, observations: Any) -> Any:
+        self._at += 1
+        return self._actions[self._at % 64][: len(observations)]
+
+
+class Sleeping:
+    """A policy on another device: so many us for a batch of all, or for any."""
+
+    def __init__(self, us: float, *, by_size: bool) -> None:
+        self._us, self._by_size = us, by_size
+
+    def __call__(self, observations: Any) -> Any:
+        part = len(observations) / BUSY_ENVS if self._by_size else 1
+        time.sleep(self._us * part / 1e6)
+        return np.zeros(len(observations), np.int64)
+
+
+def mlp(width: int, env: str) -> Any:
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self, inputs: int, outputs: int) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(
+                *(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()),
+                nn.Linear(width, outputs),
+            )
+
+        def forward(self, observations: Any) -> Any:
+            outputs = self.layers(observations.float())
+            return outputs.argmax(-1) if env == "CartPole-v1" else torch.tanh(outputs)
+
+    return Net(*{"CartPole-v1": (4, 2), "HalfCheetah-v5": (17, 6)}[env])
+
+
+def sampled(rollouts: Any, seconds: float) -> dict[str, float]:
+    """Rollouts for a while, the first one apart."""
+    rollouts.resume()
+    next(rollouts)
+    begun, steps, spent = time.perf_counter(), 0, dict.fromkeys(("policy", "envs", "waiting"), 0.0)
+    while time.perf_counter() < begun + seconds:
+        rollout = next(rollouts)
+        steps += rollout.steps
+        for name in spent:
+            spent[name] += rollout.seconds[name]
+    elapsed = time.perf_counter() - begun
+    rollouts.pause()  # nothing goes on while others are measured
+    return {"steps": steps, "seconds": elapsed, **spent}
+
+
+def rollouts_of(make: Callable[[], Any], count: int, policy: Any, way: str) -> Any:
+    import pysampler
+
+    envs = pysampler.VectorEnv(
+        [make] * count, num_workers=WORKERS, groups=2 if "halves" in way else 1
+    )
+    if policy is None:
+        policy = Free(envs.action_space)
+    where = "workers" if "workers" in way else "centre"
+    options = {"where": where, "overlap": "overlap" in way, "seed": 0}
+    rollouts = pysampler.rollouts(envs, policy, HORIZON, **options)
+    rollouts.pause()
+    return rollouts
+
+
+def free(name: str, way: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    from contenders import pysampler
+
+    case = CASES[name]
+    if way in ("step()", "ideal"):
+        make = pysampler if way == "step()" else ideal
+        measures: dict[float, Any] = {}
+
+        def measure(cell: dict[str, Any]) -> dict[str, Any]:
+            seconds = cell["seconds"]
+            if seconds not in measures:
+                measures[seconds] = make(case, seconds)
+            return measures[seconds]()
+
+        return measure
+    if way == "equal shares":
+        shares = equal_shares(case)
+        return lambda cell: shares(cell["seconds"])
+    rollouts = rollouts_of(case.make, case.envs, None, way)
+    return lambda cell: sampled(rollouts, cell["seconds"])
+
+
+def equal_shares(case: Case) -> Callable[[float], dict[str, Any]]:
+    """The ideal where each process has the same number of steps to do, as in a rollout."""
+    context = multiprocessing.get_context("fork")
+    pipes = []
+    for _ in range(WORKERS):
+        ours, theirs = context.Pipe()
+        context.Process(target=_share, args=(case, theirs), daemon=True).start()
+        pipes.append(ours)
+    for pipe in pipes:
+        pipe.recv()
+
+    def measure(seconds: float) -> dict[str, Any]:
+        begun, steps = time.perf_counter(), 0
+        while time.perf_counter() < begun + seconds:
+            for pipe in pipes:
+                pipe.send(HORIZON)
+            for pipe in pipes:
+                pipe.recv()
+            steps += HORIZON * case.envs
+        return {"steps": steps, "seconds": time.perf_counter() - begun}
+
+    return measure
+
+
+def _share(case: Case, pipe: Any) -> None:
+    envs = [case.make() for _ in range(case.envs // WORKERS)]
+    for seed, env in enumerate(envs):
+        env.reset(seed=seed)
+    actions = [[env.action_space.sample() for env in envs] for _ in range(64)]
+    pipe.send("ready")
+    while True:
+        for at in range(pipe.recv()):
+            for env, action in zip(envs, actions[at % 64], strict=True):
+                _, _, terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
+                    env.reset()
+        pipe.send("done")
+
+
+def place(env: str, count: str, width: str, where: str) -> Callable[[Any], dict[str, Any]]:
+    import gymnasium as gym
+
+    make = functools.partial(gym.make, env)
+    rollouts = rollouts_of(make, int(count), mlp(int(width), env), where)
+    return lambda cell: sampled(rollouts, cell["seconds"])
+
+
+def halves(way: str, ratio: str, by_size: str) -> Callable[[Any], dict[str, Any]]:
+    us = float(ratio) * BUSY * BUSY_ENVS / WORKERS
+    policy = Sleeping(us, by_size=by_size == "True")
+    rollouts = rollouts_of(functools.partial(Busy, BUSY), BUSY_ENVS, policy, way)
+    return lambda cell: sampled(rollouts, cell["seconds"])
+
+
+KINDS: dict[str, Callable[..., Any]] = {"free": free, "place": place, "halves": halves}
+
+
+# -- the one who measures --------------------------------------------------------------------------
+
+
+def contender(kind: str, *arguments: Any) -> Contender:
+    return Contender(__file__, "--child", kind, *arguments)
+
+
+def rate(result: dict[str, Any] | None) -> float:
+    assert result is not None, "a contender has ended"
+    return float(result["steps"] / result["seconds"])
+
+
+def fractions(name: str, repetitions: int, seconds: float) -> dict[str, Any]:
+    """Of the ideal, with a policy for nothing."""
+    ways = ["equal shares", *FREE[name]]
+    running = {way: contender("free", name, way) for way in ("ideal", *ways)}
+    reference = running.pop("ideal")
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    rates = [rate(reference.measure(seconds=seconds))]
+    for repetition in range(repetitions):
+        for way, one in running.items():
+            now = rate(one.measure(seconds=seconds))
+            rates.append(rate(reference.measure(seconds=seconds)))
+            found[way].append(now / statistics.mean(rates[-2:]))
+        say(f"  {repetition + 1}/{repetitions}", end="\r")
+    for one in (reference, *running.values()):
+        one.end()
+    return {"ideal": statistics.median(rates), "fractions": found}
+
+
+def places(repetitions: int, seconds: float) -> list[dict[str, Any]]:
+    """Workers against the centre, pair by pair."""
+    rows = []
+    for env, count, width in PLACES:
+        pair = [contender("place", env, count, width, where) for where in ("centre", "workers")]
+        rates: list[list[float]] = [[], []]
+        shares: list[float] = []
+        for _ in range(repetitions):
+            for at, one in enumerate(pair):
+                result = one.measure(seconds=seconds)
+                rates[at].append(rate(result))
+                if at == 0:
+                    assert result is not None
+                    shares.append(result["policy"] / result["seconds"])
+        for one in pair:
+            one.end()
+        ratios = [w / c for c, w in zip(*rates, strict=True)]
+        row = {"env": env, "envs": count, "width": width, "ratios": ratios}
+        rows.append({**row, "centre": statistics.median(rates[0]), "policy": np.median(shares)})
+        say(f"  {env}, {count} envs, {width} wide: {spread(ratios)}")
+    return rows
+
+
+def alternating(repetitions: int, seconds: float) -> list[dict[str, Any]]:
+    """Halves in turn against all at once, by how long the policy takes."""
+    rows = []
+    for by_size in (True, False):
+        for ratio in RATIOS:
+            ways = "centre", "centre, halves"
+            pair = [contender("halves", way, ratio, by_size) for way in ways]
+            gains = []
+            for _ in range(repetitions):
+                one, two = (rate(each.measure(seconds=seconds)) for each in pair)
+                gains.append(two / one)
+            for each in pair:
+                each.end()
+            rows.append({"ratio": ratio, "by_size": by_size, "gains": gains})
+            say(f"  policy {ratio} of the envs' time, by size {by_size}: {spread(gains)}")
+    return rows
+
+
+def tables(results: dict[str, Any]) -> str:
+    parts = [heading("Rollouts", results["machine"])]
+    ways = list(
+        dict.fromkeys(way for found in results["free"].values() for way in found["fractions"])
+    )
+    rows = [
+        [name, f"{found['ideal']:,.0f}", *(spread(found["fractions"][way]) for way in ways)]
+        for name, found in results["free"].items()
+    ]
+    parts.append(
+        f"## A policy that costs nothing: fractions of the ideal\n\nRollouts of {HORIZON} steps, "
+        f"{WORKERS} workers, against the same envs in two processes that never talk. *Equal shares*: "
+        f"such processes that wait for each other every {HORIZON} steps, as any rollout must; what it "
+        "lacks is what this machine's CPUs differ in speed at a time. Median [least, most].\n\n"
+        + table(["env, envs", "ideal steps/s", *ways], rows)
+    )
+    rows = [
+        [
+            *(row["env"], str(row["envs"]), str(row["width"]), f"{row['centre']:,.0f}"),
+            *(f"{row['policy']:.0%}", spread(row["ratios"])),
+        ]
+        for row in results["places"]
+    ]
+    header = ["env", "envs", "hidden width", "centre, steps/s", "of it policy", "workers / centre"]
+    parts.append(
+        "## Where the policy is: workers against the centre\n\nA torch network with two hidden "
+        "layers, on the CPU.\n\n" + table(header, rows)
+    )
+    rows = [
+        [
+            f"{ratio:g}",
+            *(
+                spread(row["gains"])
+                for by_size in (True, False)
+                for row in results["alternating"]
+                if row["ratio"] == ratio and row["by_size"] == by_size
+            ),
+        ]
+        for ratio in RATIOS
+    ]
+    parts.append(
+        f"## Halves in turn against all at once\n\n{BUSY_ENVS} envs of {BUSY} us, `groups=2` against "
+        "1; a policy that runs elsewhere and takes so many times as long as the envs do, for all of "
+        "them; for a half, half of that, or the same.\n\n"
+        + table(["policy / envs", "half as long for a half", "as long for a half"], rows)
+    )
+    return "\n".join(parts)
+
+
+def picture(results: dict[str, Any], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(6, 4))
+    for by_size, label in ((True, "half as long for a half"), (False, "as long for a half")):
+        rows = [row for row in results["alternating"] if row["by_size"] == by_size]
+        axis.plot(
+            [row["ratio"] for row in rows],
+            [statistics.median(row["gains"]) for row in rows],
+            marker="o",
+            label=label,
+        )
+    ratios = np.geomspace(RATIOS[0], RATIOS[-1], 50)
+    best = (1 + ratios) / np.maximum(1, ratios)
+    axis.plot(ratios, best, ":", color="grey", label="the most there is to gain")
+    axis.axhline(1, color="grey", linewidth=0.5)
+    axis.set_xscale("log", base=2)
+    axis.set_xlabel("time of the policy / time of the envs")
+    axis.set_ylabel("steps a second, halves in turn / all at once")
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.7)
+    parser.add_argument("--out", type=Path, help="folder to write results to")
+    options = parser.parse_args()
+    if options.child:
+        kind, *arguments = options.child
+        answer(lambda: KINDS[kind](*arguments))
+        return
+    results: dict[str, Any] = {"machine": machine()}
+    n, seconds = options.repetitions, options.seconds
+    with stolen_share(results["machine"]):
+        results["free"] = {}
+        for name in FREE:
+            say(name)
+            results["free"][name] = fractions(name, n, seconds)
+        say("places")
+        results["places"] = places(n, seconds)
+        say("alternating")
+        results["alternating"] = alternating(n, seconds)
+    results = json.loads(json.dumps(results))
+    text = tables(results)
+    print(text)
+    if options.out:
+        picture(results, write(options.out, "samplers", results, text).with_suffix(".svg"))
+
+
+if __name__ == "__main__":
+    main()
