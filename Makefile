@@ -11,8 +11,8 @@ NATIVE_OFF := -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_TESTS=ON
 FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-python test-native test-faults lint format stubs bench bench-vector bench-partial bench-core \
-  sanitize models aarch64 wheel packages contract clean
+.PHONY: help demo test test-python test-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
+  bench-core sanitize models aarch64 wheel packages contract clean
 
 help:  ## what there is
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -70,13 +70,17 @@ format: $(VENV)/lint.stamp  ## formatters
 stubs: $(VENV)/package.stamp $(VENV)/lint.stamp  ## pysampler/_core.pyi, made from the module
 	$(BIN)/python tests/stubs.py
 
-bench: bench-vector bench-partial bench-core  ## every benchmark, peers in turn; results in benchmarks/results
+bench: bench-vector bench-partial bench-samplers bench-core  ## every benchmark, peers in turn; results in benchmarks/results
 
 bench-vector: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/vector.py --out benchmarks/results
 
 bench-partial: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/partial.py --out benchmarks/results
+
+bench-samplers: $(VENV)/package.stamp $(VENV)/bench.stamp
+	$(BIN)/python benchmarks/samplers.py --out benchmarks/results
+	$(BIN)/python benchmarks/timeout_study.py --out benchmarks/results
 
 bench-core: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(CMAKE) -S . -B build/bench -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_BENCHMARKS=ON

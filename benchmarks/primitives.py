@@ -77,7 +77,7 @@ def show(results: dict[str, dict[str, float]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one JSON object, for run.py")
+    parser.add_argument("--json", action="store_true", help="one JSON object, for core.py")
     options = parser.parse_args()
     results = run(STANDARD | INSTALLED, 1.0, progress=sys.stderr.isatty())
     if options.json:

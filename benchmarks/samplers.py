@@ -1,4 +1,4 @@
-"""What rollouts cost: a policy for nothing, the policy here or there, one half while the other steps.
+"""What rollouts cost: a policy for nothing, the policy here or there, halves in turn.
 
     python benchmarks/samplers.py --out benchmarks/results
 
@@ -120,7 +120,9 @@ def rollouts_of(make: Callable[[], Any], count: int, policy: Any, way: str) -> A
     if policy is None:
         policy = Free(envs.action_space)
     where = "workers" if "workers" in way else "centre"
-    options = {"where": where, "overlap": "overlap" in way, "seed": 0}
+    options: dict[str, Any] = {"where": where, "overlap": "overlap" in way, "seed": 0}
+    if "threads" in way:
+        options["threads"] = WORKERS
     rollouts = pysampler.rollouts(envs, policy, HORIZON, **options)
     rollouts.pause()
     return rollouts
@@ -239,22 +241,24 @@ def places(repetitions: int, seconds: float) -> list[dict[str, Any]]:
     """Workers against the centre, pair by pair."""
     rows = []
     for env, count, width in PLACES:
-        pair = [contender("place", env, count, width, where) for where in ("centre", "workers")]
-        rates: list[list[float]] = [[], []]
+        ways = "centre", "centre, threads", "workers", "workers, overlap"
+        running = {way: contender("place", env, count, width, way) for way in ways}
+        rates: dict[str, list[float]] = {way: [] for way in ways}
         shares: list[float] = []
         for _ in range(repetitions):
-            for at, one in enumerate(pair):
+            for way, one in running.items():
                 result = one.measure(seconds=seconds)
-                rates[at].append(rate(result))
-                if at == 0:
+                rates[way].append(rate(result))
+                if way == "centre":
                     assert result is not None
                     shares.append(result["policy"] / result["seconds"])
-        for one in pair:
+        for one in running.values():
             one.end()
-        ratios = [w / c for c, w in zip(*rates, strict=True)]
+        centre = rates["centre"]
+        ratios = {way: [w / c for c, w in zip(centre, rates[way], strict=True)] for way in ways[1:]}
         row = {"env": env, "envs": count, "width": width, "ratios": ratios}
-        rows.append({**row, "centre": statistics.median(rates[0]), "policy": np.median(shares)})
-        say(f"  {env}, {count} envs, {width} wide: {spread(ratios)}")
+        rows.append({**row, "centre": statistics.median(centre), "policy": np.median(shares)})
+        say(f"  {env}, {count} envs, {width} wide: {spread(ratios['workers'])}")
     return rows
 
 
@@ -287,22 +291,24 @@ def tables(results: dict[str, Any]) -> str:
     ]
     parts.append(
         f"## A policy that costs nothing: fractions of the ideal\n\nRollouts of {HORIZON} steps, "
-        f"{WORKERS} workers, against the same envs in two processes that never talk. *Equal shares*: "
-        f"such processes that wait for each other every {HORIZON} steps, as any rollout must; what it "
-        "lacks is what this machine's CPUs differ in speed at a time. Median [least, most].\n\n"
-        + table(["env, envs", "ideal steps/s", *ways], rows)
+        f"{WORKERS} workers, against the same envs in two processes that never talk. *Equal "
+        f"shares*: such processes that wait for each other every {HORIZON} steps, as any rollout "
+        "must; what it lacks is what this machine's CPUs differ in speed at a time. Median [least, "
+        "most].\n\n" + table(["env, envs", "ideal steps/s", *ways], rows)
     )
     rows = [
         [
             *(row["env"], str(row["envs"]), str(row["width"]), f"{row['centre']:,.0f}"),
-            *(f"{row['policy']:.0%}", spread(row["ratios"])),
+            *(f"{row['policy']:.0%}", *map(spread, row["ratios"].values())),
         ]
         for row in results["places"]
     ]
-    header = ["env", "envs", "hidden width", "centre, steps/s", "of it policy", "workers / centre"]
+    header = ["env", "envs", "hidden width", "centre, steps/s", "of it policy"]
+    header += ["centre, two threads", "workers", "workers, overlap"]
     parts.append(
-        "## Where the policy is: workers against the centre\n\nA torch network with two hidden "
-        "layers, on the CPU.\n\n" + table(header, rows)
+        "## Where the policy is: multiples of the centre's steps a second\n\nA torch network with two "
+        "hidden layers, on the CPU: with one thread in the centre, with two, or one in each of two "
+        "workers.\n\n" + table(header, rows)
     )
     rows = [
         [
@@ -317,9 +323,9 @@ def tables(results: dict[str, Any]) -> str:
         for ratio in RATIOS
     ]
     parts.append(
-        f"## Halves in turn against all at once\n\n{BUSY_ENVS} envs of {BUSY} us, `groups=2` against "
-        "1; a policy that runs elsewhere and takes so many times as long as the envs do, for all of "
-        "them; for a half, half of that, or the same.\n\n"
+        f"## Halves in turn against all at once\n\n{BUSY_ENVS} envs of {BUSY} us, `groups=2` "
+        "against 1; a policy that runs elsewhere and takes so many times as long as the envs do, "
+        "for all of them; for a half, half of that, or the same.\n\n"
         + table(["policy / envs", "half as long for a half", "as long for a half"], rows)
     )
     return "\n".join(parts)

@@ -11,12 +11,15 @@ A tour of the code, from the bottom up:
 - ``spec`` (a space as fields), ``frames`` (the arrays they lie in), ``infos`` (columns for dicts),
   ``remote`` (pickles and exceptions between processes), ``mail`` (the side channel), ``stats``
   (counters) are what both sides of a pool know.
+- ``policies`` is what acts, and writes to frames what it says; ``acting`` is that in a worker.
 - ``block`` hosts envs, ``worker`` is a process around it, ``nursery`` makes such processes,
   ``processes`` starts, attaches and replaces those of a pool.
 - ``pool`` commands workers and waits for them, ``local`` is the same without any; ``results`` is
   what came back, as a vector env returns it; ``recording`` is in which batches.
 - ``piped`` are envs behind a worker function of the user's.
 - ``vector_env`` is gymnasium's ``AsyncVectorEnv`` on a pool; ``make`` makes it by name.
+- ``rollout`` is T steps of a policy, ``rollouts`` samples them; ``evaluation`` counts episodes,
+  ``tasks`` samples many tasks, of which ``envs.meta`` has some.
 """
 
 import sys

@@ -73,6 +73,12 @@ class RolledOut:
     lost: int | None = None  # the step in which other envs were lost, whose place these take
     policy_ns: int = 0
 
+    def keep(self, frame: int, leftovers: list[tuple[int, int, Any]]) -> bool:
+        """What a step left over, as far as it is wanted; whether an env raised."""
+        wanted = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
+        self.leftovers += [(frame, *one) for one in leftovers if one[0] in wanted]
+        return any(kind == _core.EnvBlock.ERROR for kind, _, _ in leftovers)
+
 
 class WorkerActing:
     """In a worker: the policy, for the envs of its blocks."""
@@ -122,7 +128,7 @@ class WorkerActing:
         if again and at < frame + steps:
             report.policy_ns += self._act(at, envs)
             block.restore(at + 1)
-            report.leftovers += ((at + 1, *left) for left in take())
+            report.keep(at + 1, take())
             mark_lost(self._frames, at, envs)
             report.lost = at - frame
             at += 1
@@ -131,11 +137,8 @@ class WorkerActing:
         while at < frame + steps and not progress.stopped:
             report.policy_ns += self._act(at, envs)
             at += 1
-            if block.step(at):
-                left = take()
-                report.leftovers += ((at, *one) for one in left)
-                if any(kind == _core.EnvBlock.ERROR for kind, _, _ in left):
-                    break
+            if block.step(at) and report.keep(at, take()):
+                break
             # Last: whoever takes this one's place finds all up to here in the frames.
             self._acting.after(at, envs)
             progress.steps[group] = at - frame

@@ -10,6 +10,7 @@ gradients; anything else with NumPy arrays.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import sys
@@ -22,7 +23,7 @@ import numpy as np
 from pysampler.spec import Field, build, leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -42,6 +43,7 @@ __all__ = [
     "is_module",
     "load_weights",
     "portable",
+    "torch_threads",
     "weights_of",
 ]
 
@@ -75,7 +77,17 @@ class Actor:
         self._spec = spec
         self._module = is_module(policy)
         self._with_state = self.takes(2)
+        self._plain_observations = spec.observation_tree[0] == "leaf"
+        self._plain_actions = spec.action_tree[0] == "leaf"
+        self.settle()
         self._pairs = spec.action_tree[0] == "tuple"  # an action that is a tuple itself
+
+    def settle(self) -> None:
+        """Look where the module is: between rollouts it may have been moved."""
+        self._device = None
+        if self._module:
+            device = next((p.device for p in self.policy.parameters()), None)
+            self._device = None if device is None or device.type == "cpu" else device
 
     def takes(self, count: int) -> bool:
         """Whether it can be called with so many arguments."""
@@ -134,20 +146,22 @@ class Actor:
         return actions, arrays, new
 
     def _ask(self, observations: Arrays, state: Any, envs: Rows) -> Any:
-        tree = self._spec.observation_tree
         if not self._module:
-            return self.call(build(tree, lambda i: observations[i], no_odd), state, envs)
+            return self.call(self._batch(observations), state, envs)
         import torch  # noqa: PLC0415 - only where there is a module of it
-
-        device = next((p.device for p in self.policy.parameters()), None)
 
         def tensor(array: npt.NDArray[Any]) -> Any:
             one = torch.from_numpy(array)
-            return one if device is None or device.type == "cpu" else one.to(device)
+            return one if self._device is None else one.to(self._device)
 
         with torch.no_grad():
-            batch = build(tree, lambda i: tensor(observations[i]), no_odd)
+            batch = self._batch([tensor(array) for array in observations])
             return self.call(batch, None if state is None else _mapped(tensor, state), envs)
+
+    def _batch(self, observations: Sequence[Any]) -> Any:
+        if self._plain_observations:
+            return observations[0]
+        return build(self._spec.observation_tree, lambda i: observations[i], no_odd)
 
     def call(self, batch: Any, state: Any, envs: Rows) -> Any:  # noqa: ARG002
         """Ask the policy itself."""
@@ -155,29 +169,14 @@ class Actor:
 
     def _checked(self, said: Any, count: int) -> list[npt.NDArray[Any]]:
         """Actions as arrays of the right shape, without NaN."""
-        arrays = []
         fields = self._spec.actions
-        for (place, value), field in zip(leaves(self._spec.action_tree, said), fields, strict=True):
-            array = _as_array(value)
-            at = f" at {place}" if place else ""
-            if array.shape != (count, *field.shape):
-                raise ValueError(
-                    f"cannot act: the policy returned actions of shape {array.shape}{at}, "
-                    f"expected {(count, *field.shape)}"
-                )
-            if array.dtype != field.dtype and not _castable(array.dtype, field.dtype):
-                raise TypeError(
-                    f"cannot act: the policy returned actions of dtype {array.dtype}{at}, "
-                    f"expected {field.dtype}"
-                )
-            if array.dtype.kind == "f" and np.isnan(array).any():
-                bad = np.flatnonzero(np.isnan(array).reshape(count, -1).any(axis=1))
-                raise ValueError(
-                    f"cannot act: the policy returned nan for {len(bad)} of {count} envs{at}, the "
-                    f"first in row {bad[0]}"
-                )
-            arrays.append(array)
-        return arrays
+        if self._plain_actions:
+            return [_checked_leaf(said, "", fields[0], count)]
+        parts = leaves(self._spec.action_tree, said)
+        return [
+            _checked_leaf(value, place, field, count)
+            for (place, value), field in zip(parts, fields, strict=True)
+        ]
 
     def describe(self, actions: Arrays, extras: Mapping[str, npt.NDArray[Any]], state: Any) -> Said:
         """What it said, as fields."""
@@ -191,6 +190,28 @@ class Actor:
             tuple((name, _field(array)) for name, array in extras.items()),
             structure,
         )
+
+
+def _checked_leaf(value: Any, place: str, field: Field, count: int) -> npt.NDArray[Any]:
+    array = _as_array(value)
+    at = f" at {place}" if place else ""
+    if array.shape != (count, *field.shape):
+        raise ValueError(
+            f"cannot act: the policy returned actions of shape {array.shape}{at}, "
+            f"expected {(count, *field.shape)}"
+        )
+    if array.dtype != field.dtype and not _castable(array.dtype, field.dtype):
+        raise TypeError(
+            f"cannot act: the policy returned actions of dtype {array.dtype}{at}, "
+            f"expected {field.dtype}"
+        )
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        bad = np.flatnonzero(np.isnan(array).reshape(count, -1).any(axis=1))
+        raise ValueError(
+            f"cannot act: the policy returned nan for {len(bad)} of {count} envs{at}, the "
+            f"first in row {bad[0]}"
+        )
+    return array
 
 
 class Acting:
@@ -280,6 +301,21 @@ def is_module(policy: Any) -> bool:
     """Whether it is one of torch's; without importing that."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(policy, torch.nn.Module)
+
+
+@contextlib.contextmanager
+def torch_threads(count: int | None) -> Iterator[None]:
+    """So many for what torch does on the CPU meanwhile, if it is there; None leaves it alone."""
+    torch = sys.modules.get("torch")
+    if torch is None or count is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def weights_of(module: Any) -> dict[str, npt.NDArray[Any]]:

@@ -33,6 +33,7 @@ from pysampler.policies import (
     is_module,
     no_odd,
     portable,
+    torch_threads,
     weights_of,
 )
 from pysampler.processes import GRACE
@@ -121,6 +122,9 @@ class Rollouts:
       place all the same. With ``whole=False`` a rollout is over when the first envs have all their
       steps; ``valid`` and ``lengths`` say what the others have. What is under way then is their
       first step in the next rollout: nothing is lost.
+    - ``threads``: of torch, while a policy in the centre acts on the CPU. More than one wait for
+      work by spinning, which takes the CPUs from the workers; it pays for wide networks only. None
+      leaves torch as it is, and so does ``overlap``.
     - ``fresh``: each rollout begins with a reset of all envs, without waiting for one another.
     - ``infos``: keys of infos that are numbers or arrays, to be in ``rollout.infos``.
     - ``seed``: of the first reset, and of the policy's random numbers in workers.
@@ -146,6 +150,7 @@ class Rollouts:
         whole: bool = True,
         fresh: bool = False,
         infos: Iterable[str] = (),
+        threads: int | None = 1,
         seed: int | list[int | None] | None = None,
         owned: bool = False,
     ) -> None:
@@ -190,6 +195,7 @@ class Rollouts:
         self._whole = whole
         self._fresh = fresh
         self._infos = list(infos)
+        self._threads = threads if threads is None else whole_number("threads", threads, 1)
         self._seed = seed
         self._owned = owned
         self._slots = keep + overlap
@@ -219,10 +225,10 @@ class Rollouts:
             raise ClosedError("cannot sample rollouts: they are closed")
         if self._handed_out_at is not None:
             self._learner_ns = now() - self._handed_out_at
-        if self._place is None:
-            self._begin()
-        assert self._place is not None
         try:
+            if self._place is None:
+                self._begin()
+            assert self._place is not None
             if not self._under_way:
                 self._start(0)
             self._place.finish()
@@ -245,6 +251,7 @@ class Rollouts:
         self._lag = lag
         self._version += 1
         self._under_way = True
+        self._place.acting.actor.settle()
         self._place.start(self._slot * (self.horizon + 1))
 
     def _made(self) -> Rollout:
@@ -345,10 +352,10 @@ class Rollouts:
         """What is under way is not wanted: wait for it, and begin anew with the next rollout."""
         place, self._place = self._place, None
         self._handed_out_at = None
-        if place is not None and not self.envs.closed:
+        if place is not None:
             place.end()
-            if not _drained(self.envs._pool):
-                self.envs._pool.kill()
+        if not _drained(self.envs._pool):
+            self.envs._pool.kill()
 
     def pause(self) -> None:
         """Give the vector env back for a while; the next rollout begins with a reset."""
@@ -402,7 +409,7 @@ class Rollouts:
 def _drained(pool: Pool | LocalPool) -> bool:
     """Whether all that was in flight has come back, well or not."""
     deadline = now() + int(GRACE * 1e9)
-    while pool.pending and not pool.closed:
+    while not pool.closed and pool.pending:
         try:
             if pool.wait((deadline - now()) / 1e9) is None:
                 return False
@@ -446,6 +453,8 @@ class Centre:
         self._done = np.zeros(len(self._groups), np.int64)
         self._policy = owner._policy
         self._thread = _Thread() if owner._overlap else None
+        # With another thread beside this one, they would be the other's too.
+        self._threads = None if owner._overlap else owner._threads
         if self._thread is not None and is_module(self._policy):
             acting.actor = owner._actor_of(copy.deepcopy(self._policy))
 
@@ -476,7 +485,7 @@ class Centre:
             self._thread.end()
 
     def _fill(self, base: int) -> None:
-        with self._envs._entered("rollouts"):
+        with self._envs._entered("rollouts"), torch_threads(self._threads):
             if self._partial:
                 self._fill_as_they_come(base)
             else:

@@ -89,6 +89,17 @@ def test_they_are_what_a_plain_loop_makes(way):
     assert [rollout.version for rollout in rollouts] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["centre", "workers"])
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_wherever_workers_come_from(context, where):
+    envs = pysampler.VectorEnv([functools.partial(Scripted, "..t")] * 4, context=context)
+    with pysampler.rollouts(envs, policy, HORIZON, where=where, seed=3) as rollouts:
+        copies = [next(rollouts).copy() for _ in range(2)]
+    envs.close()
+    assert_equal(copies, slow_rollout([functools.partial(Scripted, "..t")] * 4, policy, 10, seed=3))
+
+
 @pytest.mark.parametrize("way", WAYS, ids=name_of)
 def test_a_state_is_kept_by_env_and_begins_anew_with_episodes(way):
     env_fns = [functools.partial(Scripted, script) for script in SCRIPTS]

@@ -1,7 +1,5 @@
 """What people put around a vector env works around this one."""
 
-import doctest
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -191,17 +189,6 @@ def test_a_function_is_applied_where_the_env_is():
     with pytest.raises(ZeroDivisionError, match="env 0.* in <lambda>"):
         envs.apply(lambda _: 1 / 0)
     envs.close()
-
-
-@pytest.mark.parametrize(
-    "documented", [pysampler.make_vec, pysampler.VectorEnv, pysampler.VectorEnv.apply]
-)
-def test_the_examples_in_docstrings_run(documented):
-    names = {**vars(pysampler), "gym": gym}
-    test = doctest.DocTestParser().get_doctest(documented.__doc__, names, "example", None, 0)
-    results = doctest.DocTestRunner().run(test)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 # -- Stable-Baselines3 ----------------------------------------------------------------------------

@@ -1,0 +1,62 @@
+"""Every example in a docstring runs, and so do those of the README."""
+
+import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import pysampler
+from pysampler import sync
+
+DOCUMENTED = {
+    f"{module.__name__}.{name}": (module, getattr(module, name).__doc__)
+    for module in (pysampler, sync)
+    for name in module.__all__
+    if ">>>" in (getattr(module, name).__doc__ or "")
+} | {
+    f"pysampler.VectorEnv.{name}": (pysampler, getattr(pysampler.VectorEnv, name).__doc__)
+    for name in vars(pysampler.VectorEnv)
+    if ">>>" in (getattr(pysampler.VectorEnv, name).__doc__ or "")
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_the_example_does_what_it_says(name):
+    module, text = DOCUMENTED[name]
+    names = {**vars(module), "np": np, "gym": gym, "pysampler": pysampler}
+    test = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
+    said: list[str] = []
+    results = doctest.DocTestRunner().run(test, out=said.append)
+    assert results.attempted > 0
+    assert results.failed == 0, "".join(said)
+
+
+def test_every_primitive_and_every_sampler_has_an_example():
+    assert {
+        *("pysampler.sync.Segment", "pysampler.sync.Array", "pysampler.sync.Flag"),
+        *("pysampler.sync.Doorbell", "pysampler.sync.Ring", "pysampler.sync.SharedRing"),
+        *("pysampler.sync.ByteRing", "pysampler.sync.Board"),
+        *("pysampler.VectorEnv", "pysampler.make_vec", "pysampler.rollouts", "pysampler.gae"),
+        *("pysampler.evaluate", "pysampler.MultiTaskSampler"),
+    } <= DOCUMENTED.keys()
+
+
+EXAMPLES = re.findall(
+    r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL
+)
+
+
+@pytest.mark.parametrize(("number", "lines"), [(0, 0), (1, 1), (2, 1), (3, 3)])
+def test_the_examples_of_the_readme_run(number, lines, tmp_path):
+    script = tmp_path / "example.py"
+    script.write_text(EXAMPLES[number])
+    result = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert len(result.stdout.splitlines()) == lines
