@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,11 +30,12 @@ class Contender:
 
     def __init__(self, program: Path | str, *arguments: Any) -> None:
         self.trouble = ""
+        self._said = tempfile.TemporaryFile()  # a pipe would fill, and hold up who writes to it
         self._process = subprocess.Popen(
             [sys.executable, str(program), *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._said,
             start_new_session=True,
         )
         if self._line() != "ready":
@@ -63,8 +65,8 @@ class Contender:
 
     def _last_words(self) -> str:
         self.end()
-        assert self._process.stderr is not None
-        lines = self._process.stderr.read().decode(errors="replace").strip().splitlines()
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
         return lines[-1][:120] if lines else "ended"
 
     def end(self) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import copy
 import queue
 import threading
+import warnings
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -223,8 +224,7 @@ class Rollouts:
         """The next rollout."""
         if self._closed:
             raise ClosedError("cannot sample rollouts: they are closed")
-        if self._handed_out_at is not None:
-            self._learner_ns = now() - self._handed_out_at
+        self._learner_ns = 0 if self._handed_out_at is None else now() - self._handed_out_at
         try:
             if self._place is None:
                 self._begin()
@@ -355,7 +355,12 @@ class Rollouts:
         if place is not None:
             place.end()
         if not _drained(self.envs._pool):
+            left = self.envs._pool.pending
             self.envs._pool.kill()
+            warnings.warn(
+                f"the vector env was closed with a rollout under way: {left} envs did not come back",
+                stacklevel=3,
+            )
 
     def pause(self) -> None:
         """Give the vector env back for a while; the next rollout begins with a reset."""

@@ -167,9 +167,13 @@ def test_an_env_that_hangs_is_named(where, tmp_path):
     fns = [Mortal, functools.partial(Mortal, "hang", 3, tmp_path / "hung")]
     envs = pysampler.VectorEnv(fns, num_workers=2, step_timeout=0.5)
     rollouts = pysampler.rollouts(envs, policy, 5, where=where)
-    with pytest.raises(EnvTimeoutError, match="env 1 in worker 1"):
+    with (
+        pytest.raises(EnvTimeoutError, match="env 1 in worker 1"),
+        pytest.warns(UserWarning, match="closed with a rollout under way: 1 envs did not"),
+    ):
         next(rollouts)
     rollouts.close()
+    assert envs.closed
 
 
 @pytest.mark.parametrize("where", ["centre", "workers"])

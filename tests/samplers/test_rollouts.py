@@ -258,10 +258,11 @@ def test_observations_and_actions_may_be_dicts_and_tuples(way):
     reference.close()
 
 
-def test_slow_envs_do_not_hold_up_the_others_where_a_rollout_need_not_be_whole():
+@pytest.mark.parametrize("options", [{}, {"keep": 2}, {"overlap": True}], ids=str)
+def test_slow_envs_do_not_hold_up_the_others_where_a_rollout_need_not_be_whole(options):
     env_fns = [functools.partial(Scripted, ".t", slow) for slow in (0, 0, 0.02, 0)]
     envs = pysampler.VectorEnv(env_fns, num_workers=4)
-    options = {"min_envs": 1, "whole": False, "seed": 0}
+    options = {"min_envs": 1, "whole": False, "seed": 0, **options}
     lives = [[] for _ in env_fns]
     with pysampler.rollouts(envs, policy, 20, **options) as rollouts:
         for rollout in itertools.islice(rollouts, 12):
