@@ -30,7 +30,8 @@ class Contender:
 
     def __init__(self, program: Path | str, *arguments: Any) -> None:
         self.trouble = ""
-        self._said = tempfile.TemporaryFile()  # a pipe would fill, and hold up who writes to it
+        # A pipe would fill, and hold up who writes to it.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
             [sys.executable, str(program), *map(str, arguments)],
             stdin=subprocess.PIPE,

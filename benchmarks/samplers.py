@@ -306,9 +306,9 @@ def tables(results: dict[str, Any]) -> str:
     header = ["env", "envs", "hidden width", "centre, steps/s", "of it policy"]
     header += ["centre, two threads", "workers", "workers, overlap"]
     parts.append(
-        "## Where the policy is: multiples of the centre's steps a second\n\nA torch network with two "
-        "hidden layers, on the CPU: with one thread in the centre, with two, or one in each of two "
-        "workers.\n\n" + table(header, rows)
+        "## Where the policy is: multiples of the centre's steps a second\n\nA torch network with "
+        "two hidden layers, on the CPU: with one thread in the centre, with two, or one in each of "
+        "two workers.\n\n" + table(header, rows)
     )
     rows = [
         [

@@ -358,7 +358,7 @@ class Rollouts:
             left = self.envs._pool.pending
             self.envs._pool.kill()
             warnings.warn(
-                f"the vector env was closed with a rollout under way: {left} envs did not come back",
+                f"the vector env was closed with a rollout under way: {left} envs did not return",
                 stacklevel=3,
             )
 

@@ -169,7 +169,7 @@ def test_an_env_that_hangs_is_named(where, tmp_path):
     rollouts = pysampler.rollouts(envs, policy, 5, where=where)
     with (
         pytest.raises(EnvTimeoutError, match="env 1 in worker 1"),
-        pytest.warns(UserWarning, match="closed with a rollout under way: 1 envs did not"),
+        pytest.warns(UserWarning, match="closed with a rollout under way: 1 envs did not return"),
     ):
         next(rollouts)
     rollouts.close()
