@@ -12,7 +12,7 @@ import numpy as np
 
 from pysampler import arguments
 from pysampler.envs.meta.tasks import TaskWrapper
-from pysampler.errors import ClosedError
+from pysampler.errors import ClosedError, PysamplerError
 from pysampler.make import make_vec
 from pysampler.policies import Actor, no_odd
 from pysampler.rollouts import Centre, Rollouts, whole_number
@@ -278,7 +278,10 @@ class MultiTaskSampler:
         for episode in rollout.episodes():
             version = int(rollout.options[episode.steps.start, episode.env])
             if version != self._version:
-                raise AssertionError(f"env {episode.env} had a task of version {version}")
+                raise PysamplerError(
+                    f"cannot collect: env {episode.env} was reset with options that somebody else "
+                    f"has set (version {version}, expected {self._version})"
+                )
             episodes[self._task_of[episode.env]].append(episode)
         return Collected(list(self.tasks), episodes)
 
