@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from pysampler.policies import Said
     from pysampler.sync import Segment
 
-__all__ = ["Progress", "Role", "RolledOut", "WorkerActing", "mark_lost"]
+__all__ = ["LOST", "Progress", "Role", "RolledOut", "WorkerActing", "mark_lost"]
 
+# In has_final of a step in which an env was lost.
+LOST = 3
 _LINE = 16  # int64 of a cache line, and the one that is fetched with it
 
 
@@ -70,7 +72,7 @@ class RolledOut:
 
     # (frame, kind, env, thing): what had no place there.
     leftovers: list[tuple[int, int, int, Any]] = field(default_factory=list)
-    lost: int | None = None  # the step in which other envs were lost, whose place these take
+    restored: bool = False  # the envs took the place of lost ones in one of the steps
     policy_ns: int = 0
 
     def keep(self, frame: int, leftovers: list[tuple[int, int, Any]]) -> bool:
@@ -130,7 +132,7 @@ class WorkerActing:
             block.restore(at + 1)
             report.keep(at + 1, take())
             mark_lost(self._frames, at, envs)
-            report.lost = at - frame
+            report.restored = True
             at += 1
             self._acting.after(at, envs)
             progress.steps[group] = at - frame
@@ -153,12 +155,16 @@ class WorkerActing:
 def mark_lost(frames: Frames, at: int, envs: npt.NDArray[np.int64] | slice) -> None:
     """The step after a frame ended the episodes of envs that were lost in it."""
     frames.truncated[at + 1, envs] = True
+    frames.has_final[at + 1, envs] = LOST
     for final, seen in zip(frames.final_observations, frames.observations, strict=True):
         final[at + 1, envs] = seen[at, envs]
 
 
 def _seed(policy: Any, seed: int) -> None:
+    """The generators that a policy may use: the global ones, and its own if it takes a seed."""
     np.random.seed(seed % 2**32)
+    if callable(own := getattr(policy, "seed", None)):
+        own(seed)
     if is_module(policy):
         import torch  # noqa: PLC0415 - it is there
 

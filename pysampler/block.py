@@ -238,14 +238,16 @@ class EnvHost:
         envs = slice(self.first + rows.start, self.first + rows.stop)
         self._acting.carry(last, frame, envs)
         again = block in self._new
-        self._new.discard(block)
 
         def take() -> list[tuple[int, int, Any]]:
             return plain(self.blocks[block].take_leftovers())
 
-        return self._acting.roll_out(
+        report = self._acting.roll_out(
             self.blocks[block], take, envs, group, frame, steps, again=again
         )
+        if report.restored:  # or else in the next rollout: this one was complete
+            self._new.discard(block)
+        return report
 
     def fail(self, block: int, lost: str) -> None:  # noqa: ARG002
         """Instead of what other envs were asked for when they were lost."""

@@ -10,7 +10,8 @@ where they lie, a frame is read without a copy, and T frames in a row are a roll
 ``action_types``               number of that dtype by leaf, in the row of a group's first env
 ``rewards``                    float64
 ``terminated`` ``truncated``   bool
-``has_final``                  1: there is a final observation; 2: and a message says more of it
+``has_final``                  1: there is a final observation; 2: and a message says more of it;
+                               3: it was lost in this step (rollouts only)
 ``options_versions``           which options an episode was reset with; 0: none
 ``infos``                      bytes, shared out among columns (infos.py)
 ``extras``                     what a policy said beside its actions: one array for each field

@@ -42,14 +42,15 @@ class Column:
     form: Form = "python"
     values: int = 0
 
-    def view(self, frames: Frames, steps: slice) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """The values in some frames, and where there are any."""
-        assert self.dtype is not None
+    def views(self, frames: Frames) -> list[npt.NDArray[Any]]:
+        """``[frames, envs, ...]``: the values, if it has any, and where there are some."""
         envs = frames.envs
+        mask = frames.infos[:, self.mask : self.mask + envs].view(np.bool_)
+        if self.dtype is None:
+            return [mask]
         end = self.values + envs * math.prod(self.shape) * self.dtype.itemsize
-        values = frames.infos[steps, self.values : end].view(self.dtype)
-        mask = frames.infos[steps, self.mask : self.mask + envs].view(np.bool_)
-        return values.reshape(len(values), envs, *self.shape), mask
+        values = frames.infos[:, self.values : end].view(self.dtype)
+        return [values.reshape(frames.count, envs, *self.shape), mask]
 
 
 def add_columns(infos: _core.Infos, columns: Sequence[Column]) -> None:

@@ -5,7 +5,13 @@ for each env. ``extras["state"]`` is its recurrent state, which it gets back wit
 by row; zeros, or what its ``initial_state(count)`` says, where an episode begins (None when it is
 asked for the very first time, without such a method). A policy that takes one argument is called
 with observations alone. A ``torch.nn.Module`` is called with tensors on its device, without
-gradients; anything else with NumPy arrays.
+gradients; anything else with NumPy arrays. Observations may be the frames themselves: leave them
+as they are.
+
+Where a policy is copied, for a worker or to act while you learn, that is: of a module, parameters
+and buffers, before each rollout; of anything else all of it, whenever that has changed. In workers,
+NumPy's and torch's global generators are seeded for each; a policy that has generators of its own
+may have a method ``seed(number)``.
 """
 
 from __future__ import annotations
@@ -184,11 +190,23 @@ class Actor:
         if state is None:
             state = self.initial_state(1)
         if state is not None:
-            structure = (_structure(state), tuple(map(_field, _flat(state))))
+            tree = _structure(state)
+            structure = (tree, tuple(map(_field, _flat(state, tree))))
         return Said(
             tuple(array.dtype for array in actions),
             tuple((name, _field(array)) for name, array in extras.items()),
             structure,
+        )
+
+
+def _expect_same(name: str, array: npt.NDArray[Any], to: npt.NDArray[Any]) -> None:
+    """The policy says what it said at first: of this shape, and no wider numbers."""
+    if array.shape[1:] != to.shape[2:] or (
+        array.dtype != to.dtype and not np.can_cast(array.dtype, to.dtype, "safe")
+    ):
+        raise ValueError(
+            f"cannot act: what the policy said has changed: {name} of {array.dtype} "
+            f"{array.shape[1:]} a row, before {to.dtype} {to.shape[2:]}"
         )
 
 
@@ -233,8 +251,6 @@ class Acting:
         )
         self._structure = said.state and said.state[0]
         self._state = frames.extras[count:]
-        initial = actor.initial_state(1)
-        self._initial = [0] * len(self._state) if initial is None else _flat(initial)
         # What goes on from a rollout's last frame to the first of the next.
         self.carried = [*frames.observations, *self._state, frames.options_versions]
 
@@ -260,19 +276,19 @@ class Acting:
                 f"cannot act: the policy said {sorted(extras)} beside its actions, before it was "
                 f"{sorted(self.extras)}"
             )
-        try:
-            for name, array in extras.items():
-                self.extras[name][at, envs] = array
-            for to, array in zip(self.actions, actions, strict=True):
-                if array.dtype != to.dtype and not _castable(array.dtype, to.dtype):
-                    raise ValueError(f"actions of dtype {array.dtype}, before {to.dtype}")
+        for name, array in extras.items():
+            _expect_same(name, array, self.extras[name])
+            self.extras[name][at, envs] = array
+        for to, array in zip(self.actions, actions, strict=True):
+            _expect_same("actions", array, to)
+            to[at + 1, envs] = array
+        if self._state:
+            new = [leaf[at, envs] for leaf in self._state]
+            if state is not None:
+                new = _flat(state, self._structure)
+            for to, array in zip(self._state, new, strict=True):
+                _expect_same(STATE, array, to)
                 to[at + 1, envs] = array
-            if self._state:
-                new = [leaf[at, envs] for leaf in self._state] if state is None else _flat(state)
-                for to, array in zip(self._state, new, strict=True):
-                    to[at + 1, envs] = array
-        except ValueError as error:
-            raise ValueError(f"cannot act: what the policy said has changed: {error}") from None
 
     def after(self, at: At, envs: Rows) -> None:
         """These envs have made the step that ends at a frame: episodes may be over."""
@@ -284,8 +300,13 @@ class Acting:
 
     def forget(self, at: At, envs: Rows) -> None:
         """They begin new episodes at a frame."""
-        for leaf, initial in zip(self._state, self._initial, strict=True):
-            leaf[at, envs] = initial
+        if not self._state:
+            return
+        rows = np.arange(self._frames.envs)[envs]
+        initial = self.actor.initial_state(len(rows))
+        parts = [0] * len(self._state) if initial is None else _flat(initial, self._structure)
+        for leaf, part in zip(self._state, parts, strict=True):
+            leaf[at, rows] = part
 
     def recorded_state(self, frames: slice) -> Any:
         """Which envs were in, in some frames; None if there is none."""
@@ -358,11 +379,18 @@ def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
     return function(tree)
 
 
-def _flat(tree: Any) -> list[npt.NDArray[Any]]:
-    if isinstance(tree, Mapping):
-        return [leaf for child in tree.values() for leaf in _flat(child)]
-    if isinstance(tree, tuple):
-        return [leaf for child in tree for leaf in _flat(child)]
+def _flat(tree: Any, structure: Any) -> list[npt.NDArray[Any]]:
+    """The leaves, in the order of a structure that the tree must have."""
+    if isinstance(structure, Mapping):
+        if not isinstance(tree, Mapping) or tree.keys() != structure.keys():
+            raise ValueError(f"cannot act: a state of {_structure(tree)}, before {structure}")
+        return [leaf for key in structure for leaf in _flat(tree[key], structure[key])]
+    if isinstance(structure, tuple):
+        if not isinstance(tree, tuple) or len(tree) != len(structure):
+            raise ValueError(f"cannot act: a state of {_structure(tree)}, before {structure}")
+        return [leaf for one, own in zip(tree, structure, strict=True) for leaf in _flat(one, own)]
+    if isinstance(tree, (Mapping, tuple)):
+        raise ValueError(f"cannot act: a state of {_structure(tree)}, before an array")
     return [tree]
 
 

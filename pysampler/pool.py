@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import threading
 import time
 import warnings
 from dataclasses import dataclass
@@ -90,6 +91,8 @@ class Pool:
         self._learn_modules = preload is None and context == "nursery"
         self._requests: dict[int, tuple[str, tuple[Any, ...]]] = {}  # that groups are at
         self._asked: dict[int, str] = {}  # what groups are doing, where it is not a step
+        # Options may be set by one thread while another samples.
+        self._notes_lock = threading.Lock()
         self._notes: dict[int, list[bytes]] = {}  # by worker
         self._standing: dict[str, dict[int, bytes]] = {}  # by method and worker
         self._options: dict[int, tuple[Any, int]] = {}  # by env
@@ -267,16 +270,17 @@ class Pool:
         If it is standing, also those that take the place of lost ones, until there is another note
         to this method.
         """
-        self._standing.pop(name, None)
-        if standing:
-            self._standing[name] = {}
-        for index, share in enumerate(self.shares):
-            arguments = arguments_for(share.envs)
-            if arguments is not None:
-                message = dumps_by_value((name, arguments))
+        messages = {
+            index: dumps_by_value((name, arguments))
+            for index, share in enumerate(self.shares)
+            if (arguments := arguments_for(share.envs)) is not None
+        }
+        with self._notes_lock:
+            self._standing.pop(name, None)
+            if standing:
+                self._standing[name] = messages
+            for index, message in messages.items():
                 self._notes.setdefault(index, []).append(message)
-                if standing:
-                    self._standing[name][index] = message
 
     def set_options(self, options: dict[int, tuple[Any, int]]) -> None:
         """What envs are reset with from now on, and its version."""
@@ -290,7 +294,11 @@ class Pool:
 
     def _send_notes(self, group: int) -> None:
         # Again if it is lost meanwhile: who takes its place has to be told too.
-        while notes := self._notes.pop(self.worker_of[group], None):
+        while True:
+            with self._notes_lock:
+                notes = self._notes.pop(self.worker_of[group], [])
+            if not notes:
+                return
             for message in notes:
                 self._send_message(group, _NOTE, 0, message)
 
@@ -532,8 +540,10 @@ class Pool:
         notes: list[tuple[str, tuple[Any, ...]]] = [("replace", (self._faults.seeds(len(envs)),))]
         if options := {env: self._options[env] for env in envs if env in self._options}:
             notes.append(("set_options", (options,)))
-        self._notes[index] = [dumps_by_value(note) for note in notes]
-        self._notes[index] += [by[index] for by in self._standing.values() if index in by]
+        pickled = [dumps_by_value(note) for note in notes]
+        with self._notes_lock:
+            pickled += [by[index] for by in self._standing.values() if index in by]
+            self._notes[index] = pickled
         self._lost_envs.update(groups)
         for group, frame in under_way.items():
             self._ask_again(group, frame, error)

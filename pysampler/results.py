@@ -211,6 +211,11 @@ class Results:
             self.learn(rest)
         return infos
 
+    @property
+    def columns(self) -> Sequence[Column]:
+        """Of infos."""
+        return self._infos.columns
+
     def learn(self, rest: Sequence[tuple[int, dict[str, Any]]]) -> Sequence[Column]:
         """Give infos that came by the side channel columns; those there are now."""
         self._new_columns += self._infos.learn(rest)

@@ -148,19 +148,22 @@ class Rollout:
         return advantages, returns
 
     def episodes(self) -> Iterator[Episode]:
-        """Env by env, each episode or the part of it that lies in here."""
-        terminated, truncated = _plain(self.terminated), _plain(self.truncated)
-        starts = _plain(self.starts)
+        """Env by env, each episode or the part of it that lies in here.
+
+        One whose worker was lost ends truncated before the step that was not made.
+        """
+        over = _plain(self.terminated) | _plain(self.truncated)
+        starts, lost = _plain(self.starts), _plain(self.lost)
         for env, length in enumerate(self.lengths.tolist()):
-            ends = (np.flatnonzero((terminated | truncated)[:length, env]) + 1).tolist()
+            ends = (np.flatnonzero(over[:length, env]) + 1).tolist()
             begin = 0
             for end in [*ends, *([length] if not ends or ends[-1] < length else [])]:
-                if end > begin:
-                    yield self._episode(env, begin, end, bool(starts[begin, env]))
+                stop = end - bool(lost[end - 1, env])
+                if stop > begin:
+                    yield self._episode(env, slice(begin, stop), end, bool(starts[begin, env]))
                 begin = end
 
-    def _episode(self, env: int, begin: int, end: int, begins: bool) -> Episode:  # noqa: FBT001
-        steps = slice(begin, end)
+    def _episode(self, env: int, steps: slice, end: int, begins: bool) -> Episode:  # noqa: FBT001
         terminated = bool(self.terminated[end - 1, env])
         truncated = bool(self.truncated[end - 1, env])
         last = None
@@ -204,7 +207,8 @@ class Rollout:
 
     def copy(self) -> Self:
         """With arrays of its own, which stay as they are."""
-        return self._converted(lambda array: array.copy())
+        own = self._converted(lambda array: array.copy())
+        return dataclasses.replace(own, memory=np.zeros(0, np.uint8))
 
     def _converted(self, function: Callable[[Any], Any]) -> Self:
         kept = {"ended", "version", "lag", "seconds", "lengths", "memory"}
@@ -232,7 +236,7 @@ def _register(memory: npt.NDArray[np.uint8]) -> None:
     import torch  # noqa: PLC0415
 
     address, size = memory.ctypes.data, memory.nbytes
-    if _registered.get(address) == size:
+    if size == 0 or _registered.get(address) == size:
         return
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     # Read-write, mapped into every context: 0 is the default of cudaHostRegister.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import queue
 import threading
 import warnings
@@ -23,9 +24,9 @@ import numpy as np
 from gymnasium.vector.vector_env import AutoresetMode
 
 from pysampler import _core
-from pysampler.acting import Progress, Role, mark_lost
+from pysampler.acting import LOST, Progress, Role, mark_lost
 from pysampler.block import Failure, Restored
-from pysampler.errors import ClosedError, EnvError, LostError, PysamplerError
+from pysampler.errors import BusyError, ClosedError, EnvError, LostError, PysamplerError
 from pysampler.make import make_vec
 from pysampler.policies import (
     Acting,
@@ -177,6 +178,11 @@ class Rollouts:
             raise _refuse("timeout", timeout, "seconds >= 0 or None")
         if isinstance(infos, str):
             raise _refuse("infos", infos, f"a list of keys: [{infos!r}]")
+        if envs.worker is not None:
+            raise ValueError(
+                "cannot sample rollouts: what a `worker` function runs resets its env by itself; "
+                "expected a vector env without one"
+            )
         self._spec = envs._spec
         if self._spec.odd_observations or self._spec.odd_actions:
             raise ValueError(
@@ -208,6 +214,8 @@ class Rollouts:
         self._version = 0
         self._handed_out_at: int | None = None
         self._learner_ns = 0
+        self._turn = threading.Lock()  # of next()
+        self._failed: Exception | None = None  # what the next rollout could not be started for
         with envs._entered("rollouts"):
             envs._expect_idle("rollouts")
             envs._state = "rollouts"
@@ -222,10 +230,20 @@ class Rollouts:
 
     def __next__(self) -> Rollout:
         """The next rollout."""
-        if self._closed:
-            raise ClosedError("cannot sample rollouts: they are closed")
+        self._expect_open()
+        if not self._turn.acquire(blocking=False):
+            raise BusyError("cannot sample rollouts: another thread does")
+        try:
+            return self._next()
+        finally:
+            self._turn.release()
+
+    def _next(self) -> Rollout:
         self._learner_ns = 0 if self._handed_out_at is None else now() - self._handed_out_at
         try:
+            if self._failed is not None:
+                error, self._failed = self._failed, None
+                raise error
             if self._place is None:
                 self._begin()
             assert self._place is not None
@@ -235,12 +253,28 @@ class Rollouts:
             self._under_way = False
             rollout = self._made()
             if self._overlap:
-                self._start(1)
+                try:
+                    self._start(1)
+                except Exception as error:  # this rollout is there all the same
+                    self._failed = error
         except BaseException:
             self._drop()
             raise
         self._handed_out_at = now()
         return rollout
+
+    def _expect_open(self) -> None:
+        if self._closed:
+            raise ClosedError("cannot sample rollouts: they are closed")
+        if not self._mine:
+            raise ClosedError(
+                f"cannot sample rollouts: made by process {self.envs._owner}, this is "
+                f"{os.getpid()}, a fork"
+            )
+
+    @property
+    def _mine(self) -> bool:
+        return os.getpid() == self.envs._owner
 
     # -- a rollout -------------------------------------------------------------------------------
 
@@ -267,10 +301,9 @@ class Rollouts:
         acted = slice(base, base + self.horizon)
         if self._fresh:
             tally.begin_episodes()
-        columns = _InfoColumns(envs, frames, self._infos, place.rest, steps)
-        place.rest = []
-        marks = tally.count(base // (self.horizon + 1), frames, steps, place.lengths, place.lost)
-        place.lost = []
+        marks = tally.count(base // (self.horizon + 1), frames, steps, place.lengths)
+        rest, place.rest = place.rest, []
+        columns = _InfoColumns(envs, frames, self._infos, rest, steps, marks["valid"])
         said = place.acting.said
         count = len(said.extras)
         spec = self._spec
@@ -314,7 +347,8 @@ class Rollouts:
         if self._where == "workers":
             actor = self._actor_of(_copied(self._policy))
         everyone = slice(0, envs.num_envs)
-        asked = actor(seen, actor.initial_state(envs.num_envs), everyone)
+        own = [array.copy() for array in seen]  # which the policy may do with what it likes
+        asked = actor(own, actor.initial_state(envs.num_envs), everyone)
         said = actor.describe(*asked)
         weights = weights_of(self._policy) if is_module(self._policy) else None
         board_bytes = sum(w.nbytes + 8 for w in (weights or {}).values()) * 3
@@ -350,13 +384,19 @@ class Rollouts:
 
     def _drop(self) -> None:
         """What is under way is not wanted: wait for it, and begin anew with the next rollout."""
+        if not self._mine:
+            return
         place, self._place = self._place, None
         self._handed_out_at = None
-        if place is not None:
-            place.end()
-        if not _drained(self.envs._pool):
-            left = self.envs._pool.pending
-            self.envs._pool.kill()
+        self._under_way = False
+        pool = self.envs._pool
+        ended = place is None or place.end()
+        if pool.closed:
+            return
+        pool.note("act_with", lambda _: None)
+        if not ended or not _drained(pool):
+            left = pool.pending - pool.ready
+            pool.kill()
             warnings.warn(
                 f"the vector env was closed with a rollout under way: {left} envs did not return",
                 stacklevel=3,
@@ -364,29 +404,42 @@ class Rollouts:
 
     def pause(self) -> None:
         """Give the vector env back for a while; the next rollout begins with a reset."""
-        self._drop()
-        if not self.envs.closed:
-            if self._laid_out:
-                self.envs._pool.note("act_with", lambda _: None)
-                self.envs._lay_out(*self.envs._usual_layout)
-                self._laid_out = False
-            self.envs._state = None
+        self._expect_open()
+        self._give_back()
 
     def resume(self) -> None:
         """After ``pause``. Nothing may be pending."""
+        if self._closed or self.envs.closed:
+            return
         with self.envs._entered("rollouts"):
             self.envs._expect_idle("rollouts")
             self.envs._state = "rollouts"
+            self.envs._borrower = weakref.ref(self)
+
+    def _give_back(self) -> None:
+        self._drop()
+        envs = self.envs
+        if envs._borrower is None or envs._borrower() is not self:
+            return  # it has been given back
+        envs._borrower = None
+        if not envs.closed:
+            if self._laid_out:
+                envs._lay_out(*envs._usual_layout)
+            envs._state = None
+        self._laid_out = False
+
+    def let_go(self) -> None:
+        """Close, but for the vector env."""
+        if self._closed or not self._mine:
+            return
+        self._closed = True
+        with contextlib.suppress(LostError, EnvError):
+            self._give_back()
 
     def close(self) -> None:
         """End what is under way, and give the vector env back, or close it if it was made here."""
-        if self._closed:
-            return
-        self._closed = True
-        self.envs._borrower = None
-        with contextlib.suppress(LostError, EnvError):
-            self.pause()
-        if self._owned and not self.envs.closed:
+        self.let_go()
+        if self._mine and self._owned and not self.envs.closed:
             self.envs.close()
 
     def __enter__(self) -> Self:
@@ -402,7 +455,8 @@ class Rollouts:
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
-            self.close()
+            if not self._closed:
+                self.close()
 
     def __repr__(self) -> str:
         return (
@@ -433,7 +487,6 @@ class Centre:
         self.acting = acting
         self.frames = frames
         self.rest: list[tuple[int, int, dict[str, Any]]] = []  # infos: frame, env
-        self.lost: list[tuple[int, slice]] = []  # frame whose step they were lost in, envs
         self.seconds = {"policy": 0.0, "waiting": 0.0}
         self._envs = envs
         self._pool = envs._pool
@@ -457,6 +510,7 @@ class Centre:
         self._frame = np.zeros(len(self._groups), np.int64)
         self._done = np.zeros(len(self._groups), np.int64)
         self._policy = owner._policy
+        self._copied_from: bytes | None = None
         self._thread = _Thread() if owner._overlap else None
         # With another thread beside this one, they would be the other's too.
         self._threads = None if owner._overlap else owner._threads
@@ -474,7 +528,9 @@ class Centre:
             return
         if is_module(self._policy):
             copy_weights(self.acting.actor.policy, self._policy)
-        else:
+        elif (now_is := _fingerprint(self._policy)) is None or now_is != self._copied_from:
+            # Not where it has not changed: its own random numbers go on.
+            self._copied_from = now_is
             self.acting.actor.policy = _copied(self._policy)
         self._thread.do(lambda: self._fill(base))
 
@@ -484,13 +540,16 @@ class Centre:
         else:
             self._thread.wait()
 
-    def end(self) -> None:
+    def end(self) -> bool:
+        """Stop; whether it has, so that nobody works on the pool any more."""
         self._stop = True
-        if self._thread is not None:
-            self._thread.end()
+        return self._thread is None or self._thread.end()
 
     def _fill(self, base: int) -> None:
-        with self._envs._entered("rollouts"), torch_threads(self._threads):
+        # The thread leaves the turn to others: what could harm it is refused for the state, and
+        # options and counters may be asked for.
+        turn = self._envs._entered("rollouts") if self._thread is None else contextlib.nullcontext()
+        with turn, torch_threads(self._threads):
             if self._partial:
                 self._fill_as_they_come(base)
             else:
@@ -580,6 +639,8 @@ class Centre:
         self._first = False
         # What was under way at the end of the last rollout is the first step of this one.
         self._carried = {group for group in everyone if self._pool.is_pending(group)}
+        for group in self._carried:
+            self._bring_rows(group, base)
         ready = [group for group in everyone if group not in self._carried]
         self._bring(base, ready)
         return ready
@@ -655,17 +716,15 @@ class Centre:
                 leaf[base, rows] = leaf[at, rows]
             for field in (
                 *(*self.acting.carried, *frames.final_observations, *self.acting.actions),
-                *(frames.rewards, frames.terminated, frames.truncated),
+                *(frames.rewards, frames.terminated, frames.truncated, frames.has_final),
             ):
                 field[base + 1, rows] = field[at + 1, rows]
-            moved = rows.start
+            for column in self._envs._results.columns:
+                for array in column.views(frames):
+                    array[base + 1, rows] = array[at + 1, rows]
             self.rest = [
                 (base + 1 if frame == at + 1 and env in self._groups[group] else frame, env, info)
                 for frame, env, info in self.rest
-            ]
-            self.lost = [
-                (base + 1 if frame == at + 1 and envs.start == moved else frame, envs)
-                for frame, envs in self.lost
             ]
         self._frame[group] = base
 
@@ -681,11 +740,13 @@ class Centre:
                     leaf[base] = leaf[frames[0]]
         else:
             for group in groups:
-                rows = self._rows(group)
-                at = self._frame[group]
-                for leaf in self.acting.carried if at != base else ():
-                    leaf[base, rows] = leaf[at, rows]
+                self._bring_rows(group, base)
         self._frame[groups] = base
+
+    def _bring_rows(self, group: int, base: int) -> None:
+        rows, at = self._rows(group), self._frame[group]
+        for leaf in self.acting.carried if at != base else ():
+            leaf[base, rows] = leaf[at, rows]
 
     def _settle(self, messages: Sequence[Message], at: Mapping[int, int]) -> None:
         """What groups had to say beside what lies in the frames that their steps ended at."""
@@ -696,9 +757,7 @@ class Centre:
             if isinstance(message, Restored):
                 said = message.said
                 if message.stepping:
-                    rows = self._rows(group)
-                    mark_lost(self.frames, at[group] - 1, rows)
-                    self.lost.append((at[group], rows))
+                    mark_lost(self.frames, at[group] - 1, self._rows(group))
             self.rest += [(at[group], env, info) for kind, env, info in said if kind == _BLOCK.INFO]
 
 
@@ -717,7 +776,6 @@ class _Workers:
         self.acting = acting
         self.frames = frames
         self.rest: list[tuple[int, int, dict[str, Any]]] = []
-        self.lost: list[tuple[int, slice]] = []
         self.seconds = {"policy": 0.0, "waiting": 0.0}
         self._envs = owner.envs
         self._pool = owner.envs._pool
@@ -728,7 +786,8 @@ class _Workers:
         self._progress = Progress(len(self._groups), segment)
         self._last = 0
         self._pickled = b""
-        self._seed = seed
+        # In this process the random numbers are the user's.
+        self._seed = seed if owner.envs.num_workers > 0 else None
         self.lengths = np.full(frames.envs, owner.horizon)
         if is_module(self._policy):
             self._tell(_pickled(portable(self._policy)))
@@ -766,7 +825,6 @@ class _Workers:
         parts = [(group, base) for group in range(len(self._groups))]
         requests = {group: ("rollout", (self._horizon, group, self._last)) for group, _ in parts}
         self._last = base + self._horizon
-        self._base = base
         with self._envs._entered("rollouts"):
             self._pool.request(parts, requests, "acting and stepping")
 
@@ -780,20 +838,19 @@ class _Workers:
             said = message.said if isinstance(message, Restored) else message
             if isinstance(said, Failure):
                 continue
-            rows = slice(self._groups[group].start, self._groups[group].stop)
             for at, kind, env, thing in said.leftovers:
                 if kind == _BLOCK.ERROR:
                     failures.append((group, thing))
                 elif kind == _BLOCK.INFO:
                     self.rest.append((at, env, thing))
-            if said.lost is not None:
-                self.lost.append((self._base + said.lost + 1, rows))
             self.seconds["policy"] += said.policy_ns / 1e9 / max(1, len(self._pool.groups))
         if failures:
             raise self._pool.error_of(*first(failures))
 
-    def end(self) -> None:
+    def end(self) -> bool:
+        """Stop; nobody but the pool is at work."""
         self._progress.stop()
+        return True
 
 
 class _Tally:
@@ -807,7 +864,6 @@ class _Tally:
         self._begins = np.ones(count, np.bool_)  # what comes next, with an episode
         self._return = np.zeros(count)  # of the episode so far
         self._length = np.zeros(count, np.int64)
-        self._sums = np.zeros((horizon + 1, count))
         self._time = np.arange(horizon)[:, None]
         self._busy = self._busy_seconds(envs)
 
@@ -818,50 +874,45 @@ class _Tally:
         self._length[:] = 0
 
     def count(
-        self,
-        slot: int,
-        frames: Frames,
-        steps: slice,
-        lengths: npt.NDArray[np.int64],
-        lost_in: list[tuple[int, slice]],
+        self, slot: int, frames: Frames, steps: slice, lengths: npt.NDArray[np.int64]
     ) -> dict[str, Any]:
         """The fields of a rollout that say what its steps are."""
         starts, valid, lost = self._starts[slot], self._valid[slot], self._lost[slot]
-        rewards = frames.rewards[steps]
+        rewards, over = frames.rewards[steps], starts[1:]
         np.less(self._time, lengths, out=valid)
-        np.logical_or(frames.terminated[steps], frames.truncated[steps], out=starts[1:])
-        np.logical_and(starts[1:], valid, out=starts[1:])
+        np.logical_or(frames.terminated[steps], frames.truncated[steps], out=over)
+        np.logical_and(over, valid, out=over)
         starts[0] = self._begins
-        lost[:] = False
-        for at, rows in lost_in:
-            lost[at - steps.start, rows] = True
-        sums = self._sums
-        sums[1:] = 0
-        np.copyto(sums[1:], rewards, where=valid)
-        np.cumsum(sums[1:], axis=0, out=sums[1:])
-        env, step = np.nonzero(starts[1:].T)
-        returns, counts = sums[step + 1, env], step + 1
-        opens = np.ones(len(env), np.bool_)  # the first to end, of its env
-        opens[1:] = env[1:] != env[:-1]
-        before = np.where(opens, -self._return[env], np.roll(returns, 1))
-        counted = np.where(opens, -self._length[env], np.roll(counts, 1))
-        whole = ~lost[step, env]
-        ended = Ended(env[whole], step[whole], (returns - before)[whole], (counts - counted)[whole])
-        self._return += sums[-1]
-        self._length += lengths
-        closes = np.ones(len(env), np.bool_)
-        closes[:-1] = opens[1:]
-        last = env[closes]
-        self._return[last] = sums[-1, last] - returns[closes]
-        self._length[last] = lengths[last] - counts[closes]
+        np.equal(frames.has_final[steps], LOST, out=lost)
+        np.logical_and(lost, valid, out=lost)
+        ended: list[tuple[int, int, float, int]] = []
+        # Step by step, so that an episode's return is of nothing but its own rewards.
+        for t, some in enumerate(over.any(axis=1)):
+            np.add(self._return, rewards[t], out=self._return, where=valid[t])
+            np.add(self._length, 1, out=self._length, where=valid[t])
+            if some:
+                envs = np.flatnonzero(over[t])
+                ended += [
+                    (int(env), t, float(self._return[env]), int(self._length[env]))
+                    for env in envs[~lost[t, envs]]
+                ]
+                self._return[envs] = 0
+                self._length[envs] = 0
+        ended.sort()
+        columns = list(zip(*ended, strict=True)) or [()] * 4
         self._begins = starts[lengths, np.arange(len(lengths))].copy()
-        np.logical_and(valid, ~lost, out=valid) if lost_in else None
+        np.greater(valid, lost, out=valid)  # made, and not lost
         return {
             "starts": starts,
             "valid": valid,
             "lost": lost,
             "lengths": lengths.copy(),
-            "ended": ended,
+            "ended": Ended(
+                np.array(columns[0], np.int64),
+                np.array(columns[1], np.int64),
+                np.array(columns[2], np.float64),
+                np.array(columns[3], np.int64),
+            ),
         }
 
     def env_seconds(self, envs: VectorEnv) -> dict[str, float]:
@@ -875,7 +926,10 @@ class _Tally:
 
 
 class _InfoColumns:
-    """The infos that were asked for, as arrays over a rollout's steps."""
+    """The infos that were asked for, as arrays over a rollout's steps.
+
+    Where an episode ended, that is what came with its last step, not with the reset after it.
+    """
 
     def __init__(
         self,
@@ -884,59 +938,63 @@ class _InfoColumns:
         names: Sequence[str],
         rest: Sequence[tuple[int, int, dict[str, Any]]],
         steps: slice,
+        valid: npt.NDArray[np.bool_],
     ) -> None:
         self.values: dict[str, Any] = {}
         self.masks: dict[str, Any] = {}
         if not names:
             return
-        results = envs._results
-        learned = results.learn([(env, info) for _, env, info in rest])
-        ended = frames.terminated[steps] | frames.truncated[steps]
+        columns = envs._results.learn([(env, info) for _, env, info in rest])
+        over = frames.terminated[steps] | frames.truncated[steps]
+        # A reset before the first step is none of the steps.
+        said = [(at - steps.start, env, info) for at, env, info in rest if at >= steps.start]
         for name in names:
-            self._add(name, learned, frames, rest, steps, ended)
-
-    def _add(
-        self,
-        name: str,
-        columns: Sequence[Column],
-        frames: Frames,
-        rest: Sequence[tuple[int, int, dict[str, Any]]],
-        steps: slice,
-        ended: npt.NDArray[np.bool_],
-    ) -> None:
-        found = [c for c in columns if c.path == (name,) and c.dtype is not None]
-        final = [c for c in columns if c.path == ("final_info", name) and c.dtype is not None]
-        every = [*found, *final]
-        if not every:
-            raise KeyError(f"no env gave an info {name!r} that is a number or an array")
-        shapes = {c.shape for c in every}
-        if len(shapes) > 1:
-            raise ValueError(f"infos {name!r} have different shapes: {sorted(shapes)}")
-        dtype = np.result_type(*(c.dtype for c in every if c.dtype is not None))
-        values, mask = every[0].view(frames, steps)
-        if dtype != values.dtype:  # types of values mix: the one array that is not the workers' own
-            values = values.astype(dtype)
-        for column in found[1:] if found else ():
-            others, there = column.view(frames, steps)
-            _put(values, mask, there, others)
-        if final:  # where an episode ended, the other infos are those of the reset
-            mask[ended] = False
-            for column in final:
-                others, there = column.view(frames, steps)
-                _put(values, mask, there & ended, others)
-        for at, env, info in rest:
-            t = at - steps.start
-            if ended[t, env]:
-                info = info.get("final_info", {})
-            if name in info:
-                values[t, env] = info[name]
-                mask[t, env] = True
-        self.values[name], self.masks[name] = values, mask
+            during = [c for c in columns if c.path == (name,) and c.dtype is not None]
+            final = [c for c in columns if c.path == ("final_info", name) and c.dtype is not None]
+            if during or final:
+                values, mask = _joined(frames, steps, during, final, over)
+            else:
+                warnings.warn(f"no env has given an info {name!r} that is a number", stacklevel=4)
+                values, mask = np.zeros(over.shape), np.zeros(over.shape, np.bool_)
+            for t, env, info in said:
+                one = info.get("final_info", {}) if over[t, env] else info
+                if name in one and _fits(one[name], values):
+                    values[t, env] = one[name]
+                    mask[t, env] = True
+            np.logical_and(mask, valid, out=mask)
+            self.values[name], self.masks[name] = values, mask
 
 
-def _put(values: Any, mask: Any, there: Any, others: Any) -> None:
-    values[there] = others[there]
-    mask[there] = True
+def _joined(
+    frames: Frames,
+    steps: slice,
+    during: Sequence[Column],
+    final: Sequence[Column],
+    over: npt.NDArray[np.bool_],
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    """One array of all columns of a key, in the memory of the first."""
+    first, *others = [*during, *final]
+    values, mask = (array[steps] for array in first.views(frames))
+    others = [column for column in others if column.shape == first.shape]
+    dtype = np.result_type(*(c.dtype for c in (first, *others) if c.dtype is not None))
+    if dtype != values.dtype:  # types of values mix: the one array that is not the workers' own
+        values = values.astype(dtype)
+    if during:
+        mask[over] = False
+    for column in others:
+        more, there = (array[steps] for array in column.views(frames))
+        there = there & over if column in final else there & ~over
+        values[there] = more[there]
+        mask[there] = True
+    return values, mask
+
+
+def _fits(value: Any, values: npt.NDArray[Any]) -> bool:
+    try:
+        array = np.asarray(value)
+    except Exception:
+        return False
+    return array.dtype.kind in "biufc" and array.shape == values.shape[2:]
 
 
 class _Thread:
@@ -961,10 +1019,13 @@ class _Thread:
         if error is not None:
             raise error
 
-    def end(self) -> None:
-        """After what it is at, which has been told to stop."""
+    def end(self) -> bool:
+        """After what it is at, which has been told to stop; whether that was in time."""
         self._asked.put(None)
+        if threading.current_thread() is self._thread:  # where the garbage collector came by
+            return False
         self._thread.join(GRACE)
+        return not self._thread.is_alive()
 
 
 def _work(asked: Any, done: Any) -> None:
@@ -1008,6 +1069,14 @@ def _copied(policy: Any) -> Any:
         return copy.deepcopy(policy)
     except Exception:
         return policy
+
+
+def _fingerprint(policy: Any) -> bytes | None:
+    """What tells whether it has changed; None if nothing does."""
+    try:
+        return dumps_by_value(policy)
+    except Exception:
+        return None
 
 
 def _pickled(policy: Any) -> bytes:

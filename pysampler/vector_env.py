@@ -790,7 +790,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:  # noqa: FBT001, FBT002
         """End the workers: after what is pending, or at once; GRACE at most."""
         if self._borrower is not None and (borrower := self._borrower()) is not None:
-            borrower.close()
+            borrower.let_go()
         with self._entered("close"):
             if self._state is not None:
                 logger.warn(

@@ -114,7 +114,9 @@ def test_extras_that_change_their_shape():
     policy = changed((GOOD, {"a": np.zeros((4, 2))}), (GOOD, {"a": np.zeros((4, 3))}))
     with (
         pysampler.rollouts(envs, policy, 5) as rollouts,
-        pytest.raises(ValueError, match="what the policy said has changed"),
+        pytest.raises(
+            ValueError, match=r"has changed: a of float64 \(3,\) a row, before float64 \(2,\)"
+        ),
     ):
         next(rollouts)
     envs.close()
@@ -153,11 +155,10 @@ def test_actions_that_are_tuples_need_extras_beside_them():
 
 
 def test_infos_that_nobody_gives(envs):
-    with (
-        pysampler.rollouts(envs, policy, 5, infos=["no"]) as rollouts,
-        pytest.raises(KeyError, match="no env gave an info 'no'"),
-    ):
-        next(rollouts)
+    with pysampler.rollouts(envs, policy, 5, infos=["no"]) as rollouts:
+        with pytest.warns(UserWarning, match="no env has given an info 'no'"):
+            rollout = next(rollouts)
+        assert not rollout.info_masks["no"].any()
 
 
 def test_a_policy_that_cannot_be_pickled():

@@ -77,7 +77,8 @@ def test_a_rollout_knows_where_its_episodes_were_cut(whole):
         return observations[..., 2] * 1.5
 
     with pysampler.rollouts(envs, policy, 12, seed=1, **options) as rollouts:
-        for _ in range(3):
+        cuts = 0
+        for _ in range(5):
             rollout = next(rollouts).copy()
             advantages, _ = rollout.gae(
                 value(rollout.observations[:-1]),
@@ -100,9 +101,11 @@ def test_a_rollout_knows_where_its_episodes_were_cut(whole):
                 0.95,
             )
             np.testing.assert_allclose(advantages, expected, rtol=1e-6, atol=1e-6)
-            assert set(cut_envs.tolist()) == {1}
+            assert set(cut_envs.tolist()) <= {1}
+            cuts += len(cut_envs)
             assert (rollout.observations[steps, cut_envs, 2] + 1 == 2).all()
     envs.close()
+    assert cuts > 0
 
 
 def test_tensors_make_tensors_and_keep_their_type():
