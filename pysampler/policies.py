@@ -298,12 +298,13 @@ class Acting:
             if ended.any():
                 self.forget(at, np.arange(frames.envs)[envs][ended])
 
-    def forget(self, at: At, envs: Rows) -> None:
-        """They begin new episodes at a frame."""
+    def forget(self, at: At, envs: Rows, initial: Any = None) -> None:
+        """They begin new episodes at a frame, in this state or one the policy is asked for."""
         if not self._state:
             return
         rows = np.arange(self._frames.envs)[envs]
-        initial = self.actor.initial_state(len(rows))
+        if initial is None:
+            initial = self.actor.initial_state(len(rows))
         parts = [0] * len(self._state) if initial is None else _flat(initial, self._structure)
         for leaf, part in zip(self._state, parts, strict=True):
             leaf[at, rows] = part

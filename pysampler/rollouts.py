@@ -303,7 +303,7 @@ class Rollouts:
             tally.begin_episodes()
         marks = tally.count(base // (self.horizon + 1), frames, steps, place.lengths)
         rest, place.rest = place.rest, []
-        columns = _InfoColumns(envs, frames, self._infos, rest, steps, marks["valid"])
+        columns = _InfoColumns(envs, frames, self._infos, rest, steps, marks)
         said = place.acting.said
         count = len(said.extras)
         spec = self._spec
@@ -348,7 +348,8 @@ class Rollouts:
             actor = self._actor_of(_copied(self._policy))
         everyone = slice(0, envs.num_envs)
         own = [array.copy() for array in seen]  # which the policy may do with what it likes
-        asked = actor(own, actor.initial_state(envs.num_envs), everyone)
+        initial = actor.initial_state(envs.num_envs)
+        asked = actor(own, initial, everyone)
         said = actor.describe(*asked)
         weights = weights_of(self._policy) if is_module(self._policy) else None
         board_bytes = sum(w.nbytes + 8 for w in (weights or {}).values()) * 3
@@ -361,7 +362,7 @@ class Rollouts:
             leaf[0] = rows
         frames.options_versions[0] = versions
         acting = Acting(actor, said, frames)
-        acting.forget(0, everyone)
+        acting.forget(0, everyone, initial)
         self._slot = 0
         self._under_way = False
         self._tally = _Tally(self._slots, self.horizon, envs)
@@ -938,14 +939,14 @@ class _InfoColumns:
         names: Sequence[str],
         rest: Sequence[tuple[int, int, dict[str, Any]]],
         steps: slice,
-        valid: npt.NDArray[np.bool_],
+        marks: dict[str, Any],
     ) -> None:
         self.values: dict[str, Any] = {}
         self.masks: dict[str, Any] = {}
         if not names:
             return
         columns = envs._results.learn([(env, info) for _, env, info in rest])
-        over = frames.terminated[steps] | frames.truncated[steps]
+        over, valid = marks["starts"][1:], marks["valid"]
         # A reset before the first step is none of the steps.
         said = [(at - steps.start, env, info) for at, env, info in rest if at >= steps.start]
         for name in names:
@@ -961,7 +962,8 @@ class _InfoColumns:
                 if name in one and _fits(one[name], values):
                     values[t, env] = one[name]
                     mask[t, env] = True
-            np.logical_and(mask, valid, out=mask)
+            if not valid.all():  # a step under way may yet be writing to its row
+                mask = mask & valid
             self.values[name], self.masks[name] = values, mask
 
 

@@ -1,0 +1,341 @@
+"""Corners that a sceptical reader went to look at."""
+
+import functools
+import os
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from scripted import Scripted, policy
+
+import pysampler
+from pysampler.errors import BusyError, ClosedError, EnvError
+
+
+class Telling(gym.Env):
+    """Observes (episode, steps); its infos, rewards and end are functions of what it is at."""
+
+    observation_space = spaces.Box(-(2.0**40), 2.0**40, (2,), np.float64)
+    action_space = spaces.Box(-1, 1, (1,), np.float64)
+
+    def __init__(self, length, info=None, reset_info=None, reward=None, dies=None):
+        self.length, self.info, self.reset_info = length, info, reset_info
+        self.reward, self.dies = reward, dies
+        self.episode, self.steps = -1, None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.steps = self.episode + 1, 0
+        info = {} if self.reset_info is None else self.reset_info(self)
+        return np.array([self.episode, 0.0]), info
+
+    def step(self, action):
+        assert self.steps is not None, "not reset"
+        if self.dies is not None and self.dies(self):
+            os._exit(3)
+        self.steps += 1
+        over = self.steps == self.length
+        info = {} if self.info is None else self.info(self, over)
+        reward = float(self.steps) if self.reward is None else self.reward(self)
+        observation = np.array([self.episode, self.steps], np.float64)
+        if over:
+            self.steps = None  # must be reset now
+        return observation, reward, over, False, info
+
+
+def still(observations):
+    return np.zeros((len(observations), 1))
+
+
+def sampled(env_fns, horizon, count, policy=still, *, vector=None, **options):
+    envs = pysampler.VectorEnv(env_fns, **{"num_workers": 2, **(vector or {})})
+    with pysampler.rollouts(envs, policy, horizon, seed=0, **options) as rollouts:
+        copies = [next(rollouts).copy() for _ in range(count)]
+    envs.close()
+    return copies
+
+
+BOTH = pytest.mark.parametrize("where", ["centre", "workers"])
+
+
+@BOTH
+def test_an_info_that_only_ends_of_episodes_have(where):
+    make = functools.partial(Telling, 3, lambda env, over: {"x": 7.5} if over else {})
+    for rollout in sampled([make] * 2, 6, 4, where=where, infos=["x"]):
+        assert rollout.info_masks["x"][:, 0].tolist() == [False, False, True] * 2
+        assert rollout.infos["x"][2].tolist() == [7.5, 7.5]
+
+
+@BOTH
+def test_an_info_of_a_reset_is_none_of_the_step_before_it(where):
+    def info(env, over):
+        return {} if over else {"x": float(env.steps)}
+
+    make = functools.partial(Telling, 3, info, lambda env: {"x": -100.0})
+    for rollout in sampled([make] * 2, 6, 4, where=where, infos=["x"]):
+        assert rollout.info_masks["x"][:, 0].tolist() == [True, True, False] * 2
+        assert rollout.infos["x"][:2, 0].tolist() == [1.0, 2.0]
+
+
+def test_an_info_of_a_fresh_reset_is_none_of_any_step():
+    info = {"info": lambda env, over: {"x": env.steps / 1}, "reset_info": lambda env: {"x": -7}}
+    make = functools.partial(Telling, 100, **info)
+    for rollout in sampled([make] * 2, 4, 4, fresh=True, infos=["x"]):
+        assert rollout.infos["x"][:, 0].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_an_info_that_is_no_number_is_masked():
+    def info(env, over):
+        return {"x": [env.steps / 1, None, "s", {}][env.steps % 4]}
+
+    for rollout in sampled([functools.partial(Telling, 100, info)] * 2, 8, 3, infos=["x"]):
+        mask = rollout.info_masks["x"][:, 0].tolist()
+        assert mask == [False, False, False, True] * 2
+        assert (rollout.infos["x"][3::4] % 4 == 0).all()
+
+
+def test_infos_of_a_step_under_way_go_on_with_it():
+    def make(slow):
+        return functools.partial(Scripted, "...t", slow)
+
+    envs = pysampler.VectorEnv([make(0.01), make(0)], num_workers=2)
+    options = {"min_envs": 1, "whole": False, "infos": ["life"], "seed": 0}
+    lives = []
+    with pysampler.rollouts(envs, policy, 8, **options) as rollouts:
+        while len(lives) < 15:
+            rollout = next(rollouts)
+            assert rollout.info_masks["life"].tolist() == rollout.valid.tolist()
+            lives += rollout.infos["life"][: rollout.lengths[0], 0].tolist()
+            # Also where it made no step at all: what it is at.
+            if rollout.lengths[0] == 0:
+                assert rollout.last_observations[0, 2] == len(lives) % 4
+    envs.close()
+    assert lives == list(range(1, len(lives) + 1))
+
+
+def test_returns_are_of_nothing_but_their_own_rewards():
+    def reward(env):
+        return {1: -np.inf, 4: 1e17, 6: np.nan}.get(env.episode, 1.0)
+
+    make = functools.partial(Telling, 2, reward=reward)
+    ended = [r.ended for r in sampled([make], 6, 3, vector={"num_workers": 1})]
+    returns = np.concatenate([one.returns for one in ended])
+    np.testing.assert_array_equal(returns, [2, -np.inf, 2, 2, 2e17, 2, np.nan, 2, 2])
+
+
+def once(mark, env, episode, steps):
+    """Whether it is time to die; who takes its place does not."""
+    if (env.episode, env.steps) != (episode, steps) or mark.exists():
+        return False
+    mark.touch()
+    return True
+
+
+@BOTH
+def test_envs_lost_when_their_rollout_is_complete_end_in_the_next(where, tmp_path):
+    dies = functools.partial(once, tmp_path / "died", episode=0, steps=3)
+    fns = [functools.partial(Telling, 50), functools.partial(Telling, 50, dies=dies)]
+    vector = {"num_workers": 1, "groups": 2, "on_worker_loss": "restart"}
+    copies = sampled(fns, 6, 3, where=where, vector=vector)
+    lost = np.concatenate([rollout.lost for rollout in copies])
+    assert lost.sum(axis=0).tolist() == [1, 1]
+    assert lost[3, 1]
+    if where == "workers":  # its group's turn had been before
+        assert lost[6, 0]
+
+
+@BOTH
+def test_two_losses_in_one_rollout_are_both_told(where, tmp_path):
+    marks = [tmp_path / "first", tmp_path / "second"]
+
+    def dies(env):
+        return once(marks[0], env, 0, 2) or (marks[0].exists() and once(marks[1], env, 0, 1))
+
+    vector = {"num_workers": 1, "on_worker_loss": "restart", "most_losses": (5, 60.0)}
+    [rollout] = sampled(
+        [functools.partial(Telling, 50, dies=dies)], 9, 1, where=where, vector=vector
+    )
+    lost = np.flatnonzero(rollout.lost[:, 0])
+    assert len(lost) == 2
+    assert (rollout.valid == ~rollout.lost).all()
+    assert len(rollout.ended) == 0
+    pieces = list(rollout.episodes())
+    assert sum(map(len, pieces)) == 7
+    assert all((piece.observations[:, 1] == np.arange(len(piece))).all() for piece in pieces)
+
+
+def test_states_go_by_key():
+    class Swapping:
+        def initial_state(self, count):
+            return {"h": np.ones(count), "c": -np.ones(count)}
+
+        def __call__(self, observations, state):
+            assert (state["h"] == 1 + observations[:, 1]).all()
+            assert (state["c"] == -1 - observations[:, 1]).all()
+            return still(observations), {"state": {"c": state["c"] - 1, "h": state["h"] + 1}}
+
+    sampled([functools.partial(Telling, 3)] * 2, 8, 2, Swapping())
+
+
+def test_an_initial_state_is_asked_for_where_an_episode_begins():
+    class Drawing:
+        asked = 0
+
+        def initial_state(self, count):
+            self.asked += 1
+            return np.full(count, self.asked)
+
+        def __call__(self, observations, state):
+            return still(observations), {"state": state}
+
+    [rollout] = sampled([functools.partial(Telling, 3)], 9, 1, Drawing(), vector={"num_workers": 0})
+    first, second, third = rollout.state[[0, 3, 6], 0]
+    assert first < second < third
+    assert rollout.state[:, 0].tolist() == [first] * 3 + [second] * 3 + [third] * 3
+
+
+def test_extras_keep_their_type():
+    left = [0, 0, 0.75]
+
+    def policy(observations):
+        value = left.pop(0) if left else 0
+        return still(observations), {"value": np.full(len(observations), value)}
+
+    envs = pysampler.VectorEnv([functools.partial(Telling, 9)] * 2, num_workers=0)
+    match = r"value of float64 \(\) a row, before int64"
+    with pysampler.rollouts(envs, policy, 5) as rollouts, pytest.raises(ValueError, match=match):
+        next(rollouts)
+    envs.close()
+
+
+@BOTH
+@pytest.mark.parametrize("what", ["next", "close", "drop"])
+def test_a_forked_child_leaves_them_alone(where, what):
+    make = functools.partial(Telling, 9)
+    envs = pysampler.VectorEnv([make] * 2, num_workers=2)
+    rollouts = pysampler.rollouts(envs, still, 5, overlap=True, seed=0, where=where)
+    next(rollouts)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            if what == "next":
+                next(rollouts)
+        except ClosedError:
+            pass
+        try:
+            if what == "close":
+                rollouts.close()
+            del rollouts
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    for _ in range(3):
+        assert next(rollouts).valid.all()
+    rollouts.close()
+    envs.close()
+
+
+def test_another_thread_gets_an_error_and_the_first_its_rollout():
+    envs = pysampler.VectorEnv([functools.partial(Scripted, ".", 0.01)] * 2, num_workers=2)
+    with pysampler.rollouts(envs, policy, 30) as rollouts:
+        found = []
+        thread = threading.Thread(target=lambda: found.append(next(rollouts)))
+        before = envs._pool.busy_seconds()
+        thread.start()
+        while envs._pool.busy_seconds() == before:
+            pass
+        with pytest.raises(BusyError, match="another thread"):
+            next(rollouts)
+        thread.join()
+        assert found[0].valid.all()
+    envs.close()
+
+
+def test_options_may_be_set_while_an_overlapped_rollout_is_under_way():
+    envs = pysampler.VectorEnv([functools.partial(Scripted, "t")] * 2, num_workers=2)
+    with pysampler.rollouts(envs, policy, 4, overlap=True) as rollouts:
+        versions = []
+        for number in range(20):
+            rollout = next(rollouts)
+            versions += rollout.options.max(axis=1).tolist()
+            envs.set_options(None, {"number": number, "large": list(range(10_000))})
+            envs.stats()
+        assert versions == sorted(versions)
+        assert versions[-1] > 10
+    envs.close()
+
+
+def test_a_worker_function_of_the_users_is_refused():
+    envs = pysampler.VectorEnv(
+        [lambda: gym.make("CartPole-v1")],
+        worker=gym.vector.async_vector_env._async_worker,
+    )
+    with pytest.raises(ValueError, match="what a `worker` function runs resets its env by itself"):
+        pysampler.rollouts(envs, still, 5)
+    envs.close()
+
+
+def test_lending_to_an_evaluation_changes_nothing_about_closing():
+    envs = pysampler.VectorEnv([functools.partial(Telling, 2)] * 2, num_workers=2)
+    rollouts = pysampler.rollouts(envs, still, 5, overlap=True)
+    next(rollouts)
+    assert len(pysampler.evaluate(still, rollouts, 4).returns) == 4
+    next(rollouts)
+    envs.close()
+    with pytest.raises(ClosedError):
+        next(rollouts)
+    with pytest.raises(ClosedError):
+        pysampler.evaluate(still, rollouts, 4)
+
+
+def test_rollouts_of_their_own_envs_may_be_closed_by_these():
+    rollouts = pysampler.rollouts("CartPole-v1", lambda o: np.zeros(len(o), int), 4, num_envs=2)
+    next(rollouts)
+    rollouts.envs.close()
+    rollouts.close()
+    assert rollouts.envs.closed
+
+
+def test_what_keeps_the_next_rollout_from_starting_does_not_take_this_one():
+    class Growing:
+        lock = None
+
+        def __call__(self, observations):
+            return still(observations)
+
+    growing = Growing()
+    envs = pysampler.VectorEnv([functools.partial(Telling, 9)] * 2, num_workers=1)
+    with pysampler.rollouts(envs, growing, 4, overlap=True, where="workers") as rollouts:
+        next(rollouts)
+        growing.lock = threading.Lock()  # cannot be pickled
+        assert next(rollouts).valid.all()
+        with pytest.raises(TypeError, match="cannot send the policy"):
+            next(rollouts)
+        growing.lock = None
+        assert next(rollouts).valid.all()
+    envs.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*Worker-0")
+@pytest.mark.filterwarnings("ignore:.*Traceback")
+@pytest.mark.filterwarnings("ignore:.*Raising the last")
+def test_an_env_that_fails_in_its_first_reset_may_be_tried_again():
+    class Shy(Telling):
+        tries = 0
+
+        def reset(self, **kwargs):
+            Shy.tries += 1
+            if Shy.tries == 1:
+                raise RuntimeError("not yet")
+            return super().reset(**kwargs)
+
+    envs = pysampler.VectorEnv([lambda: Shy(4)], num_workers=0)
+    with pysampler.rollouts(envs, still, 5) as rollouts:
+        with pytest.raises(EnvError, match="not yet"):
+            next(rollouts)
+        assert next(rollouts).valid.all()
+    envs.close()
