@@ -19,7 +19,7 @@ A tour of the code, from the bottom up:
 - ``piped`` are envs behind a worker function of the user's.
 - ``vector_env`` is gymnasium's ``AsyncVectorEnv`` on a pool; ``make`` makes it by name.
 - ``rollout`` is T steps of a policy, ``rollouts`` samples them; ``evaluation`` counts episodes,
-  ``tasks`` samples many tasks, of which ``envs.meta`` has some.
+  ``tasks`` samples many tasks, of which ``envs.meta`` has some; ``replay`` keeps transitions.
 """
 
 import sys
@@ -34,6 +34,7 @@ if sys.platform != "linux":
 from pysampler import errors, sync
 from pysampler.evaluation import Evaluation, evaluate
 from pysampler.make import install, make_vec, uninstall
+from pysampler.replay import Replay
 from pysampler.rollout import gae
 from pysampler.rollouts import Rollouts, rollouts
 from pysampler.tasks import Collected, MultiTaskSampler
@@ -43,6 +44,7 @@ __all__ = [
     "Collected",
     "Evaluation",
     "MultiTaskSampler",
+    "Replay",
     "Rollouts",
     "VectorEnv",
     "__version__",

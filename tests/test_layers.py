@@ -67,6 +67,7 @@ PYTHON = {
     },
     "pysampler.make": {"pysampler.vector_env"},
     "pysampler.rollout": set(),
+    "pysampler.replay": {"pysampler.errors", "pysampler.sync"},
     "pysampler.rollouts": {
         *("pysampler._core", "pysampler.acting", "pysampler.block", "pysampler.errors"),
         *("pysampler.frames", "pysampler.infos", "pysampler.local", "pysampler.make"),
