@@ -238,7 +238,7 @@ def _register(memory: npt.NDArray[np.uint8]) -> None:
     address, size = memory.ctypes.data, memory.nbytes
     if size == 0 or _registered.get(address) == size:
         return
-    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    cudart = torch.cuda.cudart()
     # Read-write, mapped into every context: 0 is the default of cudaHostRegister.
     if int(cudart.cudaHostRegister(address, size, 0)) == 0:
         _registered[address] = size
@@ -249,8 +249,7 @@ def _unregister(address: int) -> None:
     import torch  # noqa: PLC0415
 
     if _registered.pop(address, None) is not None:
-        cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        cudart.cudaHostUnregister(address)
+        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _plain(values: Any) -> npt.NDArray[Any]:
