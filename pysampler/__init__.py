@@ -18,8 +18,9 @@ A tour of the code, from the bottom up:
   what came back, as a vector env returns it; ``recording`` is in which batches.
 - ``piped`` are envs behind a worker function of the user's.
 - ``vector_env`` is gymnasium's ``AsyncVectorEnv`` on a pool; ``make`` makes it by name.
-- ``rollout`` is T steps of a policy, ``rollouts`` samples them; ``evaluation`` counts episodes,
-  ``tasks`` samples many tasks, of which ``envs.meta`` has some; ``replay`` keeps transitions.
+- ``rollout`` is T steps of a policy; ``rollouts`` samples them, with the policy in one of two
+  ``places``, and a ``tally`` of what they were. ``evaluation`` counts episodes, ``tasks`` samples
+  many tasks, of which ``envs.meta`` has some; ``replay`` keeps transitions.
 """
 
 import sys

@@ -488,6 +488,10 @@ class ByteRing:
         """
         A copy of the next message; WaitTimeoutError if none came.
         """
+    def recv_into(self, messages: list, timeout: float | None = None, *, deadline: int | None = None) -> None:
+        """
+        As recv(), appended to a list: nothing comes in between, not even Ctrl-C.
+        """
     def release(self) -> None:
         """
         Hands back the message peeked at.

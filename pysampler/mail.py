@@ -57,30 +57,46 @@ class Outbox:
 
 
 class Inbox:
-    """The parent's end: messages as they were posted, taken by group."""
+    """The parent's end: messages as they were posted, taken by group.
+
+    Ctrl-C may come between any two lines, and nothing that was received is lost by that, nor
+    counted twice: each step that is repeated makes the same of it.
+    """
 
     def __init__(self, ring: _core.ByteRing, groups: range) -> None:
         self._ring = ring
         self._groups = groups
+        self._received: list[bytes] = []  # of no group yet
         self._parts: dict[int, list[bytes]] = {}
-        self._whole: dict[int, bytes] = {}
 
     def read(self, group: int, deadline: int | None = None) -> bytes:
         """The message about a group, until it is dropped; WaitTimeoutError if it came not whole.
 
         The deadline is in ns.
         """
-        while group not in self._whole:
-            record = self._ring.recv(deadline=deadline)
-            about, last = _HEAD.unpack_from(record.ljust(_HEAD.size, b"\xff"))
+        while not self._whole(group):
+            if not self._received:
+                self._ring.recv_into(self._received, deadline=deadline)
+            part = self._received[0]
+            about, _ = _head(part)
             if about not in self._groups:
                 raise LayoutError("cannot receive from worker: a message about no group of its own")
             parts = self._parts.setdefault(about, [])
-            parts.append(record[_HEAD.size :])
-            if last:
-                self._whole[about] = b"".join(self._parts.pop(about))
-        return self._whole[group]
+            if not parts or parts[-1] is not part:
+                parts.append(part)
+            del self._received[0]
+        return b"".join(part[_HEAD.size :] for part in self._parts[group])
+
+    def _whole(self, group: int) -> bool:
+        parts = self._parts.get(group, [])
+        return bool(parts) and _head(parts[-1])[1]
 
     def drop(self, group: int) -> None:
         """Forget the message, if there was one."""
-        self._whole.pop(group, None)
+        self._parts.pop(group, None)
+
+
+def _head(part: bytes) -> tuple[int, bool]:
+    """Which group it is about, and whether it is the last; of garbage, something."""
+    about, last = _HEAD.unpack_from(part.ljust(_HEAD.size, b"\xff"))
+    return about, last

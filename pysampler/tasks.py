@@ -14,8 +14,9 @@ from pysampler import arguments
 from pysampler.envs.meta.tasks import TaskWrapper
 from pysampler.errors import ClosedError, PysamplerError
 from pysampler.make import make_vec
+from pysampler.places import Centre
 from pysampler.policies import Actor, no_odd
-from pysampler.rollouts import Centre, Rollouts, whole_number
+from pysampler.rollouts import Rollouts, whole_number
 from pysampler.spec import build
 from pysampler.vector_env import VectorEnv
 

@@ -68,11 +68,19 @@ PYTHON = {
     "pysampler.make": {"pysampler.vector_env"},
     "pysampler.rollout": set(),
     "pysampler.replay": {"pysampler.errors", "pysampler.sync"},
+    "pysampler.tally": {
+        *("pysampler.acting", "pysampler.frames", "pysampler.infos", "pysampler.results"),
+        *("pysampler.rollout",),
+    },
+    "pysampler.places": {
+        *("pysampler._core", "pysampler.acting", "pysampler.block", "pysampler.frames"),
+        *("pysampler.policies", "pysampler.processes", "pysampler.remote"),
+        *("pysampler.results", "pysampler.sync", "pysampler.vector_env"),
+    },
     "pysampler.rollouts": {
-        *("pysampler._core", "pysampler.acting", "pysampler.block", "pysampler.errors"),
-        *("pysampler.frames", "pysampler.infos", "pysampler.local", "pysampler.make"),
-        *("pysampler.policies", "pysampler.pool", "pysampler.processes", "pysampler.remote"),
-        *("pysampler.results", "pysampler.rollout", "pysampler.spec", "pysampler.sync"),
+        *("pysampler.acting", "pysampler.errors", "pysampler.local", "pysampler.make"),
+        *("pysampler.places", "pysampler.policies", "pysampler.pool", "pysampler.processes"),
+        *("pysampler.rollout", "pysampler.spec", "pysampler.sync", "pysampler.tally"),
         *("pysampler.vector_env",),
     },
     "pysampler.evaluation": {"pysampler.rollouts"},
@@ -81,8 +89,8 @@ PYTHON = {
     "pysampler.envs.meta.plain": {"pysampler.envs.meta.tasks"},
     "pysampler.tasks": {
         *("pysampler.arguments", "pysampler.envs.meta.tasks", "pysampler.errors"),
-        *("pysampler.make", "pysampler.policies", "pysampler.rollout", "pysampler.rollouts"),
-        *("pysampler.spec", "pysampler.vector_env"),
+        *("pysampler.make", "pysampler.places", "pysampler.policies", "pysampler.rollout"),
+        *("pysampler.rollouts", "pysampler.spec", "pysampler.vector_env"),
     },
     "pysampler.adapters.sb3": {"pysampler.vector_env"},
 }

@@ -178,6 +178,15 @@ void register_byte_ring(py::module_& m) {
         .def("recv", &PyByteRing::recv, py::arg("timeout") = none, py::kw_only(),
              py::arg("limit") = none, py::arg("deadline") = none,
              "A copy of the next message; WaitTimeoutError if none came.")
+        .def(
+            "recv_into",
+            [](PyByteRing& self, py::list& messages, const Seconds& timeout,
+               const Nanoseconds& deadline) {
+                messages.append(self.recv(timeout, py::none(), deadline));
+            },
+            py::arg("messages"), py::arg("timeout") = none, py::kw_only(),
+            py::arg("deadline") = none,
+            "As recv(), appended to a list: nothing comes in between, not even Ctrl-C.")
         .def("peek", &PyByteRing::peek, py::arg("timeout") = none, py::kw_only(),
              py::arg("limit") = none, py::arg("deadline") = none,
              "A read-only view of the next message where it lies, until release().")

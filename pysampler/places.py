@@ -1,0 +1,520 @@
+"""Where a policy walks the ring of frames: in this process, or in the workers.
+
+Each place fills the slot of a rollout, from a base frame on, when it is told to ``start``, and has
+done so when ``finish`` returns. ``end`` gives it up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import queue
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler import _core
+from pysampler.acting import Progress, Role, mark_lost
+from pysampler.block import Failure, Restored
+from pysampler.policies import copy_weights, is_module, portable, torch_threads, weights_of
+from pysampler.processes import GRACE
+from pysampler.remote import dumps_by_value
+from pysampler.results import first
+from pysampler.sync import Board, now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from pysampler.frames import Frames
+    from pysampler.policies import Acting, Actor
+    from pysampler.results import Message
+    from pysampler.sync import Segment
+    from pysampler.vector_env import VectorEnv
+
+__all__ = ["Centre", "Way", "Workers", "copied"]
+
+_BLOCK = _core.EnvBlock
+
+
+class _Stopped(Exception):  # noqa: N818 - not an error: close() came
+    """The rollout under way is not wanted any more."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How rollouts are sampled: see ``Rollouts``."""
+
+    envs: VectorEnv
+    policy: Any
+    actor_of: Callable[[Any], Actor]
+    horizon: int
+    overlap: bool
+    partial: bool  # whoever is ready, and not all envs in turn
+    min_envs: int
+    timeout: int | None  # ns
+    whole: bool
+    fresh: bool
+    threads: int | None
+
+
+class Centre:
+    """The policy in this process."""
+
+    def __init__(self, way: Way, acting: Acting, frames: Frames, asked: Any) -> None:
+        envs = way.envs
+        self.acting = acting
+        self.frames = frames
+        self.rest: list[tuple[int, int, dict[str, Any]]] = []  # infos: frame, env
+        self.seconds = {"policy": 0.0, "waiting": 0.0}
+        self._envs = envs
+        self._pool = envs._pool
+        self._groups = envs._groups
+        self._sizes = np.array([len(group) for group in self._groups])
+        self._horizon = way.horizon
+        self._partial = way.partial
+        self._whole = way.whole
+        self._least = way.min_envs
+        self._timeout = way.timeout
+        self._asked = asked  # the policy, about the observations of the first frame
+        self._everyone = slice(0, frames.envs)
+        self._parts = _parts(envs)
+        self._ids = [np.arange(group.start, group.stop) for group in self._groups]
+        self._carried: set[int] = set()  # groups whose step under way is of an earlier rollout
+        self._opened = 0
+        self._fresh = way.fresh
+        self._first = True  # which begins with the reset there has just been
+        self._stop = False
+        # Where each group is: the frame of what it returned at last, and how many steps it made.
+        self._frame = np.zeros(len(self._groups), np.int64)
+        self._done = np.zeros(len(self._groups), np.int64)
+        self._policy = way.policy
+        self._copied_from: bytes | None = None
+        self._thread = _Thread() if way.overlap else None
+        # With another thread beside this one, they would be the other's too.
+        self._threads = None if way.overlap else way.threads
+        if self._thread is not None and is_module(self._policy):
+            acting.actor = way.actor_of(copy.deepcopy(self._policy))
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Steps of each env."""
+        return np.repeat(self._done, self._sizes)
+
+    def start(self, base: int) -> None:
+        if self._thread is None:
+            self._base = base
+            return
+        if is_module(self._policy):
+            copy_weights(self.acting.actor.policy, self._policy)
+        elif (now_is := _fingerprint(self._policy)) is None or now_is != self._copied_from:
+            # Not where it has not changed: its own random numbers go on.
+            self._copied_from = now_is
+            self.acting.actor.policy = copied(self._policy)
+        self._thread.do(lambda: self._fill(base))
+
+    def finish(self) -> None:
+        if self._thread is None:
+            self._fill(self._base)
+        else:
+            self._thread.wait()
+
+    def end(self) -> bool:
+        """Stop; whether it has, so that nobody works on the pool any more."""
+        self._stop = True
+        return self._thread is None or self._thread.end()
+
+    def _fill(self, base: int) -> None:
+        # The thread leaves the turn to others: what could harm it is refused for the state, and
+        # options and counters may be asked for.
+        turn = self._envs._entered("rollouts") if self._thread is None else contextlib.nullcontext()
+        with turn, torch_threads(self._threads):
+            if self._partial:
+                self._fill_as_they_come(base)
+            else:
+                self._fill_in_turn(base)
+
+    # -- all envs together, or one part of each worker's after the other ---------------------------
+
+    def _fill_in_turn(self, base: int) -> None:
+        self._bring(base, range(len(self._groups)))
+        for at in range(base, base + self._horizon):
+            for groups, envs in self._parts:
+                if at > base:
+                    self._receive_part(groups, envs, at)
+                self._act_for_part(groups, envs, at)
+        for groups, envs in self._parts:
+            self._receive_part(groups, envs, base + self._horizon)
+        self._frame[:] = base + self._horizon
+        self._done[:] = self._horizon
+
+    def _act_for_part(self, groups: list[int], envs: Any, at: int) -> None:
+        if self._stop:
+            raise _Stopped
+        began = now()
+        if self._asked is not None:
+            self._answer_first(at, envs)
+        else:
+            self.acting.act(at, envs)
+        self.seconds["policy"] += (now() - began) / 1e9
+        if len(self._parts) == 1:
+            self._pool.step(at + 1)
+        else:
+            self._pool.step_some([(group, at + 1) for group in groups])
+
+    def _answer_first(self, at: int, envs: Any) -> None:
+        """With what the policy said when it was asked what it says."""
+        asked, self._asked = self._asked, None
+        if len(self._parts) > 1 or self._partial:
+            self.acting.act(at, envs)
+        else:
+            self.acting.write(at, envs, *asked)
+
+    def _receive_part(self, groups: list[int], envs: Any, at: int) -> None:
+        began = now()
+        if len(self._parts) == 1:
+            messages = self._pool.wait() or []
+        else:
+            messages = self._pool.wait_for(groups)
+            self._pool.take(groups)
+        self.seconds["waiting"] += (now() - began) / 1e9
+        if messages:
+            self._settle(messages, dict.fromkeys(groups, at))
+        self.acting.after(at, envs)
+
+    # -- whoever is ready --------------------------------------------------------------------------
+
+    def _fill_as_they_come(self, base: int) -> None:
+        ready = self.open(base)
+        while True:
+            self.act_for(self.unfinished(ready))
+            if self.over:
+                return
+            ready = self.receive_some(None if self._timeout is None else now() + self._timeout)
+
+    def open_by_hand(self) -> list[int]:
+        """Begin a rollout whose actions come from elsewhere."""
+        self._asked = None
+        return self.open(self._base)
+
+    def unfinished(self, groups: list[int]) -> list[int]:
+        """Those of some groups that have steps to make."""
+        return [group for group in groups if self._done[group] < self._horizon]
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to do in this rollout."""
+        full = self._done == self._horizon
+        return bool(full.all() if self._whole else full.any())
+
+    def open(self, base: int) -> list[int]:
+        """Begin a rollout; groups that the policy may act for."""
+        self._opened = base
+        everyone = range(len(self._groups))
+        self._done[:] = 0
+        if self._fresh and not self._first:
+            self._reset_all(base)
+            return []
+        self._first = False
+        # What was under way at the end of the last rollout is the first step of this one.
+        self._carried = {group for group in everyone if self._pool.is_pending(group)}
+        for group in self._carried:
+            self._bring_rows(group, base)
+        ready = [group for group in everyone if group not in self._carried]
+        self._bring(base, ready)
+        return ready
+
+    def _reset_all(self, base: int) -> None:
+        requests = {
+            group: ("reset", ([None] * len(envs), None, None))
+            for group, envs in enumerate(self._groups)
+        }
+        self._frame[:] = base - 1
+        self._done[:] = -1
+        self._pool.request([(group, base) for group in requests], requests, "resetting")
+
+    def act_for(self, groups: list[int]) -> None:
+        """Ask the policy for some groups, and let them step."""
+        if self._stop:
+            raise _Stopped
+        if not groups:
+            return
+        began = now()
+        at, envs = self.rows_of(groups)
+        if self._asked is not None:
+            self._answer_first(at, envs)
+        else:
+            self.acting.act(at, envs)
+        self.seconds["policy"] += (now() - began) / 1e9
+        self.step(groups)
+
+    def step(self, groups: list[int]) -> None:
+        """Let some groups step, whose actions are written."""
+        self._pool.step_some([(group, int(self._frame[group]) + 1) for group in groups])
+
+    def rows_of(self, groups: list[int]) -> tuple[Any, Any]:
+        """At which frames some groups are, and their envs."""
+        frames = self._frame[groups]
+        same = bool((frames == frames[0]).all())
+        if same and len(groups) == len(self._groups):
+            return int(frames[0]), self._everyone
+        envs = np.concatenate([self._ids[group] for group in groups])
+        return int(frames[0]) if same else np.repeat(frames, self._sizes[groups]), envs
+
+    def receive_some(self, deadline: int | None) -> list[int]:
+        """Groups that have made a step, as soon as there are enough, or at a deadline."""
+        began = now()
+        everyone = self.frames.envs
+        groups, messages = self._pool.wait_some(self._least, everyone, deadline)
+        if not groups:  # none by then: the first that is
+            groups, messages = self._pool.wait_some(1, everyone, None)
+        self._pool.take(groups)
+        self.seconds["waiting"] += (now() - began) / 1e9
+        if messages:
+            self._settle(messages, {g: int(self._frame[g]) + 1 for g in groups})
+        for group in groups:
+            if group in self._carried:
+                self._carried.discard(group)
+                self._carry(group, self._opened)
+            self._frame[group] += 1
+            self._done[group] += 1
+            if self._done[group] == 0:
+                self.acting.forget(int(self._frame[group]), self._rows(group))
+            else:
+                self.acting.after(int(self._frame[group]), self._rows(group))
+        return groups
+
+    def _rows(self, group: int) -> slice:
+        return slice(self._groups[group].start, self._groups[group].stop)
+
+    def _carry(self, group: int, base: int) -> None:
+        """A step that lies in the frames of an earlier rollout is the first of this one."""
+        frames, rows, at = self.frames, self._rows(group), int(self._frame[group])
+        if at != base:
+            for leaf in (*self.acting.carried, *self.acting.extras.values()):
+                leaf[base, rows] = leaf[at, rows]
+            for field in (
+                *(*self.acting.carried, *frames.final_observations, *self.acting.actions),
+                *(frames.rewards, frames.terminated, frames.truncated, frames.has_final),
+            ):
+                field[base + 1, rows] = field[at + 1, rows]
+            for column in self._envs._results.columns:
+                for array in column.views(frames):
+                    array[base + 1, rows] = array[at + 1, rows]
+            self.rest = [
+                (base + 1 if frame == at + 1 and env in self._groups[group] else frame, env, info)
+                for frame, env, info in self.rest
+            ]
+        self._frame[group] = base
+
+    # -- what they share ---------------------------------------------------------------------------
+
+    def _bring(self, base: int, groups: Iterable[int]) -> None:
+        """The last observations of some groups to the first frame of the rollout."""
+        groups = list(groups)
+        frames = self._frame[groups]
+        if len(groups) == len(self._groups) and (frames == frames[0]).all():
+            if frames[0] != base:
+                for leaf in self.acting.carried:
+                    leaf[base] = leaf[frames[0]]
+        else:
+            for group in groups:
+                self._bring_rows(group, base)
+        self._frame[groups] = base
+
+    def _bring_rows(self, group: int, base: int) -> None:
+        rows, at = self._rows(group), self._frame[group]
+        for leaf in self.acting.carried if at != base else ():
+            leaf[base, rows] = leaf[at, rows]
+
+    def _settle(self, messages: Sequence[Message], at: Mapping[int, int]) -> None:
+        """What groups had to say beside what lies in the frames that their steps ended at."""
+        if failures := self._envs._results.failed(messages):
+            raise self._pool.error_of(*first(failures))
+        for group, message in messages:
+            said = message
+            if isinstance(message, Restored):
+                said = message.said
+                if message.stepping:
+                    mark_lost(self.frames, at[group] - 1, self._rows(group))
+            self.rest += [(at[group], env, info) for kind, env, info in said if kind == _BLOCK.INFO]
+
+
+class Workers:
+    """The policy in the workers."""
+
+    def __init__(
+        self,
+        way: Way,
+        acting: Acting,
+        frames: Frames,
+        segment: Segment,
+        weights: dict[str, npt.NDArray[Any]] | None,
+        seed: int | None,
+    ) -> None:
+        self.acting = acting
+        self.frames = frames
+        self.rest: list[tuple[int, int, dict[str, Any]]] = []
+        self.seconds = {"policy": 0.0, "waiting": 0.0}
+        self._envs = way.envs
+        self._pool = way.envs._pool
+        self._groups = way.envs._groups
+        self._horizon = way.horizon
+        self._policy = way.policy
+        self._board = None if not weights else Board(weights, segment)
+        self._progress = Progress(len(self._groups), segment)
+        self._last = 0
+        self._pickled = b""
+        # In this process the random numbers are the user's.
+        self._seed = seed if way.envs.num_workers > 0 else None
+        self.lengths = np.full(frames.envs, way.horizon)
+        if is_module(self._policy):
+            self._tell(_pickled(portable(self._policy)))
+
+    def _tell(self, policy: bytes) -> None:
+        """Give the workers the policy."""
+        self._pickled = policy
+        seed, self._seed = self._seed, None
+
+        def role(envs: range) -> tuple[Role]:
+            own = None
+            if seed is not None:  # each worker draws its own numbers, the same every time
+                sequence = np.random.SeedSequence(seed, spawn_key=(envs.start,))
+                own = int(sequence.generate_state(1)[0])
+            board = None if self._board is None else self._board.place()
+            return (
+                Role(
+                    policy,
+                    self.acting.said,
+                    board,
+                    self._progress.offset,
+                    len(self._groups),
+                    own,
+                ),
+            )
+
+        self._pool.note("act_with", role, standing=True)
+
+    def start(self, base: int) -> None:
+        if self._board is not None:
+            self._board.publish(weights_of(self._policy))
+        elif not is_module(self._policy) and (pickled := _pickled(self._policy)) != self._pickled:
+            self._tell(pickled)
+        self._progress.steps[:] = 0
+        parts = [(group, base) for group in range(len(self._groups))]
+        requests = {group: ("rollout", (self._horizon, group, self._last)) for group, _ in parts}
+        self._last = base + self._horizon
+        with self._envs._entered("rollouts"):
+            self._pool.request(parts, requests, "acting and stepping")
+
+    def finish(self) -> None:
+        began = now()
+        with self._envs._entered("rollouts"):
+            messages = self._pool.wait() or []
+        self.seconds["waiting"] += (now() - began) / 1e9
+        failures = [(group, said) for group, said in messages if isinstance(said, Failure)]
+        for group, message in messages:
+            said = message.said if isinstance(message, Restored) else message
+            if isinstance(said, Failure):
+                continue
+            for at, kind, env, thing in said.leftovers:
+                if kind == _BLOCK.ERROR:
+                    failures.append((group, thing))
+                elif kind == _BLOCK.INFO:
+                    self.rest.append((at, env, thing))
+            self.seconds["policy"] += said.policy_ns / 1e9 / max(1, len(self._pool.groups))
+        if failures:
+            raise self._pool.error_of(*first(failures))
+
+    def end(self) -> bool:
+        """Stop; nobody but the pool is at work."""
+        self._progress.stop()
+        return True
+
+
+class _Thread:
+    """One that does one thing after the other, for somebody who waits for each."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=_work, args=(self._asked, self._done), name="pysampler rollouts", daemon=True
+        )
+        self._thread.start()
+
+    def do(self, what: Callable[[], None]) -> None:
+        self._asked.put(what)
+
+    def wait(self) -> None:
+        error = self._done.get()
+        if error is not None:
+            raise error
+
+    def end(self) -> bool:
+        """After what it is at, which has been told to stop; whether that was in time."""
+        self._asked.put(None)
+        if threading.current_thread() is self._thread:  # where the garbage collector came by
+            return False
+        self._thread.join(GRACE)
+        return not self._thread.is_alive()
+
+
+def _work(asked: Any, done: Any) -> None:
+    while (what := asked.get()) is not None:
+        try:
+            what()
+        except BaseException as error:
+            done.put(error)
+        else:
+            done.put(None)
+        del what
+
+
+def _parts(envs: VectorEnv) -> list[tuple[list[int], Any]]:
+    """Groups that the policy acts for together, and their envs: the n-th of each worker."""
+    parts: dict[int, list[int]] = {}
+    nth: dict[int, int] = {}
+    for group, worker in enumerate(envs._pool.worker_of):
+        nth[worker] = nth.get(worker, -1) + 1
+        parts.setdefault(nth[worker], []).append(group)
+    if len(parts) == 1:
+        return [(parts[0], slice(0, envs.num_envs))]
+    return [
+        (
+            groups,
+            np.concatenate(
+                [np.arange(g.start, g.stop) for g in map(envs._groups.__getitem__, groups)]
+            ),
+        )
+        for groups in parts.values()
+    ]
+
+
+def copied(policy: Any) -> Any:
+    """One of its own for somebody else, where it can be copied."""
+    try:
+        return copy.deepcopy(policy)
+    except Exception:
+        return policy
+
+
+def _fingerprint(policy: Any) -> bytes | None:
+    """What tells whether it has changed; None if nothing does."""
+    try:
+        return dumps_by_value(policy)
+    except Exception:
+        return None
+
+
+def _pickled(policy: Any) -> bytes:
+    try:
+        return dumps_by_value(policy)
+    except Exception as error:
+        raise TypeError(
+            f"cannot send the policy to workers: {type(error).__name__}: {error}; make what it "
+            "needs inside of it, or leave it in the centre"
+        ) from error

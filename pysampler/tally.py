@@ -1,0 +1,156 @@
+"""What is counted of rollouts: which steps were made, episodes that ended, infos as columns."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler.acting import LOST
+from pysampler.rollout import Ended
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from pysampler.frames import Frames
+    from pysampler.infos import Column
+    from pysampler.results import Results
+
+__all__ = ["InfoColumns", "Tally"]
+
+
+class Tally:
+    """What is counted across rollouts: episodes, and which of their steps were made."""
+
+    def __init__(self, slots: int, horizon: int, count: int) -> None:
+        self._starts = np.zeros((slots, horizon + 1, count), np.bool_)
+        self._valid = np.zeros((slots, horizon, count), np.bool_)
+        self._lost = np.zeros((slots, horizon, count), np.bool_)
+        self._begins = np.ones(count, np.bool_)  # what comes next, with an episode
+        self._return = np.zeros(count)  # of the episode so far
+        self._length = np.zeros(count, np.int64)
+        self._time = np.arange(horizon)[:, None]
+
+    def begin_episodes(self) -> None:
+        """All envs were reset."""
+        self._begins[:] = True
+        self._return[:] = 0
+        self._length[:] = 0
+
+    def count(
+        self, slot: int, frames: Frames, steps: slice, lengths: npt.NDArray[np.int64]
+    ) -> dict[str, Any]:
+        """The fields of a rollout that say what its steps are."""
+        starts, valid, lost = self._starts[slot], self._valid[slot], self._lost[slot]
+        rewards, over = frames.rewards[steps], starts[1:]
+        np.less(self._time, lengths, out=valid)
+        np.logical_or(frames.terminated[steps], frames.truncated[steps], out=over)
+        np.logical_and(over, valid, out=over)
+        starts[0] = self._begins
+        np.equal(frames.has_final[steps], LOST, out=lost)
+        np.logical_and(lost, valid, out=lost)
+        ended: list[tuple[int, int, float, int]] = []
+        # Step by step, so that an episode's return is of nothing but its own rewards.
+        for t, some in enumerate(over.any(axis=1)):
+            np.add(self._return, rewards[t], out=self._return, where=valid[t])
+            np.add(self._length, 1, out=self._length, where=valid[t])
+            if some:
+                envs = np.flatnonzero(over[t])
+                ended += [
+                    (int(env), t, float(self._return[env]), int(self._length[env]))
+                    for env in envs[~lost[t, envs]]
+                ]
+                self._return[envs] = 0
+                self._length[envs] = 0
+        ended.sort()
+        columns = list(zip(*ended, strict=True)) or [()] * 4
+        self._begins = starts[lengths, np.arange(len(lengths))].copy()
+        np.greater(valid, lost, out=valid)  # made, and not lost
+        return {
+            "starts": starts,
+            "valid": valid,
+            "lost": lost,
+            "lengths": lengths.copy(),
+            "ended": Ended(
+                np.array(columns[0], np.int64),
+                np.array(columns[1], np.int64),
+                np.array(columns[2], np.float64),
+                np.array(columns[3], np.int64),
+            ),
+        }
+
+
+class InfoColumns:
+    """The infos that were asked for, as arrays over a rollout's steps.
+
+    Where an episode ended, that is what came with its last step, not with the reset after it.
+    """
+
+    def __init__(
+        self,
+        results: Results,
+        frames: Frames,
+        names: Sequence[str],
+        rest: Sequence[tuple[int, int, dict[str, Any]]],
+        steps: slice,
+        marks: dict[str, Any],
+    ) -> None:
+        self.values: dict[str, Any] = {}
+        self.masks: dict[str, Any] = {}
+        if not names:
+            return
+        columns = results.learn([(env, info) for _, env, info in rest])
+        over, valid = marks["starts"][1:], marks["valid"]
+        # A reset before the first step is none of the steps.
+        said = [(at - steps.start, env, info) for at, env, info in rest if at >= steps.start]
+        for name in names:
+            during = [c for c in columns if c.path == (name,) and c.dtype is not None]
+            final = [c for c in columns if c.path == ("final_info", name) and c.dtype is not None]
+            if during or final:
+                values, mask = _joined(frames, steps, during, final, over)
+            else:
+                warnings.warn(f"no env has given an info {name!r} that is a number", stacklevel=4)
+                values, mask = np.zeros(over.shape), np.zeros(over.shape, np.bool_)
+            for t, env, info in said:
+                one = info.get("final_info", {}) if over[t, env] else info
+                if name in one and _fits(one[name], values):
+                    values[t, env] = one[name]
+                    mask[t, env] = True
+            if not valid.all():  # a step under way may yet be writing to its row
+                mask = mask & valid
+            self.values[name], self.masks[name] = values, mask
+
+
+def _joined(
+    frames: Frames,
+    steps: slice,
+    during: Sequence[Column],
+    final: Sequence[Column],
+    over: npt.NDArray[np.bool_],
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    """One array of all columns of a key, in the memory of the first."""
+    first, *others = [*during, *final]
+    values, mask = (array[steps] for array in first.views(frames))
+    others = [column for column in others if column.shape == first.shape]
+    dtype = np.result_type(*(c.dtype for c in (first, *others) if c.dtype is not None))
+    if dtype != values.dtype:  # types of values mix: the one array that is not the workers' own
+        values = values.astype(dtype)
+    if during:
+        mask[over] = False
+    for column in others:
+        more, there = (array[steps] for array in column.views(frames))
+        there = there & over if column in final else there & ~over
+        values[there] = more[there]
+        mask[there] = True
+    return values, mask
+
+
+def _fits(value: Any, values: npt.NDArray[Any]) -> bool:
+    try:
+        array = np.asarray(value)
+    except Exception:
+        return False
+    return array.dtype.kind in "biufc" and array.shape == values.shape[2:]
