@@ -49,9 +49,9 @@ class Progress:
         """Whether rollouts are to end where they are."""
         return bool(self._lines[-1, 0])
 
-    def stop(self, *, stopped: bool = True) -> None:
-        """Let them, or not."""
-        self._lines[-1, 0] = stopped
+    def stop(self) -> None:
+        """Let them."""
+        self._lines[-1, 0] = True
 
 
 @dataclass(frozen=True)

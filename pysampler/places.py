@@ -154,24 +154,11 @@ class Centre:
     def _act_for_part(self, groups: list[int], envs: Any, at: int) -> None:
         if self._stop:
             raise _Stopped
-        began = now()
-        if self._asked is not None:
-            self._answer_first(at, envs)
-        else:
-            self.acting.act(at, envs)
-        self.seconds["policy"] += (now() - began) / 1e9
+        self._ask(at, envs)
         if len(self._parts) == 1:
             self._pool.step(at + 1)
         else:
             self._pool.step_some([(group, at + 1) for group in groups])
-
-    def _answer_first(self, at: int, envs: Any) -> None:
-        """With what the policy said when it was asked what it says."""
-        asked, self._asked = self._asked, None
-        if len(self._parts) > 1 or self._partial:
-            self.acting.act(at, envs)
-        else:
-            self.acting.write(at, envs, *asked)
 
     def _receive_part(self, groups: list[int], envs: Any, at: int) -> None:
         began = now()
@@ -242,13 +229,7 @@ class Centre:
             raise _Stopped
         if not groups:
             return
-        began = now()
-        at, envs = self.rows_of(groups)
-        if self._asked is not None:
-            self._answer_first(at, envs)
-        else:
-            self.acting.act(at, envs)
-        self.seconds["policy"] += (now() - began) / 1e9
+        self._ask(*self.rows_of(groups))
         self.step(groups)
 
     def step(self, groups: list[int]) -> None:
@@ -311,6 +292,16 @@ class Centre:
         self._frame[group] = base
 
     # -- what they share ---------------------------------------------------------------------------
+
+    def _ask(self, at: Any, envs: Any) -> None:
+        """The policy for these envs, or what it said when it was asked what it says, about all."""
+        began = now()
+        asked, self._asked = self._asked, None
+        if asked is None or len(self._parts) > 1 or self._partial:
+            self.acting.act(at, envs)
+        else:
+            self.acting.write(at, envs, *asked)
+        self.seconds["policy"] += (now() - began) / 1e9
 
     def _bring(self, base: int, groups: Iterable[int]) -> None:
         """The last observations of some groups to the first frame of the rollout."""

@@ -171,7 +171,6 @@ class Rollouts:
         self.envs = envs
         self.horizon = horizon
         self._actor = self._actor_of(policy)
-        self._policy = policy
         self._where = where
         self._way = Way(
             envs,
@@ -332,13 +331,13 @@ class Rollouts:
         versions = results.frames.options_versions[results.frame].copy()
         actor = self._actor
         if self._where == "workers":
-            actor = self._actor_of(copied(self._policy))
+            actor = self._actor_of(copied(self._way.policy))
         everyone = slice(0, envs.num_envs)
         own = [array.copy() for array in seen]  # which the policy may do with what it likes
         initial = actor.initial_state(envs.num_envs)
         asked = actor(own, initial, everyone)
         said = actor.describe(*asked)
-        weights = weights_of(self._policy) if is_module(self._policy) else None
+        weights = weights_of(self._way.policy) if is_module(self._way.policy) else None
         board_bytes = sum(w.nbytes + 8 for w in (weights or {}).values()) * 3
         room = board_bytes + Progress.size_of(len(envs._groups)) + (1 << 16)
         count = self._slots * (self.horizon + 1)
