@@ -7,7 +7,7 @@ A tour of the code, from the bottom up:
   ``byte_ring``, ``board`` (what travels), ``segment``, ``watch`` (where it lies, who has died).
 - ``csrc/bindings/`` makes of them ``pysampler._core``.
 - ``pysampler.sync`` is that for people: handles that pickle, NumPy views, errors.
-- ``pysampler.errors`` is the one tree of what can go wrong.
+- ``pysampler.errors`` is the one tree of what can go wrong; ``closing`` is a ``with`` block.
 - ``spec`` (a space as fields), ``frames`` (the arrays they lie in), ``infos`` (columns for dicts),
   ``remote`` (pickles and exceptions between processes), ``mail`` (the side channel), ``stats``
   (counters) are what both sides of a pool know.

@@ -22,6 +22,7 @@ import numpy as np
 from gymnasium.vector.vector_env import AutoresetMode
 
 from pysampler.acting import Progress
+from pysampler.closing import Closing
 from pysampler.errors import BusyError, ClosedError, EnvError, LostError, PysamplerError
 from pysampler.make import make_vec
 from pysampler.places import Centre, Way, Workers, copied
@@ -35,8 +36,6 @@ from pysampler.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from types import TracebackType
-    from typing import Self
 
     import numpy.typing as npt
 
@@ -84,7 +83,7 @@ def rollouts(
         raise
 
 
-class Rollouts:
+class Rollouts(Closing):
     """An iterator over rollouts of ``horizon`` steps of all envs. It begins with a reset.
 
     - ``policy``: see :mod:`pysampler.policies`.
@@ -427,17 +426,6 @@ class Rollouts:
         self.let_go()
         if self._mine and self._owned and not self.envs.closed:
             self.envs.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):

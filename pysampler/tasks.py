@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import arguments
+from pysampler.closing import Closing
 from pysampler.envs.meta.tasks import TaskWrapper
 from pysampler.errors import ClosedError, PysamplerError
 from pysampler.make import make_vec
@@ -22,8 +23,6 @@ from pysampler.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
-    from typing import Self
 
     import gymnasium as gym
     import numpy.typing as npt
@@ -124,7 +123,7 @@ def _mapped_all(function: Callable[..., Any], trees: Sequence[Any]) -> Any:
     return function(*trees)
 
 
-class MultiTaskSampler:
+class MultiTaskSampler(Closing):
     """Samples a policy in many envs, each with a task of its own.
 
     >>> import pysampler.envs.meta
@@ -313,17 +312,6 @@ class MultiTaskSampler:
         self._end_rollouts()
         if self._owned and not self.envs.closed:
             self.envs.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<pysampler.MultiTaskSampler of {self.envs!r}{', closed' * self._closed}>"

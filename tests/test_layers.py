@@ -10,12 +10,13 @@ ROOT = Path(__file__).parents[1]
 # Who may import what, of ours. The package itself names everything.
 PYTHON = {
     "pysampler.errors": set(),
-    "pysampler.sync._segment": {"pysampler.errors", "pysampler._core"},
+    "pysampler.closing": set(),
+    "pysampler.sync._segment": {"pysampler.closing", "pysampler.errors", "pysampler._core"},
     "pysampler.sync._wait": {"pysampler._core"},
     "pysampler.sync._flags": {"pysampler._core", "pysampler.sync._segment"},
     "pysampler.sync._rings": {"pysampler._core", "pysampler.errors", "pysampler.sync._segment"},
     "pysampler.sync._board": {"pysampler._core", "pysampler.sync._segment"},
-    "pysampler.sync._watch": {"pysampler._core"},
+    "pysampler.sync._watch": {"pysampler.closing", "pysampler._core"},
     "pysampler.spec": set(),
     "pysampler.frames": {"pysampler.spec"},
     "pysampler.remote": {"pysampler.errors"},
@@ -78,6 +79,7 @@ PYTHON = {
         *("pysampler.results", "pysampler.sync", "pysampler.vector_env"),
     },
     "pysampler.rollouts": {
+        *("pysampler.closing",),
         *("pysampler.acting", "pysampler.errors", "pysampler.local", "pysampler.make"),
         *("pysampler.places", "pysampler.policies", "pysampler.pool", "pysampler.processes"),
         *("pysampler.rollout", "pysampler.spec", "pysampler.sync", "pysampler.tally"),
@@ -88,6 +90,7 @@ PYTHON = {
     "pysampler.envs.meta.mujoco": {"pysampler.envs.meta.tasks"},
     "pysampler.envs.meta.plain": {"pysampler.envs.meta.tasks"},
     "pysampler.tasks": {
+        *("pysampler.closing",),
         *("pysampler.arguments", "pysampler.envs.meta.tasks", "pysampler.errors"),
         *("pysampler.make", "pysampler.places", "pysampler.policies", "pysampler.rollout"),
         *("pysampler.rollouts", "pysampler.spec", "pysampler.vector_env"),

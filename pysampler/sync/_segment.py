@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
+from pysampler.closing import Closing
 from pysampler.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
-    from typing import Self
 
     import numpy.typing as npt
 
 
-class Segment(_core.Segment):
+class Segment(Closing, _core.Segment):
     """Shared memory of at least ``size`` bytes: one sealed memfd, mapped.
 
     It has no name: only processes that are handed it can map it, and nothing is left behind
@@ -55,17 +54,6 @@ class Segment(_core.Segment):
         _mapped_here[segment.id] = segment
         return segment
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __reduce__(self) -> tuple[Callable[[Any], Segment], tuple[Any]]:
         # DupFd knows every way a file descriptor reaches a process: inheritance when a child is
         # started, a socket to one that runs already.
@@ -84,7 +72,7 @@ def _receive(sent: Any) -> Segment:
         os.close(fd)
 
 
-class Handle:
+class Handle(Closing):
     """What the handles share: they pickle, close with a ``with`` block, and know their segment.
 
     A subclass (``Array`` aside) also derives from a class of ``_core``. ``_geometry`` is what that
@@ -121,17 +109,6 @@ class Handle:
         """Let go of the memory. Views of it, and other handles, keep it until they are gone too."""
         super().close()  # type: ignore[misc]
         self._segment = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         offset: int = self.offset  # type: ignore[attr-defined]

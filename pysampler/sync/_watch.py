@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from pysampler import _core
 from pysampler._core import Loss
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
+from pysampler.closing import Closing
 
 __all__ = ["Loss", "Watch"]
 
@@ -20,7 +17,7 @@ class _Process(Protocol):
     def pid(self) -> int | None: ...
 
 
-class Watch(_core.Watch):
+class Watch(Closing, _core.Watch):
     """Notices the death of processes at once, and ends the waits for them.
 
     One native thread with a pidfd for each process. Tell it what a process is part of, while the
@@ -72,17 +69,6 @@ class Watch(_core.Watch):
         _for_life.append(self)
         if process is None and os.getppid() != pid:  # it ended between the two lines above
             os._exit(code)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 # Who leaves with its parent does so though nobody holds the watch any more.
