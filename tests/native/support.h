@@ -180,6 +180,14 @@ inline bool sleeps(pid_t tid) {
     return told && state == 'S';  // it may also end between the two lines above
 }
 
+// Whether somebody sleeps at a position or a doorbell and wants so many posts more. One that is only
+// about to sleep wants them too, but may see them in time and then needs no wake.
+template <class Site>
+bool asleep_for(const Site& site, std::uint64_t posts) {
+    return site.wanted() == posts && sleeps(static_cast<pid_t>(site.waiter() & 0xffffffff)) &&
+           site.wanted() == posts;
+}
+
 // Parks at once: no wait is lucky. The first one in a process measures the machine, which wakes.
 inline pysampler::WaitPolicy parking() { return pysampler::WaitPolicy::fixed(0, 0); }
 inline pysampler::WaitPolicy awake() {

@@ -11,6 +11,7 @@
 #include "support.h"
 
 using namespace pysampler;
+using support::asleep_for;
 using support::Child;
 using support::Counting;
 using support::parking;
@@ -135,7 +136,7 @@ TEST(only_the_last_post_that_is_wanted_wakes) {
     });
     const std::uint64_t before = futex_wake_count();
     for (std::uint32_t i = 0; i < 3; ++i) {
-        until([&] { return poster.wanted() == 3 - i; });
+        until([&] { return asleep_for(poster, 3 - i); });
         CHECK(futex_wake_count() == before);
         CHECK(poster.post(i, 1));
     }

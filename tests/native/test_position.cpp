@@ -10,6 +10,7 @@
 #include "support.h"
 
 using namespace pysampler;
+using support::asleep_for;
 using support::Child;
 using support::Counting;
 using support::Meanwhile;
@@ -115,7 +116,7 @@ TEST(only_the_post_that_reaches_the_target_wakes) {
     const std::uint64_t before = futex_wake_count();
     for (std::uint64_t wanted = 8; wanted > 0; --wanted) {
         // Between two looks the sleeper may be awake for no reason; it arms again.
-        until([&] { return position.wanted() == wanted; });
+        until([&] { return asleep_for(position, wanted); });
         CHECK(futex_wake_count() == before);
         position.post(1);
     }

@@ -8,6 +8,7 @@
 #include "support.h"
 
 using namespace pysampler;
+using support::asleep_for;
 using support::Child;
 using support::parking;
 using support::Random;
@@ -141,7 +142,7 @@ TEST(a_producer_that_found_it_full_sleeps_until_it_has_drained_to_low) {
     });
     const std::uint64_t before = futex_wake_count();
     for (std::uint64_t size = kSlots; size > kGeometry.low; --size) {
-        until([&] { return memory.cell.head.wanted() == size - kGeometry.low; });
+        until([&] { return asleep_for(memory.cell.head, size - kGeometry.low); });
         CHECK(futex_wake_count() == before);
         pop(consumer, 1);
     }
@@ -171,10 +172,10 @@ TEST(a_batch_is_one_advance_and_one_wake) {
         CHECK(ring.peek(10).count >= 6);
     });
     const std::uint64_t before = futex_wake_count();
-    until([&] { return memory.cell.tail.wanted() == 6; });
+    until([&] { return asleep_for(memory.cell.tail, 6); });
     push(producer, 5);
     CHECK(futex_wake_count() == before);
-    until([&] { return memory.cell.tail.wanted() == 1; });
+    until([&] { return asleep_for(memory.cell.tail, 1); });
     push(producer, 2);
     consumer.join();
     CHECK(futex_wake_count() == before + 1);

@@ -11,6 +11,7 @@
 #include "support.h"
 
 using namespace pysampler;
+using support::asleep_for;
 using support::Child;
 using support::Meanwhile;
 using support::parking;
@@ -288,11 +289,11 @@ TEST(only_the_post_that_is_wanted_wakes) {
         CHECK(ring.wait_ready(4, kForever, policy) == Outcome::kReady);
         CHECK(ring.peek(4).count == 4);
     });
-    until([&] { return memory.cell.published.wanted() == 4; });
+    until([&] { return asleep_for(memory.cell.published, 4); });
     const std::uint64_t before = futex_wake_count();
     push(a, 3);
     CHECK(futex_wake_count() == before);
-    until([&] { return memory.cell.published.wanted() == 1; });
+    until([&] { return asleep_for(memory.cell.published, 1); });
     push(a, 1);
     consumer.join();
     CHECK(futex_wake_count() == before + 1);
