@@ -180,8 +180,8 @@ inline bool sleeps(pid_t tid) {
     return told && state == 'S';  // it may also end between the two lines above
 }
 
-// Whether somebody sleeps at a position or a doorbell and wants so many posts more. One that is only
-// about to sleep wants them too, but may see them in time and then needs no wake.
+// Whether somebody sleeps at a position or a doorbell and wants so many posts more. One that is
+// only about to sleep wants them too, but may see them in time and then needs no wake.
 template <class Site>
 bool asleep_for(const Site& site, std::uint64_t posts) {
     return site.wanted() == posts && sleeps(static_cast<pid_t>(site.waiter() & 0xffffffff)) &&
