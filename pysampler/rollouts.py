@@ -10,24 +10,17 @@ in the workers, each for its own.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
-import warnings
-import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-from gymnasium.vector.vector_env import AutoresetMode
 
 from pysampler.acting import Progress
-from pysampler.closing import Closing
-from pysampler.errors import BusyError, ClosedError, EnvError, LostError, PysamplerError
-from pysampler.make import make_vec
+from pysampler.borrowing import Borrower, vector_env_of
+from pysampler.errors import BusyError
 from pysampler.places import Centre, Way, Workers, copied
-from pysampler.policies import Acting, Actor, is_module, no_odd, weights_of
-from pysampler.processes import GRACE
+from pysampler.policies import Actor, is_module, no_odd, weights_of
 from pysampler.rollout import Rollout
 from pysampler.spec import build
 from pysampler.sync import now
@@ -39,8 +32,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from pysampler.local import LocalPool
-    from pysampler.pool import Pool
 
 __all__ = ["Rollouts", "rollouts", "whole_number"]
 
@@ -69,21 +60,16 @@ def rollouts(
     ...     rollout.observations.shape, rollout.rewards.shape
     ((33, 4, 4), (32, 4))
     """
-    if isinstance(envs, VectorEnv):
-        if num_envs is not None or vector_kwargs is not None:
-            raise ValueError("cannot sample rollouts: num_envs and vector_kwargs are of other envs")
-        return Rollouts(envs, policy, horizon, **options)
-    made = make_vec(envs, 1 if num_envs is None else num_envs, vector_kwargs=vector_kwargs)
+    made, owned = vector_env_of(envs, num_envs, vector_kwargs, "sample rollouts")
     try:
-        if not isinstance(made, VectorEnv):
-            raise TypeError(f"cannot sample rollouts: of {type(made).__name__}")
-        return Rollouts(made, policy, horizon, owned=True, **options)
+        return Rollouts(made, policy, horizon, owned=owned, **options)
     except BaseException:
-        made.close()
+        if owned:
+            made.close()
         raise
 
 
-class Rollouts(Closing):
+class Rollouts(Borrower):
     """An iterator over rollouts of ``horizon`` steps of all envs. It begins with a reset.
 
     - ``policy``: see :mod:`pysampler.policies`.
@@ -133,7 +119,6 @@ class Rollouts(Closing):
         seed: int | list[int | None] | None = None,
         owned: bool = False,
     ) -> None:
-        self._closed = True  # until it is open
         horizon = whole_number("horizon", horizon, 1)
         keep = whole_number("keep", keep, 1)
         if where not in get_args(Where):
@@ -155,19 +140,7 @@ class Rollouts(Closing):
             raise _refuse("timeout", timeout, "seconds >= 0 or None")
         if isinstance(infos, str):
             raise _refuse("infos", infos, f"a list of keys: [{infos!r}]")
-        if envs.worker is not None:
-            raise ValueError(
-                "cannot sample rollouts: what a `worker` function runs resets its env by itself; "
-                "expected a vector env without one"
-            )
         self._spec = envs._spec
-        if self._spec.odd_observations or self._spec.odd_actions:
-            raise ValueError(
-                f"cannot sample rollouts: {envs.single_observation_space} and "
-                f"{envs.single_action_space} have parts without a fixed shape, which lie in no "
-                "array"
-            )
-        self.envs = envs
         self.horizon = horizon
         self._actor = self._actor_of(policy)
         self._where = where
@@ -186,12 +159,10 @@ class Rollouts(Closing):
         )
         self._infos = list(infos)
         self._seed = seed
-        self._owned = owned
         self._slots = keep + bool(overlap)
         self._slot = 0
         self._place: Centre | Workers | None = None
         self._tally: Tally | None = None
-        self._laid_out = False  # the envs work on frames of these rollouts
         self._under_way = False  # a rollout has been started and not been finished
         self._version = 0
         self._handed_out_at: int | None = None
@@ -199,11 +170,7 @@ class Rollouts(Closing):
         self._busy = 0.0  # seconds of all envs together, up to the last rollout
         self._turn = threading.Lock()  # of next()
         self._failed: Exception | None = None  # what the next rollout could not be started for
-        with envs._entered("rollouts"):
-            envs._expect_idle("rollouts")
-            envs._state = "rollouts"
-            envs._borrower = weakref.ref(self)
-        self._closed = False
+        self._borrow(envs, owned=owned)
 
     def _actor_of(self, policy: Any) -> Actor:
         return Actor(policy, self._spec)
@@ -245,19 +212,6 @@ class Rollouts(Closing):
             raise
         self._handed_out_at = now()
         return rollout
-
-    def _expect_open(self) -> None:
-        if self._closed:
-            raise ClosedError("cannot sample rollouts: they are closed")
-        if not self._mine:
-            raise ClosedError(
-                f"cannot sample rollouts: made by process {self.envs._owner}, this is "
-                f"{os.getpid()}, a fork"
-            )
-
-    @property
-    def _mine(self) -> bool:
-        return os.getpid() == self.envs._owner
 
     # -- a rollout -------------------------------------------------------------------------------
 
@@ -321,71 +275,33 @@ class Rollouts(Closing):
     def _begin(self) -> None:
         """Reset the envs, ask the policy for the first time, lay out frames for what it says."""
         envs = self.envs
-        with self.between():
-            envs.reset(seed=self._seed)
         policy_seed = self._seed if isinstance(self._seed, (int, np.integer)) else None
-        self._seed = None
-        results = envs._results
-        seen = [leaf[results.frame].copy() for leaf in results.frames.observations]
-        versions = results.frames.options_versions[results.frame].copy()
         actor = self._actor
         if self._where == "workers":
             actor = self._actor_of(copied(self._way.policy))
-        everyone = slice(0, envs.num_envs)
-        own = [array.copy() for array in seen]  # which the policy may do with what it likes
-        initial = actor.initial_state(envs.num_envs)
-        asked = actor(own, initial, everyone)
-        said = actor.describe(*asked)
         weights = weights_of(self._way.policy) if is_module(self._way.policy) else None
         board_bytes = sum(w.nbytes + 8 for w in (weights or {}).values()) * 3
-        room = board_bytes + Progress.size_of(len(envs._groups)) + (1 << 16)
-        count = self._slots * (self.horizon + 1)
-        self._laid_out = True
-        keep: Literal["all", "none"] = "all" if self._infos else "none"
-        frames, segment = envs._lay_out(count, AutoresetMode.SAME_STEP, keep, said.fields, room)
-        for leaf, rows in zip(frames.observations, seen, strict=True):
-            leaf[0] = rows
-        frames.options_versions[0] = versions
-        acting = Acting(actor, said, frames)
-        acting.forget(0, everyone, initial)
+        begun = self._open_with(
+            *(actor, self._seed, self._slots * (self.horizon + 1)),
+            board_bytes + Progress.size_of(len(envs._groups)) + (1 << 16),
+            infos="all" if self._infos else "none",
+        )
+        self._seed = None
         self._slot = 0
         self._under_way = False
         self._busy = envs._pool.busy_seconds()
         self._tally = Tally(self._slots, self.horizon, envs.num_envs)
+        frames, acting = begun.frames, begun.acting
         if self._where == "workers":
-            self._place = Workers(self._way, acting, frames, segment, weights, policy_seed)
+            self._place = Workers(self._way, acting, frames, begun.segment, weights, policy_seed)
         else:
-            self._place = Centre(self._way, acting, frames, asked)
+            self._place = Centre(self._way, acting, frames, begun.asked)
 
-    @contextlib.contextmanager
-    def between(self) -> Iterator[None]:
-        """Let the vector env be used for something that leaves the envs' steps alone.
-
-        Between rollouts, with nothing under way.
-        """
-        self.envs._state = None
-        try:
-            yield
-        finally:
-            self.envs._state = "rollouts"
-
-    def _drop(self) -> None:
-        """What is under way is not wanted: wait for it, and begin anew with the next rollout."""
+    def _end(self) -> bool:
         place, self._place = self._place, None
         self._handed_out_at = None
         self._under_way = False
-        pool = self.envs._pool
-        ended = place is None or place.end()
-        if pool.closed:
-            return
-        pool.note("act_with", lambda _: None)
-        if not ended or not _drained(pool):
-            left = pool.pending - pool.ready
-            pool.kill()
-            warnings.warn(
-                f"the vector env was closed with a rollout under way: {left} envs did not return",
-                stacklevel=3,
-            )
+        return place is None or place.end()
 
     def pause(self) -> None:
         """Give the vector env back for a while; the next rollout begins with a reset."""
@@ -396,61 +312,13 @@ class Rollouts(Closing):
         """After ``pause``. Nothing may be pending."""
         if self._closed or self.envs.closed:
             return
-        with self.envs._entered("rollouts"):
-            self.envs._expect_idle("rollouts")
-            self.envs._state = "rollouts"
-            self.envs._borrower = weakref.ref(self)
-
-    def _give_back(self) -> None:
-        self._drop()
-        envs = self.envs
-        if envs._borrower is None or envs._borrower() is not self:
-            return  # it has been given back
-        envs._borrower = None
-        if not envs.closed:
-            if self._laid_out:
-                envs._lay_out(*envs._usual_layout)
-            envs._state = None
-        self._laid_out = False
-
-    def let_go(self) -> None:
-        """Close, but for the vector env."""
-        if self._closed or not self._mine:
-            return
-        self._closed = True
-        with contextlib.suppress(LostError, EnvError):
-            self._give_back()
-
-    def close(self) -> None:
-        """End what is under way, and give the vector env back, or close it if it was made here."""
-        self.let_go()
-        if self._mine and self._owned and not self.envs.closed:
-            self.envs.close()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            if not self._closed:
-                self.close()
+        self._take_over()
 
     def __repr__(self) -> str:
         return (
             f"<pysampler.Rollouts of {self.envs!r}, horizon {self.horizon}, policy in the "
             f"{self._where}{', closed' * self._closed}>"
         )
-
-
-def _drained(pool: Pool | LocalPool) -> bool:
-    """Whether all that was in flight has come back, well or not."""
-    deadline = now() + int(GRACE * 1e9)
-    while not pool.closed and pool.pending:
-        try:
-            if pool.wait((deadline - now()) / 1e9) is None:
-                return False
-        except (EnvError, LostError):
-            continue
-        except PysamplerError:  # an env is late
-            return False
-    return True
 
 
 def _tree(tree: Any, arrays: Sequence[npt.NDArray[Any]], steps: slice) -> Any:

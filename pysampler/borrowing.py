@@ -1,0 +1,233 @@
+"""Somebody who walks the frames of a vector env in its place: rollouts, actors, a watcher.
+
+He takes it over, lets its envs work on frames laid out for what his policy says, and gives it back
+as it was. Meanwhile it cannot be stepped by others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from gymnasium.vector.vector_env import AutoresetMode
+
+from pysampler.closing import Closing
+from pysampler.errors import ClosedError, EnvError, LostError, PysamplerError
+from pysampler.make import make_vec
+from pysampler.policies import Acting, Actor
+from pysampler.processes import GRACE
+from pysampler.sync import now
+from pysampler.vector_env import VectorEnv
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pysampler.frames import Frames
+    from pysampler.local import LocalPool
+    from pysampler.policies import Said
+    from pysampler.pool import Pool
+    from pysampler.sync import Segment
+
+__all__ = ["Begun", "Borrower", "vector_env_of"]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Frames laid out for a policy, with the observations of a reset in the first of them."""
+
+    frames: Frames
+    segment: Segment
+    acting: Acting
+    asked: Any  # what the policy said to those observations
+
+
+class Borrower(Closing):
+    """Has a vector env until it is closed."""
+
+    # What it is for and what it is, in errors.
+    _purpose = "sample rollouts"
+    _name = "rollouts"
+    _what = "a rollout"
+
+    _closed = True  # until it is open
+
+    def _borrow(self, envs: VectorEnv, *, owned: bool) -> None:
+        """From now on; ``owned``: closed with this one."""
+        if envs.worker is not None:
+            raise ValueError(
+                f"cannot {self._purpose}: what a `worker` function runs resets its env by itself; "
+                "expected a vector env without one"
+            )
+        spec = envs._spec
+        if spec.odd_observations or spec.odd_actions:
+            raise ValueError(
+                f"cannot {self._purpose}: {envs.single_observation_space} and "
+                f"{envs.single_action_space} have parts without a fixed shape, which lie in no "
+                "array"
+            )
+        self.envs = envs
+        self._owned = owned
+        self._laid_out = False  # the envs work on frames of this one
+        self._take_over()
+        self._closed = False
+
+    def _take_over(self) -> None:
+        envs = self.envs
+        with envs._entered(self._name):
+            envs._expect_idle(self._name)
+            envs._state = self._name
+            envs._borrower = weakref.ref(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the vector env has been given back."""
+        return self._closed
+
+    @property
+    def _mine(self) -> bool:
+        return os.getpid() == self.envs._owner
+
+    def _expect_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"cannot {self._purpose}: they are closed")
+        if not self._mine:
+            raise ClosedError(
+                f"cannot {self._purpose}: made by process {self.envs._owner}, this is "
+                f"{os.getpid()}, a fork"
+            )
+
+    # -- beginning -------------------------------------------------------------------------------
+
+    def _open_with(
+        self,
+        actor: Actor,
+        seed: int | list[int | None] | None,
+        count: int,
+        room: int | Callable[[Said], int],
+        *,
+        infos: Literal["all", "none"] = "none",
+    ) -> Begun:
+        """Reset the envs, ask a policy for the first time, lay out frames for what it says.
+
+        ``room``: bytes for other things beside the frames.
+        """
+        envs = self.envs
+        with self.between():
+            envs.reset(seed=seed)
+        results = envs._results
+        seen = [leaf[results.frame].copy() for leaf in results.frames.observations]
+        versions = results.frames.options_versions[results.frame].copy()
+        everyone = slice(0, envs.num_envs)
+        own = [array.copy() for array in seen]  # which the policy may do with what it likes
+        initial = actor.initial_state(envs.num_envs)
+        asked = actor(own, initial, everyone)
+        said = actor.describe(*asked)
+        size = room if isinstance(room, int) else room(said)
+        self._laid_out = True
+        frames, segment = envs._lay_out(count, AutoresetMode.SAME_STEP, infos, said.fields, size)
+        for leaf, rows in zip(frames.observations, seen, strict=True):
+            leaf[0] = rows
+        frames.options_versions[0] = versions
+        acting = Acting(actor, said, frames)
+        acting.forget(0, everyone, initial)
+        return Begun(frames, segment, acting, asked)
+
+    @contextlib.contextmanager
+    def between(self) -> Iterator[None]:
+        """Let the vector env be used for something that leaves the envs' steps alone.
+
+        With nothing under way.
+        """
+        self.envs._state = None
+        try:
+            yield
+        finally:
+            self.envs._state = self._name
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def _end(self) -> bool:
+        """Let what is under way end; whether nobody but the pool is at work."""
+        raise NotImplementedError
+
+    def _drop(self) -> None:
+        """What is under way is not wanted: wait for its end."""
+        pool = self.envs._pool
+        ended = self._end()
+        if pool.closed:
+            return
+        pool.note("act_with", lambda _: None)
+        if not ended or not _drained(pool):
+            left = pool.pending - pool.ready
+            pool.kill()
+            warnings.warn(
+                f"the vector env was closed with {self._what} under way: {left} envs did not "
+                "return",
+                stacklevel=3,
+            )
+
+    def _give_back(self) -> None:
+        self._drop()
+        envs = self.envs
+        if envs._borrower is None or envs._borrower() is not self:
+            return  # it has been given back
+        envs._borrower = None
+        if not envs.closed:
+            if self._laid_out:
+                envs._lay_out(*envs._usual_layout)
+            envs._state = None
+        self._laid_out = False
+
+    def let_go(self) -> None:
+        """Close, but for the vector env."""
+        if self._closed or not self._mine:
+            return
+        self._closed = True
+        with contextlib.suppress(LostError, EnvError):
+            self._give_back()
+
+    def close(self) -> None:
+        """End what is under way, and give the vector env back, or close it if it was made here."""
+        if not hasattr(self, "envs"):
+            return
+        self.let_go()
+        if self._mine and self._owned and not self.envs.closed:
+            self.envs.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            if not self._closed:
+                self.close()
+
+
+def vector_env_of(
+    envs: Any, num_envs: int | None, vector_kwargs: dict[str, Any] | None, purpose: str
+) -> tuple[VectorEnv, bool]:
+    """A vector env that was given or is made, and whether it was made here."""
+    if isinstance(envs, VectorEnv):
+        if num_envs is not None or vector_kwargs is not None:
+            raise ValueError(f"cannot {purpose}: num_envs and vector_kwargs are of other envs")
+        return envs, False
+    made = make_vec(envs, 1 if num_envs is None else num_envs, vector_kwargs=vector_kwargs)
+    if not isinstance(made, VectorEnv):
+        made.close()
+        raise TypeError(f"cannot {purpose}: of {type(made).__name__}")
+    return made, True
+
+
+def _drained(pool: Pool | LocalPool) -> bool:
+    """Whether all that was in flight has come back, well or not."""
+    deadline = now() + int(GRACE * 1e9)
+    while not pool.closed and pool.pending:
+        try:
+            if pool.wait((deadline - now()) / 1e9) is None:
+                return False
+        except (EnvError, LostError):
+            continue
+        except PysamplerError:  # an env is late
+            return False
+    return True
