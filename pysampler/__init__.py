@@ -33,6 +33,7 @@ if sys.platform != "linux":
     )
 
 from pysampler import errors, sync
+from pysampler.actors import Actors, actors
 from pysampler.evaluation import Evaluation, evaluate
 from pysampler.make import install, make_vec, uninstall
 from pysampler.replay import Replay
@@ -42,6 +43,7 @@ from pysampler.tasks import Collected, MultiTaskSampler
 from pysampler.vector_env import VectorEnv
 
 __all__ = [
+    "Actors",
     "Collected",
     "Evaluation",
     "MultiTaskSampler",
@@ -49,6 +51,7 @@ __all__ = [
     "Rollouts",
     "VectorEnv",
     "__version__",
+    "actors",
     "errors",
     "evaluate",
     "gae",

@@ -315,9 +315,9 @@ class Ring:
         """
         What a Watch marks lost when the consumer dies.
         """
-    def peek(self, count: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
+    def peek(self, count: typing.Any = 1, least: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """
-        A view of up to `count` records, at least one; WaitTimeoutError if none came.
+        A view of up to `count` records once there are `least`; WaitTimeoutError if they did not come.
         """
     def pop_many(self, count: typing.Any, least: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """
@@ -398,9 +398,9 @@ class SharedRing:
         """
         Gives this process's place as a producer back.
         """
-    def peek(self, count: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
+    def peek(self, count: typing.Any = 1, least: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """
-        A view of up to `count` records, at least one; WaitTimeoutError if none came.
+        A view of up to `count` records once there are `least`; WaitTimeoutError if they did not come.
         """
     def pop_many(self, count: typing.Any, least: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """

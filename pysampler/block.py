@@ -19,7 +19,7 @@ from pysampler.remote import Report, dumps_by_value, report
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pysampler.acting import Role, RolledOut
+    from pysampler.acting import Errand, Role, RolledOut
     from pysampler.frames import Frames
     from pysampler.sync import Segment
 
@@ -58,7 +58,7 @@ class Raised(Exception):  # noqa: N818 - not an error of its own: it carries one
 
 
 # What the policy of a host was doing, by what the host was asked for.
-_POLICY = {"rollout": "acting", "act_with": "when it was taken over"}
+_POLICY = {"rollout": "acting", "act": "acting", "act_with": "when it was taken over"}
 
 
 @dataclass(frozen=True)
@@ -248,6 +248,18 @@ class EnvHost:
         if report.restored:  # or else in the next rollout: this one was complete
             self._new.discard(block)
         return report
+
+    def act(self, block: int, group: int, errand: Errand) -> RolledOut:  # noqa: ARG002
+        """Act for the envs of all blocks, on and on."""
+        assert self._acting is not None
+        again, self._new = bool(self._new), set()
+
+        def taking(block: _core.EnvBlock) -> Callable[[], list[tuple[int, int, Any]]]:
+            return lambda: plain(block.take_leftovers())
+
+        crew = [(block, taking(block)) for block in self.blocks]
+        envs = slice(self.first, self.first + len(self.envs))
+        return self._acting.act_on(crew, envs, group, errand, again=again)
 
     def fail(self, block: int, lost: str) -> None:  # noqa: ARG002
         """Instead of what other envs were asked for when they were lost."""

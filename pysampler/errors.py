@@ -11,6 +11,8 @@ PysamplerError
 └── WaitTimeoutError   also a TimeoutError
     └── EnvTimeoutError   an env has not answered for longer than step_timeout
 
+``StopActors`` is no error: an env or a policy raises it to end what it is acted in.
+
 Each says *cannot <verb> <thing>: <cause>, <got and expected>*. A bad argument is a ValueError,
 IndexError or TypeError, too little memory a MemoryError, a refusal of the system an OSError.
 """
@@ -34,6 +36,7 @@ __all__ = [
     "LostError",
     "PysamplerError",
     "ReplayError",
+    "StopActors",
     "WaitTimeoutError",
     "WorkerLostError",
 ]
@@ -100,3 +103,7 @@ class EnvTimeoutError(WaitTimeoutError):
 
     env: int = -1
     worker: int = -1
+
+
+class StopActors(Exception):  # noqa: N818 - not an error
+    """Raised by an env, or a policy in a worker: all actors stop, as if the learner had said so."""

@@ -124,6 +124,12 @@ class LocalPool:
         """What envs have done."""
         return Stats.of(self._counters, [self._share.envs], [0])
 
+    def watch_also(self, part: Any) -> None:
+        """Nobody else's process could die."""
+
+    def look_for_late(self) -> None:
+        """Nobody could look while an env is at work."""
+
     def late(self, patience: int) -> list[tuple[int, int, int]]:  # noqa: ARG002
         """None: nobody could ask while an env is at work."""
         return []
@@ -161,7 +167,9 @@ class LocalPool:
 
     def error_of(self, group: int, failure: Failure) -> EnvError:  # noqa: ARG002
         """The exception an env raised."""
-        error = error_from(failure.report, failure.told("", self._asked), failure.error)
+        error = error_from(
+            failure.report, self._share.told(failure, "", self._asked), failure.error
+        )
         error.env = failure.env
         return error
 

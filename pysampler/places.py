@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler.frames import Frames
-    from pysampler.policies import Acting, Actor
+    from pysampler.policies import Acting, Actor, Said
     from pysampler.results import Message
     from pysampler.sync import Segment
     from pysampler.vector_env import VectorEnv
 
-__all__ = ["Centre", "Way", "Workers", "copied"]
+__all__ = ["Centre", "Way", "Workers", "copied", "pickled", "tell"]
 
 _BLOCK = _core.EnvBlock
 
@@ -363,37 +363,19 @@ class Workers:
         self._seed = seed if way.envs.num_workers > 0 else None
         self.lengths = np.full(frames.envs, way.horizon)
         if is_module(self._policy):
-            self._tell(_pickled(portable(self._policy)))
+            self._tell(pickled(portable(self._policy)))
 
     def _tell(self, policy: bytes) -> None:
         """Give the workers the policy."""
         self._pickled = policy
         seed, self._seed = self._seed, None
-
-        def role(envs: range) -> tuple[Role]:
-            own = None
-            if seed is not None:  # each worker draws its own numbers, the same every time
-                sequence = np.random.SeedSequence(seed, spawn_key=(envs.start,))
-                own = int(sequence.generate_state(1)[0])
-            board = None if self._board is None else self._board.place()
-            return (
-                Role(
-                    policy,
-                    self.acting.said,
-                    board,
-                    self._progress.offset,
-                    len(self._groups),
-                    own,
-                ),
-            )
-
-        self._pool.note("act_with", role, standing=True)
+        tell(self._pool, policy, self.acting.said, self._board, self._progress, seed)
 
     def start(self, base: int) -> None:
         if self._board is not None:
             self._board.publish(weights_of(self._policy))
-        elif not is_module(self._policy) and (pickled := _pickled(self._policy)) != self._pickled:
-            self._tell(pickled)
+        elif not is_module(self._policy) and (now_is := pickled(self._policy)) != self._pickled:
+            self._tell(now_is)
         self._progress.steps[:] = 0
         parts = [(group, base) for group in range(len(self._groups))]
         requests = {group: ("rollout", (self._horizon, group, self._last)) for group, _ in parts}
@@ -424,6 +406,29 @@ class Workers:
         """Stop; nobody but the pool is at work."""
         self._progress.stop()
         return True
+
+
+def tell(
+    pool: Any,
+    policy: bytes,
+    said: Said,
+    board: Board | None,
+    progress: Progress,
+    seed: int | None,
+    settings: dict[str, tuple[int, np.dtype[Any]]] | None = None,
+) -> None:
+    """Give workers a policy, and whoever takes the place of one."""
+
+    def role(envs: range) -> tuple[Role]:
+        own = None
+        if seed is not None:  # each worker draws its own numbers, the same every time
+            sequence = np.random.SeedSequence(seed, spawn_key=(envs.start,))
+            own = int(sequence.generate_state(1)[0])
+        place = None if board is None else board.place()
+        groups = len(progress.steps)
+        return (Role(policy, said, place, progress.offset, groups, own, settings or {}),)
+
+    pool.note("act_with", role, standing=True)
 
 
 class _Thread:
@@ -501,7 +506,8 @@ def _fingerprint(policy: Any) -> bytes | None:
         return None
 
 
-def _pickled(policy: Any) -> bytes:
+def pickled(policy: Any) -> bytes:
+    """A policy, for workers."""
     try:
         return dumps_by_value(policy)
     except Exception as error:

@@ -46,9 +46,11 @@ __all__ = [
     "Actor",
     "Said",
     "copy_weights",
+    "has_weights",
     "is_module",
     "load_weights",
     "portable",
+    "rebuilt",
     "torch_threads",
     "weights_of",
 ]
@@ -71,9 +73,14 @@ class Said:
 
 
 class Actor:
-    """A policy with arrays in and checked arrays out."""
+    """A policy with arrays in and checked arrays out.
 
-    def __init__(self, policy: Any, spec: Spec) -> None:
+    ``settings`` it is called with by name: arrays with a row for each env.
+    """
+
+    def __init__(
+        self, policy: Any, spec: Spec, settings: Mapping[str, npt.NDArray[Any]] | None = None
+    ) -> None:
         if not callable(policy):
             raise TypeError(
                 f"cannot act: the policy is a {type(policy).__name__}, expected a function of "
@@ -82,6 +89,7 @@ class Actor:
         self.policy = policy
         self._spec = spec
         self._module = is_module(policy)
+        self._settings = dict(settings or {})
         self._with_state = self.takes(2)
         self._plain_observations = spec.observation_tree[0] == "leaf"
         self._plain_actions = spec.action_tree[0] == "leaf"
@@ -104,7 +112,8 @@ class Actor:
             return True
         if any(p.kind is p.VAR_POSITIONAL for p in parameters):
             return True
-        plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        plain = [p for p in parameters if p.kind in kinds and p.name not in self._settings]
         return len(plain) >= count
 
     def initial_state(self, count: int) -> Any:
@@ -169,9 +178,22 @@ class Actor:
             return observations[0]
         return build(self._spec.observation_tree, lambda i: observations[i], no_odd)
 
-    def call(self, batch: Any, state: Any, envs: Rows) -> Any:  # noqa: ARG002
+    def call(self, batch: Any, state: Any, envs: Rows) -> Any:
         """Ask the policy itself."""
+        if self._settings:
+            named = {name: self._setting(array[envs]) for name, array in self._settings.items()}
+            if self._with_state:
+                return self.policy(batch, state, **named)
+            return self.policy(batch, **named)
         return self.policy(batch, state) if self._with_state else self.policy(batch)
+
+    def _setting(self, rows: npt.NDArray[Any]) -> Any:
+        if not self._module:
+            return rows
+        import torch  # noqa: PLC0415 - it is there
+
+        one = torch.from_numpy(rows.copy())
+        return one if self._device is None else one.to(self._device)
 
     def _checked(self, said: Any, count: int) -> list[npt.NDArray[Any]]:
         """Actions as arrays of the right shape, without NaN."""
@@ -259,7 +281,7 @@ class Acting:
         observations = [leaf[at, envs] for leaf in self._frames.observations]
         state = None
         if self._state:
-            state = _rebuilt(self._structure, iter([leaf[at, envs].copy() for leaf in self._state]))
+            state = rebuilt(self._structure, iter([leaf[at, envs].copy() for leaf in self._state]))
         self.write(at, envs, *self.actor(observations, state, envs))
 
     def write(
@@ -313,7 +335,7 @@ class Acting:
         """Which envs were in, in some frames; None if there is none."""
         if not self._state:
             return None
-        return _rebuilt(self._structure, iter([leaf[frames] for leaf in self._state]))
+        return rebuilt(self._structure, iter([leaf[frames] for leaf in self._state]))
 
 
 # -- torch ---------------------------------------------------------------------------------------
@@ -340,18 +362,28 @@ def torch_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def weights_of(module: Any) -> dict[str, npt.NDArray[Any]]:
+def has_weights(policy: Any) -> bool:
+    """Whether they can travel apart from it: a module, or what has the same two methods."""
+    return all(callable(getattr(policy, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def weights_of(policy: Any) -> dict[str, npt.NDArray[Any]]:
     """Parameters and buffers."""
-    return {name: value.detach().cpu().numpy() for name, value in module.state_dict().items()}
+    weights = policy.state_dict()
+    if is_module(policy):
+        return {name: value.detach().cpu().numpy() for name, value in weights.items()}
+    return {name: np.asarray(value) for name, value in weights.items()}
 
 
-def load_weights(module: Any, weights: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Those that ``weights_of`` returned."""
-    import torch  # noqa: PLC0415
+def load_weights(policy: Any, weights: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Those that ``weights_of`` returned. A module works with these very arrays from now on."""
+    if is_module(policy):
+        import torch  # noqa: PLC0415 - it is there
 
-    with torch.no_grad():
-        for name, value in module.state_dict().items():
-            value.copy_(torch.from_numpy(weights[name]))
+        tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
+        policy.load_state_dict(tensors, assign=True)
+    else:
+        policy.load_state_dict(dict(weights))
 
 
 def copy_weights(module: Any, other: Any) -> None:
@@ -401,11 +433,12 @@ def _structure(tree: Any) -> Any:
     return tuple(map(_structure, tree)) if isinstance(tree, tuple) else None
 
 
-def _rebuilt(structure: Any, parts: Any) -> Any:
+def rebuilt(structure: Any, parts: Any) -> Any:
+    """A tree of this structure, of the next parts."""
     if isinstance(structure, Mapping):
-        return {key: _rebuilt(child, parts) for key, child in structure.items()}
+        return {key: rebuilt(child, parts) for key, child in structure.items()}
     if isinstance(structure, tuple):
-        return tuple(_rebuilt(child, parts) for child in structure)
+        return tuple(rebuilt(child, parts) for child in structure)
     return next(parts)
 
 

@@ -100,6 +100,7 @@ class Pool:
         self._restored: dict[int, bool] = {}  # groups that will say so; whether stepping
         self._losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in shares]
         self._known_losses: set[int] = set()  # indices into watch.losses
+        self._parts: list[_core.Part] = []  # that every worker is beside its own
         self._told_late: set[tuple[int, int]] = set()
         if context == "nursery" and preload:
             nursery.preload(preload)
@@ -128,6 +129,11 @@ class Pool:
         for group, said in self.wait() or []:
             if isinstance(said, Failure):
                 raise self.error_of(group, said)
+        if self._parts:  # of what lay beside the last frames
+            self._parts = []
+            for index, child in enumerate(self._processes.children):
+                self._watch.forget(child.pid)
+                self._watch_worker(index)
         return Frames(plan, memory), segment
 
     def _attach(self, envs: int) -> None:
@@ -175,10 +181,22 @@ class Pool:
     def _watch_worker(self, index: int) -> None:
         self._watch.add(
             self._processes.children[index].pid,
+            *self._parts,
             *(self._core.member(group) for group in self._groups_of(index)),
             self._inboxes[index].consumer(),
             self._outboxes[index].producer(),
         )
+
+    def watch_also(self, part: _core.Part) -> None:
+        """Marked lost when a worker dies, until frames are laid out anew."""
+        self._parts.append(part)
+        for child in self._processes.children:
+            self._watch.add(child.pid, part)
+
+    def look_for_late(self) -> None:
+        """Do about late envs what is to be done."""
+        if self._faults.step_timeout is not None:
+            self._look_for_late(int(self._faults.step_timeout * 1e9))
 
     def _groups_of(self, index: int) -> range:
         first = sum(self.groups[:index])
@@ -256,6 +274,8 @@ class Pool:
                 continue
             if request[0] == "rollout":
                 self._lost_envs.discard(group)
+            elif request[0] == "act":
+                self._lost_envs -= set(self._groups_of(self.worker_of[group]))
             self._send_request(group, frame, request, doing, messages[group])
 
     def note(
@@ -558,6 +578,9 @@ class Pool:
             self._reset_new(group, frame, (name, arguments), self._asked[group])
         elif name == "rollout":  # who hosts new envs knows where the lost ones had got to
             self._lost_envs.discard(group)
+            self._send_request(group, frame, (name, arguments), self._asked[group])
+        elif name == "act":  # the same, for all of that worker's
+            self._lost_envs -= set(self._groups_of(self.worker_of[group]))
             self._send_request(group, frame, (name, arguments), self._asked[group])
         elif name == "lay_out":  # it was attached to the new frames
             self._send_request(group, frame, (name, (False,)), self._asked[group])

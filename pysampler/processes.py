@@ -52,6 +52,15 @@ class Share:
         ends = list(itertools.accumulate(self.sizes, initial=self.first))
         return [range(first, end) for first, end in itertools.pairwise(ends)]
 
+    def __str__(self) -> str:
+        """As errors speak of it."""
+        one = len(self.envs) == 1
+        return f"env {self.first}" if one else f"envs {self.first}-{self.envs.stop - 1}"
+
+    def told(self, failure: Failure, where: str, doing: str) -> str:
+        """What went wrong there, in a sentence."""
+        return failure.told(where, doing)
+
 
 class Processes:
     """One for each share; they end with this object, or with this process."""
@@ -152,7 +161,7 @@ class Processes:
 
     def lost(self, index: int, doing: str, why: str = "") -> WorkerLostError:
         """What is told of one that has ended."""
-        child, envs = self.children[index], self._shares[index].envs
+        child, share = self.children[index], self._shares[index]
         child.ended(GRACE)
         status = child.status()
         if status is None:
@@ -161,8 +170,7 @@ class Processes:
             how = f"signal {-status}"
         else:
             how = f"exit code {status}"
-        one = f"env {envs.start}" if len(envs) == 1 else f"envs {envs.start}-{envs.stop - 1}"
-        doing = f"{one} {doing}" if doing == "being made" else f"{doing} {one}"
+        doing = f"{share} {doing}" if doing == "being made" else f"{doing} {share}"
         text = f"worker {index} (pid {child.pid}) lost: {why or how} while {doing}"
         failure = self._last_words(child)
         if failure is not None:
@@ -170,7 +178,7 @@ class Processes:
         error = WorkerLostError(text)
         if failure is not None:
             error.__cause__ = self.error_of(index, failure, "being made")
-        error.worker, error.pid, error.exit_code, error.envs = index, child.pid, status, envs
+        error.worker, error.pid, error.exit_code, error.envs = index, child.pid, status, share.envs
         return error
 
     def _last_words(self, child: Child) -> Failure | None:
@@ -186,7 +194,7 @@ class Processes:
     def error_of(self, index: int, failure: Failure, doing: str) -> EnvError:
         """The exception an env of a worker raised, or the worker for it."""
         where = f" in worker {index} (pid {self.children[index].pid})"
-        error = error_from(failure.report, failure.told(where, doing))
+        error = error_from(failure.report, self._shares[index].told(failure, where, doing))
         error.env, error.worker = failure.env, index
         return error
 

@@ -124,7 +124,8 @@ class Replay:
             for name, (dtype, shape) in shapes.items()
         }
         self._added = 0  # ever
-        self._last: dict[int, int] = {}  # number of the record of each env that others follow
+        # Of the record of each env that others follow: its number, and its episode's length.
+        self._last: dict[int, tuple[int, int]] = {}
         self._tree = _SumTree(self.capacity) if self.alpha > 0 else None
         self._random = np.random.default_rng(seed)
 
@@ -151,8 +152,12 @@ class Replay:
         terminated: npt.ArrayLike,
         truncated: npt.ArrayLike,
         env: npt.ArrayLike,
+        lengths: npt.ArrayLike | None = None,
     ) -> None:
-        """Records, each env's in the order it made them."""
+        """Records, each env's in the order it made them.
+
+        ``lengths``: of their episodes up to them, by which it is seen where some are missing.
+        """
         own = {"rewards": rewards, "terminated": terminated, "truncated": truncated, "env": env}
         given: dict[str, Any] = {**fields, **own}
         if fields.keys() != set(self._names):
@@ -161,6 +166,11 @@ class Replay:
             )
         arrays = {name: np.asarray(value) for name, value in given.items()}
         count = len(arrays["rewards"])
+        lived = None if lengths is None else np.asarray(lengths, np.int64)
+        if lived is not None and lived.shape != (count,):
+            raise ValueError(
+                f"cannot add to replay: lengths of shape {lived.shape}, expected {(count,)}"
+            )
         for name, array in arrays.items():
             expected = (count, *self._fields[name].shape[1:])
             if array.shape != expected:
@@ -170,6 +180,7 @@ class Replay:
         if count > self.capacity:  # only the newest have room
             skipped = count - self.capacity
             arrays = {name: array[skipped:] for name, array in arrays.items()}
+            lived = None if lived is None else lived[skipped:]
             self._added += skipped
             self._last.clear()
             count = self.capacity
@@ -182,12 +193,39 @@ class Replay:
             to = self._fields[name]
             to[slots[0] : slots[0] + split] = array[:split]
             to[: count - split] = array[split:]
-        self._link(numbers, arrays)
+        self._link(numbers, arrays, lived)
         self._added += count
         if self._tree is not None:
             self._tree.set(slots, np.full(count, self._tree.highest))
 
-    def _link(self, numbers: npt.NDArray[np.int64], arrays: Mapping[str, Any]) -> None:
+    def extend(self, records: Any) -> None:
+        """Records that ``Actors.take`` returned; trajectories as their steps.
+
+        Of their fields those are kept that the replay was made for: ``like=actors.like`` is all.
+        """
+        rows = records.rows
+        whole = (len(rows),) if rows["rewards"].ndim == 1 else rows["rewards"].shape
+
+        def column(name: str) -> npt.NDArray[Any]:
+            array = rows[name]
+            if len(whole) == 1:
+                return np.asarray(array)
+            if array.shape[:2] != whole:
+                array = np.broadcast_to(array[:, None], (*whole, *array.shape[1:]))
+            return np.asarray(array.reshape(-1, *array.shape[2:]))
+
+        self.add(
+            {name: column(name) for name in self._names},
+            **{name: column(name) for name in _OWN},
+            lengths=column("lengths"),
+        )
+
+    def _link(
+        self,
+        numbers: npt.NDArray[np.int64],
+        arrays: Mapping[str, Any],
+        lived: npt.NDArray[np.int64] | None,
+    ) -> None:
         """Which record follows each, of the same env and episode."""
         following = self._fields[_LINK]
         following[numbers % self.capacity] = -1
@@ -197,17 +235,20 @@ class Replay:
         same = env[order[1:]] == env[order[:-1]]
         before, after = order[:-1][same], order[1:][same]
         goes_on = ~over[before]
+        if lived is not None:
+            goes_on &= lived[after] == lived[before] + 1
         following[numbers[before[goes_on]] % self.capacity] = numbers[after[goes_on]]
         firsts = order[np.concatenate([[True], ~same])]
         lasts = order[np.concatenate([~same, [True]])]
         oldest = int(numbers[-1]) + 1 - self.capacity
         for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
             whose = int(env[first])
-            known = self._last.pop(whose, -1)
-            if known >= oldest and known >= 0:
+            known, length = self._last.pop(whose, (-1, 0))
+            joined = lived is None or lived[first] == length + 1
+            if known >= oldest and known >= 0 and joined:
                 following[known % self.capacity] = numbers[first]
             if not over[last]:
-                self._last[whose] = int(numbers[last])
+                self._last[whose] = int(numbers[last]), 0 if lived is None else int(lived[last])
 
     # -- out -------------------------------------------------------------------------------------
 
@@ -317,7 +358,7 @@ class Replay:
             alpha=about["alpha"],
         )
         replay._added = about["added"]
-        replay._last = dict(about["last"])
+        replay._last = {env: (number, length) for env, (number, length) in about["last"]}
         replay._random.bit_generator.state = about["random"]
         for name, array in fields.items():
             replay._fields[name][: len(replay)] = array

@@ -177,6 +177,16 @@ def _leaves(tree: Tree, batch: Any, place: str) -> Iterator[tuple[str, Any]]:
         yield place, batch
 
 
+def places(tree: Tree) -> list[str]:
+    """The place of each leaf, in order; empty where it is the only one."""
+    kind, content = tree
+    if kind == "dict":
+        return [f"[{key!r}]{place}" for key, child in content for place in places(child)]
+    if kind == "tuple":
+        return [f"[{i}]{place}" for i, child in enumerate(content) for place in places(child)]
+    return [""]
+
+
 def _at(place: str) -> str:
     return f" at {place}" if place else ""
 

@@ -39,6 +39,8 @@ __all__ = ["Attachment", "Layout", "Setup", "main", "wait_policy"]
 
 # With context="fork", what the workers are to host, each at its index.
 inherited: Sequence[Any] = []
+# Whether this process takes the place of a lost worker. Its host may ask when it is made.
+again = False
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,13 @@ class Attachment:
 
 def main(fd: int) -> None:
     """Run a worker at the other end of this socket."""
+    global again
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     connection = Connection(fd)
     try:
         setup: Setup = connection.recv()
+        again = setup.again
         Watch().leave_with(setup.parent)
         _settle(setup)
         before = set(sys.modules)

@@ -107,6 +107,16 @@ std::uint64_t copy_out(AnyRing& ring, const std::byte* slots, std::byte* to, std
     return copied;
 }
 
+// How many there must be, of up to `count` that are wanted.
+inline std::uint64_t least_of(const py::object& least, std::uint64_t count, const char* verb) {
+    const std::uint64_t wanted = whole(least, verb, "least", 0);
+    if (wanted > count) {
+        throw py::value_error(std::string("cannot ") + verb + ": least " + std::to_string(wanted) +
+                              ", expected at most the count, " + std::to_string(count));
+    }
+    return wanted;
+}
+
 // The records that are there once `least` are, or at the deadline, up to `most`; perhaps none. None
 // is taken before it returns, so that Ctrl-C loses none; a producer that waits to be drained to the
 // low mark therefore has to leave enough, and `least` is cut to that.
@@ -115,11 +125,7 @@ py::array pop_many(const Handle& handle, AnyRing& ring, const Record& record, Si
                    const std::byte* slots, const py::object& count, const py::object& least,
                    const Seconds& timeout, const Nanoseconds& deadline, std::uint64_t waiter) {
     const std::uint64_t asked = whole(count, "pop from ring", "count", 1);
-    const std::uint64_t wanted = whole(least, "pop from ring", "least", 0);
-    if (wanted > asked) {
-        throw py::value_error("cannot pop from ring: least " + std::to_string(wanted) +
-                              ", expected at most the count, " + std::to_string(asked));
-    }
+    const std::uint64_t wanted = least_of(least, asked, "pop from ring");
     const std::uint64_t most = std::min(asked, ring.geometry().slots);
     const std::uint64_t want = std::min({wanted, most, ring.geometry().low + 1});
     const std::int64_t until = deadline_of(timeout, deadline);

@@ -75,16 +75,19 @@ class PyRing : public Handle {
 
     // -- the consumer ---
 
-    py::array peek(const py::object& count, const Seconds& timeout, const Nanoseconds& deadline) {
+    py::array peek(const py::object& count, const py::object& least, const Seconds& timeout,
+                   const Nanoseconds& deadline) {
         const Turn turn(*this, consuming_, "peek into");
         const std::uint64_t want = whole(count, "peek into ring", "count", 1);
+        const std::uint64_t need = std::clamp<std::uint64_t>(
+            least_of(least, want, "peek into ring"), 1, ring_.geometry().high);
         const std::int64_t until = deadline_of(timeout, deadline);
         Run run = ring_.peek(want);
-        if (run.count == 0) {
+        if (run.count < need) {
             const Outcome outcome =
-                ready_([&](WaitPolicy& policy) { return ring_.wait_ready(1, until, policy); });
+                ready_([&](WaitPolicy& policy) { return ring_.wait_ready(need, until, policy); });
             check_sound();
-            check_outcome(*this, outcome, "peek into", "producer", "nothing came in time",
+            check_outcome(*this, outcome, "peek into", "producer", "too little came in time",
                           cell_->tail.waiter());
             run = ring_.peek(want);
         }
@@ -213,9 +216,11 @@ void register_ring(py::module_& m) {
         .def("push_many", &PyRing::push_many, py::arg("records"), py::kw_only(),
              py::arg("timeout") = none, py::arg("deadline") = none,
              "All of them, in order; how many went before the deadline.")
-        .def("peek", &PyRing::peek, py::arg("count") = 1, py::kw_only(), py::arg("timeout") = none,
-             py::arg("deadline") = none,
-             "A view of up to `count` records, at least one; WaitTimeoutError if none came.")
+        .def("peek", &PyRing::peek, py::arg("count") = 1, py::arg("least") = 1, py::kw_only(),
+             py::arg("timeout") = none, py::arg("deadline") = none,
+             "A view of up to `count` records once there are `least`; WaitTimeoutError if they did "
+             "not "
+             "come.")
         .def("release", &PyRing::release, py::arg("count") = none,
              "Hands back the first `count` of the peeked slots (all, by default).")
         .def("pop_many", &PyRing::pop_many, py::arg("count"), py::arg("least") = 1, py::kw_only(),

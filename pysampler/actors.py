@@ -1,0 +1,471 @@
+"""Actors: workers act by themselves, on and on; a learner takes what they did, in batches.
+
+Each worker acts for its envs with the newest weights from a board, and hands its records over
+through one ring to the learner. Neither waits for the other, but that a full ring blocks the
+actors, and an empty one the learner.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler import arguments
+from pysampler.acting import Errand, Progress
+from pysampler.block import Failure, Restored
+from pysampler.borrowing import Borrower, vector_env_of
+from pysampler.errors import BusyError, LostError, WaitTimeoutError
+from pysampler.places import copied, pickled, tell
+from pysampler.policies import Actor, has_weights, portable, weights_of
+from pysampler.records import Described, Records
+from pysampler.results import first
+from pysampler.sync import Board, SharedRing, now
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from pysampler.policies import Said
+    from pysampler.vector_env import VectorEnv
+
+__all__ = ["ActorStats", "Actors", "actors"]
+
+# How often the learner, while it waits, looks whether the actors are well, in ns.
+_LOOK = 20_000_000
+# Steps that are handed over together, at most.
+_CHUNK = 16
+
+
+def actors(
+    envs: Any,
+    policy: Any,
+    *,
+    num_envs: int | None = None,
+    vector_kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> Actors:
+    """Actors of a policy in envs, and what a learner needs of them.
+
+    ``envs`` is a :class:`pysampler.VectorEnv`, or what :func:`pysampler.make_vec` makes one of:
+    then ``num_envs`` and ``vector_kwargs`` are its, and it is closed with the actors. ``options``
+    are those of :class:`Actors`.
+
+    >>> def policy(observations):
+    ...     return (observations[:, 2] > 0).astype(int)
+    >>> with actors("CartPole-v1", policy, num_envs=4, seed=1) as some:
+    ...     records = some.take(100, least=100)
+    ...     records.observations.shape, records.next_observations.shape, records.actions.shape
+    ((100, 4), (100, 4), (100,))
+    """
+    made, owned = vector_env_of(envs, num_envs, vector_kwargs, "act")
+    try:
+        return Actors(made, policy, owned=owned, **options)
+    except BaseException:
+        if owned:
+            made.close()
+        raise
+
+
+@dataclass(frozen=True)
+class ActorStats:
+    """What actors and their learner did so far."""
+
+    taken: int  # records
+    dropped: int  # records that were too old
+    ready: int  # records that wait to be taken
+    version: int  # of the newest weights
+    lag: float  # versions, of the records in the last batch: the mean
+    waiting: float  # seconds the learner waited for records
+    taking: float  # seconds it took them in, without waiting
+    publishing: float  # seconds it published weights
+    acting: npt.NDArray[np.float64]  # seconds by worker: in the policy
+    blocked: npt.NDArray[np.float64]  # ... waiting for room
+    refreshing: npt.NDArray[np.float64]  # ... taking over weights
+
+
+class Actors(Borrower):
+    """Workers that act by themselves, from the first ``take`` to ``stop``.
+
+    - ``policy``: see :mod:`pysampler.policies`. Each worker has a copy. Weights of a torch module
+      (or of anything with ``state_dict()`` and ``load_state_dict()``) reach it with ``publish``;
+      other policies stay as they are.
+    - ``steps``: of a record; None for single transitions, a number for trajectories of so many.
+    - ``high``, ``low``: actors that find ``high`` records waiting block until there are ``low``.
+      No record waits behind more than ``high`` others.
+    - ``max_lag``: records made with weights more than so many versions old are dropped by ``take``,
+      and counted.
+    - ``settings``: what the policy is called with by name, a number for each env: ``{"epsilon":
+      [0.4, 0.1, 0.02]}``, or one for all. ``actors.settings["epsilon"][:] = ...`` changes them at
+      once.
+    - ``share``: of its time an actor takes over weights in, at most: large ones then reach it
+      less often than they are published. After it was blocked it always does.
+    - ``seed``: of the first reset, and of the policies' random numbers.
+
+    The envs are reset in the step that ends their episode. Of a worker that is lost (and replaced,
+    with ``on_worker_loss="restart"``) all that it had handed over stays; the envs of the next one
+    begin new episodes: ``lengths`` is 1 in their first records. An env or policy that raises is an
+    ``EnvError`` in ``take``, which ends all. One that raises :class:`pysampler.errors.StopActors`
+    stops all, as ``stop()`` does.
+
+    With ``num_workers=0`` the envs step in ``take``, for debugging.
+    """
+
+    _purpose = "act"
+    _name = "actors"
+    _what = "actors"
+
+    def __init__(
+        self,
+        envs: VectorEnv,
+        policy: Any,
+        *,
+        steps: int | None = None,
+        high: int | None = None,
+        low: int | None = None,
+        max_lag: int | None = None,
+        settings: Mapping[str, npt.ArrayLike] | None = None,
+        share: float = 0.01,
+        seed: int | list[int | None] | None = None,
+        owned: bool = False,
+    ) -> None:
+        self._steps = None if steps is None else _whole("steps", steps, 1)
+        count = envs.num_envs
+        usual = 4 * count if steps is not None else 64 * count
+        self._high = max(usual, 16) if high is None else _whole("high", high, 1)
+        self._low = self._high // 2 if low is None else _whole("low", low, 0)
+        if self._low >= self._high:
+            raise _refuse("low", low, f"less than high, {self._high}")
+        self._max_lag = None if max_lag is None else _whole("max_lag", max_lag, 0)
+        if not 0 < share <= 1:
+            raise _refuse("share", share, "a part of 1")
+        self._share = share
+        self._given = {
+            name: _setting(name, value, count) for name, value in (settings or {}).items()
+        }
+        self.settings: dict[str, npt.NDArray[Any]] = self._given
+        self._actor = Actor(policy, envs._spec, self._given)
+        self._policy = policy
+        self._seed = seed
+        self._begun = False
+        self._turn = threading.Lock()  # of take()
+        self._board: Board | None = None
+        self._followers: list[Any] = []
+        self._held = 0  # records of the last batch
+        self._kept: list[npt.NDArray[Any]] = []  # of one that is not complete
+        self._taken = self._dropped = 0
+        self._lag = 0.0
+        self._waiting_ns = self._taking_ns = self._publishing_ns = 0
+        self._borrow(envs, owned=owned)
+
+    # -- the learner -----------------------------------------------------------------------------
+
+    def take(self, count: int, timeout: float | None = None, *, least: int = 1) -> Records | None:
+        """Up to so many records, as soon as there are ``least``; None once all have stopped.
+
+        After ``timeout`` seconds, those there are, perhaps none. They are views, and those of the
+        last batch are given back. Where ``least`` do not lie one behind the other, or some were too
+        old, they are copies. The first call starts the actors.
+        """
+        count, least = _whole("count", count, 1), _whole("least", least, 1)
+        if least > min(count, self._low + 1):
+            raise _refuse(
+                *("least", least),
+                f"at most the count, {count}, and low + 1, {self._low + 1}: actors that are "
+                "blocked bring no more before there are only low",
+            )
+        deadline = arguments.deadline(timeout)
+        self._expect_open()
+        if not self._turn.acquire(blocking=False):
+            raise BusyError("cannot take records: another thread does")
+        try:
+            return self._take(count, least, deadline)
+        finally:
+            self._turn.release()
+
+    def _take(self, count: int, least: int, deadline: int | None) -> Records | None:
+        began, waited = now(), self._waiting_ns
+        self.begin()
+        self._give_up()
+        try:
+            rows = self._fresh(count, least, deadline)
+        except BaseException:
+            self._held = 0
+            raise
+        if rows is None:
+            return None
+        self._taken += len(rows)
+        if len(rows) > 0:
+            self._lag = self.version - float(rows["version"].mean())
+        self._taking_ns += now() - began - (self._waiting_ns - waited)
+        return Records(rows, self._described)
+
+    def batches(self, count: int, *, least: int | None = None) -> Iterator[Records]:
+        """What ``take`` returns, until all have stopped: by default just so many each."""
+        least = count if least is None else least
+        while (records := self.take(count, least=least)) is not None:
+            yield records
+
+    def publish(self, weights: Any = None) -> int:
+        """Give the actors new weights: a module, a dict of arrays, or the policy's. Its version.
+
+        They are taken over as a whole, before a record is begun.
+        """
+        self._expect_open()
+        self.begin()
+        began = now()
+        if self._board is None:
+            raise TypeError(
+                f"cannot publish weights: the policy is a {type(self._policy).__name__} without "
+                "state_dict() and load_state_dict()"
+            )
+        chosen = self._policy if weights is None else weights
+        arrays = dict(chosen) if isinstance(chosen, Mapping) else weights_of(chosen)
+        version = self._board.publish(arrays)
+        for follower in self._followers:
+            follower.publish(arrays)
+        self._publishing_ns += now() - began
+        return version
+
+    @property
+    def version(self) -> int:
+        """Of the newest weights: 1 for those that the actors began with."""
+        return 0 if self._board is None else self._board.version
+
+    def __len__(self) -> int:
+        """How many records wait to be taken."""
+        return len(self._ring) - self._held if self._begun else 0
+
+    @property
+    def like(self) -> dict[str, npt.NDArray[Any]]:
+        """What :class:`pysampler.Replay` needs to keep such records."""
+        self.begin()
+        return self._described.like
+
+    def stop(self) -> None:
+        """Let the actors end, and hand over what they have; ``take`` has the rest, then None.
+
+        Any thread may call it, and a handler of signals.
+        """
+        if self._begun:
+            self._progress.stop()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody said so."""
+        return self._begun and self._progress.stopped
+
+    def stats(self) -> ActorStats:
+        """What they and the learner did so far."""
+        self._expect_open()
+        self.begin()
+        ns = self._progress
+        heads = self._heads
+        return ActorStats(
+            *(self._taken, self._dropped, len(self), self.version, self._lag),
+            *(self._waiting_ns / 1e9, self._taking_ns / 1e9, self._publishing_ns / 1e9),
+            *(ns.acting_ns[heads] / 1e9, ns.blocked_ns[heads] / 1e9),
+            ns.refreshing_ns[heads] / 1e9,
+        )
+
+    # -- taking ----------------------------------------------------------------------------------
+
+    def _give_up(self) -> None:
+        """The records of the last batch."""
+        if self._held > 0:
+            held, self._held = self._held, 0
+            self._ring.release(held)
+
+    def _fresh(self, count: int, least: int, deadline: int | None) -> npt.NDArray[Any] | None:
+        """Records that are not too old."""
+        kept = self._kept
+        while True:
+            have = sum(map(len, kept))
+            rows = self._next(max(1, count - have), max(1, least - have), deadline)
+            if rows is None or len(rows) == 0:
+                if not kept:
+                    return rows
+                break
+            self._held = len(rows)
+            if self._max_lag is not None:
+                fresh = rows["version"] >= self.version - self._max_lag
+                if not fresh.all():
+                    self._dropped += len(rows) - int(fresh.sum())
+                    rows = rows[fresh]
+            if not kept and len(rows) >= least:
+                return rows
+            kept.append(rows.copy())
+            self._give_up()
+            if have + len(rows) >= least:
+                break
+        self._kept = []
+        return np.concatenate(kept)
+
+    def _next(self, count: int, least: int, deadline: int | None) -> npt.NDArray[Any] | None:
+        """Records as they lie: fewer than ``least`` at the deadline, or where the ring comes round;
+        None if nothing more comes."""
+        began = now()
+        try:
+            while True:
+                ended = self._look(least)
+                at = now()
+                late = deadline is not None and at >= deadline
+                over = ended or late
+                until = (
+                    at if over else at + _LOOK if deadline is None else min(at + _LOOK, deadline)
+                )
+                try:
+                    return np.asarray(self._ring.peek(count, 1 if over else least, deadline=until))
+                except WaitTimeoutError:
+                    if late and not ended:
+                        return np.empty(0, self._described.dtype)
+                except LostError:  # of all who hand over; the pool knows more, or soon will
+                    if not ended:
+                        self.envs._pool.wait_some(1, self.envs.num_envs, now() + _LOOK)
+                if ended:
+                    return None
+        finally:
+            self._waiting_ns += now() - began
+
+    def _look(self, least: int) -> bool:
+        """Whether all actors have ended; what they raised."""
+        pool = self.envs._pool
+        if self._closed:  # by another thread
+            return True
+        over = self._in_workers or self._progress.stopped
+        if not over and len(self._ring) < least:
+            self._send([0])
+        if pool.pending == 0:
+            return over
+        try:
+            groups, messages = pool.wait_some(1, self.envs.num_envs, now())
+            pool.take(groups)
+            failures = []
+            for group, message in messages:
+                said = message.said if isinstance(message, Restored) else message
+                if isinstance(said, Failure):
+                    failures.append((group, said))
+                else:
+                    failures += [
+                        (group, thing) for *_, thing in said.leftovers if isinstance(thing, Failure)
+                    ]
+            if failures:
+                raise pool.error_of(*first(failures))
+            pool.look_for_late()
+        except BaseException as error:
+            if isinstance(error, Exception):  # they have failed
+                self.let_go()
+            raise
+        return pool.pending == 0 and (self._in_workers or self._progress.stopped)
+
+    # -- beginning and ending --------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the actors, if they have not begun yet."""
+        self._expect_open()
+        if self._begun:
+            return
+        envs = self.envs
+        policy = copied(self._policy)
+        actor = Actor(policy, envs._spec, self._given)
+        weights = weights_of(self._policy) if has_weights(self._policy) else None
+        described: list[Described] = []
+
+        def room(said: Said) -> int:
+            described.append(Described(envs._spec, said, self._steps))
+            return _room(self._ring_shape(described[0]), weights, envs.num_envs, len(envs._groups))
+
+        frames = 1 + (_CHUNK if self._steps is None else self._steps)
+        begun = self._open_with(actor, self._seed, frames, room)
+        segment = begun.segment
+        self._described = described[0]
+        self._progress = Progress(len(envs._groups), segment)
+        slots, dtype, high, low = self._ring_shape(self._described)
+        self._ring = SharedRing(
+            slots, dtype, (), segment, producers=max(1, envs.num_workers) + 1, high=high, low=low
+        )
+        self._board = None if weights is None else Board(weights, segment)
+        begun_at, _ = segment.array((envs.num_envs,), np.dtype(np.int64), None)
+        places = {}
+        self.settings = {}
+        for name, value in self._given.items():
+            at, array = segment.array((envs.num_envs,), value.dtype, None)
+            array[:] = value
+            self.settings[name] = array
+            places[name] = at, value.dtype
+        if self._board is not None and weights is not None:
+            self._board.publish(weights)
+        pool = envs._pool
+        pool.watch_also(self._ring.producer())
+        seed = self._seed if isinstance(self._seed, (int, np.integer)) else None
+        self._in_workers = envs.num_workers > 0
+        tell(
+            *(pool, pickled(portable(self._policy)), begun.acting.said, self._board),
+            *(self._progress, seed if self._in_workers else None, places),
+        )
+        self._errand = Errand(
+            *(self._ring.place(), self._described, begun_at),
+            *(None if self._in_workers else frames - 1, self._share, self._max_lag),
+        )
+        workers = np.array(pool.worker_of)
+        self._heads = [int(np.argmax(workers == worker)) for worker in range(workers.max() + 1)]
+        self._begun = True
+        if self._in_workers:
+            self._send(self._heads)
+
+    def _ring_shape(self, described: Described) -> tuple[int, np.dtype[Any], int, int]:
+        high, low = self._high, self._low
+        if not self.envs.num_workers:  # all of a chunk has room, for nobody could take it meanwhile
+            high = max(high, low + 1 + _CHUNK * self.envs.num_envs)
+        return 1 << (high - 1).bit_length(), described.dtype, high, low
+
+    def _send(self, groups: list[int]) -> None:
+        """Let the workers of these groups act."""
+        with self.envs._entered("actors"):
+            self.envs._pool.request(
+                [(group, 0) for group in groups],
+                {group: ("act", (group, self._errand)) for group in groups},
+                "acting",
+            )
+
+    def _end(self) -> bool:
+        if self._begun:
+            self._progress.stop(drop=True)
+        return True
+
+    def __repr__(self) -> str:
+        return f"<pysampler.Actors of {self.envs!r}{', closed' * self._closed}>"
+
+
+def _room(
+    shape: tuple[int, np.dtype[Any], int, int],
+    weights: Mapping[str, npt.NDArray[Any]] | None,
+    envs: int,
+    groups: int,
+) -> int:
+    """Bytes that lie beside the frames."""
+    slots, dtype, high, low = shape
+    ring = SharedRing.size_of(slots, dtype, (), envs + 1, high, low)
+    board = sum(w.nbytes + 8 for w in (weights or {}).values()) * 3
+    return ring + board + Progress.size_of(groups) + 64 * 8 * envs + (1 << 16)
+
+
+def _setting(name: str, value: npt.ArrayLike, envs: int) -> npt.NDArray[Any]:
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf" or array.shape not in ((), (envs,)):
+        raise _refuse(f"setting {name!r}", value, f"a number, or one for each of {envs} envs")
+    return np.broadcast_to(array, envs).copy()
+
+
+def _refuse(what: str, got: Any, expected: str) -> ValueError:
+    return ValueError(f"cannot act: {what} {got!r}, expected {expected}")
+
+
+def _whole(what: str, got: Any, least: int) -> int:
+    if isinstance(got, bool) or not isinstance(got, (int, np.integer)) or got < least:
+        raise _refuse(what, got, f"a whole number of at least {least}")
+    return int(got)

@@ -1,0 +1,174 @@
+"""What a worker hosts where weights are averaged: a trainer, as names and arrays."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler import worker
+from pysampler.block import Raised
+from pysampler.processes import Share
+from pysampler.spec import Field
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from pysampler.block import Failure
+    from pysampler.frames import Frames
+    from pysampler.sync import Board, Segment
+
+    Fields = dict[str, Field]
+    Weights = dict[str, npt.NDArray[Any]]
+
+__all__ = ["TrainerHost", "TrainerShare", "arrays_of", "difference"]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the parent must know of a trainer before it can lay out boards."""
+
+    name: str
+    fields: Fields
+
+
+class TrainerShare(Share):
+    """The trainer of one worker: to a pool, a group of one."""
+
+    def __str__(self) -> str:
+        return f"trainer {self.first}"
+
+    def told(self, failure: Failure, where: str, doing: str) -> str:
+        """What went wrong there, in a sentence."""
+        doing = failure.doing or doing
+        doing = f"in {doing}" if "(" in doing else doing
+        return f"{self}{where} raised {failure.report.kind} {doing}"
+
+
+class TrainerHost:
+    """Trainer ``index``. To the pool it is what ``EnvHost`` is, but that nobody steps it."""
+
+    def __init__(self, make: Callable[[int, int], Any], index: int, entropy: Any) -> None:
+        self._index = index
+        self.blocks = [None]  # of its one group
+        # Who takes the place of a lost one need not live through the same again.
+        seeds = np.random.SeedSequence(None if worker.again else entropy, spawn_key=(index,))
+        with self._at("being made"):
+            self.trainer = make(index, int(seeds.generate_state(1)[0]))
+        with self._at("state_dict()"):
+            state = self.trainer.state_dict()
+            self._tensors = {name for name, value in state.items() if hasattr(value, "detach")}
+            self._fields = fields_of(arrays_of(state))
+
+    def describe(self) -> Description:
+        """What its weights are."""
+        return Description(type(self.trainer).__name__, self._fields)
+
+    def count_with(self, meter: Any) -> None:
+        """Nothing is counted: a round tells how long it took."""
+
+    def attach(self, frames: Frames, segment: Segment) -> None:  # noqa: ARG002
+        """Boards are to lie beside the frames."""
+        self._segment = segment
+
+    def answer(self, name: str, block: int, frame: int, arguments: tuple[Any, ...]) -> Any:  # noqa: ARG002
+        """Do what is asked: the name of one of the methods below."""
+        return getattr(self, name)(*arguments)
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def train(self, steps: int) -> tuple[dict[str, Any], float]:
+        """Go on from the average, and hand in; what the trainer reports, and seconds it took."""
+        _, weights = self._average.read()
+        with self._at("load_state_dict()"):
+            self.trainer.load_state_dict(
+                {name: self._as_given(name, array) for name, array in weights.items()}
+            )
+        began = now()
+        with self._at("train()"):
+            report = self.trainer.train(steps)
+            if not isinstance(report, (Mapping, type(None))):
+                raise TypeError(f"it returned {report!r}, expected a dict or None")
+        seconds = (now() - began) / 1e9
+        self.hand_in()
+        return dict(report or {}), seconds
+
+    def hand_in(self) -> int:
+        """The weights, as a new version."""
+        with self._at("state_dict()"):
+            arrays = arrays_of(self.trainer.state_dict())
+            if differ := difference(fields_of(arrays), self._fields):
+                raise ValueError(differ)
+        return self._own.publish(arrays)
+
+    def fail(self, lost: str) -> None:
+        """Instead of what a lost one was asked for: there is no answer."""
+
+    # -- notes -----------------------------------------------------------------------------------
+
+    def use(self, fields: Fields, average: Any, own: Any) -> None:
+        """Places of boards: the average comes on one, these fields are handed in on the other."""
+        self._fields = fields
+        self._average: Board = average.attach(self._segment)
+        self._own: Board = own.attach(self._segment)
+
+    def replace(self, seeds: Sequence[int]) -> None:
+        """It takes the place of a lost one, and knew so when it was made."""
+
+    def close(self) -> None:
+        """Close the trainer, if it can be."""
+        if hasattr(self.trainer, "close"):
+            with self._at("close()"):
+                self.trainer.close()
+
+    def _as_given(self, name: str, array: npt.NDArray[Any]) -> Any:
+        if name not in self._tensors:
+            return array
+        import torch  # noqa: PLC0415 - it is there
+
+        return torch.from_numpy(array)
+
+    @contextlib.contextmanager
+    def _at(self, doing: str) -> Iterator[None]:
+        """The trainer is at work."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            raise Raised(self._index, doing) from error
+
+
+# -- weights -------------------------------------------------------------------------------------
+
+
+def arrays_of(state: Mapping[str, Any]) -> Weights:
+    """Those of a ``state_dict()``, which may be tensors."""
+    return {
+        name: value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+        for name, value in state.items()
+    }
+
+
+def fields_of(arrays: Weights) -> Fields:
+    """What they are, if they can be averaged."""
+    if not arrays:
+        raise ValueError("there are no weights")
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufc":
+            raise TypeError(f"{name} is of dtype {array.dtype}, expected numbers")
+    return {name: Field(array.shape, array.dtype) for name, array in arrays.items()}
+
+
+def difference(got: Fields, expected: Fields) -> str:
+    """In words; empty if there is none."""
+    if got.keys() != expected.keys():
+        return f"names {list(got)}, expected {list(expected)}"
+    for name, to_be in expected.items():
+        if (one := got[name]) != to_be:
+            return f"{name} is {one.dtype} {one.shape}, expected {to_be.dtype} {to_be.shape}"
+    return ""
