@@ -36,6 +36,7 @@ from pysampler import errors, sync
 from pysampler.actors import Actors, actors
 from pysampler.evaluation import Evaluation, evaluate
 from pysampler.make import install, make_vec, uninstall
+from pysampler.phases import Phase, phases
 from pysampler.replay import Replay
 from pysampler.rollout import gae
 from pysampler.rollouts import Rollouts, rollouts
@@ -47,6 +48,7 @@ __all__ = [
     "Collected",
     "Evaluation",
     "MultiTaskSampler",
+    "Phase",
     "Replay",
     "Rollouts",
     "VectorEnv",
@@ -57,6 +59,7 @@ __all__ = [
     "gae",
     "install",
     "make_vec",
+    "phases",
     "rollouts",
     "sync",
     "uninstall",

@@ -48,6 +48,7 @@ class Progress:
         self.blocked_ns = self._lines[:-1, 1]  # by a full ring: of the first group of each worker
         self.acting_ns = self._lines[:-1, 2]
         self.refreshing_ns = self._lines[:-1, 3]
+        self.blocked = self._lines[:-1, 4]  # whether it is just now
 
     @staticmethod
     def size_of(groups: int) -> int:
@@ -275,10 +276,12 @@ class WorkerActing:
         sent = self._ring.push_many(records, timeout=0)
         if sent == len(records):
             return True
+        self._progress.blocked[group] = True
         while sent < len(records):
             if self._progress.dropped:
                 return False
             sent += self._ring.push_many(records[sent:], timeout=_LOOK)
+        self._progress.blocked[group] = False
         self._progress.blocked_ns[group] += now() - began
         self._refresh_at = 0  # somebody has learned meanwhile
         return True

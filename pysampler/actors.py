@@ -152,7 +152,7 @@ class Actors(Borrower):
         self._policy = policy
         self._seed = seed
         self._begun = False
-        self._turn = threading.Lock()  # of take()
+        self._turn = threading.RLock()  # of take()
         self._board: Board | None = None
         self._followers: list[Any] = []
         self._held = 0  # records of the last batch
@@ -271,6 +271,45 @@ class Actors(Borrower):
             *(ns.acting_ns[heads] / 1e9, ns.blocked_ns[heads] / 1e9),
             ns.refreshing_ns[heads] / 1e9,
         )
+
+    # -- phases (phases.py) ----------------------------------------------------------------------
+
+    def mark(self, high: int, low: int) -> None:
+        """Other water marks, for actors that have not begun."""
+        self._expect_open()
+        if self._begun:
+            raise ValueError("cannot act in phases: the actors have begun already")
+        high, low = _whole("high", high, 1), _whole("low", low, 0)
+        if low >= high:
+            raise _refuse("low", low, f"less than high, {high}")
+        self._high, self._low = high, low
+
+    def wait_full(self) -> int:
+        """Until there are ``high`` records; how many of them are to be taken.
+
+        Fewer once all have stopped, and none at last.
+        """
+        self._expect_open()
+        self.begin()
+        self._give_up()
+        if self._next(self._high, self._high, None) is None:
+            return 0
+        count = len(self._ring)
+        return count - self._low if count > self._low and not self.stopped else max(1, count)
+
+    def give_back(self, *, drop: int = 0) -> None:
+        """The records of the last batch, and so many more, which nobody wants."""
+        self._give_up()
+        while drop > 0 and (rows := self._next(drop, 1, None)) is not None:
+            self._held = len(rows)
+            self._give_up()
+            self._dropped += len(rows)
+            drop -= len(rows)
+
+    @property
+    def passed(self) -> int:
+        """How many records have been taken or dropped."""
+        return self._taken + self._dropped
 
     # -- taking ----------------------------------------------------------------------------------
 
@@ -420,7 +459,7 @@ class Actors(Borrower):
     def _ring_shape(self, described: Described) -> tuple[int, np.dtype[Any], int, int]:
         high, low = self._high, self._low
         if not self.envs.num_workers:  # all of a chunk has room, for nobody could take it meanwhile
-            high = max(high, low + 1 + _CHUNK * self.envs.num_envs)
+            high += _CHUNK * self.envs.num_envs
         return 1 << (high - 1).bit_length(), described.dtype, high, low
 
     def _send(self, groups: list[int]) -> None:
@@ -435,7 +474,9 @@ class Actors(Borrower):
     def _end(self) -> bool:
         if self._begun:
             self._progress.stop(drop=True)
-        return True
+        # Whoever takes records sees that it is closed, and leaves.
+        with self._turn:
+            return True
 
     def __repr__(self) -> str:
         return f"<pysampler.Actors of {self.envs!r}{', closed' * self._closed}>"

@@ -6,49 +6,12 @@ import signal
 import threading
 import time
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
+from scripted import Mortal
 
 import pysampler
 from pysampler.errors import ClosedError, EnvError, EnvTimeoutError, WorkerLostError
-
-
-class Mortal(gym.Env):
-    """Observes (seed, steps); does at some step of its life what it is made for."""
-
-    observation_space = spaces.Box(-(2.0**40), 2.0**40, (2,), np.float64)
-    action_space = spaces.Box(-1, 1, (1,), np.float64)
-
-    def __init__(self, fault=None, at=-1, mark=None):
-        self.fault, self.at, self.mark = fault, at, mark
-        self.life = 0
-        self.seed = -1
-
-    def _observe(self):
-        return np.array([self.seed, self.steps], np.float64)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.seed = self.seed if seed is None else seed
-        self.steps = 0
-        return self._observe(), {}
-
-    def step(self, action):
-        self.life += 1
-        self.steps += 1
-        # Only the first time: who takes its place finds the mark.
-        if self.life == self.at and (self.mark is None or not self.mark.exists()):
-            if self.mark is not None:
-                self.mark.touch()
-            if self.fault == "die":
-                os._exit(7)
-            if self.fault == "raise":
-                raise ValueError("told to")
-            if self.fault == "hang":
-                threading.Event().wait()
-        return self._observe(), 1.0, False, False, {}
 
 
 def policy(observations):

@@ -1,6 +1,9 @@
 """Envs whose episodes end where a script says, and rollouts of them made the slow way."""
 
+import os
+import threading
 import time
+from collections import defaultdict
 
 import gymnasium as gym
 import numpy as np
@@ -45,6 +48,42 @@ class Scripted(gym.Env):
         reward = self.life + action / 7
         info = {"life": self.life, "half": np.full(2, self.life / 2, np.float32)}
         return self._observe(action), reward, end in "tb", end in "cb", info
+
+
+class Mortal(gym.Env):
+    """Observes (seed, steps); does at some step of its life what it is made for."""
+
+    observation_space = spaces.Box(-(2.0**40), 2.0**40, (2,), np.float64)
+    action_space = spaces.Box(-1, 1, (1,), np.float64)
+
+    def __init__(self, fault=None, at=-1, mark=None):
+        self.fault, self.at, self.mark = fault, at, mark
+        self.life = 0
+        self.seed = -1
+
+    def _observe(self):
+        return np.array([self.seed, self.steps], np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seed = self.seed if seed is None else seed
+        self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.life += 1
+        self.steps += 1
+        # Only the first time: who takes its place finds the mark.
+        if self.life == self.at and (self.mark is None or not self.mark.exists()):
+            if self.mark is not None:
+                self.mark.touch()
+            if self.fault == "die":
+                os._exit(7)
+            if self.fault == "raise":
+                raise ValueError("told to")
+            if self.fault == "hang":
+                threading.Event().wait()
+        return self._observe(), 1.0, False, False, {}
 
 
 def policy(observations):
@@ -112,3 +151,15 @@ def slow_rollout(env_fns, policy, steps, seed, *, stateful=False):
     result["ended"] = ended
     result["last"] = observations
     return result
+
+
+def by_env(batches):
+    """Rows of each env, in the order of their numbers; none is missing."""
+    rows = defaultdict(list)
+    for batch in batches:
+        for row in batch.rows:
+            rows[int(row["env"])].append(row.copy())
+    for env, mine in rows.items():
+        numbers = [int(row["number"]) for row in mine]
+        assert numbers == list(range(len(numbers))), (env, numbers)
+    return rows

@@ -1,0 +1,573 @@
+"""Actors: what they hand over is what a plain loop would have seen, whoever dies meanwhile."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import defaultdict
+from contextlib import closing
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+from gymnasium import spaces
+from scripted import Counting, Mortal, Scripted, by_env, policy, slow_rollout
+
+import pysampler
+from pysampler.errors import BusyError, ClosedError, EnvError, StopActors, WorkerLostError
+
+SCRIPTS = [".", "t", "..t", ".c", "....b", "......t"]
+
+
+def envs_of(count=6, **kwargs):
+    fns = [functools.partial(Scripted, SCRIPTS[i % len(SCRIPTS)]) for i in range(count)]
+    return closing(pysampler.VectorEnv(fns, **kwargs))
+
+
+def taken(actors, count, size=50):
+    batches, have = [], 0
+    while have < count:
+        batches.append(actors.take(size).copy())
+        have += len(batches[-1])
+    return batches
+
+
+def fill(actors):
+    """Until there is no more room."""
+    actors.begin()
+    while len(actors._ring) < actors._ring.high:
+        os.sched_yield()
+
+
+def rest_of(actors):
+    actors.stop()
+    return [records.copy() for records in iter(lambda: actors.take(50), None)]
+
+
+# -- the same as a plain loop ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transitions_are_those_of_a_plain_loop(workers, groups):
+    steps = 100
+    fns = [functools.partial(Scripted, script) for script in SCRIPTS]
+    expected = slow_rollout(fns, policy, steps, 5)
+    with envs_of(num_workers=workers, groups=groups) as envs:
+        actors = pysampler.actors(envs, policy, seed=5)
+        batches = taken(actors, 6 * 200) + rest_of(actors)
+    rows = by_env(batches)
+    assert len(rows) == 6
+    returns = np.zeros(6)
+    for env, mine in rows.items():
+        for t, row in enumerate(mine[:steps]):
+            over = expected["terminated"][t, env] or expected["truncated"][t, env]
+            after = expected["final"][t, env]
+            if not over:
+                after = expected["observations"][t + 1, env] if t + 1 < steps else None
+            np.testing.assert_array_equal(row["observations"], expected["observations"][t, env])
+            if after is not None:
+                np.testing.assert_array_equal(row["next_observations"], after)
+            for name in ("actions", "rewards", "terminated", "truncated"):
+                np.testing.assert_array_equal(row[name], expected[name][t, env])
+            for name, values in expected["extras"].items():
+                np.testing.assert_array_equal(row[name], values[t, env])
+            returns[env] += expected["rewards"][t, env]
+            assert row["returns"] == returns[env]
+            assert row["lengths"] == row["next_observations"][2]
+            if over:
+                returns[env] = 0
+    ended = [(step, env) for step, env, _, _ in expected["ended"]]
+    assert ended == [
+        (t, env)
+        for t in range(steps)
+        for env in range(6)
+        if rows[env][t]["terminated"] or rows[env][t]["truncated"]
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stateful", [False, True])
+def test_trajectories_are_those_of_a_plain_loop(workers, stateful):
+    length, count = 7, 5
+    acting = Counting() if stateful else policy
+    fns = [functools.partial(Scripted, script) for script in SCRIPTS]
+    expected = slow_rollout(fns, acting, length * count, 5, stateful=stateful)
+    with envs_of(num_workers=workers) as envs:
+        actors = pysampler.actors(envs, acting, steps=length, seed=5)
+        batches = taken(actors, 6 * (count + 2)) + rest_of(actors)
+    for env, mine in by_env(batches).items():
+        for number, row in enumerate(mine[:count]):
+            part = slice(number * length, (number + 1) * length)
+            for name in ("observations", "actions", "rewards", "terminated", "truncated"):
+                np.testing.assert_array_equal(row[name], expected[name][part, env])
+            over = row["terminated"] | row["truncated"]
+            final = expected["final"][part, env]
+            np.testing.assert_array_equal(row["next_observations"][over], final[over])
+            following = row["next_observations"][:-1][~over[:-1]]
+            np.testing.assert_array_equal(following, row["observations"][1:][~over[:-1]])
+            for name, values in expected["extras"].items():
+                np.testing.assert_array_equal(row[name], values[part, env])
+            if stateful:
+                state = expected["states"][number * length]
+                np.testing.assert_array_equal(row["state0"], state["steps"][env])
+                np.testing.assert_array_equal(row["state1"], state["seen"][0][env])
+
+
+class Tree(gym.Env):
+    observation_space = spaces.Dict(
+        {"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Tuple([spaces.Discrete(9)] * 2)}
+    )
+    action_space = spaces.Dict({"x": spaces.Discrete(3), "y": spaces.Box(-1, 1, (2,), np.float32)})
+
+    def _observe(self):
+        return {"a": np.full(2, self.steps / 100, np.float32), "b": (self.steps % 9, 3)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self._observe(), float(action["x"]), False, self.steps == 5, {}
+
+
+def tree_policy(observations):
+    count = len(observations["a"])
+    return {"x": observations["b"][0] % 3, "y": np.zeros((count, 2), np.float32)}, {}
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_trees_of_spaces_come_as_such(steps):
+    with pysampler.actors(Tree, tree_policy, num_envs=2, steps=steps) as actors:
+        records = actors.take(16, least=8)
+        shape = (len(records),) if steps is None else (len(records), steps)
+        first = records.observations["b"][0]
+        assert first.shape == shape
+        assert records.observations["a"].shape == (*shape, 2)
+        np.testing.assert_array_equal(records.actions["x"], first % 3)
+        np.testing.assert_array_equal(records.rewards, first % 3)
+        np.testing.assert_array_equal(records.next_observations["b"][0], records.lengths % 9)
+        assert set(actors.like) >= {
+            "observations['a']",
+            "next_observations['b'][0]",
+            "actions['y']",
+        }
+
+
+def test_batches_are_views_of_what_the_actors_wrote():
+    with envs_of(num_workers=2) as envs, pysampler.actors(envs, policy) as actors:
+        records = actors.take(64, least=8)
+        assert records.rows.base is not None
+        assert np.shares_memory(records.observations, records.rewards.base)
+        assert np.shares_memory(records.rows, records.observations)
+        torch = pytest.importorskip("torch", reason="tensors of the same memory")
+        tensor = records.torch().observations
+        assert isinstance(tensor, torch.Tensor)
+        assert tensor.data_ptr() == records.observations.__array_interface__["data"][0]
+        kept = records.copy()
+        assert not np.shares_memory(kept.rows, records.rows)
+        np.testing.assert_array_equal(kept[2:4].rewards, records.rewards[2:4])
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+class Weighted:
+    """Acts as its weights say, and tells which."""
+
+    def __init__(self):
+        self.weights = {"w": np.zeros(1000), "b": np.zeros((), np.int64)}
+
+    def state_dict(self):
+        return self.weights
+
+    def load_state_dict(self, weights):
+        self.weights = {name: value.copy() for name, value in weights.items()}
+
+    def __call__(self, observations):
+        w = self.weights["w"]
+        assert (w == w[0]).all(), "torn"
+        assert w[0] == self.weights["b"], "torn"
+        return np.full((len(observations), 2), w[0] / 10, np.float32), {
+            "w": np.full(len(observations), w[0])
+        }
+
+
+def test_published_weights_act_and_every_record_says_which():
+    acting = Weighted()
+    with envs_of(num_workers=2) as envs, pysampler.actors(envs, acting, share=1) as actors:
+        versions = set(actors.take(8).version.tolist())
+        for value in range(1, 6):
+            version = actors.publish({"w": np.full(1000, float(value)), "b": value})
+            assert version == value + 1 == actors.version
+            while version not in versions:
+                records = actors.take(64)
+                np.testing.assert_array_equal(records.w, records.version - 1)
+                versions |= set(records.version.tolist())
+        assert 1 in versions
+
+
+def test_records_that_are_too_old_are_dropped_and_counted():
+    acting = Weighted()
+    with (
+        envs_of(num_workers=2) as envs,
+        pysampler.actors(envs, acting, max_lag=1, high=64) as actors,
+    ):
+        assert actors.take(8) is not None
+        for value in (1, 2, 3):
+            fill(actors)
+            actors.publish({"w": np.full(1000, float(value)), "b": value})
+        records = actors.take(8, least=8)
+        assert (records.version >= actors.version - 1).all()
+        assert actors.stats().dropped >= 64 - 12
+
+
+def test_a_policy_without_weights_cannot_be_published():
+    with envs_of(num_workers=1) as envs, pysampler.actors(envs, policy) as actors:
+        with pytest.raises(TypeError, match=r"cannot publish weights: .*state_dict"):
+            actors.publish()
+        with pytest.raises(TypeError, match="cannot publish weights"):
+            actors.publish({"w": np.zeros(3)})
+
+
+def test_a_module_acts_with_what_was_published():
+    torch = pytest.importorskip("torch", reason="modules")
+    module = torch.nn.Linear(4, 2).double()
+    with envs_of(num_workers=2) as envs, pysampler.actors(envs, module, share=1) as actors:
+        with torch.no_grad():
+            module.weight.zero_()
+            module.bias.fill_(3.0)
+        version = actors.publish(module)
+        while True:
+            records = actors.take(32)
+            new = records.version == version
+            assert (records.actions[new] == 3.0).all()
+            if new.any():
+                break
+        with pytest.raises(ValueError, match="cannot publish to board"):
+            actors.publish(torch.nn.Linear(4, 3))
+
+
+# -- settings -------------------------------------------------------------------------------------
+
+
+def exploring(observations, epsilon, noise):
+    actions = np.zeros((len(observations), 2), np.float32)
+    return actions, {"e": epsilon, "n": noise}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_actor_has_its_settings_and_they_can_be_changed(workers):
+    epsilon = np.linspace(0, 1, 6)
+    with envs_of(num_workers=workers) as envs:
+        settings = {"epsilon": epsilon, "noise": 3}
+        actors = pysampler.actors(envs, exploring, settings=settings)
+        records = actors.take(64, least=32)
+        np.testing.assert_array_equal(records.e, epsilon[records.env])
+        assert (records.n == 3).all()
+        actors.settings["noise"][:] = 5
+        while not (records.n == 5).all():
+            records = actors.take(64)
+        actors.close()
+
+
+# -- backpressure ---------------------------------------------------------------------------------
+
+
+def test_actors_block_when_the_ring_is_full_and_go_on_when_it_has_drained():
+    with envs_of(num_workers=2) as envs, pysampler.actors(envs, policy, high=40, low=8) as actors:
+        actors.begin()
+        fill(actors)
+        before = envs.stats().steps.count.sum()
+        drained = 0
+        while drained < 24:  # not yet low
+            drained += len(actors.take(8))
+        assert len(actors) + drained <= 40  # what has been given back is not filled
+        batches = taken(actors, 200)
+        assert len(batches) > 0
+        assert envs.stats().steps.count.sum() > before
+        actors.stop()
+        assert all(len(actors) <= 40 for _ in iter(lambda: actors.take(7), None))
+
+
+def test_take_returns_what_there_is_at_the_deadline():
+    with closing(
+        pysampler.VectorEnv([functools.partial(Mortal, "hang", 3)], num_workers=1)
+    ) as envs:
+        actors = pysampler.actors(envs, lambda o: np.sin(o[:, 1:]), high=64)
+        assert sum(len(actors.take(5, timeout=5)) for _ in range(1)) <= 2
+        assert len(actors.take(5, timeout=0.01, least=5)) <= 2
+        assert len(actors.take(5, timeout=0)) == 0
+        with pytest.warns(UserWarning, match="closed with actors under way"):
+            actors.close()
+
+
+def test_many_at_once_are_joined_where_the_ring_comes_round():
+    with envs_of(num_workers=2) as envs, pysampler.actors(envs, policy, high=64, low=60) as actors:
+        batches = [actors.take(48, least=48).copy() for _ in range(40)]
+        assert {len(batch) for batch in batches} == {48}
+        by_env(batches)
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_a_stop_nothing_that_was_recorded_is_missing(workers):
+    with envs_of(num_workers=workers) as envs:
+        actors = pysampler.actors(envs, policy, high=40)
+        batches = taken(actors, 100)
+        batches += rest_of(actors)
+        steps = envs.stats().steps.count
+        rows = by_env(batches)
+        assert [len(rows[env]) for env in range(6)] == steps.tolist()
+        assert actors.take(5) is None
+        assert actors.stopped
+
+
+class Stopping(Scripted):
+    def step(self, action):
+        if self.life == 20:
+            raise StopActors
+        return super().step(action)
+
+
+def stopping(observations):
+    if (observations[:, 2] == 20).any():
+        raise StopActors
+    return policy(observations)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("who", ["env", "policy", "thread"])
+def test_any_side_may_stop_all(who, workers):
+    fns = [Scripted, Scripted, Scripted, Stopping if who == "env" else Scripted]
+    with closing(pysampler.VectorEnv(fns, num_workers=workers)) as envs:
+        actors = pysampler.actors(envs, stopping if who == "policy" else policy)
+        if who == "thread":
+            actors.begin()
+            thread = threading.Thread(target=actors.stop)
+            thread.start()
+        batches = [records.copy() for records in actors.batches(10, least=1)]
+        rows = by_env(batches)
+        if who == "thread":
+            thread.join()
+        else:  # by one of them, or of those whose policy came to it
+            assert 20 in ({len(rows[3])} if who == "env" else {len(mine) for mine in rows.values()})
+        assert actors.take(5) is None
+
+
+def test_the_vector_env_is_given_back():
+    with envs_of(num_workers=2) as envs:
+        with pysampler.actors(envs, policy) as actors:
+            actors.take(5)
+            with pytest.raises(Exception, match="actors"):
+                envs.step(envs.action_space.sample())
+            with pytest.raises(Exception, match="actors"):
+                pysampler.actors(envs, policy)
+        envs.reset(seed=1)
+        envs.step(envs.action_space.sample())
+        with pytest.raises(ClosedError):
+            actors.take(1)
+        with pysampler.actors(envs, policy, steps=3) as again:
+            assert len(again.take(4, least=4)) == 4
+
+
+def test_a_learner_that_raises_stops_the_actors():
+    pids = []
+
+    def learn():
+        with pysampler.actors(Scripted, policy, num_envs=2) as actors:
+            actors.take(5)
+            pids.extend(actors.envs._pool.pids)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        learn()
+    assert len(pids) > 0
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_an_env_that_raises_tells_the_learner():
+    fns = [Mortal, functools.partial(Mortal, "raise", 30)]
+    with closing(pysampler.VectorEnv(fns, num_workers=2)) as envs:
+        actors = pysampler.actors(envs, lambda o: np.sin(o[:, 1:]))
+        with pytest.raises(EnvError, match="env 1 .* raised ValueError") as caught:
+            taken(actors, 10**9)
+        assert isinstance(caught.value, ValueError)
+        with pytest.raises(ClosedError):
+            actors.take(1)
+        envs.reset()
+
+
+def failing(observations):
+    if (observations[:, 1] > 10).any():
+        raise KeyError("lost it")
+    return np.sin(observations[:, 1:])
+
+
+def test_a_policy_that_raises_tells_the_learner():
+    with closing(pysampler.VectorEnv([Mortal] * 2, num_workers=2)) as envs:
+        actors = pysampler.actors(envs, failing)
+        with pytest.raises(EnvError, match=r"the policy.* raised KeyError acting"):
+            taken(actors, 10**9)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("steps", [None, 5])
+@pytest.mark.parametrize("at", [1, 16, 37])
+def test_a_lost_worker_is_replaced_and_no_record_is_torn_or_doubled(at, steps, groups, tmp_path):
+    fns = [functools.partial(Mortal, "die", at, tmp_path / "died")] + [Mortal] * 5
+    envs = pysampler.VectorEnv(fns, num_workers=3, groups=groups, on_worker_loss="restart")
+    with closing(envs), pysampler.actors(envs, counted, steps=steps, seed=0) as actors:
+        rows = defaultdict(list)
+        while not all(len(rows[env]) * (steps or 1) > 80 for env in range(6)) or not any(
+            row["observations"].flat[0] != env for env in (0, 1) for row in rows[env]
+        ):
+            for row in actors.take(64).rows:
+                rows[int(row["env"])].append(row.copy())
+        assert envs.stats().losses.tolist() == [1, 0, 0]
+    for env, mine in rows.items():
+        numbers = np.array([row["number"] for row in mine])
+        if env > 1:  # the others never notice
+            np.testing.assert_array_equal(numbers, np.arange(len(numbers)))
+        assert (np.diff(numbers) >= 1).all()
+        lives = np.array([np.atleast_1d(row["lengths"])[0] for row in mine])
+        fresh = np.flatnonzero(lives == 1)
+        assert len(fresh) <= (2 if env < 2 else 1)
+        for row in mine:
+            seeds, count = np.atleast_2d(row["observations"]).T
+            assert len(set(seeds)) == 1
+            np.testing.assert_array_equal(count + 1, np.atleast_1d(row["lengths"]))
+            np.testing.assert_array_equal(count + 1, np.atleast_2d(row["next_observations"])[:, 1])
+            np.testing.assert_array_equal(np.atleast_2d(row["actions"])[:, 0], np.sin(count))
+
+
+def counted(observations):
+    return np.sin(observations[:, 1:])
+
+
+def test_a_lost_worker_is_told_where_it_is_not_replaced(tmp_path):
+    fns = [functools.partial(Mortal, "die", 20), Mortal]
+    with closing(pysampler.VectorEnv(fns, num_workers=2)) as envs:
+        actors = pysampler.actors(envs, counted)
+        with pytest.raises(WorkerLostError, match="worker 0"):
+            taken(actors, 10**9)
+
+
+def test_killed_while_blocked_an_actor_is_replaced():
+    made = envs_of(num_workers=2, on_worker_loss="restart")
+    with made as envs, pysampler.actors(envs, policy, high=32, seed=3) as actors:
+        for _ in range(3):
+            fill(actors)
+            os.kill(envs._pool.pids[1], signal.SIGKILL)
+            seen = set()
+            while len(seen) < 6:
+                seen |= set(actors.take(16).env.tolist())
+            envs._pool._losses[1].clear()  # so many of them end the pool
+
+
+def test_weights_are_whole_while_workers_are_killed():
+    acting = Weighted()
+    made = envs_of(num_workers=2, on_worker_loss="restart", most_losses=(100, 1.0))
+    with made as envs, pysampler.actors(envs, acting, share=1) as actors:
+        for value in range(1, 400):
+            actors.publish({"w": np.full(1000, float(value)), "b": value})
+            if value % 100 == 0:
+                os.kill(envs._pool.pids[value // 100 % 2], signal.SIGKILL)
+            records = actors.take(64)  # raises if a worker found them torn
+            np.testing.assert_array_equal(records.w, records.version - 1)
+        assert envs.stats().losses.sum() == 3
+
+
+def test_the_program_ends_well_whatever_is_under_way():
+    script = """
+        import numpy as np, pysampler
+        def policy(observations):
+            return (observations[:, 2] > 0).astype(int)
+        actors = pysampler.actors("CartPole-v1", policy, num_envs=4)
+        print(len(actors.take(10)), *actors.envs._pool.pids)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    while any(psutil.pid_exists(int(pid)) for pid in done.stdout.split()[1:]):
+        os.sched_yield()
+
+
+def test_two_threads_cannot_take_at_once(tmp_path):
+    hangs = functools.partial(Mortal, "hang", 1, tmp_path / "hangs")
+    with closing(pysampler.VectorEnv([hangs], num_workers=1)) as envs:
+        actors = pysampler.actors(envs, counted)
+        actors.begin()
+        ready = threading.Event()
+
+        def wait():
+            ready.set()
+            assert actors.take(1) is None  # closed meanwhile
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        ready.wait()
+        while True:
+            try:
+                actors.take(1, timeout=0)
+            except BusyError:
+                break
+        while not (tmp_path / "hangs").exists():
+            os.sched_yield()
+        with pytest.warns(UserWarning, match="under way"):
+            actors.close()
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"steps": 0}, "steps 0"),
+        ({"high": 0}, "high 0"),
+        ({"high": 4, "low": 4}, "low 4"),
+        ({"low": -1}, "low -1"),
+        ({"max_lag": -1}, "max_lag -1"),
+        ({"share": 0}, "share 0"),
+        ({"settings": {"epsilon": [1, 2]}}, "setting 'epsilon'"),
+        ({"settings": {"epsilon": "x"}}, "setting 'epsilon'"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused_before_anything_starts(options, match):
+    with envs_of(num_workers=0) as envs:
+        with pytest.raises(ValueError, match=f"cannot act: {match}"):
+            pysampler.actors(envs, policy, **options)
+        envs.reset()
+
+
+def test_bad_requests_are_refused():
+    with envs_of(num_workers=0) as envs, pysampler.actors(envs, policy, high=8, low=3) as actors:
+        with pytest.raises(ValueError, match="cannot act: least 5"):
+            actors.take(8, least=5)
+        with pytest.raises(ValueError, match="cannot act: count 0"):
+            actors.take(0)
+        with pytest.raises(AttributeError, match="records have no 'reward'"):
+            actors.take(1).reward  # noqa: B018
+
+
+def test_a_name_of_the_policys_that_records_have_is_refused():
+    def clashing(observations):
+        return policy(observations)[0], {"returns": observations[:, 0]}
+
+    with (
+        envs_of(num_workers=0) as envs,
+        pytest.raises(ValueError, match="'returns' is the name of something else"),
+    ):
+        pysampler.actors(envs, clashing).take(1)

@@ -1,0 +1,131 @@
+"""Phases: the actors fill the ring, the learner drains it, in turn; nothing recorded is lost."""
+
+import functools
+import os
+import signal
+from contextlib import closing
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from scripted import by_env
+
+import pysampler
+from pysampler.sync import now
+
+
+class Timed(gym.Env):
+    """Observes when its last step was made, ns."""
+
+    observation_space = spaces.Box(0, 2**62, (1,), np.int64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length=10):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.array([now()]), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.array([now()]), 1.0, self.steps == self.length, False, {}
+
+
+def act(observations):
+    return np.zeros(len(observations), np.int64)
+
+
+def envs_of(count=4, **kwargs):
+    fns = [functools.partial(Timed, 5 + i) for i in range(count)]
+    return closing(pysampler.VectorEnv(fns, **kwargs))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("low", [0, 10])
+@pytest.mark.parametrize("size", [7, 64, 1000])
+def test_nothing_recorded_is_lost(workers, low, size):
+    with envs_of(num_workers=workers) as envs:
+        actors = pysampler.actors(envs, act)
+        batches = []
+        for phase in pysampler.phases(actors, 64, low):
+            before = sum(map(len, batches))
+            batches += [records.copy() for records in phase.batches(size)]
+            if workers > 0 and not actors.stopped:
+                assert sum(map(len, batches)) - before == 64 - low
+            if phase.number == 8:
+                actors.stop()
+        steps = envs.stats().steps.count
+        rows = by_env(batches)
+        assert [len(rows[env]) for env in range(4)] == steps.tolist()
+
+
+def test_who_learns_and_who_acts_take_turns():
+    """No step is made between two moments: when the actors are blocked, and when it is drained."""
+    with envs_of(num_workers=2) as envs:
+        actors = pysampler.actors(envs, act)
+        made, learning = [], []
+        for phase in pysampler.phases(actors, 64):
+            assert phase.filling < phase.full
+            # Both are blocked as soon as they have to hand over the steps that are under way.
+            heads = actors._heads
+            while (~actors._progress.blocked[heads].astype(bool)).any():
+                os.sched_yield()
+            began = now()
+            made += [np.array(r.next_observations).ravel().copy() for r in phase.batches(32)]
+            learning.append((began, now()))
+            if phase.number == 10:
+                actors.stop()
+                break
+        made += [np.array(r.next_observations).ravel().copy() for r in actors.batches(64, least=1)]
+        times = np.concatenate(made)
+        assert len(times) >= 640
+        for began, drained in learning:
+            assert not ((times > began) & (times < drained)).any()
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_what_a_learner_leaves_comes_again_unless_it_is_dropped(drop):
+    with envs_of(num_workers=2) as envs:
+        actors = pysampler.actors(envs, act)
+        seen = []
+        for phase in pysampler.phases(actors, 64, drop=drop):
+            seen.append(phase.take(8).copy())
+            if phase.number == 5:
+                actors.stop()
+                break
+        stats = actors.stats()
+        assert sum(map(len, seen)) == stats.taken
+        if drop:
+            assert stats.dropped == 4 * 64 - sum(map(len, seen[:4]))
+        else:
+            assert stats.dropped == 0
+            rest = [records.copy() for records in actors.batches(50, least=1)]
+            rows = by_env(seen + rest)
+            assert [len(rows[i]) for i in range(4)] == envs.stats().steps.count.tolist()
+
+
+def test_a_worker_killed_in_a_phase_holds_up_nobody():
+    with envs_of(num_workers=2, on_worker_loss="restart", most_losses=(9, 1.0)) as envs:
+        actors = pysampler.actors(envs, act)
+        for phase in pysampler.phases(actors, 64):
+            os.kill(envs._pool.pids[phase.number % 2], signal.SIGKILL)
+            assert sum(len(records) for records in phase.batches(16)) == 64
+            if phase.number == 6:
+                break
+        actors.close()
+
+
+def test_bad_marks_are_refused():
+    with envs_of(num_workers=0) as envs:
+        actors = pysampler.actors(envs, act)
+        with pytest.raises(ValueError, match="cannot act: high 0"):
+            next(pysampler.phases(actors, 0))
+        with pytest.raises(ValueError, match="cannot act: low 5"):
+            next(pysampler.phases(actors, 5, 5))
+        actors.take(1)
+        with pytest.raises(ValueError, match="begun already"):
+            next(pysampler.phases(actors, 8))
+        actors.close()
