@@ -34,6 +34,7 @@ if sys.platform != "linux":
 
 from pysampler import errors, sync
 from pysampler.actors import Actors, actors
+from pysampler.checkpoints import Checkpoints
 from pysampler.evaluation import Evaluation, evaluate
 from pysampler.make import install, make_vec, uninstall
 from pysampler.phases import Phase, phases
@@ -42,9 +43,11 @@ from pysampler.rollout import gae
 from pysampler.rollouts import Rollouts, rollouts
 from pysampler.tasks import Collected, MultiTaskSampler
 from pysampler.vector_env import VectorEnv
+from pysampler.watcher import Watcher, watch
 
 __all__ = [
     "Actors",
+    "Checkpoints",
     "Collected",
     "Evaluation",
     "MultiTaskSampler",
@@ -52,6 +55,7 @@ __all__ = [
     "Replay",
     "Rollouts",
     "VectorEnv",
+    "Watcher",
     "__version__",
     "actors",
     "errors",
@@ -63,4 +67,5 @@ __all__ = [
     "rollouts",
     "sync",
     "uninstall",
+    "watch",
 ]

@@ -9,30 +9,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
-from pysampler.errors import StopActors
 from pysampler.policies import Acting, Actor, is_module, load_weights
-from pysampler.records import Packer
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import numpy.typing as npt
 
     from pysampler.frames import Frames
     from pysampler.policies import Said
-    from pysampler.records import Described
     from pysampler.sync import Segment
 
-__all__ = ["LOST", "Errand", "Progress", "Role", "RolledOut", "WorkerActing", "mark_lost"]
+__all__ = ["LOST", "Progress", "Role", "RolledOut", "WorkerActing", "mark_lost"]
 
 # In has_final of a step in which an env was lost.
 LOST = 3
 _LINE = 16  # int64 of a cache line, and the one that is fetched with it
-# Records wait for others to be handed over with them, but not for so many ns.
-_SOON = 5_000_000
-# How often who waits for room looks whether that is wanted, in seconds.
-_LOOK = 0.05
 
 
 class Progress:
@@ -85,18 +78,6 @@ class Role:
     settings: dict[str, tuple[int, np.dtype[Any]]] = field(default_factory=dict)  # and where
 
 
-@dataclass(frozen=True)
-class Errand:
-    """What a worker must know beside its role to act by itself, and hand over records."""
-
-    ring: Any  # its place
-    described: Described
-    begun: int  # where the numbers of records are counted
-    most: int | None  # steps, or for ever
-    share: float  # of its time, at most, to take over weights in
-    max_lag: int | None  # versions, beyond which it takes them over whatever that costs
-
-
 @dataclass
 class RolledOut:
     """What there is to say of a rollout beside what lies in its frames."""
@@ -131,10 +112,6 @@ class WorkerActing:
         self._board = None if role.board is None else role.board.attach(segment)
         self._weights: Any = None
         self._version = 0
-        self._refresh_at = 0
-        self._ring: Any = None
-        self._packer: Packer | None = None
-        self._at = 0  # the frame that envs which act by themselves have come to
 
     def carry(self, last: int, frame: int, envs: slice) -> None:
         """Envs go on at another frame."""
@@ -149,18 +126,6 @@ class WorkerActing:
         self._version, self._weights = self._board.read(self._weights)
         if fresh or not is_module(policy):  # a module works with these arrays
             load_weights(policy, self._weights)
-
-    def _keep_up(self, errand: Errand, group: int) -> None:
-        """Take over weights, unless that was done just now and takes long."""
-        if self._board is None or (behind := self._board.version - self._version) == 0:
-            return
-        began = now()
-        if began < self._refresh_at and (errand.max_lag is None or behind <= errand.max_lag):
-            return
-        self.refresh()
-        took = now() - began
-        self._refresh_at = began + int(took / errand.share)
-        self._progress.refreshing_ns[group] += took
 
     def roll_out(
         self,
@@ -200,91 +165,6 @@ class WorkerActing:
             self._acting.after(at, envs)
             progress.steps[group] = at - frame
         return report
-
-    def act_on(
-        self,
-        crew: Sequence[tuple[_core.EnvBlock, Callable[[], list[tuple[int, int, Any]]]]],
-        envs: slice,
-        group: int,
-        errand: Errand,
-        *,
-        again: bool,
-    ) -> RolledOut:
-        """Act for the envs of all blocks until told to stop, and hand over records.
-
-        ``crew`` has the blocks, each with what takes what it left over. ``again``: they take the
-        place of lost ones.
-        """
-        if self._packer is None:
-            self._ring = errand.ring.attach(self._segment)
-            _, begun = self._segment.array((self._frames.envs,), np.dtype(np.int64), errand.begun)
-            self._packer = Packer(errand.described, self._acting, self._frames, envs, begun)
-        packer, progress, steps = self._packer, self._progress, errand.described.steps
-        report = RolledOut()
-        if again:
-            for block, take in crew:
-                block.restore(1)
-                report.keep(1, take())
-            self.carry(1, 0, envs)
-            self._acting.forget(0, envs)
-            packer.forget()
-            self._at = 0
-        made, packed = 0, self._at
-        end = self._frames.count - 1
-        handed = now()
-        while not progress.stopped and (errand.most is None or made < errand.most):
-            at = self._at
-            if steps is None or at == 0:
-                self._keep_up(errand, group)
-            packer.versions[at] = self._version
-            try:
-                took = self._act(at, envs)
-            except StopActors:
-                progress.stop()
-                break
-            report.policy_ns += took
-            progress.acting_ns[group] += took
-            failed = False
-            for block, take in crew:
-                if block.step(at + 1):
-                    failed = report.keep(at + 1, take()) or failed
-            if failed:
-                if any(isinstance(thing.error, StopActors) for _, _, _, thing in report.leftovers):
-                    progress.stop()
-                    report.leftovers.clear()
-                break
-            self._at = at = at + 1
-            made += 1
-            self._acting.after(at, envs)
-            packer.count(at)
-            if at == end or (steps is None and now() - handed > _SOON):
-                if not self._hand_over(packer.pack(packed, at), group):
-                    return report
-                packed, handed = at, now()
-            if at == end:
-                self.carry(at, 0, envs)
-                self._at = packed = 0
-        if steps is None and self._at > packed:
-            self._hand_over(packer.pack(packed, self._at), group)
-            self.carry(self._at, 0, envs)
-            self._at = 0
-        return report
-
-    def _hand_over(self, records: npt.NDArray[Any], group: int) -> bool:
-        """Push them, however long that takes; False if they are not wanted any more."""
-        began = now()
-        sent = self._ring.push_many(records, timeout=0)
-        if sent == len(records):
-            return True
-        self._progress.blocked[group] = True
-        while sent < len(records):
-            if self._progress.dropped:
-                return False
-            sent += self._ring.push_many(records[sent:], timeout=_LOOK)
-        self._progress.blocked[group] = False
-        self._progress.blocked_ns[group] += now() - began
-        self._refresh_at = 0  # somebody has learned meanwhile
-        return True
 
     def _act(self, at: int, envs: slice) -> int:
         began = now()

@@ -15,21 +15,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import arguments
-from pysampler.acting import Errand, Progress
-from pysampler.block import Failure, Restored
-from pysampler.borrowing import Borrower, vector_env_of
+from pysampler.alone import Errand
+from pysampler.borrowing import vector_env_of
+from pysampler.detached import Detached
 from pysampler.errors import BusyError, LostError, WaitTimeoutError
-from pysampler.places import copied, pickled, tell
-from pysampler.policies import Actor, has_weights, portable, weights_of
 from pysampler.records import Described, Records
-from pysampler.results import first
-from pysampler.sync import Board, SharedRing, now
+from pysampler.sync import SharedRing, now
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
+    from pysampler.borrowing import Begun
     from pysampler.policies import Said
     from pysampler.vector_env import VectorEnv
 
@@ -88,7 +86,7 @@ class ActorStats:
     refreshing: npt.NDArray[np.float64]  # ... taking over weights
 
 
-class Actors(Borrower):
+class Actors(Detached):
     """Workers that act by themselves, from the first ``take`` to ``stop``.
 
     - ``policy``: see :mod:`pysampler.policies`. Each worker has a copy. Weights of a torch module
@@ -118,6 +116,7 @@ class Actors(Borrower):
     _purpose = "act"
     _name = "actors"
     _what = "actors"
+    _request = "act"
 
     def __init__(
         self,
@@ -133,34 +132,26 @@ class Actors(Borrower):
         seed: int | list[int | None] | None = None,
         owned: bool = False,
     ) -> None:
-        self._steps = None if steps is None else _whole("steps", steps, 1)
-        count = envs.num_envs
-        usual = 4 * count if steps is not None else 64 * count
-        self._high = max(usual, 16) if high is None else _whole("high", high, 1)
-        self._low = self._high // 2 if low is None else _whole("low", low, 0)
-        if self._low >= self._high:
-            raise _refuse("low", low, f"less than high, {self._high}")
-        self._max_lag = None if max_lag is None else _whole("max_lag", max_lag, 0)
-        if not 0 < share <= 1:
-            raise _refuse("share", share, "a part of 1")
-        self._share = share
-        self._given = {
-            name: _setting(name, value, count) for name, value in (settings or {}).items()
-        }
-        self.settings: dict[str, npt.NDArray[Any]] = self._given
-        self._actor = Actor(policy, envs._spec, self._given)
-        self._policy = policy
-        self._seed = seed
-        self._begun = False
         self._turn = threading.RLock()  # of take()
-        self._board: Board | None = None
-        self._followers: list[Any] = []
+        self._steps = None if steps is None else self._whole("steps", steps, 1)
+        self._frames = 1 + (_CHUNK if self._steps is None else self._steps)
+        count = envs.num_envs
+        usual = 64 * count if steps is None else 4 * count
+        self._high = max(usual, 16) if high is None else self._whole("high", high, 1)
+        self._low = self._high // 2 if low is None else self._whole("low", low, 0)
+        if self._low >= self._high:
+            raise self._refuse("low", low, f"less than high, {self._high}")
+        self._max_lag = None if max_lag is None else self._whole("max_lag", max_lag, 0)
+        if not 0 < share <= 1:
+            raise self._refuse("share", share, "a part of 1")
+        self._share = share
+        self._followers: list[Callable[[Any, int], None]] = []
         self._held = 0  # records of the last batch
         self._kept: list[npt.NDArray[Any]] = []  # of one that is not complete
         self._taken = self._dropped = 0
         self._lag = 0.0
         self._waiting_ns = self._taking_ns = self._publishing_ns = 0
-        self._borrow(envs, owned=owned)
+        super().__init__(envs, policy, settings, seed, owned=owned)
 
     # -- the learner -----------------------------------------------------------------------------
 
@@ -171,9 +162,9 @@ class Actors(Borrower):
         last batch are given back. Where ``least`` do not lie one behind the other, or some were too
         old, they are copies. The first call starts the actors.
         """
-        count, least = _whole("count", count, 1), _whole("least", least, 1)
+        count, least = self._whole("count", count, 1), self._whole("least", least, 1)
         if least > min(count, self._low + 1):
-            raise _refuse(
+            raise self._refuse(
                 *("least", least),
                 f"at most the count, {count}, and low + 1, {self._low + 1}: actors that are "
                 "blocked bring no more before there are only low",
@@ -211,30 +202,21 @@ class Actors(Borrower):
             yield records
 
     def publish(self, weights: Any = None) -> int:
-        """Give the actors new weights: a module, a dict of arrays, or the policy's. Its version.
+        """Give the actors new weights: a module, a dict of arrays, or by default the policy's as
+        they are now. Returns their version.
 
         They are taken over as a whole, before a record is begun.
         """
-        self._expect_open()
-        self.begin()
         began = now()
-        if self._board is None:
-            raise TypeError(
-                f"cannot publish weights: the policy is a {type(self._policy).__name__} without "
-                "state_dict() and load_state_dict()"
-            )
-        chosen = self._policy if weights is None else weights
-        arrays = dict(chosen) if isinstance(chosen, Mapping) else weights_of(chosen)
-        version = self._board.publish(arrays)
-        for follower in self._followers:
-            follower.publish(arrays)
+        version = super().publish(weights)
+        for follow in self._followers:
+            follow(weights, self._taken)
         self._publishing_ns += now() - began
         return version
 
-    @property
-    def version(self) -> int:
-        """Of the newest weights: 1 for those that the actors began with."""
-        return 0 if self._board is None else self._board.version
+    def followed_by(self, follow: Callable[[Any, int], None]) -> None:
+        """Called with all that is published, and how many records had been taken."""
+        self._followers.append(follow)
 
     def __len__(self) -> int:
         """How many records wait to be taken."""
@@ -251,13 +233,7 @@ class Actors(Borrower):
 
         Any thread may call it, and a handler of signals.
         """
-        if self._begun:
-            self._progress.stop()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether somebody said so."""
-        return self._begun and self._progress.stopped
+        super().stop()
 
     def stats(self) -> ActorStats:
         """What they and the learner did so far."""
@@ -279,9 +255,9 @@ class Actors(Borrower):
         self._expect_open()
         if self._begun:
             raise ValueError("cannot act in phases: the actors have begun already")
-        high, low = _whole("high", high, 1), _whole("low", low, 0)
+        high, low = self._whole("high", high, 1), self._whole("low", low, 0)
         if low >= high:
-            raise _refuse("low", low, f"less than high, {high}")
+            raise self._refuse("low", low, f"less than high, {high}")
         self._high, self._low = high, low
 
     def wait_full(self) -> int:
@@ -350,7 +326,7 @@ class Actors(Borrower):
         began = now()
         try:
             while True:
-                ended = self._look(least)
+                ended = self._over(least)
                 at = now()
                 late = deadline is not None and at >= deadline
                 over = ended or late
@@ -370,143 +346,47 @@ class Actors(Borrower):
         finally:
             self._waiting_ns += now() - began
 
-    def _look(self, least: int) -> bool:
-        """Whether all actors have ended; what they raised."""
-        pool = self.envs._pool
-        if self._closed:  # by another thread
-            return True
-        over = self._in_workers or self._progress.stopped
-        if not over and len(self._ring) < least:
-            self._send([0])
-        if pool.pending == 0:
-            return over
-        try:
-            groups, messages = pool.wait_some(1, self.envs.num_envs, now())
-            pool.take(groups)
-            failures = []
-            for group, message in messages:
-                said = message.said if isinstance(message, Restored) else message
-                if isinstance(said, Failure):
-                    failures.append((group, said))
-                else:
-                    failures += [
-                        (group, thing) for *_, thing in said.leftovers if isinstance(thing, Failure)
-                    ]
-            if failures:
-                raise pool.error_of(*first(failures))
-            pool.look_for_late()
-        except BaseException as error:
-            if isinstance(error, Exception):  # they have failed
-                self.let_go()
-            raise
-        return pool.pending == 0 and (self._in_workers or self._progress.stopped)
+    def _over(self, least: int) -> bool:
+        """Whether all have ended. In this process: only when told to, and there is enough."""
+        if self._in_workers or self.stopped:
+            return self._look()
+        if not self._closed and len(self._ring) < least:
+            self._send()
+            self._look()
+        return self._closed or self.stopped
 
     # -- beginning and ending --------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Start the actors, if they have not begun yet."""
-        self._expect_open()
-        if self._begun:
-            return
-        envs = self.envs
-        policy = copied(self._policy)
-        actor = Actor(policy, envs._spec, self._given)
-        weights = weights_of(self._policy) if has_weights(self._policy) else None
-        described: list[Described] = []
+    def _room(self, said: Said) -> int:
+        self._described = Described(self.envs._spec, said, self._steps)
+        slots, high, low = self._shape
+        producers = self.envs.num_workers + 1
+        return SharedRing.size_of(slots, self._described.dtype, (), producers, high, low)
 
-        def room(said: Said) -> int:
-            described.append(Described(envs._spec, said, self._steps))
-            return _room(self._ring_shape(described[0]), weights, envs.num_envs, len(envs._groups))
-
-        frames = 1 + (_CHUNK if self._steps is None else self._steps)
-        begun = self._open_with(actor, self._seed, frames, room)
-        segment = begun.segment
-        self._described = described[0]
-        self._progress = Progress(len(envs._groups), segment)
-        slots, dtype, high, low = self._ring_shape(self._described)
-        self._ring = SharedRing(
-            slots, dtype, (), segment, producers=max(1, envs.num_workers) + 1, high=high, low=low
-        )
-        self._board = None if weights is None else Board(weights, segment)
-        begun_at, _ = segment.array((envs.num_envs,), np.dtype(np.int64), None)
-        places = {}
-        self.settings = {}
-        for name, value in self._given.items():
-            at, array = segment.array((envs.num_envs,), value.dtype, None)
-            array[:] = value
-            self.settings[name] = array
-            places[name] = at, value.dtype
-        if self._board is not None and weights is not None:
-            self._board.publish(weights)
-        pool = envs._pool
-        pool.watch_also(self._ring.producer())
-        seed = self._seed if isinstance(self._seed, (int, np.integer)) else None
-        self._in_workers = envs.num_workers > 0
-        tell(
-            *(pool, pickled(portable(self._policy)), begun.acting.said, self._board),
-            *(self._progress, seed if self._in_workers else None, places),
-        )
-        self._errand = Errand(
-            *(self._ring.place(), self._described, begun_at),
-            *(None if self._in_workers else frames - 1, self._share, self._max_lag),
-        )
-        workers = np.array(pool.worker_of)
-        self._heads = [int(np.argmax(workers == worker)) for worker in range(workers.max() + 1)]
-        self._begun = True
-        if self._in_workers:
-            self._send(self._heads)
-
-    def _ring_shape(self, described: Described) -> tuple[int, np.dtype[Any], int, int]:
+    @property
+    def _shape(self) -> tuple[int, int, int]:
         high, low = self._high, self._low
-        if not self.envs.num_workers:  # all of a chunk has room, for nobody could take it meanwhile
+        if not self._in_workers:  # all of a chunk has room, for nobody could take it meanwhile
             high += _CHUNK * self.envs.num_envs
-        return 1 << (high - 1).bit_length(), described.dtype, high, low
+        return 1 << (high - 1).bit_length(), high, low
 
-    def _send(self, groups: list[int]) -> None:
-        """Let the workers of these groups act."""
-        with self.envs._entered("actors"):
-            self.envs._pool.request(
-                [(group, 0) for group in groups],
-                {group: ("act", (group, self._errand)) for group in groups},
-                "acting",
-            )
+    def _placed(self, begun: Begun) -> tuple[SharedRing, tuple[Any, ...]]:
+        segment, described = begun.segment, self._described
+        slots, high, low = self._shape
+        producers = self.envs.num_workers + 1
+        ring = SharedRing(
+            slots, described.dtype, (), segment, producers=producers, high=high, low=low
+        )
+        counted, _ = segment.array((self.envs.num_envs,), np.dtype(np.int64), None)
+        most = None if self._in_workers else self._frames - 1
+        errand = Errand(ring.place(), described, counted, most, self._share, self._max_lag)
+        return ring, (errand,)
 
     def _end(self) -> bool:
-        if self._begun:
-            self._progress.stop(drop=True)
+        super()._end()
         # Whoever takes records sees that it is closed, and leaves.
         with self._turn:
             return True
 
     def __repr__(self) -> str:
         return f"<pysampler.Actors of {self.envs!r}{', closed' * self._closed}>"
-
-
-def _room(
-    shape: tuple[int, np.dtype[Any], int, int],
-    weights: Mapping[str, npt.NDArray[Any]] | None,
-    envs: int,
-    groups: int,
-) -> int:
-    """Bytes that lie beside the frames."""
-    slots, dtype, high, low = shape
-    ring = SharedRing.size_of(slots, dtype, (), envs + 1, high, low)
-    board = sum(w.nbytes + 8 for w in (weights or {}).values()) * 3
-    return ring + board + Progress.size_of(groups) + 64 * 8 * envs + (1 << 16)
-
-
-def _setting(name: str, value: npt.ArrayLike, envs: int) -> npt.NDArray[Any]:
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf" or array.shape not in ((), (envs,)):
-        raise _refuse(f"setting {name!r}", value, f"a number, or one for each of {envs} envs")
-    return np.broadcast_to(array, envs).copy()
-
-
-def _refuse(what: str, got: Any, expected: str) -> ValueError:
-    return ValueError(f"cannot act: {what} {got!r}, expected {expected}")
-
-
-def _whole(what: str, got: Any, least: int) -> int:
-    if isinstance(got, bool) or not isinstance(got, (int, np.integer)) or got < least:
-        raise _refuse(what, got, f"a whole number of at least {least}")
-    return int(got)

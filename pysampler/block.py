@@ -11,7 +11,7 @@ import cloudpickle
 import gymnasium as gym
 
 from pysampler import _core
-from pysampler.acting import WorkerActing
+from pysampler.alone import Alone
 from pysampler.errors import WorkerLostError
 from pysampler.infos import Column, add_columns
 from pysampler.remote import Report, dumps_by_value, report
@@ -19,7 +19,8 @@ from pysampler.remote import Report, dumps_by_value, report
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pysampler.acting import Errand, Role, RolledOut
+    from pysampler.acting import Role, RolledOut
+    from pysampler.alone import Crew, Errand, Show
     from pysampler.frames import Frames
     from pysampler.sync import Segment
 
@@ -58,7 +59,12 @@ class Raised(Exception):  # noqa: N818 - not an error of its own: it carries one
 
 
 # What the policy of a host was doing, by what the host was asked for.
-_POLICY = {"rollout": "acting", "act": "acting", "act_with": "when it was taken over"}
+_POLICY = {
+    "rollout": "acting",
+    "act": "acting",
+    "show": "acting",
+    "act_with": "when it was taken over",
+}
 
 
 @dataclass(frozen=True)
@@ -154,7 +160,7 @@ class EnvHost:
         """Let the blocks work on these frames; ``columns`` of infos there are already."""
         self.frames = frames
         self.segment = segment
-        self._acting: WorkerActing | None = None
+        self._acting: Alone | None = None
         self._infos = _core.Infos(frames.infos, frames.envs)
         self._known: set[int] = set()
         self.add_columns(0, columns)
@@ -253,13 +259,25 @@ class EnvHost:
         """Act for the envs of all blocks, on and on."""
         assert self._acting is not None
         again, self._new = bool(self._new), set()
+        return self._acting.act_on(self._crew, self._everyone, group, errand, again=again)
 
+    def show(self, block: int, group: int, show: Show) -> RolledOut:  # noqa: ARG002
+        """Episodes of the policy in the only env, on and on."""
+        assert self._acting is not None
+        again, self._new = bool(self._new), set()
+        env = self.envs[0]
+        return self._acting.show(self._crew, self._everyone, env, show, again=again)
+
+    @property
+    def _crew(self) -> Crew:
         def taking(block: _core.EnvBlock) -> Callable[[], list[tuple[int, int, Any]]]:
             return lambda: plain(block.take_leftovers())
 
-        crew = [(block, taking(block)) for block in self.blocks]
-        envs = slice(self.first, self.first + len(self.envs))
-        return self._acting.act_on(crew, envs, group, errand, again=again)
+        return [(block, taking(block)) for block in self.blocks]
+
+    @property
+    def _everyone(self) -> slice:
+        return slice(self.first, self.first + len(self.envs))
 
     def fail(self, block: int, lost: str) -> None:  # noqa: ARG002
         """Instead of what other envs were asked for when they were lost."""
@@ -281,7 +299,7 @@ class EnvHost:
 
     def act_with(self, block: int, role: Role) -> None:  # noqa: ARG002
         """The policy of rollouts from now on."""
-        self._acting = WorkerActing(role, self.frames, self.segment)
+        self._acting = Alone(role, self.frames, self.segment)
 
     def set_options(self, block: int, options: dict[int, tuple[Any, int]]) -> None:  # noqa: ARG002
         """What envs are reset with from their next reset on, and its version."""

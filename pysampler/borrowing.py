@@ -205,14 +205,20 @@ class Borrower(Closing):
 
 
 def vector_env_of(
-    envs: Any, num_envs: int | None, vector_kwargs: dict[str, Any] | None, purpose: str
+    envs: Any,
+    num_envs: int | None,
+    vector_kwargs: dict[str, Any] | None,
+    purpose: str,
+    **kwargs: Any,
 ) -> tuple[VectorEnv, bool]:
     """A vector env that was given or is made, and whether it was made here."""
     if isinstance(envs, VectorEnv):
         if num_envs is not None or vector_kwargs is not None:
             raise ValueError(f"cannot {purpose}: num_envs and vector_kwargs are of other envs")
         return envs, False
-    made = make_vec(envs, 1 if num_envs is None else num_envs, vector_kwargs=vector_kwargs)
+    made = make_vec(
+        envs, 1 if num_envs is None else num_envs, vector_kwargs=vector_kwargs, **kwargs
+    )
     if not isinstance(made, VectorEnv):
         made.close()
         raise TypeError(f"cannot {purpose}: of {type(made).__name__}")

@@ -274,7 +274,7 @@ class Pool:
                 continue
             if request[0] == "rollout":
                 self._lost_envs.discard(group)
-            elif request[0] == "act":
+            elif request[0] in ("act", "show"):
                 self._lost_envs -= set(self._groups_of(self.worker_of[group]))
             self._send_request(group, frame, request, doing, messages[group])
 
@@ -579,7 +579,7 @@ class Pool:
         elif name == "rollout":  # who hosts new envs knows where the lost ones had got to
             self._lost_envs.discard(group)
             self._send_request(group, frame, (name, arguments), self._asked[group])
-        elif name == "act":  # the same, for all of that worker's
+        elif name in ("act", "show"):  # the same, for all of that worker's
             self._lost_envs -= set(self._groups_of(self.worker_of[group]))
             self._send_request(group, frame, (name, arguments), self._asked[group])
         elif name == "lay_out":  # it was attached to the new frames

@@ -361,6 +361,8 @@ class Replay:
         replay._last = {env: (number, length) for env, (number, length) in about["last"]}
         replay._random.bit_generator.state = about["random"]
         for name, array in fields.items():
+            if len(array) != len(replay):  # which would be spread over all of them
+                raise ValueError(f"{len(array)} of {name!r}, expected {len(replay)}")
             replay._fields[name][: len(replay)] = array
         if replay._tree is not None and priorities is not None:
             replay._tree.set(np.arange(len(replay)), priorities)

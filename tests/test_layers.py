@@ -27,9 +27,14 @@ PYTHON = {
     "pysampler.acting": {
         *("pysampler._core", "pysampler.frames", "pysampler.policies", "pysampler.sync"),
     },
+    "pysampler.records": {"pysampler.frames", "pysampler.policies", "pysampler.spec"},
+    "pysampler.alone": {
+        *("pysampler._core", "pysampler.acting", "pysampler.closing", "pysampler.errors"),
+        *("pysampler.frames", "pysampler.records", "pysampler.sync"),
+    },
     "pysampler.block": {
-        *("pysampler._core", "pysampler.acting", "pysampler.errors", "pysampler.frames"),
-        *("pysampler.infos", "pysampler.remote", "pysampler.sync"),
+        *("pysampler._core", "pysampler.acting", "pysampler.alone", "pysampler.errors"),
+        *("pysampler.frames", "pysampler.infos", "pysampler.remote", "pysampler.sync"),
     },
     "pysampler.mail": {"pysampler._core", "pysampler.errors"},
     "pysampler.nursery": {"pysampler._core", "pysampler.errors", "pysampler.worker"},
@@ -88,6 +93,21 @@ PYTHON = {
         *("pysampler.policies", "pysampler.rollout", "pysampler.spec", "pysampler.sync"),
         *("pysampler.tally", "pysampler.vector_env"),
     },
+    "pysampler.detached": {
+        *("pysampler.acting", "pysampler.block", "pysampler.borrowing", "pysampler.places"),
+        *("pysampler.policies", "pysampler.results", "pysampler.sync", "pysampler.vector_env"),
+    },
+    "pysampler.actors": {
+        *("pysampler.alone", "pysampler.borrowing", "pysampler.detached", "pysampler.errors"),
+        *("pysampler.arguments", "pysampler.policies", "pysampler.records", "pysampler.sync"),
+        "pysampler.vector_env",
+    },
+    "pysampler.phases": {"pysampler.actors", "pysampler.records", "pysampler.sync"},
+    "pysampler.watcher": {
+        *("pysampler.actors", "pysampler.alone", "pysampler.borrowing", "pysampler.detached"),
+        *("pysampler.errors", "pysampler.policies", "pysampler.sync", "pysampler.vector_env"),
+    },
+    "pysampler.checkpoints": {"pysampler.errors", "pysampler.replay"},
     "pysampler.evaluation": {"pysampler.rollouts"},
     "pysampler.envs.meta.tasks": set(),
     "pysampler.envs.meta.mujoco": {"pysampler.envs.meta.tasks"},

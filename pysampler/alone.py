@@ -1,0 +1,313 @@
+"""A worker that acts by itself, on and on: an actor, or somebody who shows how a policy does."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler.acting import RolledOut, WorkerActing
+from pysampler.closing import Closing
+from pysampler.errors import StopActors
+from pysampler.records import Packer
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import gymnasium as gym
+    import numpy.typing as npt
+
+    from pysampler import _core
+    from pysampler.acting import Role
+    from pysampler.frames import Frames
+    from pysampler.records import Described
+    from pysampler.sync import Segment
+
+    # The blocks of a worker, each with what takes what it left over.
+    Crew = Sequence[tuple[_core.EnvBlock, Callable[[], list[tuple[int, int, Any]]]]]
+
+__all__ = ["EPISODE", "Alone", "Errand", "Show"]
+
+# Records wait for others to be handed over with them, but not for so many ns.
+_SOON = 5_000_000
+# How often who waits looks whether that is wanted, in seconds.
+_LOOK = 0.05
+# An episode that was shown. ``at`` is how far the learner was when it began.
+EPISODE = np.dtype(
+    [("at", "<i8"), ("version", "<i8"), ("length", "<i8"), ("return", "<f8"), ("seconds", "<f8")]
+)
+
+
+def _number(at: int) -> Any:
+    def get(self: Shown) -> int:
+        return int(self._numbers[at])
+
+    def put(self: Shown, value: int) -> None:
+        self._numbers[at] = value
+
+    return property(get, put)
+
+
+@dataclass(frozen=True)
+class Errand:
+    """What a worker must know beside its role to act by itself, and hand over records."""
+
+    ring: Any  # its place
+    described: Described
+    begun: int  # where the numbers of records are counted
+    most: int | None  # steps, or for ever
+    share: float  # of its time, at most, to take over weights in
+    max_lag: int | None  # versions, beyond which it takes them over whatever that costs
+
+
+@dataclass(frozen=True)
+class Show:
+    """What a worker must know beside its role to show how the policy does."""
+
+    ring: Any  # of episodes: its place
+    state: int  # where the parent says how far the learner is, and how many videos it wants
+    folder: Path | None  # of what is written
+    every: int | None  # episodes, of which one is filmed
+    fps: int
+    nice: int
+    repeat: bool  # without waiting for newer weights
+
+
+class Alone(WorkerActing):
+    """In a worker that nobody tells what to do next."""
+
+    def __init__(self, role: Role, frames: Frames, segment: Segment) -> None:
+        super().__init__(role, frames, segment)
+        self._segment = segment
+        self._refresh_at = 0
+        self._ring: Any = None
+        self._packer: Packer | None = None
+        self._at = 0  # the frame that the envs have come to
+
+    def _keep_up(self, errand: Errand, group: int) -> None:
+        """Take over weights, unless that was done just now and takes long."""
+        if self._board is None or (behind := self._board.version - self._version) == 0:
+            return
+        began = now()
+        if began < self._refresh_at and (errand.max_lag is None or behind <= errand.max_lag):
+            return
+        self.refresh()
+        took = now() - began
+        self._refresh_at = began + int(took / errand.share)
+        self._progress.refreshing_ns[group] += took
+
+    def _begin_anew(self, crew: Crew, envs: slice, report: RolledOut) -> None:
+        """The envs take the place of lost ones, at the first frame."""
+        for block, take in crew:
+            block.restore(1)
+            report.keep(1, take())
+        self.carry(1, 0, envs)
+        self._acting.forget(0, envs)
+
+    def _step(self, crew: Crew, at: int, report: RolledOut) -> bool:
+        """Let the envs step; False if one raised."""
+        failed = False
+        for block, take in crew:
+            if block.step(at):
+                failed = report.keep(at, take()) or failed
+        if failed and any(isinstance(thing.error, StopActors) for *_, thing in report.leftovers):
+            self._progress.stop()
+            report.leftovers.clear()
+        return not failed
+
+    def act_on(
+        self,
+        crew: Crew,
+        envs: slice,
+        group: int,
+        errand: Errand,
+        *,
+        again: bool,
+    ) -> RolledOut:
+        """Act for all envs until told to stop, and hand over records.
+
+        ``again``: they take the place of lost ones.
+        """
+        if self._packer is None:
+            self._ring = errand.ring.attach(self._segment)
+            _, begun = self._segment.array((self._frames.envs,), np.dtype(np.int64), errand.begun)
+            self._packer = Packer(errand.described, self._acting, self._frames, envs, begun)
+        packer, progress, steps = self._packer, self._progress, errand.described.steps
+        report = RolledOut()
+        if again:
+            self._begin_anew(crew, envs, report)
+            packer.forget()
+            self._at = 0
+        made, packed = 0, self._at
+        end = self._frames.count - 1
+        handed = now()
+        while not progress.stopped and (errand.most is None or made < errand.most):
+            at = self._at
+            if steps is None or at == 0:
+                self._keep_up(errand, group)
+            packer.versions[at] = self._version
+            try:
+                took = self._act(at, envs)
+            except StopActors:
+                progress.stop()
+                break
+            report.policy_ns += took
+            progress.acting_ns[group] += took
+            if not self._step(crew, at + 1, report):
+                break
+            self._at = at = at + 1
+            made += 1
+            self._acting.after(at, envs)
+            packer.count(at)
+            if at == end or (steps is None and now() - handed > _SOON):
+                if not self._hand_over(packer.pack(packed, at), group):
+                    return report
+                packed, handed = at, now()
+            if at == end:
+                self.carry(at, 0, envs)
+                self._at = packed = 0
+        if steps is None and self._at > packed:
+            self._hand_over(packer.pack(packed, self._at), group)
+            self.carry(self._at, 0, envs)
+            self._at = 0
+        return report
+
+    def _hand_over(self, records: npt.NDArray[Any], group: int) -> bool:
+        """Push them, however long that takes; False if they are not wanted any more."""
+        began = now()
+        sent = self._ring.push_many(records, timeout=0)
+        if sent == len(records):
+            return True
+        self._progress.blocked[group] = True
+        while sent < len(records):
+            if self._progress.dropped:
+                return False
+            sent += self._ring.push_many(records[sent:], timeout=_LOOK)
+        self._progress.blocked[group] = False
+        self._progress.blocked_ns[group] += now() - began
+        self._refresh_at = 0  # somebody has learned meanwhile
+        return True
+
+    def show(
+        self, crew: Crew, envs: slice, env: gym.Env[Any, Any], show: Show, *, again: bool
+    ) -> RolledOut:
+        """Episodes of the newest weights, one after the other, until told to stop."""
+        os.setpriority(os.PRIO_PROCESS, 0, show.nice)
+        ring = show.ring.attach(self._segment)
+        state = Shown(*self._segment.array((4,), np.dtype(np.int64), show.state))
+        report = RolledOut()
+        if again:
+            self._begin_anew(crew, envs, report)
+        while not self._progress.stopped:
+            wanted = state.wanted > state.filmed
+            board = self._board
+            if not (wanted or show.repeat or board is None or board.version > self._version):
+                board.wait(self._version, timeout=_LOOK)
+                continue
+            self.refresh()
+            episode = np.zeros(1, EPISODE)
+            episode["at"], episode["version"] = state.at, self._version
+            began = now()
+            path = None
+            filmed = wanted or (show.every is not None and state.shown % show.every == 0)
+            if filmed and show.folder is not None:
+                path = show.folder / f"episode-{state.shown:06}.mp4"
+            with _Film(env, path, show.fps) as film:
+                if not self._show_one(crew, envs, episode, film, report):
+                    return report
+            episode["seconds"] = (now() - began) / 1e9
+            state.shown += 1
+            state.filmed += wanted
+            ring.push_many(episode, timeout=0)
+            if show.folder is not None:
+                _append(show.folder / "returns.csv", episode[0])
+        return report
+
+    def _show_one(
+        self,
+        crew: Crew,
+        envs: slice,
+        episode: npt.NDArray[Any],
+        film: _Film,
+        report: RolledOut,
+    ) -> bool:
+        """An episode, from the first frame to the second and back; False if it had no end."""
+        frames = self._frames
+        film.shoot()
+        while not self._progress.stopped:
+            try:
+                self._act(0, envs)
+            except StopActors:
+                self._progress.stop()
+                return False
+            if not self._step(crew, 1, report):
+                return False
+            self._acting.after(1, envs)
+            self.carry(1, 0, envs)
+            episode["return"] += frames.rewards[1, 0]
+            episode["length"] += 1
+            if frames.terminated[1, 0] or frames.truncated[1, 0]:
+                film.keep()
+                return True
+            film.shoot()
+        return False
+
+
+class Shown:
+    """How far the learner is, and what has been shown: four numbers in a segment.
+
+    The first two are the parent's to write, the others the worker's.
+    """
+
+    def __init__(self, offset: int, numbers: npt.NDArray[np.int64]) -> None:
+        self.offset = offset
+        self._numbers = numbers
+
+    at = _number(0)  # of the learner's own counting
+    wanted = _number(1)  # films that somebody asked for
+    filmed = _number(2)  # of those
+    shown = _number(3)  # episodes
+
+
+class _Film(Closing):
+    """What an env looks like, to a file that has its name when it is whole."""
+
+    def __init__(self, env: gym.Env[Any, Any], path: Path | None, fps: int) -> None:
+        self._env = env
+        self._whole = path
+        self._writer: Any = None
+        if path is not None:
+            import imageio  # noqa: PLC0415 - only where videos are asked for
+
+            self._part = path.with_suffix(".part" + path.suffix)
+            self._writer = imageio.get_writer(self._part, fps=fps, macro_block_size=1)
+
+    def shoot(self) -> None:
+        """What it looks like now."""
+        if self._writer is not None:
+            self._writer.append_data(self._env.render())
+
+    def keep(self) -> None:
+        """It is over, and well."""
+        if self._whole is not None:
+            self._writer.close()
+            self._part.rename(self._whole)
+            self._writer = None
+
+    def close(self) -> None:
+        """If it has not been kept, there is none."""
+        if self._writer is not None:
+            self._writer.close()
+            self._part.unlink(missing_ok=True)
+
+
+def _append(path: Path, episode: npt.NDArray[Any]) -> None:
+    """A line of a table, which begins with the names of the columns."""
+    with path.open("a") as file:
+        if file.tell() == 0:
+            file.write(",".join(EPISODE.names or ()) + "\n")
+        file.write(",".join(repr(value.item()) for value in episode) + "\n")

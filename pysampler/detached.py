@@ -1,0 +1,189 @@
+"""Workers that act by themselves, as their parent sees them: actors, or a watcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler.acting import Progress
+from pysampler.block import Failure, Restored
+from pysampler.borrowing import Borrower
+from pysampler.places import copied, pickled, tell
+from pysampler.policies import Actor, has_weights, portable, weights_of
+from pysampler.results import first
+from pysampler.sync import Board, now
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from pysampler.borrowing import Begun
+    from pysampler.policies import Said
+    from pysampler.sync import SharedRing
+    from pysampler.vector_env import VectorEnv
+
+__all__ = ["Detached"]
+
+
+class Detached(Borrower):
+    """They act with weights from a board, until they are told to stop."""
+
+    _request = ""  # what the first group of each worker is asked for
+
+    def __init__(
+        self,
+        envs: VectorEnv,
+        policy: Any,
+        settings: Mapping[str, npt.ArrayLike] | None,
+        seed: int | list[int | None] | None,
+        *,
+        owned: bool,
+    ) -> None:
+        count = envs.num_envs
+        self._given = {
+            name: self._setting(name, value, count) for name, value in (settings or {}).items()
+        }
+        self.settings: dict[str, npt.NDArray[Any]] = self._given
+        Actor(policy, envs._spec, self._given)  # or an error
+        self._policy = policy
+        self._seed = seed
+        self._begun = False
+        self._board: Board | None = None
+        self._in_workers = envs.num_workers > 0
+        self._borrow(envs, owned=owned)
+
+    def _setting(self, name: str, value: npt.ArrayLike, envs: int) -> npt.NDArray[Any]:
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf" or array.shape not in ((), (envs,)):
+            expected = f"a number, or one for each of {envs} envs"
+            raise self._refuse(f"setting {name!r}", value, expected)
+        return np.broadcast_to(array, envs).copy()
+
+    # -- beginning -------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start them, if they have not begun yet."""
+        self._expect_open()
+        if self._begun:
+            return
+        envs = self.envs
+        actor = Actor(copied(self._policy), envs._spec, self._given)
+        weights = weights_of(self._policy) if has_weights(self._policy) else None
+
+        def room(said: Said) -> int:
+            board = sum(array.nbytes + 8 for array in (weights or {}).values()) * 3
+            fields = (len(self._given) + 1) * (8 * envs.num_envs + 256)
+            shared = board + fields + Progress.size_of(len(envs._groups)) + (1 << 16)
+            return shared + self._room(said)
+
+        begun = self._open_with(actor, self._seed, self._frames, room)
+        segment = begun.segment
+        self._progress = Progress(len(envs._groups), segment)
+        self._board = Board(weights, segment) if weights else None
+        places = {}
+        self.settings = {}
+        for name, value in self._given.items():
+            at, array = segment.array((envs.num_envs,), value.dtype, None)
+            array[:] = value
+            self.settings[name] = array
+            places[name] = at, value.dtype
+        if self._board is not None and weights is not None:
+            self._board.publish(weights)
+        seed = self._seed if isinstance(self._seed, (int, np.integer)) else None
+        tell(
+            *(envs._pool, pickled(portable(self._policy)), begun.acting.said, self._board),
+            *(self._progress, seed if self._in_workers else None, places),
+        )
+        self._ring, self._errand = self._placed(begun)
+        envs._pool.watch_also(self._ring.producer())
+        workers = np.array(envs._pool.worker_of)
+        self._heads = [int(np.argmax(workers == worker)) for worker in range(workers.max() + 1)]
+        self._begun = True
+        if self._in_workers:
+            self._send()
+
+    # Frames to lay out, bytes beside them, and what lies there: a ring, arguments of the request.
+    _frames = 2
+
+    def _room(self, said: Said) -> int:
+        raise NotImplementedError
+
+    def _placed(self, begun: Begun) -> tuple[SharedRing, tuple[Any, ...]]:
+        raise NotImplementedError
+
+    def _send(self) -> None:
+        """Let the workers act."""
+        requests = {group: (self._request, (group, *self._errand)) for group in self._heads}
+        with self.envs._entered(self._name):
+            self.envs._pool.request([(group, 0) for group in requests], requests, "acting")
+
+    # -- while they do ---------------------------------------------------------------------------
+
+    def publish(self, weights: Any = None) -> int:
+        """Give them new weights: a module, a dict of arrays, or by default the policy's as they
+        are now. Returns the version.
+
+        They are taken over as a whole.
+        """
+        self.begin()
+        if self._board is None:
+            raise TypeError(
+                f"cannot publish weights: the policy is a {type(self._policy).__name__} without "
+                "state_dict() and load_state_dict()"
+            )
+        chosen = self._policy if weights is None else weights
+        return self._board.publish(chosen if isinstance(chosen, Mapping) else weights_of(chosen))
+
+    @property
+    def version(self) -> int:
+        """Of the newest weights: 1 for those that they began with, 0 if there are none."""
+        return 0 if self._board is None else self._board.version
+
+    def stop(self) -> None:
+        """Let them end by themselves. Any thread may call it, and a handler of signals."""
+        if self._begun:
+            self._progress.stop()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody said so."""
+        return self._begun and self._progress.stopped
+
+    def _look(self) -> bool:
+        """Whether all have ended; what they raised. Replaces who was lost."""
+        if self._closed:  # by another thread
+            return True
+        pool = self.envs._pool
+        if pool.pending == 0:
+            return True
+        try:
+            groups, messages = pool.wait_some(1, self.envs.num_envs, now())
+            pool.take(groups)
+            failures = []
+            for group, message in messages:
+                said = message.said if isinstance(message, Restored) else message
+                things = [said] if isinstance(said, Failure) else [t for *_, t in said.leftovers]
+                failures += [(group, thing) for thing in things if isinstance(thing, Failure)]
+            if failures:
+                raise pool.error_of(*first(failures))
+            pool.look_for_late()
+        except Exception:  # they have failed
+            self.let_go()
+            raise
+        return pool.pending == 0
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def _end(self) -> bool:
+        if self._begun:
+            self._progress.stop(drop=True)
+        return True
+
+    def _refuse(self, what: str, got: Any, expected: str) -> ValueError:
+        return ValueError(f"cannot {self._purpose}: {what} {got!r}, expected {expected}")
+
+    def _whole(self, what: str, got: Any, least: int) -> int:
+        if isinstance(got, bool) or not isinstance(got, (int, np.integer)) or got < least:
+            raise self._refuse(what, got, f"a whole number of at least {least}")
+        return int(got)
