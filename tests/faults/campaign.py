@@ -347,6 +347,108 @@ class Case:
                     self.report.kills += 1
 
 
+class Weighted:
+    """Acts, and tells by which weights; it would notice if they were of two versions."""
+
+    def __init__(self):
+        self.weights = {"a": np.zeros(3000), "b": np.zeros(3000)}
+
+    def state_dict(self):
+        return self.weights
+
+    def load_state_dict(self, weights):
+        self.weights = {name: value.copy() for name, value in weights.items()}
+
+    def __call__(self, observations):
+        a, b = self.weights["a"], self.weights["b"]
+        if (a != a[0]).any() or (b != a[0]).any():
+            raise AssertionError("torn weights")
+        count = len(observations)
+        return np.zeros(count, np.int64), {"weight": np.full(count, a[0])}
+
+
+class LearnerError(Exception):
+    pass
+
+
+class ActorCase(Case):
+    """Actors, with a learner that may be slow or fail, in phases perhaps, and watched perhaps."""
+
+    def __init__(self, seed, report):
+        super().__init__(seed, report)
+        dice = self.dice
+        self.length = dice.choice([None, None, 1, 5])
+        self.high = dice.choice([8, 64, 256])
+        self.phases = dice.random() < 0.4
+        self.watched = dice.random() < 0.3
+        self.learner_fails = dice.random() < 0.1
+
+    def sample(self):
+        self.before = {}  # of each env: the number of its last record, and what came next
+        self.actors = pysampler.actors(
+            *(self.envs, Weighted()),
+            steps=self.length,
+            seed=self.seed,
+            share=1,
+            **({} if self.phases else {"high": self.high}),
+        )
+        with contextlib.suppress(LearnerError), self.actors, contextlib.ExitStack() as stack:
+            if self.watched:
+                fn = functools.partial(Faulty, 99, self.seed, self.faults, self.rate)
+                self.watcher = stack.enter_context(pysampler.watch(self.actors, fn))
+            self.learn()
+        self.count_losses()
+
+    def batches(self):
+        if not self.phases:
+            yield from self.actors.batches(self.dice.choice([1, 16, 1000]), least=1)
+            return
+        for phase in pysampler.phases(self.actors, self.high, self.dice.choice([0, 7])):
+            yield from phase.batches(16)
+
+    def learn(self):
+        taken, version = 0, 1
+        for records in self.batches():
+            weights = records.weight.reshape(len(records), -1).T
+            self.expect((weights == records.version - 1).all(), "weights of another version")
+            for row in records.rows:
+                self.look_at(row)
+            taken += len(records) * (self.length or 1)
+            self.report.steps += len(records) * (self.length or 1)
+            if taken < self.steps * self.count:
+                values = np.full(3000, float(version))
+                version = self.actors.publish({"a": values, "b": values})
+                if self.watched and not self.watcher.closed:
+                    self.watcher.curve  # noqa: B018
+            elif not self.actors.stopped:
+                self.actors.stop()
+            if self.learner_fails and taken > self.steps:
+                raise LearnerError
+
+    def look_at(self, row):
+        """Each step goes on from the last. Where some were lost, an episode begins."""
+        env = int(row["env"])
+        seen, came = row["observations"].reshape(-1, 3), row["next_observations"].reshape(-1, 3)
+        over = (row["terminated"] | row["truncated"]).reshape(-1)
+        lengths = row["lengths"].reshape(-1)
+        number, expected = self.before.get(env, (-1, None))
+        self.expect(int(row["number"]) > number, f"env {env}: record {row['number']} comes again")
+        begins = lengths[0] == 1 and self.envs.stats().losses.any()
+        if int(row["number"]) != number + 1 or begins:
+            expected = None
+        for t in range(len(seen)):
+            if expected is None:
+                self.expect(seen[t][STEPS] == 0, f"env {env}: an episode begins at {seen[t]}")
+            else:
+                self.expect((seen[t] == expected).all(), f"env {env}: {seen[t]}, not {expected}")
+            then = seen[t] + (0, 1, 0)
+            self.expect(seen[t][NUMBER] == env, f"env {env} shows {seen[t]}")
+            self.expect((came[t] == then).all(), f"env {env}: {came[t]} after {seen[t]}")
+            self.expect(lengths[t] == came[t][STEPS], f"env {env}: length {lengths[t]}")
+            expected = None if over[t] else came[t].copy()
+        self.before[env] = int(row["number"]), expected
+
+
 def is_worker(process):
     with contextlib.suppress(psutil.Error):
         return process.cmdline()[:1] != [] and "pysampler: worker" in process.cmdline()[0]
@@ -384,10 +486,10 @@ def campaign(seconds, seed, cases=None):
     fds, maps = me.num_fds(), mappings()
     end = time.monotonic() + seconds
     while time.monotonic() < end and (cases is None or report.cases < cases):
-        case_seed = seed + 1000 * report.cases
+        case_seed = seed + 1001 * report.cases
         print(f"case {case_seed}", file=sys.stderr, flush=True)
         faulthandler.dump_traceback_later(HANG, exit=True)
-        case = Case(case_seed, report)
+        case = (ActorCase if case_seed % 5 < 2 else Case)(case_seed, report)
         case.run()
         # What envs had started ends with their workers where these come from a nursery that lives.
         if case.kill_nursery:  # the dead one is buried when another is needed
