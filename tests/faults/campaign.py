@@ -3,7 +3,7 @@
     python tests/faults/campaign.py --seconds 600 --out benchmarks/results
 
 Each case has a seed, which decides what is made, who fails how and when somebody is killed. A case
-ends when its steps are done or its pool has ended; one that does not end is a hang.
+ends when its steps are done or its pool has ended; one in which nothing happens is a hang.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from pysampler.errors import EnvError, EnvTimeoutError, PysamplerError, WorkerLo
 from pysampler.sync import now
 
 MARK = "PYSAMPLER_CAMPAIGN"
-HANG = 60.0  # seconds after which a case is one
+HANG = 60.0  # seconds without a step after which a case is one
+LONG = 20.0  # seconds after which a case has taken long enough: workers that hang, and are spawned
 NUMBER, STEPS, EPISODE = range(3)  # what an observation shows
 
 FAULTS = [
@@ -151,6 +152,7 @@ class Case:
         self.faults = faults
         self.killed: dict[int, int] = {}
         self.envs = None
+        self.began = time.monotonic()
         self.done = threading.Event()
 
     def make(self):
@@ -209,6 +211,8 @@ class Case:
         self.last = [None] * self.count  # steps, episode of what was seen last
         self.reset()
         for _ in range(self.steps):
+            if not self.goes_on():
+                break
             try:
                 if self.asynchronous:
                     self.some()
@@ -228,6 +232,11 @@ class Case:
             with contextlib.suppress(EnvError):
                 self.envs.call("_observe")
         self.count_losses()
+
+    def goes_on(self):
+        """Something has happened; whether more is to."""
+        faulthandler.dump_traceback_later(HANG, exit=True)
+        return time.monotonic() < self.began + LONG
 
     def count_losses(self):
         watch = getattr(self.envs._pool, "_watch", None)
@@ -415,7 +424,7 @@ class ActorCase(Case):
                 self.look_at(row)
             taken += len(records) * (self.length or 1)
             self.report.steps += len(records) * (self.length or 1)
-            if taken < self.steps * self.count:
+            if self.goes_on() and taken < self.steps * self.count:
                 values = np.full(3000, float(version))
                 version = self.actors.publish({"a": values, "b": values})
                 if self.watched and not self.watcher.closed:
