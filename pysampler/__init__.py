@@ -18,9 +18,13 @@ A tour of the code, from the bottom up:
   what came back, as a vector env returns it; ``recording`` is in which batches.
 - ``piped`` are envs behind a worker function of the user's.
 - ``vector_env`` is gymnasium's ``AsyncVectorEnv`` on a pool; ``make`` makes it by name.
-- ``rollout`` is T steps of a policy; ``rollouts`` samples them, with the policy in one of two
-  ``places``, and a ``tally`` of what they were. ``evaluation`` counts episodes, ``tasks`` samples
-  many tasks, of which ``envs.meta`` has some; ``replay`` keeps transitions.
+- ``borrowing`` is who walks the frames of a vector env in its place. ``rollout`` is T steps of a
+  policy; ``rollouts`` samples them, with the policy in one of two ``places``, and a ``tally`` of
+  what they were. ``evaluation`` counts episodes, ``tasks`` samples many tasks, of which
+  ``envs.meta`` has some; ``replay`` keeps transitions.
+- ``alone`` is a worker that acts by itself, and hands over ``records``; ``detached`` is its parent's
+  side: ``actors`` for a learner, in ``phases`` perhaps, and a ``watcher``. ``averaging`` is workers
+  that learn by themselves. ``checkpoints`` are what to go on from.
 """
 
 import sys

@@ -48,7 +48,7 @@ class Detached(Borrower):
         Actor(policy, envs._spec, self._given)  # or an error
         self._policy = policy
         self._seed = seed
-        self._begun = False
+        self._begun = self._stop = False
         self._board: Board | None = None
         self._in_workers = envs.num_workers > 0
         self._borrow(envs, owned=owned)
@@ -100,6 +100,8 @@ class Detached(Borrower):
         workers = np.array(envs._pool.worker_of)
         self._heads = [int(np.argmax(workers == worker)) for worker in range(workers.max() + 1)]
         self._begun = True
+        if self._stop:
+            self._progress.stop()
         if self._in_workers:
             self._send()
 
@@ -142,13 +144,14 @@ class Detached(Borrower):
 
     def stop(self) -> None:
         """Let them end by themselves. Any thread may call it, and a handler of signals."""
-        if self._begun:
+        self._stop = True  # if they have not begun yet
+        if hasattr(self, "_progress"):
             self._progress.stop()
 
     @property
     def stopped(self) -> bool:
         """Whether somebody said so."""
-        return self._begun and self._progress.stopped
+        return self._progress.stopped if self._begun else self._stop
 
     def _look(self) -> bool:
         """Whether all have ended; what they raised. Replaces who was lost."""

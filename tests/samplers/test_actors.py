@@ -331,6 +331,15 @@ def test_after_a_stop_nothing_that_was_recorded_is_missing(workers):
         assert actors.stopped
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stopped_before_they_begin_they_make_no_step(workers):
+    with envs_of(num_workers=workers) as envs, pysampler.actors(envs, policy) as actors:
+        actors.stop()
+        assert actors.stopped
+        assert actors.take(5) is None
+        assert envs.stats().steps.count.sum() == 0
+
+
 class Stopping(Scripted):
     def step(self, action):
         if self.life == 20:
