@@ -1,11 +1,15 @@
 """The examples run, and say what became of it."""
 
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import pysampler
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -15,6 +19,18 @@ def run(name, *arguments):
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def impala():
+    pytest.importorskip("torch")
+    pytest.importorskip("tqdm")
+    spec = importlib.util.spec_from_file_location("impala", EXAMPLES / "impala.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["impala"] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["impala"]
 
 
 @pytest.mark.slow
@@ -47,3 +63,93 @@ def test_maml(arguments):
     if not arguments:  # a step of gradient helps from the beginning
         before, after = result["last"]
         assert after > before
+
+
+@pytest.mark.slow
+def test_dppo():
+    result = run("dppo.py", "--steps", "9600")
+    assert result["steps"] >= 9600
+    assert -2000 < result["return"] < 0
+    assert result["seconds_in"]["blocked"] > 0  # while the learner learned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [[], ["--max-lag", "0"]], ids=" ".join)
+def test_impala(arguments):
+    result = run("impala.py", "--steps", "16000", *arguments)
+    assert result["steps"] >= 16000
+    assert result["return"] > 25  # random ones are of about 20
+    if arguments:
+        assert result["lag"] == 0
+        assert result["dropped"] > 0
+
+
+def trajectories(torch, gamma=0.9):
+    """Arguments of V-trace: 5 trajectories of 12 steps, in which episodes end in either way."""
+    rng = np.random.default_rng(3)
+    rewards, values, next_values, log_rhos = torch.from_numpy(rng.normal(size=(4, 5, 12)))
+    ends = torch.from_numpy(rng.choice(3, (5, 12), p=[0.7, 0.15, 0.15]))
+    terminated, truncated = ends == 1, ends == 2
+    going_on = (ends == 0)[:, :-1]
+    next_values[:, :-1][going_on] = values[:, 1:][going_on]
+    assert terminated.any()
+    assert truncated.any()
+    return log_rhos, rewards, values, next_values, terminated, truncated, gamma
+
+
+def test_on_policy_vtrace_is_the_discounted_return(impala):
+    import torch
+
+    log_rhos, *given, gamma = trajectories(torch)
+    rewards, values, next_values, terminated, truncated = (tensor.numpy() for tensor in given)
+    targets, advantages = impala.vtrace(
+        torch.zeros_like(log_rhos), *given, gamma=gamma, most_rho=np.inf, most_c=np.inf
+    )
+    expected = np.zeros((5, 12))
+    for env, t in np.ndindex(5, 12):
+        total, discount = 0.0, 1.0
+        for k in range(t, 12):
+            total += discount * rewards[env, k]
+            discount *= gamma * (not terminated[env, k])
+            if terminated[env, k] or truncated[env, k] or k == 11:
+                total += discount * next_values[env, k]
+                break
+        expected[env, t] = total
+    np.testing.assert_allclose(targets, expected)
+    np.testing.assert_allclose(advantages, expected - values)
+    # So are the returns of generalised estimation with lambda = 1.
+    _, returns = pysampler.gae(
+        *(rewards.T, values.T, next_values[:, -1], terminated.T, truncated.T),
+        next_values.T[truncated.T],
+        gamma=gamma,
+        lam=1.0,
+    )
+    np.testing.assert_allclose(targets, returns.T)
+
+
+def test_vtrace_clips_what_is_likelier_than_it_was(impala):
+    import torch
+
+    log_rhos, *given, gamma = trajectories(torch)
+    targets, advantages = (
+        tensor.numpy()
+        for tensor in impala.vtrace(log_rhos, *given, gamma=gamma, most_rho=1.2, most_c=0.8)
+    )
+    rewards, values, next_values, terminated, truncated = (tensor.numpy() for tensor in given)
+    ratios = np.exp(log_rhos.numpy())
+    rhos, cs = np.minimum(ratios, 1.2), np.minimum(ratios, 0.8)
+    assert (ratios > 1.2).any()
+    assert (ratios < 0.8).any()
+    errors = rhos * (rewards + gamma * next_values * ~terminated - values)
+    over = terminated | truncated
+    expected, gains = values.copy(), np.zeros((5, 12))
+    for env, t in np.ndindex(5, 12):
+        weight = 1.0
+        for k in range(t, 12):  # the sum, as the paper has it
+            expected[env, t] += weight * errors[env, k]
+            weight *= gamma * cs[env, k] * ~over[env, k]
+        last = over[env, t] or t == 11
+        later = next_values[env, t] if last else targets[env, t + 1]
+        gains[env, t] = rewards[env, t] + gamma * later * ~terminated[env, t] - values[env, t]
+    np.testing.assert_allclose(targets, expected)
+    np.testing.assert_allclose(advantages, rhos * gains)

@@ -228,6 +228,33 @@ def test_records_that_are_too_old_are_dropped_and_counted():
         assert actors.stats().dropped >= 64 - 12
 
 
+def test_weights_that_take_too_long_are_taken_over_when_an_actor_was_blocked():
+    with envs_of(num_workers=2) as envs:
+        options = {"share": 1e-9, "high": 1024, "low": 1000}
+        with pysampler.actors(envs, Weighted(), **options) as actors:
+            seen = set()
+            while len(seen) < 6:  # all have taken over the first ones
+                seen |= set(actors.take(16).env.tolist())
+            actors.publish({"w": np.ones(1000), "b": 1})
+            while not actors._progress.blocked[actors._heads].all():
+                os.sched_yield()
+            old = actors.take(32)
+            assert (old.version == 1).all()
+            seen = set()
+            while len(seen) < 6:
+                records = actors.take(16)
+                seen |= set(records.env[records.version == 2].tolist())
+            stats = actors.stats()
+            assert (stats.blocked > 0).all()
+            assert (stats.refreshing > 0).all()
+            # ... or as soon as their records would be too old.
+        with pysampler.actors(envs, Weighted(), share=1e-9, max_lag=0) as actors:
+            actors.take(1)
+            for value in range(1, 5):
+                version = actors.publish({"w": np.full(1000, float(value)), "b": value})
+                assert (actors.take(16).version == version).all()
+
+
 def test_a_policy_without_weights_cannot_be_published():
     with envs_of(num_workers=1) as envs, pysampler.actors(envs, policy) as actors:
         with pytest.raises(TypeError, match=r"cannot publish weights: .*state_dict"):
@@ -294,6 +321,15 @@ def test_actors_block_when_the_ring_is_full_and_go_on_when_it_has_drained():
         assert envs.stats().steps.count.sum() > before
         actors.stop()
         assert all(len(actors) <= 40 for _ in iter(lambda: actors.take(7), None))
+
+
+def test_a_batch_stays_as_it_is_until_the_next():
+    with envs_of(num_workers=2) as envs, pysampler.actors(envs, policy, high=32) as actors:
+        for _ in range(5):
+            records = actors.take(16, least=8)
+            kept = records.copy()
+            fill(actors)
+            np.testing.assert_array_equal(records.rows, kept.rows)
 
 
 def test_take_returns_what_there_is_at_the_deadline():
