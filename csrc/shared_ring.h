@@ -341,6 +341,7 @@ class BasicSharedRing {
             const std::int64_t until = Os::next_look(deadline);
             const Outcome outcome = published.wait_inside(seen + missing, until, policy);
             if (outcome == Outcome::kReady || outcome == Outcome::kLost) continue;
+            if (outcome == Outcome::kInterrupted) return outcome;
             // Nothing for long: are they alive? (Where a Watch runs, it has told already.)
             if (this->missing(count) == 0 || reap()) continue;
             if (outcome == Outcome::kTimedOut && until < deadline) continue;

@@ -22,9 +22,9 @@ A tour of the code, from the bottom up:
   policy; ``rollouts`` samples them, with the policy in one of two ``places``, and a ``tally`` of
   what they were. ``evaluation`` counts episodes, ``tasks`` samples many tasks, of which
   ``envs.meta`` has some; ``replay`` keeps transitions.
-- ``alone`` is a worker that acts by itself, and hands over ``records``; ``detached`` is its parent's
-  side: ``actors`` for a learner, in ``phases`` perhaps, and a ``watcher``. ``averaging`` is workers
-  that learn by themselves. ``checkpoints`` are what to go on from.
+- ``alone`` is a worker that acts by itself, and hands over ``records``; ``detached`` is how its
+  parent sees it: ``actors`` for a learner, in ``phases`` perhaps, and a ``watcher``. ``averaging``
+  is of ``trainers``, which learn where they act. ``checkpoints`` are what to go on from.
 """
 
 import sys
@@ -37,11 +37,13 @@ if sys.platform != "linux":
     )
 
 from pysampler import errors, sync
-from pysampler.actors import Actors, actors
+from pysampler.actors import Actors, ActorStats, actors
+from pysampler.averaging import Averaging
 from pysampler.checkpoints import Checkpoints
 from pysampler.evaluation import Evaluation, evaluate
 from pysampler.make import install, make_vec, uninstall
 from pysampler.phases import Phase, phases
+from pysampler.records import Records
 from pysampler.replay import Replay
 from pysampler.rollout import gae
 from pysampler.rollouts import Rollouts, rollouts
@@ -50,12 +52,15 @@ from pysampler.vector_env import VectorEnv
 from pysampler.watcher import Watcher, watch
 
 __all__ = [
+    "ActorStats",
     "Actors",
+    "Averaging",
     "Checkpoints",
     "Collected",
     "Evaluation",
     "MultiTaskSampler",
     "Phase",
+    "Records",
     "Replay",
     "Rollouts",
     "VectorEnv",

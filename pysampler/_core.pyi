@@ -426,6 +426,10 @@ class SharedRing:
         """
         The consumer that died has been replaced.
         """
+    def wait_room(self, *, timeout: float | None = None, deadline: int | None = None) -> bool:
+        """
+        Until the ring is not full, and if it was, has drained to the low mark; False at the deadline. Others may fill it before a claim.
+        """
     @property
     def closed(self) -> bool:
         """

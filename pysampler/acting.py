@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -185,7 +186,5 @@ def _seed(policy: Any, seed: int) -> None:
     np.random.seed(seed % 2**32)
     if callable(own := getattr(policy, "seed", None)):
         own(seed)
-    if is_module(policy):
-        import torch  # noqa: PLC0415 - it is there
-
-        torch.manual_seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)

@@ -60,7 +60,7 @@ def actors(
     ...     records.observations.shape, records.next_observations.shape, records.actions.shape
     ((100, 4), (100, 4), (100,))
     """
-    made, owned = vector_env_of(envs, num_envs, vector_kwargs, "act")
+    made, owned = vector_env_of(envs, num_envs, vector_kwargs, "act", policy)
     try:
         return Actors(made, policy, owned=owned, **options)
     except BaseException:
@@ -99,10 +99,10 @@ class Actors(Detached):
       and counted.
     - ``settings``: what the policy is called with by name, a number for each env: ``{"epsilon":
       [0.4, 0.1, 0.02]}``, or one for all. ``actors.settings["epsilon"][:] = ...`` changes them at
-      once.
+      once. They are float64.
     - ``share``: of its time an actor takes over weights in, at most: large ones then reach it
       less often than they are published. After it was blocked it always does.
-    - ``seed``: of the first reset, and of the policies' random numbers.
+    - ``seed``: of the first reset, and in workers of the policies' random numbers.
 
     The envs are reset in the step that ends their episode. Of a worker that is lost (and replaced,
     with ``on_worker_loss="restart"``) all that it had handed over stays; the envs of the next one
@@ -147,7 +147,7 @@ class Actors(Detached):
         self._share = share
         self._followers: list[Callable[[Any, int], None]] = []
         self._held = 0  # records of the last batch
-        self._kept: list[npt.NDArray[Any]] = []  # of one that is not complete
+        self._kept: list[npt.NDArray[Any]] = []  # of one that is not complete, given up already
         self._taken = self._dropped = 0
         self._lag = 0.0
         self._waiting_ns = self._taking_ns = self._publishing_ns = 0
@@ -167,7 +167,7 @@ class Actors(Detached):
             raise self._refuse(
                 *("least", least),
                 f"at most the count, {count}, and low + 1, {self._low + 1}: actors that are "
-                "blocked bring no more before there are only low",
+                "blocked bring no more before there are only low; give them a larger high",
             )
         deadline = arguments.deadline(timeout)
         self._expect_open()
@@ -182,18 +182,19 @@ class Actors(Detached):
         began, waited = now(), self._waiting_ns
         self.begin()
         self._give_up()
-        try:
-            rows = self._fresh(count, least, deadline)
-        except BaseException:
-            self._held = 0
-            raise
+        rows, held, kept = self._fresh(count, least, deadline)
         if rows is None:
             return None
-        self._taken += len(rows)
+        records = Records(rows, self._described)
         if len(rows) > 0:
             self._lag = self.version - float(rows["version"].mean())
         self._taking_ns += now() - began - (self._waiting_ns - waited)
-        return Records(rows, self._described)
+        return self._hand_out(records, held, kept)
+
+    def _hand_out(self, records: Records, held: int, kept: list[npt.NDArray[Any]]) -> Records:
+        """Last of all, and at once: who is interrupted before finds them again."""
+        self._held, self._kept, self._taken = held, kept, self._taken + len(records)
+        return records
 
     def batches(self, count: int, *, least: int | None = None) -> Iterator[Records]:
         """What ``take`` returns, until all have stopped: by default just so many each."""
@@ -237,8 +238,8 @@ class Actors(Detached):
 
     def stats(self) -> ActorStats:
         """What they and the learner did so far."""
-        self._expect_open()
-        self.begin()
+        if not self._begun:
+            self.begin()
         ns = self._progress
         heads = self._heads
         return ActorStats(
@@ -255,6 +256,11 @@ class Actors(Detached):
         self._expect_open()
         if self._begun:
             raise ValueError("cannot act in phases: the actors have begun already")
+        if self._max_lag is not None:
+            raise ValueError(
+                "cannot act in phases: with max_lag, what is dropped would end a phase before its "
+                "time"
+            )
         high, low = self._whole("high", high, 1), self._whole("low", low, 0)
         if low >= high:
             raise self._refuse("low", low, f"less than high, {high}")
@@ -295,30 +301,34 @@ class Actors(Detached):
             held, self._held = self._held, 0
             self._ring.release(held)
 
-    def _fresh(self, count: int, least: int, deadline: int | None) -> npt.NDArray[Any] | None:
-        """Records that are not too old."""
-        kept = self._kept
+    def _fresh(
+        self, count: int, least: int, deadline: int | None
+    ) -> tuple[npt.NDArray[Any] | None, int, list[npt.NDArray[Any]]]:
+        """Records that are not too old; how many in the ring they are, and what is kept back."""
         while True:
-            have = sum(map(len, kept))
-            rows = self._next(max(1, count - have), max(1, least - have), deadline)
-            if rows is None or len(rows) == 0:
-                if not kept:
-                    return rows
-                break
-            self._held = len(rows)
+            have = sum(map(len, self._kept))
+            rows = None
+            if have < least:
+                rows = self._next(max(1, count - have), least - have, deadline)
+                if rows is None and have == 0:
+                    return None, 0, []
+            if rows is None or len(rows) == 0:  # enough, or all there is
+                if have == 0:
+                    return rows, 0, []
+                joined = np.concatenate(self._kept)
+                return joined[:count], 0, [joined[count:]] if have > count else []
+            chosen = rows
             if self._max_lag is not None:
                 fresh = rows["version"] >= self.version - self._max_lag
-                if not fresh.all():
-                    self._dropped += len(rows) - int(fresh.sum())
-                    rows = rows[fresh]
-            if not kept and len(rows) >= least:
-                return rows
-            kept.append(rows.copy())
+                chosen = rows if fresh.all() else rows[fresh]
+            stale = len(rows) - len(chosen)
+            if have == 0 and len(chosen) >= least:
+                self._dropped += stale
+                return chosen, len(rows), []
+            copies = [*self._kept, chosen.copy()] if len(chosen) > 0 else self._kept
+            # Together: who is interrupted after it goes on from here.
+            self._kept, self._held, self._dropped = copies, len(rows), self._dropped + stale
             self._give_up()
-            if have + len(rows) >= least:
-                break
-        self._kept = []
-        return np.concatenate(kept)
 
     def _next(self, count: int, least: int, deadline: int | None) -> npt.NDArray[Any] | None:
         """Records as they lie: fewer than ``least`` at the deadline, or where the ring comes round;

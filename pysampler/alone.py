@@ -87,6 +87,23 @@ class Alone(WorkerActing):
         self._ring: Any = None
         self._packer: Packer | None = None
         self._at = 0  # the frame that the envs have come to
+        self._packed = 0  # and the one up to which records have been handed over
+
+    def _ready(self, errand: Errand, group: int) -> bool:
+        """To begin a record: where there is no room for it, it would be old before it is read."""
+        if len(self._ring) >= self._ring.high and errand.most is None:
+            began = now()
+            self._progress.blocked[group] = True
+            while not self._progress.stopped and not self._ring.wait_room(timeout=_LOOK):
+                pass
+            self._unblocked(began, group)
+        self._keep_up(errand, group)
+        return not self._progress.stopped
+
+    def _unblocked(self, began: int, group: int) -> None:
+        self._progress.blocked[group] = False
+        self._progress.blocked_ns[group] += now() - began
+        self._refresh_at = 0  # somebody has learned meanwhile
 
     def _keep_up(self, errand: Errand, group: int) -> None:
         """Take over weights, unless that was done just now and takes long."""
@@ -114,9 +131,10 @@ class Alone(WorkerActing):
         for block, take in crew:
             if block.step(at):
                 failed = report.keep(at, take()) or failed
-        if failed and any(isinstance(thing.error, StopActors) for *_, thing in report.leftovers):
+        raised = [one for one in report.leftovers if not isinstance(one[3].error, StopActors)]
+        if failed and len(raised) < len(report.leftovers):
             self._progress.stop()
-            report.leftovers.clear()
+            report.leftovers = raised
         return not failed
 
     def act_on(
@@ -141,14 +159,14 @@ class Alone(WorkerActing):
         if again:
             self._begin_anew(crew, envs, report)
             packer.forget()
-            self._at = 0
-        made, packed = 0, self._at
+            self._at = self._packed = 0
+        made = 0
         end = self._frames.count - 1
         handed = now()
         while not progress.stopped and (errand.most is None or made < errand.most):
             at = self._at
-            if steps is None or at == 0:
-                self._keep_up(errand, group)
+            if (steps is None or at == 0) and not self._ready(errand, group):
+                break
             packer.versions[at] = self._version
             try:
                 took = self._act(at, envs)
@@ -164,16 +182,17 @@ class Alone(WorkerActing):
             self._acting.after(at, envs)
             packer.count(at)
             if at == end or (steps is None and now() - handed > _SOON):
-                if not self._hand_over(packer.pack(packed, at), group):
+                first, self._packed = self._packed, at
+                if not self._hand_over(packer.pack(first, at), group):
                     return report
-                packed, handed = at, now()
+                handed = now()
             if at == end:
                 self.carry(at, 0, envs)
-                self._at = packed = 0
-        if steps is None and self._at > packed:
-            self._hand_over(packer.pack(packed, self._at), group)
+                self._at = self._packed = 0
+        if steps is None and self._at > self._packed:
+            self._hand_over(packer.pack(self._packed, self._at), group)
             self.carry(self._at, 0, envs)
-            self._at = 0
+            self._at = self._packed = 0
         return report
 
     def _hand_over(self, records: npt.NDArray[Any], group: int) -> bool:
@@ -187,9 +206,7 @@ class Alone(WorkerActing):
             if self._progress.dropped:
                 return False
             sent += self._ring.push_many(records[sent:], timeout=_LOOK)
-        self._progress.blocked[group] = False
-        self._progress.blocked_ns[group] += now() - began
-        self._refresh_at = 0  # somebody has learned meanwhile
+        self._unblocked(began, group)
         return True
 
     def show(

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gymnasium.vector.vector_env import AutoresetMode
 
+from pysampler import nursery
 from pysampler.closing import Closing
 from pysampler.errors import ClosedError, EnvError, LostError, PysamplerError
 from pysampler.make import make_vec
-from pysampler.policies import Acting, Actor
+from pysampler.policies import Acting, Actor, is_module
 from pysampler.processes import GRACE
 from pysampler.sync import now
 from pysampler.vector_env import VectorEnv
@@ -209,16 +210,22 @@ def vector_env_of(
     num_envs: int | None,
     vector_kwargs: dict[str, Any] | None,
     purpose: str,
+    policy: Any = None,
     **kwargs: Any,
 ) -> tuple[VectorEnv, bool]:
-    """A vector env that was given or is made, and whether it was made here."""
+    """A vector env that was given or is made, and whether it was made here.
+
+    ``policy``: what its workers will act with.
+    """
     if isinstance(envs, VectorEnv):
         if num_envs is not None or vector_kwargs is not None:
             raise ValueError(f"cannot {purpose}: num_envs and vector_kwargs are of other envs")
         return envs, False
-    made = make_vec(
-        envs, 1 if num_envs is None else num_envs, vector_kwargs=vector_kwargs, **kwargs
-    )
+    options = vector_kwargs or {}
+    clean = options.get("context") in (None, "nursery") and options.get("num_workers") != 0
+    if is_module(policy) and clean and options.get("preload") is None:
+        nursery.preload(["torch"])  # once, and not in every worker
+    made = make_vec(envs, 1 if num_envs is None else num_envs, vector_kwargs=options, **kwargs)
     if not isinstance(made, VectorEnv):
         made.close()
         raise TypeError(f"cannot {purpose}: of {type(made).__name__}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pysampler.vector_env import VectorEnv
 
 __all__ = ["Detached"]
+
+_METHODS = "state_dict() and load_state_dict()"
 
 
 class Detached(Borrower):
@@ -49,6 +52,7 @@ class Detached(Borrower):
         self._policy = policy
         self._seed = seed
         self._begun = self._stop = False
+        self._beginning = threading.RLock()
         self._board: Board | None = None
         self._in_workers = envs.num_workers > 0
         self._borrow(envs, owned=owned)
@@ -58,15 +62,24 @@ class Detached(Borrower):
         if array.dtype.kind not in "biuf" or array.shape not in ((), (envs,)):
             expected = f"a number, or one for each of {envs} envs"
             raise self._refuse(f"setting {name!r}", value, expected)
-        return np.broadcast_to(array, envs).copy()
+        return np.broadcast_to(array, envs).astype(np.float64)
 
     # -- beginning -------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start them, if they have not begun yet."""
         self._expect_open()
-        if self._begun:
-            return
+        with self._beginning:
+            if self._begun:
+                return
+            try:
+                self._begin()
+            except BaseException:
+                self._drop()  # what is under way, a reset perhaps
+                raise
+            self._begun = True
+
+    def _begin(self) -> None:
         envs = self.envs
         actor = Actor(copied(self._policy), envs._spec, self._given)
         weights = weights_of(self._policy) if has_weights(self._policy) else None
@@ -99,7 +112,6 @@ class Detached(Borrower):
         envs._pool.watch_also(self._ring.producer())
         workers = np.array(envs._pool.worker_of)
         self._heads = [int(np.argmax(workers == worker)) for worker in range(workers.max() + 1)]
-        self._begun = True
         if self._stop:
             self._progress.stop()
         if self._in_workers:
@@ -130,9 +142,10 @@ class Detached(Borrower):
         """
         self.begin()
         if self._board is None:
+            lacks = "any in its state_dict()" if has_weights(self._policy) else _METHODS
             raise TypeError(
                 f"cannot publish weights: the policy is a {type(self._policy).__name__} without "
-                "state_dict() and load_state_dict()"
+                f"{lacks}"
             )
         chosen = self._policy if weights is None else weights
         return self._board.publish(chosen if isinstance(chosen, Mapping) else weights_of(chosen))
@@ -144,6 +157,8 @@ class Detached(Borrower):
 
     def stop(self) -> None:
         """Let them end by themselves. Any thread may call it, and a handler of signals."""
+        if not self._mine:  # a fork has the handlers of its parent, and not its actors
+            return
         self._stop = True  # if they have not begun yet
         if hasattr(self, "_progress"):
             self._progress.stop()
@@ -179,7 +194,7 @@ class Detached(Borrower):
     # -- ending ----------------------------------------------------------------------------------
 
     def _end(self) -> bool:
-        if self._begun:
+        if hasattr(self, "_progress"):
             self._progress.stop(drop=True)
         return True
 

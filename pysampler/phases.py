@@ -37,6 +37,12 @@ class Phase:
         """Up to so many of them; None when there are no more."""
         return self._actors.take(min(count, self.left)) if self.left > 0 else None
 
+    def all(self) -> Records | None:
+        """All of them in one batch: a copy if they do not lie one behind the other."""
+        if (first := self.take(max(1, self.left))) is None or self.left == 0:
+            return first
+        return first.copy().joined(self.batches(self.left))
+
     def batches(self, count: int) -> Iterator[Records]:
         """All of them, up to so many at a time."""
         while (records := self.take(count)) is not None and len(records) > 0:
@@ -47,10 +53,11 @@ def phases(actors: Actors, high: int, low: int = 0, *, drop: bool = False) -> It
     """Phases of some actors that have not begun: they record until there are ``high`` records.
 
     Then they block, and the learner takes records until there are ``low``, when they go on: with
-    the weights it published meanwhile. So it learns from what almost one policy did. What an actor
-    has under way when the ring is full stays with it for the next phase. If the learner leaves
-    some, it finds them in the next phase, and the actors stay blocked; with ``drop`` they are
-    dropped, and counted. Ends when the actors have stopped, with what there is.
+    the weights it published meanwhile. So it learns from what almost one policy did: an actor that
+    finds the ring full begins no record, and what it has under way then, up to a trajectory of each
+    of its envs or a few steps, is in the next phase: ``high`` should be several times that. If the
+    learner leaves some, it finds them in the next phase, and the actors stay blocked; with ``drop``
+    they are dropped, and counted. Ends when the actors have stopped, with what there is.
 
     >>> import pysampler
     >>> def policy(observations):
@@ -66,6 +73,10 @@ def phases(actors: Actors, high: int, low: int = 0, *, drop: bool = False) -> It
     2 128
     """
     actors.mark(high, low)
+    return _phases(actors, drop=drop)
+
+
+def _phases(actors: Actors, *, drop: bool) -> Iterator[Phase]:
     filling, number = now(), 0
     while count := actors.wait_full():
         number += 1

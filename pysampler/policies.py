@@ -371,8 +371,18 @@ def weights_of(policy: Any) -> dict[str, npt.NDArray[Any]]:
     """Parameters and buffers."""
     weights = policy.state_dict()
     if is_module(policy):
-        return {name: value.detach().cpu().numpy() for name, value in weights.items()}
+        return {name: _array_of(name, value) for name, value in weights.items()}
     return {name: np.asarray(value) for name, value in weights.items()}
+
+
+def _array_of(name: str, value: Any) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(value.detach().cpu().numpy())
+    except (AttributeError, TypeError) as error:
+        raise TypeError(
+            f"cannot send weights: {name} is {getattr(value, 'dtype', type(value).__name__)}, "
+            "expected tensors of what NumPy has"
+        ) from error
 
 
 def load_weights(policy: Any, weights: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler.policies import STATE, rebuilt
+from pysampler.rollout import gae
 from pysampler.spec import build, places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import numpy.typing as npt
 
@@ -54,10 +55,11 @@ class Described:
 
     def __post_init__(self) -> None:
         for name, _ in self.said.extras:
-            if name in _OWN:
+            taken = name in _OWN or str(name).startswith(STATE) or hasattr(Records, str(name))
+            if taken or not str(name).isidentifier():
                 raise ValueError(
-                    f"cannot act: the policy's {name!r} is the name of something else in a record; "
-                    "call it otherwise"
+                    f"cannot act: the policy's {name!r} is the name of something else in a record, "
+                    "or none; call it otherwise"
                 )
 
     @property
@@ -215,6 +217,30 @@ class Records:
     def copy(self) -> Records:
         """With memory of its own."""
         return Records(self.rows.copy(), self._described, self._convert)
+
+    def joined(self, others: Iterable[Records]) -> Records:
+        """These and others in one batch, with memory of its own."""
+        rows = np.concatenate([self.rows, *(other.rows.copy() for other in others)])
+        return Records(rows, self._described, self._convert)
+
+    def gae(
+        self, values: Any, next_values: Any, *, gamma: float = 0.99, lam: float = 0.95
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Advantages and returns of records of T steps, ``[n, T]`` as :func:`pysampler.gae` has it.
+
+        ``values`` are of ``observations``, ``next_values`` of ``next_observations``, by the same
+        network: what actors said at the time was by others.
+        """
+        values, after = np.asarray(values), np.asarray(next_values)
+        rows = self.rows
+        cut = rows["truncated"].T
+        advantages, returns = gae(
+            *(rows["rewards"].T, values.T, after[:, -1], rows["terminated"].T, cut),
+            after.T[cut],
+            gamma=gamma,
+            lam=lam,
+        )
+        return advantages.T, returns.T
 
     def torch(self, device: Any = None) -> Records:
         """With tensors: of the same memory, or copies on a device."""

@@ -124,7 +124,7 @@ class Replay:
             for name, (dtype, shape) in shapes.items()
         }
         self._added = 0  # ever
-        # Of the record of each env that others follow: its number, and its episode's length.
+        # Of the record of each env that others follow: which it is here, and in the env's life.
         self._last: dict[int, tuple[int, int]] = {}
         self._tree = _SumTree(self.capacity) if self.alpha > 0 else None
         self._random = np.random.default_rng(seed)
@@ -152,11 +152,13 @@ class Replay:
         terminated: npt.ArrayLike,
         truncated: npt.ArrayLike,
         env: npt.ArrayLike,
-        lengths: npt.ArrayLike | None = None,
+        numbers: npt.ArrayLike | None = None,
+        begins: npt.ArrayLike | None = None,
     ) -> None:
         """Records, each env's in the order it made them.
 
-        ``lengths``: of their episodes up to them, by which it is seen where some are missing.
+        If they are given, their ``numbers`` in the life of their env tell where some are missing,
+        and ``begins`` where an episode begins though the last one had no end.
         """
         own = {"rewards": rewards, "terminated": terminated, "truncated": truncated, "env": env}
         given: dict[str, Any] = {**fields, **own}
@@ -166,11 +168,13 @@ class Replay:
             )
         arrays = {name: np.asarray(value) for name, value in given.items()}
         count = len(arrays["rewards"])
-        lived = None if lengths is None else np.asarray(lengths, np.int64)
-        if lived is not None and lived.shape != (count,):
-            raise ValueError(
-                f"cannot add to replay: lengths of shape {lived.shape}, expected {(count,)}"
-            )
+        whole = np.zeros(count, np.int64) if numbers is None else np.asarray(numbers, np.int64)
+        fresh = np.zeros(count, np.bool_) if begins is None else np.asarray(begins, np.bool_)
+        for name, marks in (("numbers", whole), ("begins", fresh)):
+            if marks.shape != (count,):
+                raise ValueError(
+                    f"cannot add to replay: {name} of shape {marks.shape}, expected {(count,)}"
+                )
         for name, array in arrays.items():
             expected = (count, *self._fields[name].shape[1:])
             if array.shape != expected:
@@ -180,20 +184,20 @@ class Replay:
         if count > self.capacity:  # only the newest have room
             skipped = count - self.capacity
             arrays = {name: array[skipped:] for name, array in arrays.items()}
-            lived = None if lived is None else lived[skipped:]
+            whole, fresh = whole[skipped:], fresh[skipped:]
             self._added += skipped
             self._last.clear()
             count = self.capacity
         if count == 0:
             return
-        numbers = np.arange(self._added, self._added + count)
-        slots = numbers % self.capacity
+        at = np.arange(self._added, self._added + count)
+        slots = at % self.capacity
         split = min(count, self.capacity - int(slots[0]))
         for name, array in arrays.items():
             to = self._fields[name]
             to[slots[0] : slots[0] + split] = array[:split]
             to[: count - split] = array[split:]
-        self._link(numbers, arrays, lived)
+        self._link(at, arrays, whole, fresh, known=numbers is not None)
         self._added += count
         if self._tree is not None:
             self._tree.set(slots, np.full(count, self._tree.highest))
@@ -217,14 +221,20 @@ class Replay:
         self.add(
             {name: column(name) for name in self._names},
             **{name: column(name) for name in _OWN},
-            lengths=column("lengths"),
+            numbers=column("number") * whole[-1] + np.tile(np.arange(whole[-1]), whole[0])
+            if len(whole) == 2
+            else rows["number"],
+            begins=column("lengths") == 1,
         )
 
     def _link(
         self,
         numbers: npt.NDArray[np.int64],
         arrays: Mapping[str, Any],
-        lived: npt.NDArray[np.int64] | None,
+        whole: npt.NDArray[np.int64],
+        fresh: npt.NDArray[np.bool_],
+        *,
+        known: bool,
     ) -> None:
         """Which record follows each, of the same env and episode."""
         following = self._fields[_LINK]
@@ -235,20 +245,21 @@ class Replay:
         same = env[order[1:]] == env[order[:-1]]
         before, after = order[:-1][same], order[1:][same]
         goes_on = ~over[before]
-        if lived is not None:
-            goes_on &= lived[after] == lived[before] + 1
+        goes_on &= ~fresh[after]
+        if known:
+            goes_on &= whole[after] == whole[before] + 1
         following[numbers[before[goes_on]] % self.capacity] = numbers[after[goes_on]]
         firsts = order[np.concatenate([[True], ~same])]
         lasts = order[np.concatenate([~same, [True]])]
         oldest = int(numbers[-1]) + 1 - self.capacity
         for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
             whose = int(env[first])
-            known, length = self._last.pop(whose, (-1, 0))
-            joined = lived is None or lived[first] == length + 1
-            if known >= oldest and known >= 0 and joined:
-                following[known % self.capacity] = numbers[first]
+            last_at, number = self._last.pop(whose, (-1, 0))
+            joined = not fresh[first] and (not known or whole[first] == number + 1)
+            if last_at >= max(oldest, 0) and joined:
+                following[last_at % self.capacity] = numbers[first]
             if not over[last]:
-                self._last[whose] = int(numbers[last]), 0 if lived is None else int(lived[last])
+                self._last[whose] = int(numbers[last]), int(whole[last])
 
     # -- out -------------------------------------------------------------------------------------
 

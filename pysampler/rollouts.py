@@ -60,7 +60,8 @@ def rollouts(
     ...     rollout.observations.shape, rollout.rewards.shape
     ((33, 4, 4), (32, 4))
     """
-    made, owned = vector_env_of(envs, num_envs, vector_kwargs, "sample rollouts")
+    acting = policy if options.get("where") == "workers" else None
+    made, owned = vector_env_of(envs, num_envs, vector_kwargs, "sample rollouts", acting)
     try:
         return Rollouts(made, policy, horizon, owned=owned, **options)
     except BaseException:

@@ -13,7 +13,7 @@ from pysampler.actors import Actors
 from pysampler.alone import EPISODE, Show, Shown
 from pysampler.borrowing import vector_env_of
 from pysampler.detached import Detached
-from pysampler.errors import PysamplerError, WaitTimeoutError
+from pysampler.errors import LostError, PysamplerError, WaitTimeoutError
 from pysampler.sync import SharedRing, now
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ __all__ = ["Watcher", "watch"]
 
 # Episodes that wait to be asked for; more are left out, though not from the file.
 _SLOTS = 1024
-# How often at most what actors get reaches a watcher too, in ns.
-_OFTEN = 100_000_000
+# What actors are given reaches a watcher too, if giving it the last took less than one part in so
+# many of the time since.
+_OFTEN = 20
 
 
 def watch(
@@ -44,10 +45,10 @@ def watch(
 ) -> Watcher:
     """Watch a policy in an env of its own, beside a training, which it never holds up.
 
-    ``policy`` is that of some actors if they are given: then all that they ``publish`` is followed.
-    Otherwise ``publish`` new weights to the watcher now and then. ``env`` is an id, a spec or a
-    function, made with this ``render_mode``: "human" opens a window, "rgb_array" lets videos be
-    made. ``options`` are those of :class:`Watcher`.
+    ``policy`` is that of some actors if they are given: then what they ``publish`` is followed, but
+    for large weights that come one upon the other. Otherwise ``publish`` new weights to the watcher
+    now and then. ``env`` is an id, a spec or a function, made with this ``render_mode``: "human"
+    opens a window, "rgb_array" lets videos be made. ``options`` are those of :class:`Watcher`.
 
     >>> class Push:
     ...     def __init__(self):
@@ -69,7 +70,7 @@ def watch(
         env,
         1,
         {"num_workers": 1, "on_worker_loss": "restart", **(vector_kwargs or {})},
-        "watch",
+        *("watch", policy._policy if isinstance(policy, Actors) else policy),
         **({} if render_mode is None else {"render_mode": render_mode}),
     )
     try:
@@ -87,7 +88,8 @@ class Watcher(Detached):
     - ``folder``: ``returns.csv`` is written there, a line for each episode, and videos.
     - ``video_every``: episodes, of which the first is filmed. ``film()`` asks for one more.
     - ``settings``: what the policy is called with by name (see :class:`pysampler.Actors`).
-    - ``repeat``: go on without new weights; otherwise each episode is of newer ones than the last.
+    - ``repeat``: go on without new weights; otherwise each episode is of newer ones than the last,
+      if the policy has weights at all.
     - ``nice``: how far it stands back behind other processes: up to 19.
     - ``fps``: of videos.
 
@@ -119,15 +121,17 @@ class Watcher(Detached):
         self._films = render_mode == "rgb_array" and folder is not None
         if video_every is not None:
             self._expect_films()
-        if not 0 <= nice <= 19:
+        if self._whole("nice", nice, 0) > 19:
             raise self._refuse("nice", nice, "0 to 19")
+        if envs.num_envs != 1:
+            raise self._refuse("num_envs", envs.num_envs, "1")
         self._folder = None if folder is None else Path(folder).absolute()
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
         self._every, self._nice, self._repeat = video_every, nice, repeat
         self._fps = fps or int(envs.metadata.get("render_fps", 30))
         self._episodes = np.empty(0, EPISODE)
-        self._followed_at = 0
+        self._follow_at = 0
         actors = policy if isinstance(policy, Actors) else None
         super().__init__(
             *(envs, policy if actors is None else actors._policy, settings, seed), owned=True
@@ -147,7 +151,7 @@ class Watcher(Detached):
     def curve(self) -> npt.NDArray[Any]:
         """Episodes so far: ``at`` (how far the learner was), ``version``, ``length``, ``return``
         and ``seconds``."""
-        self._expect_open()
+        self.begin()
         self._tend()
         if not self._closed:
             new = self._ring.pop_many(_SLOTS, 0, timeout=0)
@@ -158,14 +162,14 @@ class Watcher(Detached):
         """The next so many episodes that end after this call; WaitTimeoutError if too few did."""
         deadline = None if timeout is None else now() + int(timeout * 1e9)
         have = len(self.curve)
-        while len(self.curve) < have + count and not self._closed:
+        while len(self.curve) < have + count:
             if deadline is not None and now() >= deadline:
                 raise WaitTimeoutError(f"cannot watch: fewer than {count} episodes ended in time")
             until = now() + 20_000_000
             try:
                 self._ring.peek(1, deadline=until if deadline is None else min(until, deadline))
                 self._ring.release(0)
-            except WaitTimeoutError:
+            except (LostError, WaitTimeoutError):
                 continue
         return self._episodes[have : have + count]
 
@@ -184,12 +188,13 @@ class Watcher(Detached):
 
     def follow(self, weights: Any, at: int) -> None:
         """What actors were given, unless that was just now. What fails here is not theirs."""
-        if self._closed or now() < self._followed_at + _OFTEN:
+        began = now()
+        if self._closed or began < self._follow_at:
             return
-        self._followed_at = now()
         self._tend()
         if not self._closed:
             self.publish(weights, at)
+        self._follow_at = now() + _OFTEN * (now() - began)
 
     def _tend(self) -> None:
         try:

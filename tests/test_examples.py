@@ -66,6 +66,18 @@ def test_maml(arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_dqn_average(workers, tmp_path):
+    arguments = ["--between", "750", "--every", "3", "--episodes", "4", "--steps", "4500"]
+    arguments += ["--plot", str(tmp_path / "returns.png")]
+    result = run("dqn_average.py", "--workers", str(workers), *arguments)
+    assert result["steps"] == 4500
+    assert result["return"] > 15
+    assert result["average"] > 8  # what it is by then is as it comes
+    assert (tmp_path / "returns.png").exists()
+
+
+@pytest.mark.slow
 def test_dppo():
     result = run("dppo.py", "--steps", "9600")
     assert result["steps"] >= 9600

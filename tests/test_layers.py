@@ -27,7 +27,10 @@ PYTHON = {
     "pysampler.acting": {
         *("pysampler._core", "pysampler.frames", "pysampler.policies", "pysampler.sync"),
     },
-    "pysampler.records": {"pysampler.frames", "pysampler.policies", "pysampler.spec"},
+    "pysampler.rollout": set(),
+    "pysampler.records": {
+        *("pysampler.frames", "pysampler.policies", "pysampler.rollout", "pysampler.spec"),
+    },
     "pysampler.alone": {
         *("pysampler._core", "pysampler.acting", "pysampler.closing", "pysampler.errors"),
         *("pysampler.frames", "pysampler.records", "pysampler.sync"),
@@ -72,7 +75,6 @@ PYTHON = {
         *("pysampler.sync",),
     },
     "pysampler.make": {"pysampler.vector_env"},
-    "pysampler.rollout": set(),
     "pysampler.replay": {"pysampler.errors", "pysampler.sync"},
     "pysampler.tally": {
         *("pysampler.acting", "pysampler.frames", "pysampler.infos", "pysampler.results"),
@@ -85,8 +87,8 @@ PYTHON = {
     },
     "pysampler.borrowing": {
         *("pysampler.closing", "pysampler.errors", "pysampler.frames", "pysampler.local"),
-        *("pysampler.make", "pysampler.policies", "pysampler.pool", "pysampler.processes"),
-        *("pysampler.sync", "pysampler.vector_env"),
+        *("pysampler.make", "pysampler.nursery", "pysampler.policies", "pysampler.pool"),
+        *("pysampler.processes", "pysampler.sync", "pysampler.vector_env"),
     },
     "pysampler.rollouts": {
         *("pysampler.acting", "pysampler.borrowing", "pysampler.errors", "pysampler.places"),
@@ -108,6 +110,15 @@ PYTHON = {
         *("pysampler.errors", "pysampler.policies", "pysampler.sync", "pysampler.vector_env"),
     },
     "pysampler.checkpoints": {"pysampler.errors", "pysampler.replay"},
+    "pysampler.trainers": {
+        *("pysampler.block", "pysampler.frames", "pysampler.processes", "pysampler.spec"),
+        *("pysampler.sync", "pysampler.worker"),
+    },
+    "pysampler.averaging": {
+        *("pysampler.block", "pysampler.closing", "pysampler.errors", "pysampler.frames"),
+        *("pysampler.local", "pysampler.nursery", "pysampler.pool", "pysampler.processes"),
+        *("pysampler.remote", "pysampler.spec", "pysampler.sync", "pysampler.trainers"),
+    },
     "pysampler.evaluation": {"pysampler.rollouts"},
     "pysampler.envs.meta.tasks": set(),
     "pysampler.envs.meta.mujoco": {"pysampler.envs.meta.tasks"},

@@ -573,6 +573,153 @@ def test_two_threads_cannot_take_at_once(tmp_path):
             actors.close()
 
 
+# -- Ctrl-C, forks and threads -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("least", [1, 40])
+@pytest.mark.parametrize("max_lag", [None, 0])
+def test_ctrl_c_at_any_line_of_take_loses_nothing(least, max_lag):
+    """An interrupt before each line of a batch in turn; then the batch is asked for again."""
+    made = envs_of(num_workers=2)
+    options = {"high": 64, "low": 48, "max_lag": max_lag, "share": 1}
+    with made as envs, pysampler.actors(envs, Weighted(), **options) as actors:
+        rows, interrupted = [], 0
+        for line in range(1, 60):
+            if max_lag is not None and line % 10 == 0:
+                actors.publish({"w": np.full(1000, float(line)), "b": line})
+            left = line
+
+            def trace(frame, event, _):
+                nonlocal left
+                if "pysampler" not in frame.f_code.co_filename:
+                    return None
+                if event == "line" and frame.f_code.co_name in ("_take", "_fresh"):
+                    left -= 1
+                    if left == 0:
+                        raise KeyboardInterrupt
+                return trace
+
+            sys.settrace(trace)
+            try:
+                records = actors.take(45, least=least)
+            except KeyboardInterrupt:
+                interrupted += 1
+                sys.settrace(None)
+                records = actors.take(45, least=least)
+            finally:
+                sys.settrace(None)
+            assert least <= len(records) <= 45
+            rows.append(records.copy())
+        assert interrupted > 8
+        stats = actors.stats()
+        assert stats.taken == sum(map(len, rows))
+        numbers = defaultdict(list)
+        for batch in rows:
+            for row in batch.rows:
+                numbers[int(row["env"])].append(int(row["number"]))
+        gaps = sum(max(mine) + 1 - len(mine) for mine in numbers.values())
+        assert all(mine == sorted(set(mine)) for mine in numbers.values())
+        if max_lag is None:
+            assert gaps == 0
+        assert gaps <= stats.dropped
+
+
+def test_ctrl_c_while_they_begin_leaves_a_vector_env_that_can_be_used():
+    with envs_of(num_workers=2) as envs:
+        actors = pysampler.actors(envs, policy)
+        for where in ("reset", "_send", "_lay_out"):
+            owner = envs if where != "_send" else actors
+            whole = getattr(owner, where)
+
+            def interrupted(*args, whole=whole, **kwargs):
+                if whole.__name__ == "reset":
+                    envs.reset_async(seed=1)  # and no wait
+                else:
+                    whole(*args, **kwargs)
+                raise KeyboardInterrupt
+
+            setattr(owner, where, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                actors.take(1)
+            delattr(owner, where)
+        by_env(taken(actors, 200) + rest_of(actors))
+        actors.close()
+        envs.reset()
+
+
+class Interrupted(Scripted):
+    def step(self, action):
+        if self.life == 4 and not hasattr(self, "once"):
+            self.once = True
+            raise KeyboardInterrupt
+        return super().step(action)
+
+
+@pytest.mark.parametrize("steps", [None, 8])
+def test_ctrl_c_in_an_env_of_this_process(steps):
+    with pysampler.actors(Interrupted, policy, steps=steps, vector_kwargs={"num_workers": 0}) as a:
+        with pytest.raises(KeyboardInterrupt):
+            a.take(4)
+        records = a.take(1)
+        assert records.number[0] == 0
+        assert records.observations.reshape(-1, 4)[0, 2] == 0
+
+
+class Both(Scripted):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def step(self, action):
+        if self.life == 5:
+            raise self.error
+        return super().step(action)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stop_hides_no_error(workers):
+    fns = [functools.partial(Both, StopActors()), functools.partial(Both, ValueError("a bug"))]
+    made = closing(pysampler.VectorEnv(fns, num_workers=workers))
+    with made as envs, pytest.raises(EnvError, match="a bug"):
+        taken(pysampler.actors(envs, policy), 10**9)
+
+
+def test_a_fork_stops_nobody():
+    with envs_of(num_workers=2) as envs, pysampler.actors(envs, policy) as actors:
+        actors.take(1)
+        child = os.fork()
+        if child == 0:
+            actors.stop()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert not actors.stopped
+        taken(actors, 100)
+
+
+def test_the_first_to_come_begins_for_all():
+    for _ in range(3):
+        with envs_of(num_workers=2) as envs, pysampler.actors(envs, Weighted()) as actors:
+            threads = [
+                threading.Thread(target=actors.publish),
+                threading.Thread(target=lambda: actors.take(5)),
+                threading.Thread(target=actors.stats),
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert actors.version == 2
+
+
+def test_after_a_stop_old_records_are_no_batch():
+    with envs_of(num_workers=2) as envs, pysampler.actors(envs, Weighted(), max_lag=0) as actors:
+        actors.take(1)
+        fill(actors)
+        actors.publish({"w": np.ones(1000), "b": 1})
+        actors.stop()
+        assert all(len(records) > 0 for records in actors.batches(1000, least=1))
+
+
 # -- bad input ------------------------------------------------------------------------------------
 
 
@@ -607,12 +754,13 @@ def test_bad_requests_are_refused():
             actors.take(1).reward  # noqa: B018
 
 
-def test_a_name_of_the_policys_that_records_have_is_refused():
+@pytest.mark.parametrize("name", ["returns", "copy", "state0", "no name"])
+def test_a_name_of_the_policys_that_records_have_is_refused(name):
     def clashing(observations):
-        return policy(observations)[0], {"returns": observations[:, 0]}
+        return policy(observations)[0], {name: observations[:, 0]}
 
     with (
         envs_of(num_workers=0) as envs,
-        pytest.raises(ValueError, match="'returns' is the name of something else"),
+        pytest.raises(ValueError, match=f"'{name}' is the name of something else"),
     ):
         pysampler.actors(envs, clashing).take(1)

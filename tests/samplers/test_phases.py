@@ -118,14 +118,30 @@ def test_a_worker_killed_in_a_phase_holds_up_nobody():
         actors.close()
 
 
+def test_all_of_a_phase_come_in_one_batch():
+    with envs_of(num_workers=2) as envs:
+        actors = pysampler.actors(envs, act)
+        batches = []
+        for phase in pysampler.phases(actors, 48):  # of 64 slots
+            batches.append(phase.all().copy())
+            assert (len(batches[-1]), phase.left, phase.all()) == (48, 0, None)
+            if phase.number == 5:
+                break
+        actors.close()
+        by_env(batches)
+
+
 def test_bad_marks_are_refused():
     with envs_of(num_workers=0) as envs:
         actors = pysampler.actors(envs, act)
         with pytest.raises(ValueError, match="cannot act: high 0"):
-            next(pysampler.phases(actors, 0))
+            pysampler.phases(actors, 0)
         with pytest.raises(ValueError, match="cannot act: low 5"):
-            next(pysampler.phases(actors, 5, 5))
+            pysampler.phases(actors, 5, 5)
         actors.take(1)
         with pytest.raises(ValueError, match="begun already"):
-            next(pysampler.phases(actors, 8))
+            pysampler.phases(actors, 8)
         actors.close()
+        actors = pysampler.actors(envs, act, max_lag=1)
+        with pytest.raises(ValueError, match="cannot act in phases: with max_lag"):
+            pysampler.phases(actors, 8)

@@ -229,3 +229,35 @@ def test_bad_records():
     for wrong in ([0.0], [np.nan], [np.inf], [1.0, 2.0]):
         with pytest.raises(ValueError, match="expected a positive number for each"):
             replay.update(np.array([0]), wrong)
+
+
+def test_steps_are_joined_only_where_none_is_missing():
+    """By the numbers in the life of the env, and where an episode begins without an end."""
+    replay = Replay(100, {"next_x": np.zeros(())}, n_step=2, gamma=1.0)
+
+    def add(numbers, begins):
+        count = len(numbers)
+        zeros = np.zeros(count)
+        replay.add(
+            {"next_x": np.array(numbers, float)},
+            rewards=np.ones(count),
+            terminated=zeros,
+            truncated=zeros,
+            env=zeros,
+            numbers=numbers,
+            begins=begins,
+        )
+
+    add([0, 1, 5, 6], [1, 0, 0, 0])
+    add([7, 8], [0, 1])
+    add([9], [0])
+    add([15], [0])
+    batch = replay._batch(np.arange(8), np.ones(8))
+    assert batch.next_fields["next_x"].tolist() == [1, 1, 6, 7, 7, 9, 9, 15]
+    assert batch.rewards.tolist() == [2, 1, 2, 2, 1, 2, 1, 1]
+    with pytest.raises(ValueError, match="numbers of shape"):
+        replay.add(
+            {"next_x": np.zeros(2)},
+            **{name: np.zeros(2) for name in ("rewards", "terminated", "truncated", "env")},
+            numbers=[1],
+        )

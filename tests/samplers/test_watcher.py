@@ -129,6 +129,14 @@ def test_a_watcher_that_is_killed_is_replaced():
                 os.sched_yield()
 
 
+def test_who_waits_for_a_watcher_that_is_killed_waits_for_the_next():
+    with pysampler.watch(Says(), Told, repeat=True) as watcher:
+        watcher.wait(1)
+        for _ in range(2):
+            os.kill(watcher.envs._pool.pids[0], signal.SIGKILL)
+            assert len(watcher.wait(2000)) == 2000
+
+
 def test_a_watcher_that_fails_warns_and_the_training_goes_on():
     says = functools.partial(Mortal, "raise", 3)
     with (

@@ -1,0 +1,425 @@
+"""What actors cost those who learn: taking records in, publishing weights, learning in phases.
+
+    python benchmarks/actors.py --out benchmarks/results
+
+Each contender is a process of its own; one works at a time, the others' actors are blocked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from running import Contender, answer, heading, machine, say, spread, stolen_share, table, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+WORKERS, ENVS = 2, 16
+CHEETAH, CARTPOLE = "HalfCheetah-v5", "CartPole-v1"
+TAKES = [64, 256, 1024]  # records at once
+BATCH = 256
+PARAMETERS, EVERY = 1_000_000, 0.01  # seconds between two publications
+HIGHS = [16, 64, 256, 1024, 4096, 16384, 65536]
+US = 20  # that the learner of phases takes for a record
+SPENT = ["waiting", "taking", "keeping"]
+DRAWN = [256, 4096]  # of HIGHS, in the picture
+SHOWN = 1.0  # seconds of it
+
+
+# -- in a contender's process ----------------------------------------------------------------------
+
+
+class Linear:
+    """A policy that costs next to nothing, with as many parameters as you like."""
+
+    def __init__(self, env: str, parameters: int = 0) -> None:
+        random = np.random.default_rng(0)
+        self._discrete = env == CARTPOLE
+        inputs, outputs = (4, 2) if self._discrete else (17, 6)
+        weight = random.standard_normal((inputs, outputs)).astype(np.float32)
+        self.weights = {"weight": weight, "rest": np.zeros(parameters, np.float32)}
+
+    def __call__(self, observations: Any) -> Any:
+        outputs = observations @ self.weights["weight"]
+        return outputs.argmax(-1) if self._discrete else np.tanh(outputs)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.weights
+
+    def load_state_dict(self, weights: dict[str, Any]) -> None:
+        self.weights = weights
+
+
+class Critics:
+    """What an update of SAC's two critics takes."""
+
+    def __init__(self) -> None:
+        import torch
+        from torch import nn
+
+        torch.set_num_threads(1)
+
+        def critic() -> nn.Sequential:
+            layers = nn.Linear(17 + 6, 256), nn.Linear(256, 256), nn.Linear(256, 1)
+            return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+
+        self._critics, self._targets = (
+            nn.ModuleList([critic(), critic()]) for _ in ("critics", "targets")
+        )
+        self._optimizer = torch.optim.Adam(self._critics.parameters(), 3e-4, fused=True)
+
+    def update(self, batch: Any) -> None:
+        import torch
+
+        data = batch.torch()
+        actions = data.fields["actions"].float()
+        before = torch.cat([data.fields["observations"].float(), actions], 1)
+        after = torch.cat([data.next_fields["next_observations"].float(), actions], 1)
+        with torch.no_grad():
+            later = torch.min(*(target(after)[:, 0] for target in self._targets))
+            goal = data.rewards + data.discounts * later
+        loss = sum((critic(before)[:, 0] - goal).pow(2).mean() for critic in self._critics)
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+
+
+def made(env: str, policy: Any, **options: Any) -> Any:
+    import pysampler
+
+    kwargs = {"num_workers": WORKERS}
+    return pysampler.actors(env, policy, num_envs=ENVS, vector_kwargs=kwargs, seed=0, **options)
+
+
+def ring(learns: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A learner that takes what there is, and then learns from a batch, or not."""
+    import pysampler
+
+    actors = made(CHEETAH, Linear(CHEETAH), high=4 * max(TAKES))
+    replay = pysampler.Replay(100_000, actors.like, seed=0)
+    replay.extend(actors.take(BATCH, least=BATCH))
+    critics = Critics()
+
+    def measure(cell: dict[str, Any]) -> dict[str, Any]:
+        replay.extend(actors.take(4 * max(TAKES)))  # what has waited is not of this cell
+        began, before = time.perf_counter(), actors.stats()
+        keeping, updates = 0.0, 0
+        while time.perf_counter() < began + cell["seconds"]:
+            records = actors.take(cell["take"])
+            taken = time.perf_counter()
+            replay.extend(records)
+            keeping += time.perf_counter() - taken
+            if learns == "True":
+                critics.update(replay.sample(BATCH))
+                updates += 1
+        seconds, after = time.perf_counter() - began, actors.stats()
+        return {
+            "seconds": seconds,
+            "records": after.taken - before.taken,
+            "updates": updates,
+            "waiting": (after.waiting - before.waiting) / seconds,
+            "taking": (after.taking - before.taking) / seconds,
+            "keeping": keeping / seconds,
+        }
+
+    return measure
+
+
+def publishing(share: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A learner that takes records all the time, and publishes now and then, or does not."""
+    policy = Linear(CHEETAH, PARAMETERS)
+    actors = made(CHEETAH, policy, share=float(share))
+    actors.take(1)
+
+    def measure(cell: dict[str, Any]) -> dict[str, Any]:
+        actors.take(BATCH * 4)
+        began, before = time.perf_counter(), actors.stats()
+        due, published, lags = began, 0, []
+        while (at := time.perf_counter()) < began + cell["seconds"]:
+            if cell["publish"] and at >= due:
+                actors.publish(policy)
+                published += 1
+                due = max(due + EVERY, at)
+            if len(actors.take(BATCH, timeout=EVERY / 4)) > 0:
+                lags.append(actors.stats().lag)
+        seconds, after = time.perf_counter() - began, actors.stats()
+        return {
+            "seconds": seconds,
+            "records": after.taken - before.taken,
+            "published": published,
+            "ms": 1e3 * (after.publishing - before.publishing) / max(1, published),
+            "lag": float(np.mean(lags)),
+            "refreshing": ((after.refreshing - before.refreshing) / seconds).tolist(),
+        }
+
+    return measure
+
+
+def in_phases() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Actors and a learner that takes a fixed time a record: in turn, or both at a time."""
+    import pysampler
+    from pysampler.sync import now
+
+    envs = pysampler.make_vec(CARTPOLE, ENVS, vector_kwargs={"num_workers": WORKERS})
+
+    def measure(cell: dict[str, Any]) -> dict[str, Any]:
+        rounds = {"in turn": in_turn, "together": together}[cell["how"]]
+        began, end, count = 0, None, 0
+        intervals, versions = [], []
+        with pysampler.actors(envs, Linear(CARTPOLE), seed=0, high=cell["high"]) as actors:
+            for filling, full, taken, policies in rounds(actors, cell["high"]):
+                if end is None:  # the first one is apart
+                    began = now()
+                    end = began + int(cell["seconds"] * 1e9)
+                    continue
+                intervals.append(((filling - began) / 1e9, (full - began) / 1e9))
+                count += taken
+                versions.append(policies)
+                if now() >= end:
+                    break
+            seconds = (now() - began) / 1e9
+        shown = [one for one in intervals if one[0] < SHOWN and cell["high"] in DRAWN]
+        return {
+            "seconds": seconds,
+            "records": count,
+            "policies": float(np.mean(versions)),
+            "intervals": shown,
+        }
+
+    return measure
+
+
+def in_turn(actors: Any, high: int) -> Iterator[tuple[int, int, int, int]]:
+    """When they began to record and when they had enough, how many, and by how many policies."""
+    import pysampler
+
+    for phase in pysampler.phases(actors, high):
+        taken, versions = 0, set()
+        for records in phase.batches(BATCH):
+            versions.update(np.unique(records.version).tolist())
+            taken += len(records)
+            learn(len(records))
+        actors.publish()
+        yield phase.filling, phase.full, taken, len(versions)
+
+
+def together(actors: Any, high: int) -> Iterator[tuple[int, int, int, int]]:
+    """The same without phases."""
+    while True:
+        taken, versions = 0, set()
+        while taken < high:
+            records = actors.take(min(BATCH, high - taken))
+            versions.update(np.unique(records.version).tolist())
+            taken += len(records)
+            learn(len(records))
+        actors.publish()
+        yield 0, 0, taken, len(versions)
+
+
+def learn(count: int) -> None:
+    """For a fixed time a record."""
+    end = time.perf_counter_ns() + count * US * 1000
+    while time.perf_counter_ns() < end:
+        pass
+
+
+KINDS: dict[str, Callable[..., Any]] = {"ring": ring, "publishing": publishing, "phases": in_phases}
+
+
+# -- the one who measures --------------------------------------------------------------------------
+
+
+def contender(kind: str, *arguments: Any) -> Contender:
+    return Contender(__file__, "--child", kind, *arguments)
+
+
+def measured(one: Contender, **cell: Any) -> dict[str, Any]:
+    result = one.measure(**cell)
+    assert result is not None, f"a contender has ended: {one.trouble}"
+    return result
+
+
+def rates(results: list[dict[str, Any]], what: str = "records") -> list[float]:
+    return [one[what] / one["seconds"] for one in results]
+
+
+def taking(repetitions: int, seconds: float) -> list[dict[str, Any]]:
+    """Records, by how many are taken at once."""
+    both = {learns: contender("ring", learns) for learns in (False, True)}
+    cells = [(learns, take) for learns in both for take in TAKES]
+    found: dict[Any, list[dict[str, Any]]] = {cell: [] for cell in cells}
+    for _ in range(repetitions):
+        for learns, take in cells:
+            found[learns, take].append(measured(both[learns], seconds=seconds, take=take))
+    for one in both.values():
+        one.end()
+    return [{"learns": cell[0], "take": cell[1], "runs": runs} for cell, runs in found.items()]
+
+
+def published(repetitions: int, seconds: float) -> list[dict[str, Any]]:
+    """With and without, pair by pair."""
+    rows = []
+    for share in (0.01, 1.0):
+        one = contender("publishing", share)
+        pairs = [
+            [measured(one, seconds=seconds, publish=publish) for publish in (False, True)]
+            for _ in range(repetitions)
+        ]
+        one.end()
+        rows.append({"share": share, "pairs": pairs})
+    return rows
+
+
+def phased(repetitions: int, seconds: float) -> list[dict[str, Any]]:
+    """In turn and together, by how many records are in a phase."""
+    one = contender("phases")
+    rows: list[dict[str, Any]] = [{"high": high, "in turn": [], "together": []} for high in HIGHS]
+    for _ in range(repetitions):
+        for row in rows:
+            for how in ("in turn", "together"):
+                cell = {"seconds": seconds, "high": row["high"], "how": how}
+                row[how].append(measured(one, **cell))
+    one.end()
+    return rows
+
+
+def percent(values: list[float]) -> str:
+    """Median [least, most]."""
+    return spread([100 * value for value in values], 1)
+
+
+def tables(results: dict[str, Any]) -> str:
+    receives = {
+        row["take"]: statistics.median(sum(run[n] for n in SPENT) for run in row["runs"])
+        for row in results["taking"]
+        if row["learns"]
+    }
+    usual = results["publishing"][0]
+    refreshing = statistics.median(max(on["refreshing"]) for _, on in usual["pairs"])
+    parts = [heading("Actors", results["machine"])]
+    parts.append(
+        f"{ENVS} envs in {WORKERS} workers, a policy of one layer in NumPy. Medians [least, most]. "
+        "Targets: a learner that learns receives in less than 5 % of its time: "
+        f"{min(receives.values()):.1%} with {min(receives, key=lambda n: receives[n])} records at "
+        "once; actors take over a million parameters, published 100 times a second, in less than "
+        f"2 % of theirs: {refreshing:.2%}.\n"
+    )
+    rows = [
+        [
+            f"SAC's, {BATCH}" if row["learns"] else "nothing",
+            str(row["take"]),
+            spread(rates(row["runs"]), 0),
+            spread(rates(row["runs"], "updates"), 0) if row["learns"] else "-",
+            *(percent([run[name] for run in row["runs"]]) for name in SPENT),
+        ]
+        for row in results["taking"]
+    ]
+    header = ["learns", "records at once, at most", "records/s", "updates/s"]
+    parts.append(
+        f"## Taking records in\n\n{CHEETAH}: what there is, at once, `replay.extend(take(n))`, and "
+        "then an update as of SAC's two critics (256 wide) on a batch from the replay, or nothing. "
+        "Of the learner's time, in %: *waiting* for the first record, *taking* records from the "
+        "ring, *keeping* them in the replay.\n\n" + table([*header, *SPENT], rows)
+    )
+    rows = []
+    for row in results["publishing"]:
+        off, on = zip(*row["pairs"], strict=True)
+        ratios = [w / o for o, w in zip(rates(off), rates(on), strict=True)]
+        rows.append(
+            [
+                f"{row['share']:g}",
+                spread(rates(on, "published"), 0),
+                spread([run["ms"] for run in on]),
+                percent([max(run["refreshing"]) for run in on]),
+                spread([run["lag"] for run in on], 1),
+                spread(rates(off), 0),
+                spread(ratios),
+            ]
+        )
+    header = ["share", "published/s", "a call, ms", "taking over, %", "lag, versions"]
+    parts.append(
+        f"## Publishing weights\n\n{PARAMETERS:,} float32 parameters, {1 / EVERY:.0f} times a "
+        f"second, while {CHEETAH} is sampled. *Share*: what part of its time an actor may spend "
+        "on taking them over; *a call*: what it costs the learner; *taking over*: of the time of "
+        "the actor that it costs most; *lag*: how many versions behind the records were that were "
+        "taken. With publishing and without, in turn.\n\n"
+        + table([*header, "records/s without", "with, of without"], rows)
+    )
+    rows = [
+        [
+            f"{row['high']:,}",
+            *(spread(rates(row[how]), 0) for how in ("in turn", "together")),
+            *(
+                f"{np.median([run['policies'] for run in row[how]]):.1f}"
+                for how in ("in turn", "together")
+            ),
+        ]
+        for row in results["phases"]
+    ]
+    header = ["records in a phase", "records/s in phases", "both at a time"]
+    parts.append(
+        f"## Phases\n\n{CARTPOLE}, a learner that takes {US} us a record, weights published after "
+        "each phase. In phases actors and learner work in turn; beside it the same without phases, "
+        "weights published as often. How many policies made the records of a phase: the fewer, the "
+        "nearer to what on-policy learning wants.\n\n"
+        + table([*header, "policies in phases", "both at a time"], rows)
+    )
+    return "\n".join(parts)
+
+
+def picture(results: dict[str, Any], path: Path) -> None:
+    """When actors record and when the learner learns."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [row for row in results["phases"] if row["high"] in DRAWN]
+    figure, axes = pyplot.subplots(len(rows), figsize=(8, 1.4 * len(rows)), sharex=True)
+    for axis, row in zip(np.atleast_1d(axes), rows, strict=True):
+        intervals = row["in turn"][0]["intervals"]
+        ends = [filling for filling, _ in intervals[1:]]
+        axis.broken_barh([(a, b - a) for a, b in intervals], (0.6, 0.8), color="C0", lw=0)
+        learns = [(full, end - full) for (_, full), end in zip(intervals, ends, strict=False)]
+        axis.broken_barh(learns, (-0.4, 0.8), color="C1", lw=0)
+        axis.set_yticks([1, 0], ["actors record", "learner learns"])
+        axis.set_xlim(0, SHOWN)
+        axis.set_title(f"{row['high']:,} records in a phase", fontsize=9)
+    axis.set_xlabel("seconds")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3)
+    parser.add_argument("--quick", action="store_true", help="to see that it works")
+    parser.add_argument("--out", type=Path, help="folder to write results to")
+    options = parser.parse_args()
+    if options.child:
+        kind, *arguments = options.child
+        answer(lambda: KINDS[kind](*arguments))
+        return
+    n, seconds = (1, 1.0) if options.quick else (options.repetitions, options.seconds)
+    results: dict[str, Any] = {"machine": machine()}
+    with stolen_share(results["machine"]):
+        for name, study in (("taking", taking), ("publishing", published), ("phases", phased)):
+            say(name)
+            results[name] = study(n, seconds)
+    results = json.loads(json.dumps(results))
+    text = tables(results)
+    print(text)
+    if options.out:
+        picture(results, write(options.out, "actors", results, text).with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""DQN with several ways to sample: in one process, through pipes, with actors of pysampler's.
+
+    python benchmarks/dqn.py --out benchmarks/results
+
+The network, the learner and the env are those of examples/dqn.py. Each contender is a process of
+its own, one at a time, in turn: it trains until it has solved CartPole-v1, and is measured on the
+way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import pickle
+import statistics
+import sys
+import time
+from collections import deque
+from dataclasses import replace
+from multiprocessing import connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from running import Contender, answer, heading, machine, say, spread, stolen_share, table, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+ENV, ACTORS, UNTIL = "CartPole-v1", 4, 475.0
+OURS = {f"pysampler, {ACTORS} x {envs}": envs for envs in (1, 8)}
+PIPE = "pipe"
+WAYS = {
+    "one process": "an env in the learner's loop",
+    PIPE: f"{ACTORS} processes with an env and a torch network each; every step is a message, "
+    "answered with the network's state_dict, pickled",
+    "pipe, NumPy": "the same, but the network and what is pickled are NumPy's, as pysampler has it",
+    **{way: f"{ACTORS} actors, envs of each: {envs}" for way, envs in OURS.items()},
+}
+SLICE = 5.0  # seconds between two looks whether it is solved
+
+
+# -- in a contender's process ----------------------------------------------------------------------
+
+
+class Piped:
+    """Actors as one writes them by hand: in lock-step, a step a message, weights for each."""
+
+    def __init__(
+        self, env: str, net: Any, s: Any, seed: int, policy_of: Callable[..., Any]
+    ) -> None:
+        import gymnasium as gym
+
+        self._settings = s
+        self._policy = policy_of(net)
+        with gym.make(env) as one:
+            seen, _ = one.reset()
+            action = np.zeros((), one.action_space.dtype)
+        self.like = {"observations": seen, "next_observations": seen, "actions": action}
+        self.seconds = {"waiting": 0.0, "taking": 0.0, "publishing": 0.0}
+        self._totals = np.zeros(ACTORS)
+        context = multiprocessing.get_context("fork")
+        self._numbers = {}
+        for number in range(ACTORS):
+            ours, theirs = context.Pipe()
+            arguments = (env, self._policy, theirs, seed + number)
+            context.Process(target=act, args=arguments, daemon=True).start()
+            theirs.close()
+            self._numbers[ours] = number
+            self._answer(ours, 0)
+
+    def sample(self, learner: Any) -> tuple[int, Any]:
+        """Steps for an update. Who made one goes on at once, with the newest weights."""
+        import dqn
+
+        s, spent = self._settings, self.seconds
+        steps: list[Any] = []
+        returns = []
+        while len(steps) < s.updates * s.every:
+            began = time.perf_counter()
+            ready = connection.wait(self._numbers)
+            spent["waiting"] += time.perf_counter() - began
+            for pipe in ready:
+                assert isinstance(pipe, connection.Connection)
+                began = time.perf_counter()
+                number = self._numbers[pipe]
+                step = pipe.recv()
+                steps.append((*step, number))
+                self._totals[number] += step[3]
+                if step[4] or step[5]:
+                    returns.append(self._totals[number])
+                    self._totals[number] = 0
+                taken = time.perf_counter()
+                self._answer(pipe, learner.steps + len(steps))
+                spent["taking"] += taken - began
+                spent["publishing"] += time.perf_counter() - taken
+        began = time.perf_counter()
+        dqn.keep(learner.replay, steps)
+        spent["taking"] += time.perf_counter() - began
+        return len(steps), returns
+
+    def _answer(self, pipe: Any, steps: int) -> None:
+        epsilon = self._settings.epsilon(steps, ACTORS)[self._numbers[pipe]]
+        pipe.send_bytes(pickle.dumps((self._policy.state_dict(), epsilon)))
+
+    def publish(self, learner: Any) -> None:
+        """They have what they need."""
+
+
+def act(env_id: str, policy: Any, pipe: Any, seed: int) -> None:
+    """An actor's process."""
+    import gymnasium as gym
+
+    np.random.seed(seed)
+    env = gym.make(env_id)
+    seen, _ = env.reset(seed=seed)
+    while True:
+        weights, epsilon = pickle.loads(pipe.recv_bytes())
+        policy.load_state_dict(weights)
+        action = policy(seen[None], epsilon)[0]
+        after, reward, terminated, truncated, _ = env.step(action)
+        pipe.send((seen, after, action, float(reward), terminated, truncated))
+        seen = after
+        if terminated or truncated:
+            seen, _ = env.reset()
+
+
+class WithTorch:
+    """Epsilon-greedy, of the network itself."""
+
+    def __init__(self, net: Any) -> None:
+        self._net = net
+        self.state_dict, self.load_state_dict = net.state_dict, net.load_state_dict
+
+    def __call__(self, observations: Any, epsilon: float) -> Any:
+        import torch
+
+        with torch.no_grad():
+            values = self._net(torch.from_numpy(observations))
+        if np.random.random() < epsilon:
+            return np.random.randint(values.shape[1], size=1)
+        return values.argmax(-1).numpy()
+
+
+def training(way: str, seed: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Trains for so many seconds when told to, and says what came of it."""
+    sys.path.insert(0, str(EXAMPLES))
+    import dqn
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    settings = dqn.Settings()
+    net = dqn.network(4, 2, settings.width)
+    began = time.perf_counter()
+    options = argparse.Namespace(seed=seed, actors=ACTORS, envs_per_actor=OURS.get(way))
+    source: Any
+    if way in OURS:
+        source = dqn.Actors(ENV, net, settings, options)
+    elif way == "one process":
+        source = dqn.OneEnv(ENV, net, settings, options)
+    else:
+        settings = replace(settings, updates=1)  # it learns as it receives
+        policy_of = dqn.EpsilonGreedy if "NumPy" in way else WithTorch
+        source = Piped(ENV, net, settings, seed, policy_of)
+    learner = dqn.Learner(net, source.like, settings, seed)
+    rounds = dqn.train(source, learner)
+    recent: deque[float] = deque(maxlen=100)
+    solved: dict[str, float] = {}
+
+    def measure(cell: dict[str, Any]) -> dict[str, Any]:
+        start, steps, updates = time.perf_counter(), learner.steps, learner.updates
+        before = dict(source.seconds)
+        while time.perf_counter() < start + cell["seconds"]:
+            if not cell["learn"]:
+                learner.steps += source.sample(learner)[0]
+                source.publish(learner)
+                continue
+            recent.extend(next(rounds)[1])
+            if not solved and len(recent) == 100 and np.mean(recent) >= UNTIL:
+                at = time.perf_counter() - began
+                solved.update(seconds=at, steps=learner.steps, updates=learner.updates)
+        seconds = time.perf_counter() - start
+        return {
+            "seconds": seconds,
+            "steps": learner.steps - steps,
+            "updates": learner.updates - updates,
+            "shares": {n: (v - before[n]) / seconds for n, v in source.seconds.items()},
+            "return": float(np.mean(recent)) if recent else None,
+            "since": time.perf_counter() - began,
+            "solved": solved,
+        }
+
+    return measure
+
+
+# -- the one who measures --------------------------------------------------------------------------
+
+
+def trained(way: str, seed: int, window: float, limit: float) -> dict[str, Any]:
+    """From the beginning until it is solved, or for so many seconds."""
+    one = Contender(__file__, "--child", way, seed)
+
+    def measure(seconds: float, *, learn: bool = True) -> dict[str, Any]:
+        said = one.measure(seconds=seconds, learn=learn)
+        assert said is not None, f"{way} has ended: {one.trouble}"
+        return said
+
+    said = measure(window / 4)
+    while said["updates"] == 0 and said["since"] < limit:  # there is too little to learn from
+        said = measure(window / 4)
+    curve = [(said["since"], said["return"])]
+    said = measured = measure(window)
+    while not said["solved"] and said["since"] < limit:
+        curve.append((said["since"], said["return"]))
+        said = measure(SLICE)
+    curve.append((said["since"], said["return"]))
+    alone = measure(window / 2, learn=False)
+    one.end()
+    run = {"window": measured, "alone": alone, "solved": said["solved"] or None, "curve": curve}
+    took = f"{run['solved']['seconds']:.0f} s" if run["solved"] else f"not in {limit:.0f} s"
+    say(f"  {way}, seed {seed}: {rate(measured):,.0f} steps/s, solved: {took}")
+    return run
+
+
+def rate(measured: dict[str, Any], what: str = "steps") -> float:
+    return float(measured[what] / measured["seconds"])
+
+
+def tables(results: dict[str, Any]) -> str:
+    runs = results["runs"]
+    windows = {way: [run["window"] for run in of] for way, of in runs.items()}
+
+    def ratios(way: str, of: str, part: str) -> list[float]:
+        pairs = zip(runs[way], runs[of], strict=True)
+        return [rate(run[part]) / rate(other[part]) for run, other in pairs]
+
+    gains = {way: statistics.median(ratios(way, PIPE, "window")) for way in OURS}
+    parts = [
+        heading("DQN", results["machine"]),
+        "Target: pysampler at least 5 times the env steps a second of the pipe version: "
+        + ", ".join(f"{gain:.1f} times with {way[11:]}" for way, gain in gains.items())
+        + ".\n\nOne network, learner, env and batch size; an update for at least "
+        f"{results['every']} steps, so that whoever samples more slowly learns more slowly too. "
+        f"Median [least, most] of {len(results['seeds'])} seeds, in turn.\n\n"
+        + "\n".join(f"- *{way}*: {text}." for way, text in WAYS.items())
+        + "\n",
+    ]
+    rows = [
+        [
+            way,
+            spread([rate(one) for one in of], 0),
+            spread([rate(one, "updates") for one in of], 0),
+            spread(ratios(way, PIPE, "window"), 1),
+            spread([rate(run["alone"]) for run in runs[way]], 0),
+            spread(ratios(way, PIPE, "alone"), 1),
+        ]
+        for way, of in windows.items()
+    ]
+    header = ["", "env steps/s", "updates/s", "steps, of pipe's", "steps/s, nobody learning"]
+    parts.append(
+        f"## How fast\n\nOver {results['window']:g} s of training; then with a learner that takes "
+        "what comes and does not learn.\n\n" + table([*header, "steps, of pipe's"], rows)
+    )
+    spent = ["waiting", "taking", "publishing"]
+    rows = [
+        [way, *(f"{statistics.median(one['shares'][n] for one in of):.1%}" for n in spent)]
+        for way, of in windows.items()
+    ]
+    parts.append(
+        "## What the learner spends on sampling\n\nParts of its time: *waiting* for somebody (in "
+        "one process: stepping the env), *taking* in what came, to where it lies in the replay, "
+        "*publishing* weights. The rest it learns.\n\n" + table(["", *spent], rows)
+    )
+    rows = []
+    for way, of in runs.items():
+        solved = [run["solved"] for run in of if run["solved"]]
+        took = [f"{run['solved']['seconds']:.0f}" if run["solved"] else "-" for run in of]
+        means = [
+            f"{statistics.median(one[n] for one in solved):,.0f}" if solved else "-"
+            for n in ("steps", "updates")
+        ]
+        rows.append([way, f"{len(solved)} of {len(of)}", ", ".join(took), *means])
+    parts.append(
+        f"## Until {UNTIL:.0f}\n\nSeconds from the start of the actors until 100 episodes returned "
+        f"{UNTIL:.0f} on average, seed by seed; whoever takes more than {results['limit']:g} s is "
+        "given up. Steps and updates are medians of those that did.\n\n"
+        + table(["", "solved", "seconds", "steps", "updates"], rows)
+    )
+    return "\n".join(parts)
+
+
+def picture(results: dict[str, Any], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(6, 4))
+    for number, (way, runs) in enumerate(results["runs"].items()):
+        for at, run in enumerate(runs):
+            label = way if at == 0 else None
+            axis.plot(*zip(*run["curve"], strict=True), color=f"C{number}", label=label)
+    axis.axhline(UNTIL, color="grey", linewidth=0.5)
+    axis.set_xlabel("seconds")
+    axis.set_ylabel("return of 100 episodes")
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--window", type=float, default=20, help="seconds that are measured")
+    parser.add_argument("--limit", type=float, default=180, help="seconds until it is given up")
+    parser.add_argument("--quick", action="store_true", help="to see that it works")
+    parser.add_argument("--out", type=Path, help="folder to write results to")
+    options = parser.parse_args()
+    if options.child:
+        way, seed = options.child
+        answer(lambda: training(way, int(seed)))
+        return
+    if options.quick:
+        options.seeds, options.window, options.limit = [1], 2, 10
+    sys.path.insert(0, str(EXAMPLES))
+    import dqn
+
+    results: dict[str, Any] = {
+        "machine": machine(),
+        **{name: getattr(options, name) for name in ("seeds", "window", "limit")},
+        "every": dqn.Settings().every,
+        "runs": {way: [] for way in WAYS},
+    }
+    with stolen_share(results["machine"]):
+        for seed in options.seeds:
+            for way, runs in results["runs"].items():
+                runs.append(trained(way, seed, options.window, options.limit))
+    results = json.loads(json.dumps(results))
+    text = tables(results)
+    print(text)
+    if options.out:
+        picture(results, write(options.out, "dqn", results, text).with_suffix(".svg"))
+
+
+if __name__ == "__main__":
+    main()

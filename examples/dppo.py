@@ -1,0 +1,232 @@
+"""DPPO in one file: writers fill a queue, then block while the learner learns from all of it.
+
+    python examples/dppo.py                       # Pendulum-v1 until it returns -200
+    python examples/dppo.py --envs 8 --workers 4
+    python examples/dppo.py --plot returns.png
+
+So each update is on data of nearly one policy: what a writer had under way when the queue was full
+comes with a later phase, a version behind. The bar shows the mean return of the last 100 episodes,
+versions behind, steps a second, and where the time goes: of the learner in waiting for a full queue
+and in learning, of the writers in acting and in being blocked; the rest is their envs'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+from torch.distributions import Independent, Normal
+from tqdm import tqdm
+
+import pysampler
+
+
+@dataclass
+class Settings:
+    """What an env is learned with."""
+
+    length: int = 50  # steps of a trajectory
+    queue: int = 64  # trajectories
+    epochs: int = 10
+    rows: int = 400  # of a minibatch
+    rate: float = 1e-3
+    gamma: float = 0.9
+    lam: float = 0.95
+    scale: float = 0.1  # of rewards
+
+
+class ActorCritic(nn.Module):
+    """A normal distribution whose samples are clipped to the space, and what observations are
+    worth."""
+
+    def __init__(self, observations: Any, actions: Any, width: int = 64) -> None:
+        super().__init__()
+        inputs, outputs = observations.shape[0], actions.shape[0]
+
+        def mlp(outputs: int, scale: float) -> nn.Sequential:
+            layers = [nn.Linear(inputs, width), nn.Linear(width, width), nn.Linear(width, outputs)]
+            for layer, gain in zip(layers, (2**0.5, 2**0.5, scale), strict=True):
+                nn.init.orthogonal_(layer.weight, gain)
+                nn.init.zeros_(layer.bias)
+            return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
+
+        self.actor, self.critic = mlp(outputs, 0.01), mlp(1, 1.0)
+        self.log_std = nn.Parameter(torch.zeros(outputs))
+        self.register_buffer("low", torch.from_numpy(actions.low))
+        self.register_buffer("high", torch.from_numpy(actions.high))
+
+    def value(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.critic(observations.float()).squeeze(-1)
+
+    def distribution(self, observations: torch.Tensor) -> Any:
+        """Of what is 1 at the bounds of the space."""
+        mean = self.actor(observations.float())
+        normal = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
+        return Independent(normal, 1, validate_args=False)
+
+    def forward(self, observations: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The policy: actions, and what to learn from them."""
+        distribution = self.distribution(observations)
+        sample = distribution.sample()
+        actions = torch.lerp(self.low, self.high, (sample.clamp(-1, 1) + 1) / 2)
+        return actions, {"sample": sample, "log_prob": distribution.log_prob(sample)}
+
+
+def prepared(records: Any, net: ActorCritic, s: Settings) -> dict[str, torch.Tensor]:
+    """What is learned from trajectories, [n * T, ...]: advantages by generalised estimation."""
+    data = records.torch()
+    with torch.no_grad():
+        # Both of one network: what an older one said of a step does not chain with them.
+        values, next_values = net.value(data.observations), net.value(data.next_observations)
+    # The last observation of an episode counts unless it terminated; nothing beyond that does.
+    errors = data.rewards.float() * s.scale + s.gamma * next_values * ~data.terminated - values
+    decay = s.gamma * s.lam * ~(data.terminated | data.truncated)
+    advantages, after = torch.empty_like(values), torch.zeros(len(values))
+    for t in reversed(range(s.length)):
+        advantages[:, t] = after = errors[:, t] + decay[:, t] * after
+    rows = {
+        "observations": data.observations,
+        "sample": data.sample,
+        "log_prob": data.log_prob,
+        "advantages": advantages,
+        "returns": advantages + values,
+    }
+    return {name: tensor.flatten(0, 1) for name, tensor in rows.items()}
+
+
+def learn(
+    net: ActorCritic, optimizer: torch.optim.Optimizer, data: dict[str, torch.Tensor], s: Settings
+) -> None:
+    """Some epochs of clipped updates."""
+    count = len(data["log_prob"])
+    for _ in range(s.epochs):
+        for chosen in torch.randperm(count).split(s.rows):
+            rows = {name: tensor[chosen] for name, tensor in data.items()}
+            log_prob = net.distribution(rows["observations"]).log_prob(rows["sample"])
+            ratio = (log_prob - rows["log_prob"]).exp()
+            gain = rows["advantages"]
+            gain = (gain - gain.mean()) / (gain.std() + 1e-8)
+            policy_loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
+            value_loss = (net.value(rows["observations"]) - rows["returns"]).pow(2).mean()
+            optimizer.zero_grad()
+            (policy_loss + 0.5 * value_loss).backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            optimizer.step()
+
+
+def seconds_in(stats: Any, learning: float) -> dict[str, float]:
+    """Where the time goes: of the learner, and of one of the writers."""
+    return {
+        "waiting": stats.waiting,
+        "learning": learning,
+        "acting": float(stats.acting.mean()),
+        "blocked": float(stats.blocked.mean()),
+    }
+
+
+def plot(path: Path, curve: list[tuple[int, float]]) -> None:
+    """Returns over steps."""
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - only where it is asked for
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(*np.reshape(curve, (-1, 2)).T)
+    axes.set(xlabel="steps of all envs", ylabel="return of 100 episodes")
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--env", default="Pendulum-v1", help="one with bounded continuous actions")
+    parser.add_argument("--envs", type=int, default=16, help="how many")
+    parser.add_argument("--workers", type=int, help="by default one a CPU")
+    parser.add_argument("--steps", type=int, default=400_000, help="of all envs, at most")
+    parser.add_argument("--until", type=float, default=-200.0, help="this return of 100 episodes")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--plot", type=Path, help="file to write")
+    parser.add_argument("--quiet", action="store_true", help="no bar")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    options = parser.parse_args()
+    torch.manual_seed(options.seed)
+    torch.set_num_threads(1)
+    s = Settings()
+
+    # Imported once, and not by each worker when it gets the policy.
+    kwargs = {"num_workers": options.workers}
+    with gym.make(options.env) as env:
+        net = ActorCritic(env.observation_space, env.action_space)
+    optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5, fused=True)
+    recent: deque[float] = deque(maxlen=100)
+    curve: list[tuple[int, float]] = []
+    steps, learning, mean = 0, 0.0, float("nan")
+    began = time.perf_counter()
+    with (
+        pysampler.actors(
+            *(options.env, net),
+            num_envs=options.envs,
+            vector_kwargs=kwargs,
+            steps=s.length,
+            seed=options.seed,
+        ) as writers,
+        tqdm(total=options.steps, unit=" steps", unit_scale=True, disable=options.quiet) as bar,
+    ):
+        try:
+            for phase in pysampler.phases(writers, high=s.queue, low=0):
+                full = time.perf_counter()
+                parts = []
+                for records in phase.batches(s.queue):
+                    steps += records.rewards.size
+                    recent.extend(records.ended)
+                    parts.append(prepared(records, net, s))
+                mean = float(np.mean(recent)) if recent else mean
+                curve.append((steps, mean))
+                if (len(recent) == 100 and mean >= options.until) or steps >= options.steps:
+                    break
+                for group in optimizer.param_groups:
+                    group["lr"] = s.rate * (1 - steps / options.steps)
+                data = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+                learn(net, optimizer, data, s)
+                writers.publish()
+                learning += time.perf_counter() - full
+                stats, spent = writers.stats(), time.perf_counter() - began
+                where = seconds_in(stats, learning)
+                bar.update(steps - bar.n)
+                bar.set_postfix(
+                    {
+                        "return": f"{mean:.1f}",
+                        "lag": f"{stats.lag:.1f}",
+                        **{name: f"{part / spent:.0%}" for name, part in where.items()},
+                    }
+                )
+        except KeyboardInterrupt:
+            pass
+        stats = writers.stats()
+    seconds = time.perf_counter() - began
+    if options.plot is not None:
+        plot(options.plot, curve)
+    result = {
+        "env": options.env,
+        "return": mean,
+        "steps": steps,
+        "seconds": seconds,
+        "lag": stats.lag,
+        "seconds_in": seconds_in(stats, learning),
+    }
+    print(
+        json.dumps(result)
+        if options.json
+        else f"{steps:,} steps in {seconds:.1f} s, return {mean:.1f} over the last {len(recent)} "
+        f"episodes; {stats.lag:.2f} versions behind"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,340 @@
+"""DQN in one file: actors of pysampler's sample all the time, torch learns all the time.
+
+    python examples/dqn.py                          # CartPole-v1 until it returns 475
+    python examples/dqn.py --actors 2 --envs-per-actor 4
+    python examples/dqn.py --one-process            # the same with an env in the learner's loop
+    python examples/dqn.py --save best.pt --plot returns.png
+    python examples/dqn.py --play best.pt           # what was saved, without exploring
+
+The bar shows the mean return of the last 100 episodes, steps and updates a second, how much there
+is in the replay, and how much of its time the learner waits. Actors run freely, so that a seed
+does not make two runs the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import functools
+import json
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+from tqdm import tqdm
+
+import pysampler
+
+
+@dataclass
+class Settings:
+    """What CartPole-v1 is learned with."""
+
+    width: int = 64
+    rate: float = 5e-4
+    gamma: float = 0.99
+    n_step: int = 8
+    capacity: int = 50_000
+    batch: int = 128
+    warmup: int = 1_000  # steps before the first update
+    updates: int = 16  # at a time, between two looks at what was sampled
+    every: int = 4  # steps for each of them, at least: or the learner waits
+    most: int = 16  # and at most: or the actors wait
+    target: int = 200  # updates until the target network is what the network is
+    exploring: int = 20_000  # steps until epsilon is at its least
+    epsilons: tuple[float, float] = (0.01, 0.05)  # of the first env and the last, at the end
+
+    def epsilon(self, steps: int, envs: int) -> Any:
+        """How often each env's actor does anything: 1 in the beginning, later its own share."""
+        return np.maximum(np.geomspace(*self.epsilons, envs), 1 - steps / self.exploring)
+
+
+def network(inputs: int, outputs: int, width: int) -> nn.Sequential:
+    """What each action is worth."""
+    return nn.Sequential(
+        *(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()),
+        nn.Linear(width, outputs),
+    )
+
+
+class EpsilonGreedy:
+    """Such a network in NumPy, which takes a tenth of torch's time for a few observations."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.load_state_dict({name: one.numpy() for name, one in net.state_dict().items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.weights
+
+    def load_state_dict(self, weights: dict[str, Any]) -> None:
+        self.weights, arrays = weights, list(weights.values())
+        self.layers = list(zip(arrays[::2], arrays[1::2], strict=True))
+
+    def __call__(self, observations: Any, epsilon: Any) -> Any:
+        *hidden, (last, bias) = self.layers
+        values = observations
+        for weight, shift in hidden:
+            values = np.maximum(values @ weight.T + shift, 0)
+        best = (values @ last.T + bias).argmax(-1)
+        explores = np.random.random(len(best)) < epsilon
+        return np.where(explores, np.random.randint(len(bias), size=len(best)), best)
+
+
+class Learner:
+    """Double DQN: a network, its target, and what there is to learn from."""
+
+    def __init__(self, net: nn.Module, like: dict[str, Any], s: Settings, seed: int) -> None:
+        self.net, self.target = net, copy.deepcopy(net)
+        self.optimizer = torch.optim.Adam(net.parameters(), s.rate, fused=True)
+        self.replay = pysampler.Replay(s.capacity, like, n_step=s.n_step, gamma=s.gamma, seed=seed)
+        self.settings = s
+        self.steps = self.updates = 0
+
+    def learn(self) -> None:
+        """From some batches."""
+        for _ in range(self.settings.updates):
+            self.update()
+            if self.updates % self.settings.target == 0:
+                self.target.load_state_dict(self.net.state_dict())
+
+    def update(self) -> None:
+        batch = self.replay.sample(self.settings.batch).torch()
+        after = batch.next_fields["next_observations"]
+        with torch.no_grad():
+            best = self.net(after).argmax(-1, keepdim=True)
+            later = self.target(after).gather(1, best)[:, 0]
+            goal = batch.rewards + batch.discounts * later
+        values = self.net(batch.fields["observations"])
+        value = values.gather(1, batch.fields["actions"][:, None])[:, 0]
+        loss = nn.functional.smooth_l1_loss(value, goal)
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.net.parameters(), 10.0)
+        self.optimizer.step()
+        self.updates += 1
+
+
+class Actors:
+    """Workers that act by themselves. They and the learner wait only to keep in step."""
+
+    def __init__(self, env: str, net: nn.Module, s: Settings, options: Any) -> None:
+        self.count = max(1, options.actors) * options.envs_per_actor
+        self.settings = s
+        self.actors = pysampler.actors(
+            env,
+            EpsilonGreedy(net),
+            num_envs=self.count,
+            vector_kwargs={"num_workers": options.actors},
+            high=2 * s.most * s.updates,
+            settings={"epsilon": s.epsilon(0, self.count)},
+            seed=options.seed,
+        )
+        self.like = self.actors.like
+        self.keeping = 0.0
+
+    def sample(self, learner: Learner) -> tuple[int, Any]:
+        """What was done meanwhile: how many steps, and the returns of episodes that ended."""
+        s = self.settings
+        records = self.actors.take(s.updates * s.most, least=s.updates * s.every)
+        began = time.perf_counter()
+        learner.replay.extend(records)
+        self.keeping += time.perf_counter() - began
+        return len(records), records.ended
+
+    def publish(self, learner: Learner) -> None:
+        self.actors.settings["epsilon"][:] = self.settings.epsilon(learner.steps, self.count)
+        self.actors.publish(learner.net)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """What the learner spent on the actors."""
+        stats = self.actors.stats()
+        taking = stats.taking + self.keeping
+        return {"waiting": stats.waiting, "taking": taking, "publishing": stats.publishing}
+
+    def close(self) -> None:
+        self.actors.close()
+
+
+class OneEnv:
+    """The same without anybody: an env in the learner's loop, which waits for each step."""
+
+    def __init__(self, env: str, net: nn.Module, s: Settings, options: Any) -> None:
+        self.settings = s
+        self.env = gym.make(env)
+        self.seen, _ = self.env.reset(seed=options.seed)
+        self.policy = EpsilonGreedy(net)  # with the learner's own weights
+        action = np.zeros((), self.env.action_space.dtype)
+        self.like = {"observations": self.seen, "next_observations": self.seen, "actions": action}
+        self.total = 0.0
+        self.seconds = {"waiting": 0.0, "taking": 0.0, "publishing": 0.0}
+
+    def sample(self, learner: Learner) -> tuple[int, Any]:
+        began = time.perf_counter()
+        s = self.settings
+        epsilon = s.epsilon(learner.steps, 3)[1]
+        steps, returns = [], []
+        for _ in range(s.updates * s.every):
+            action = self.policy(self.seen[None], epsilon)[0]
+            after, reward, terminated, truncated, _ = self.env.step(action)
+            steps.append((self.seen, after, action, float(reward), terminated, truncated, 0))
+            self.seen = after
+            self.total += float(reward)
+            if terminated or truncated:
+                returns.append(self.total)
+                self.total = 0.0
+                self.seen, _ = self.env.reset()
+        stepped = time.perf_counter()
+        keep(learner.replay, steps)
+        self.seconds["waiting"] += stepped - began
+        self.seconds["taking"] += time.perf_counter() - stepped
+        return len(steps), returns
+
+    def publish(self, learner: Learner) -> None:
+        """There is nobody."""
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def keep(replay: pysampler.Replay, steps: list[Any]) -> None:
+    """Steps that were made one by one."""
+    seen, after, actions, rewards, terminated, truncated, env = map(
+        np.array, zip(*steps, strict=True)
+    )
+    replay.add(
+        {"observations": seen, "next_observations": after, "actions": actions},
+        rewards=rewards,
+        terminated=terminated,
+        truncated=truncated,
+        env=env,
+    )
+
+
+def train(source: Any, learner: Learner) -> Iterator[tuple[int, Any]]:
+    """For ever: how many steps were sampled, and the returns of episodes that ended in them."""
+    while True:
+        steps, returns = source.sample(learner)
+        learner.steps += steps
+        if learner.steps >= learner.settings.warmup:
+            learner.learn()
+        source.publish(learner)
+        yield steps, returns
+
+
+def save(net: nn.Module, path: Path) -> None:
+    """In the place of what is there, as a whole."""
+    torch.save(net.state_dict(), path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
+
+
+def plot(path: Path, points: list[tuple[int, float, float]]) -> None:
+    """Returns over steps, and over seconds."""
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - only where it is asked for
+
+    steps, seconds, returns = np.reshape(points, (-1, 3)).T
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
+    for one, x, label in zip(axes, (steps, seconds), ("env steps", "seconds"), strict=True):
+        one.plot(x, returns)
+        one.set(xlabel=label)
+    axes[0].set(ylabel="return of 100 episodes")
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--env", default="CartPole-v1", help="one with discrete actions")
+    parser.add_argument("--actors", type=int, default=4, help="0: they act when it is their turn")
+    parser.add_argument("--envs-per-actor", type=int, default=8)
+    parser.add_argument("--one-process", action="store_true", help="one env, no actors")
+    parser.add_argument("--steps", type=int, default=1_000_000, help="of all envs, at most")
+    parser.add_argument("--until", type=float, default=475.0, help="this return of 100 episodes")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--save", type=Path, help="where the best weights go, as there are better")
+    parser.add_argument("--play", type=Path, help="evaluate weights that were saved, no more")
+    parser.add_argument("--plot", type=Path, help="file to write")
+    parser.add_argument("--quiet", action="store_true", help="no bar")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    np.random.seed(options.seed)
+    settings = Settings()
+    with contextlib.closing(gym.make(options.env)) as env:
+        inputs, outputs = env.observation_space.shape[0], int(env.action_space.n)
+    net = network(inputs, outputs, settings.width)
+    if options.play:
+        net.load_state_dict(torch.load(options.play, weights_only=True))
+        greedy = functools.partial(EpsilonGreedy(net), epsilon=0)
+        print(pysampler.evaluate(greedy, options.env, 20, seed=options.seed))
+        return
+
+    began = time.perf_counter()
+    source = (OneEnv if options.one_process else Actors)(options.env, net, settings, options)
+    learner = Learner(net, source.like, settings, options.seed)
+    recent: deque[float] = deque(maxlen=100)
+    best, mean, shown = -np.inf, float("nan"), 0.0
+    points: list[tuple[int, float, float]] = []
+    spent = source.seconds
+    bar = tqdm(total=options.steps, unit=" steps", unit_scale=True, disable=options.quiet)
+    try:
+        for steps, returns in train(source, learner):
+            recent.extend(returns)
+            bar.update(steps)
+            seconds = time.perf_counter() - began
+            if len(recent) > 0:
+                mean = float(np.mean(recent))
+            over = (len(recent) == 100 and mean >= options.until) or learner.steps >= options.steps
+            if not over and seconds < shown + 0.25:
+                continue
+            shown, spent = seconds, dict(source.seconds)
+            points.append((learner.steps, seconds, mean))
+            if options.save and len(recent) == 100 and mean > best:
+                best = mean
+                save(net, options.save)
+            bar.set_postfix(
+                {
+                    "return": f"{mean:.1f}",
+                    "updates/s": f"{learner.updates / seconds:,.0f}",
+                    "replay": f"{len(learner.replay):,}",
+                    "waiting": f"{spent['waiting'] / seconds:.0%}",
+                }
+            )
+            if over:
+                break
+    except KeyboardInterrupt:
+        pass
+    finally:
+        bar.close()
+        source.close()
+    seconds = time.perf_counter() - began
+    if options.plot:
+        plot(options.plot, points)
+    result = {
+        "env": options.env,
+        "actors": 0 if options.one_process else options.actors,
+        "return": mean,
+        "steps": learner.steps,
+        "updates": learner.updates,
+        "seconds": seconds,
+        "seconds_in": spent,
+    }
+    print(
+        json.dumps(result)
+        if options.json
+        else f"{learner.steps:,} steps and {learner.updates:,} updates in {seconds:.1f} s, return "
+        f"{mean:.1f} over the last {len(recent)} episodes; the learner waited for "
+        f"{spent['waiting'] / seconds:.0%} of that"
+    )
+
+
+if __name__ == "__main__":
+    main()

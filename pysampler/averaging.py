@@ -1,0 +1,314 @@
+"""Averaging: every worker trains for itself, and at a barrier all take the mean of their weights.
+
+                 board                              boards, one each
+    average ──────────────▶ each trainer: train(steps) ──────────────▶ mean ──▶ the next average
+
+The boards lie in the segment of the pool's frames, which are empty. Commands and completions say
+when to read them: nobody reads a board while it is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from pysampler.block import Failure
+from pysampler.closing import Closing
+from pysampler.errors import BusyError, ClosedError, EnvError, LostError
+from pysampler.frames import Plan
+from pysampler.local import LocalPool
+from pysampler.nursery import CONTEXTS
+from pysampler.pool import Faults, Pool
+from pysampler.remote import dumps_by_value
+from pysampler.spec import Spec
+from pysampler.sync import Board, now
+from pysampler.trainers import TrainerHost, TrainerShare, arrays_of, difference, fields_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from pysampler.processes import Share
+    from pysampler.trainers import Fields, Weights
+
+__all__ = ["Averaging", "Round"]
+
+OnLoss = Literal["raise", "restart"]
+# Trainers observe nothing and take no actions, as far as frames know.
+_NO_SPEC = Spec(("tuple", ()), (), 0, ("tuple", ()), (), 0)
+# Of a board: the newest version, and room for the next.
+_BUFFERS = 2
+# What a board takes beside its contents, and where it may begin, in bytes.
+_BESIDE = 1024
+
+
+@dataclass(frozen=True)
+class Round:
+    """What became of a round."""
+
+    number: int  # from 1 on
+    reports: list[dict[str, Any]]  # what each trainer's train() returned; {} of a lost one
+    lost: list[int]  # workers that were replaced: their weights are not in the average
+    # By worker: "training", and "waiting" for the others and the average.
+    seconds: dict[str, npt.NDArray[np.float64]]
+
+
+class Averaging(Closing):
+    """Trainers, one in each of so many workers, whose weights are averaged after every round.
+
+    ``make(index, seed)`` is called in the worker and returns a trainer: an object with
+
+    - ``train(steps)``, which acts and learns for so many steps and returns a dict of numbers to
+      report, or None;
+    - ``state_dict()`` and ``load_state_dict(weights)``: names, and NumPy arrays or tensors. What is
+      not among them (a replay, the moments of an optimizer) stays the trainer's own;
+    - ``close()``, if it has one.
+
+    All begin with the weights of the first. The average of floating-point arrays is their mean,
+    taken in float64; of others it is what the first worker has.
+
+    - ``workers``: processes. 0 trains one trainer in this process, for debugging.
+    - ``context``: as of :class:`pysampler.VectorEnv`.
+    - ``on_worker_loss``: "raise" ``WorkerLostError``, or "restart": a new trainer, made with
+      another seed, takes its place and begins with the last average. ``most_losses``: of one
+      worker, so many within so many seconds raise all the same.
+    - ``seed``: those of the trainers are drawn from it.
+
+    A trainer that raises is an ``EnvError``, which is also an instance of what it raised, and the
+    others are ended. A round that Ctrl-C interrupts goes on in the workers: the next one waits for
+    it and drops it, ``close()`` ends it.
+
+    >>> class Trainer:
+    ...     def __init__(self, index, seed):
+    ...         self.index, self.weights = index, {"w": np.zeros(2)}
+    ...     def train(self, steps):
+    ...         self.weights = {"w": self.weights["w"] + steps * self.index}
+    ...     def state_dict(self):
+    ...         return self.weights
+    ...     def load_state_dict(self, weights):
+    ...         self.weights = weights
+    >>> with Averaging(Trainer, workers=3) as averaging:
+    ...     for round in averaging.rounds(steps=10, count=2):
+    ...         print(round.number, averaging.weights["w"])
+    1 [10. 10.]
+    2 [20. 20.]
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int, int], Any],
+        workers: int,
+        *,
+        context: str = "nursery",
+        on_worker_loss: OnLoss = "raise",
+        most_losses: tuple[int, float] = (3, 10.0),
+        seed: int | None = None,
+    ) -> None:
+        if not callable(make):
+            raise TypeError(f"cannot average: make is {make!r}, expected a function")
+        self.workers = _whole("workers", workers, 0)
+        _one_of("context", context, CONTEXTS)
+        _one_of("on_worker_loss", on_worker_loss, get_args(OnLoss))
+        if self.workers > 0 and context != "fork":
+            _expect_sendable(make)
+        self._owner = os.getpid()
+        self._turn = threading.Lock()
+        self._rounds = 0
+        self._boards: list[Board] = []  # of each worker, and last this process's own
+        self._everyone = range(max(self.workers, 1))
+        entropy = np.random.SeedSequence(seed).entropy
+
+        def host(share: Share) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+            return TrainerHost, (make, share.first, entropy)
+
+        shares = [TrainerShare(index, (1,)) for index in self._everyone]
+        self._pool: Pool | LocalPool
+        if self.workers == 0:
+            self._pool = LocalPool(shares[0], host)
+        else:
+            faults = Faults(on_worker_loss, most_losses)
+            self._pool = Pool(shares, host, context=context, faults=faults)
+        try:
+            descriptions: list[Any] = self._pool.descriptions
+            self._lay_out([one.fields for one in descriptions])
+            while not self._ask("hand_in", (), [0], "handing in weights of"):
+                pass  # it was lost: ask the one in its place
+            self._weights = self._handed_in(0)
+        except BaseException:
+            self._end()
+            raise
+
+    def _lay_out(self, of_each: list[Fields]) -> None:
+        fields = self._fields = of_each[0]
+        for index, some in enumerate(of_each):
+            if differ := difference(some, fields):
+                raise ValueError(f"cannot average weights: of trainer {index}, {differ}")
+        count = len(of_each)
+        like = {name: np.empty(field.shape, field.dtype) for name, field in fields.items()}
+        size = sum(array.nbytes + 8 for array in like.values())
+        plan = Plan(_NO_SPEC, count, 1, final=False, infos=False)
+        _, segment = self._pool.lay_out(plan, (count + 1) * (_BUFFERS * size + _BESIDE), ())
+        self._boards = [Board(like, segment, buffers=_BUFFERS) for _ in range(count + 1)]
+        *own, average = [board.place() for board in self._boards]
+        self._pool.note("use", lambda w: (fields, average, own[w.start]), standing=True)
+
+    # -- rounds ----------------------------------------------------------------------------------
+
+    @property
+    def weights(self) -> Weights:
+        """The last average. Assign to it, to go on from others."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: Mapping[str, Any]) -> None:
+        # Its own: tensors would change with the module they are of.
+        arrays = {name: array.copy() for name, array in arrays_of(weights).items()}
+        if differ := difference(fields_of(arrays), self._fields):
+            raise ValueError(f"cannot set weights: {differ}")
+        self._weights = arrays
+
+    def round(self, steps: int) -> Round:
+        """Let every trainer take the average and train for so many steps; average anew."""
+        steps = _whole("steps", steps, 1)
+        with self._entered("train"):
+            list(self._answers())  # of a round that was interrupted: they are dropped
+            began = now()
+            self._boards[-1].publish(self._weights)
+            said = self._ask("train", (steps,), self._everyone, "training")
+            if handed_in := [self._handed_in(index) for index in sorted(said)]:
+                self._weights = {
+                    name: _mean([weights[name] for weights in handed_in]) for name in self._fields
+                }
+            self._rounds += 1
+            told = [said.get(index, ({}, 0.0)) for index in self._everyone]
+            training = np.array([seconds for _, seconds in told])
+            waiting = (now() - began) / 1e9 - training
+            return Round(
+                self._rounds,
+                [report for report, _ in told],
+                [index for index in self._everyone if index not in said],
+                {"training": training, "waiting": waiting},
+            )
+
+    def rounds(self, steps: int, count: int | None = None) -> Iterator[Round]:
+        """One after the other: so many, or for ever."""
+        for _ in itertools.count() if count is None else range(count):
+            yield self.round(steps)
+
+    def _ask(
+        self, name: str, arguments: tuple[Any, ...], of: Sequence[int], doing: str
+    ) -> dict[int, Any]:
+        """What trainers say, by worker; those that were lost meanwhile say nothing."""
+        requests = dict.fromkeys(of, (name, arguments))
+        self._pool.request([(index, 0) for index in of], requests, doing)
+        return {index: said for index, said in self._answers() if said is not None}
+
+    def _answers(self) -> Iterator[tuple[int, Any]]:
+        """Of all who were asked, as they come; a failure as soon as it does."""
+        while self._pool.pending:
+            groups, messages = self._pool.wait_some(1, len(self._everyone), None)
+            for group, said in messages:
+                if isinstance(said, Failure):
+                    raise self._pool.error_of(group, said)
+            self._pool.take(groups)
+            yield from messages
+
+    def _handed_in(self, index: int) -> Weights:
+        _, weights = self._boards[index].read()
+        for name, array in weights.items():
+            if array.dtype.kind in "fc" and np.isnan(array).any():
+                raise ValueError(
+                    f"cannot average weights: {name} of trainer {index} has nan, expected numbers"
+                )
+        return weights
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or has ended because something went wrong."""
+        pool = getattr(self, "_pool", None)
+        return pool is None or pool.closed
+
+    def close(self) -> None:
+        """Let the trainers close, and end the workers. EnvError if a trainer raised in close()."""
+        if not self.closed:
+            with self._entered("close"):
+                self._pool.close()
+
+    @contextlib.contextmanager
+    def _entered(self, what: str) -> Iterator[None]:
+        """It is open, in the process that made it, and no other thread is in here."""
+        if self.closed:
+            raise ClosedError(f"cannot {what}: this averaging is closed")
+        if os.getpid() != self._owner:
+            raise ClosedError(
+                f"cannot {what}: made by process {self._owner}, this is {os.getpid()}, a fork"
+            )
+        if not self._turn.acquire(blocking=False):
+            raise BusyError(f"cannot {what}: another thread is using this averaging")
+        try:
+            yield
+        except (EnvError, LostError):
+            self._pool.kill()
+            raise
+        finally:
+            if self._pool.closed:
+                self._end()
+            self._turn.release()
+
+    def _end(self) -> None:
+        self._pool.kill()
+        for board in self._boards:
+            board.close()
+
+    def __del__(self) -> None:
+        if not self.closed:
+            self._pool.kill()
+
+    def __repr__(self) -> str:
+        closed = ", closed" * self.closed
+        return f"<pysampler.Averaging {self.workers} workers, {self._rounds} rounds{closed}>"
+
+
+def _mean(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Of floating-point arrays; of others the first."""
+    dtype = arrays[0].dtype
+    if dtype.kind not in "fc":
+        return arrays[0].copy()
+    return np.asarray(np.mean(arrays, axis=0, dtype=np.result_type(dtype, np.float64)), dtype)
+
+
+# -- arguments -----------------------------------------------------------------------------------
+
+
+def _whole(what: str, got: Any, least: int) -> int:
+    if isinstance(got, bool) or not isinstance(got, (int, np.integer)) or got < least:
+        raise ValueError(
+            f"cannot average: {what} {got!r}, expected a whole number of at least {least}"
+        )
+    return int(got)
+
+
+def _one_of(what: str, got: Any, expected: Sequence[str]) -> None:
+    if got not in expected:
+        raise ValueError(
+            f"cannot average: {what} {got!r}, expected one of {', '.join(map(repr, expected))}"
+        )
+
+
+def _expect_sendable(make: Callable[..., Any]) -> None:
+    try:
+        dumps_by_value(make)
+    except Exception as error:
+        raise TypeError(
+            f"cannot send make to workers: {type(error).__name__}: {error}; make what it needs "
+            'inside of it, or pass context="fork"'
+        ) from error
