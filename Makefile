@@ -70,7 +70,7 @@ format: $(VENV)/lint.stamp  ## formatters
 stubs: $(VENV)/package.stamp $(VENV)/lint.stamp  ## pysampler/_core.pyi, made from the module
 	$(BIN)/python tests/stubs.py
 
-bench: bench-vector bench-partial bench-samplers bench-core  ## every benchmark, peers in turn; results in benchmarks/results
+bench: bench-vector bench-partial bench-samplers bench-actors bench-core  ## every benchmark, peers in turn; results in benchmarks/results
 
 bench-vector: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/vector.py --out benchmarks/results
@@ -81,6 +81,10 @@ bench-partial: $(VENV)/package.stamp $(VENV)/bench.stamp
 bench-samplers: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/samplers.py --out benchmarks/results
 	$(BIN)/python benchmarks/timeout_study.py --out benchmarks/results
+
+bench-actors: $(VENV)/package.stamp $(VENV)/bench.stamp
+	$(BIN)/python benchmarks/dqn.py --out benchmarks/results
+	$(BIN)/python benchmarks/actors.py --out benchmarks/results
 
 bench-core: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(CMAKE) -S . -B build/bench -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_BENCHMARKS=ON

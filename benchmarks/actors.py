@@ -28,6 +28,7 @@ PARAMETERS, EVERY = 1_000_000, 0.01  # seconds between two publications
 HIGHS = [16, 64, 256, 1024, 4096, 16384, 65536]
 US = 20  # that the learner of phases takes for a record
 SPENT = ["waiting", "taking", "keeping"]
+NICE = [0, 10, 19]
 DRAWN = [256, 4096]  # of HIGHS, in the picture
 SHOWN = 1.0  # seconds of it
 
@@ -161,6 +162,44 @@ def publishing(share: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return measure
 
 
+def watched() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A learner that takes what there is and learns all the time, looked on or not."""
+    import pysampler
+
+    policy = Linear(CHEETAH)
+    actors = made(CHEETAH, policy, high=4 * max(TAKES))
+    replay = pysampler.Replay(100_000, actors.like, seed=0)
+    replay.extend(actors.take(BATCH, least=BATCH))
+    critics = Critics()
+
+    def measure(cell: dict[str, Any]) -> dict[str, Any]:
+        watcher = None
+        if cell["nice"] is not None:
+            watcher = pysampler.watch(actors, CHEETAH, repeat=True, nice=cell["nice"])
+            watcher.wait(1)
+        began, before, updates = time.perf_counter(), actors.stats(), 0
+        seen = 0 if watcher is None else len(watcher.curve)
+        while time.perf_counter() < began + cell["seconds"]:
+            if len(records := actors.take(BATCH, timeout=0)) > 0:
+                replay.extend(records)
+            critics.update(replay.sample(BATCH))
+            updates += 1
+            if updates % 10 == 0:
+                actors.publish(policy)
+        seconds, after = time.perf_counter() - began, actors.stats()
+        if watcher is not None:
+            seen = len(watcher.curve) - seen
+            watcher.close()
+        return {
+            "seconds": seconds,
+            "records": after.taken - before.taken,
+            "updates": updates,
+            "episodes": seen,
+        }
+
+    return measure
+
+
 def in_phases() -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Actors and a learner that takes a fixed time a record: in turn, or both at a time."""
     import pysampler
@@ -229,7 +268,12 @@ def learn(count: int) -> None:
         pass
 
 
-KINDS: dict[str, Callable[..., Any]] = {"ring": ring, "publishing": publishing, "phases": in_phases}
+KINDS: dict[str, Callable[..., Any]] = {
+    "ring": ring,
+    "publishing": publishing,
+    "watched": watched,
+    "phases": in_phases,
+}
 
 
 # -- the one who measures --------------------------------------------------------------------------
@@ -273,6 +317,18 @@ def published(repetitions: int, seconds: float) -> list[dict[str, Any]]:
         ]
         one.end()
         rows.append({"share": share, "pairs": pairs})
+    return rows
+
+
+def looked_on(repetitions: int, seconds: float) -> list[dict[str, Any]]:
+    """With a watcher and without, pair by pair."""
+    one = contender("watched")
+    rows: list[dict[str, Any]] = [{"nice": nice, "pairs": []} for nice in NICE]
+    for _ in range(repetitions):
+        for row in rows:
+            pair = [measured(one, seconds=seconds, nice=nice) for nice in (None, row["nice"])]
+            row["pairs"].append(pair)
+    one.end()
     return rows
 
 
@@ -351,6 +407,20 @@ def tables(results: dict[str, Any]) -> str:
         "taken. With publishing and without, in turn.\n\n"
         + table([*header, "records/s without", "with, of without"], rows)
     )
+    rows = []
+    for row in results["watching"]:
+        off, on = zip(*row["pairs"], strict=True)
+        ratios = [
+            [w / o for o, w in zip(rates(off, what), rates(on, what), strict=True)]
+            for what in ("updates", "records")
+        ]
+        rows.append([str(row["nice"]), *map(spread, ratios), spread(rates(on, "episodes"), 1)])
+    header = ["nice", "updates/s, of without", "records/s, of without", "episodes/s it sees"]
+    parts.append(
+        f"## A watcher\n\n{CHEETAH}: {WORKERS} workers act, a learner learns all the time, and a "
+        "watcher runs one episode after the other: more processes than CPUs, and none of them "
+        "waits. With it and without, in turn.\n\n" + table(header, rows)
+    )
     rows = [
         [
             f"{row['high']:,}",
@@ -411,7 +481,13 @@ def main() -> None:
     n, seconds = (1, 1.0) if options.quick else (options.repetitions, options.seconds)
     results: dict[str, Any] = {"machine": machine()}
     with stolen_share(results["machine"]):
-        for name, study in (("taking", taking), ("publishing", published), ("phases", phased)):
+        studies = {
+            "taking": taking,
+            "publishing": published,
+            "watching": looked_on,
+            "phases": phased,
+        }
+        for name, study in studies.items():
             say(name)
             results[name] = study(n, seconds)
     results = json.loads(json.dumps(results))

@@ -10,6 +10,7 @@ way.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import multiprocessing
 import pickle
@@ -28,7 +29,7 @@ from running import Contender, answer, heading, machine, say, spread, stolen_sha
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "dqn.py"
 ENV, ACTORS, UNTIL = "CartPole-v1", 4, 475.0
 OURS = {f"pysampler, {ACTORS} x {envs}": envs for envs in (1, 8)}
 PIPE = "pipe"
@@ -40,6 +41,18 @@ WAYS = {
     **{way: f"{ACTORS} actors, envs of each: {envs}" for way, envs in OURS.items()},
 }
 SLICE = 5.0  # seconds between two looks whether it is solved
+
+
+def example() -> Any:
+    """examples/dqn.py, as a module that workers cannot import: nor torch with it."""
+    name = "example"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, EXAMPLE)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
 
 
 # -- in a contender's process ----------------------------------------------------------------------
@@ -73,8 +86,6 @@ class Piped:
 
     def sample(self, learner: Any) -> tuple[int, Any]:
         """Steps for an update. Who made one goes on at once, with the newest weights."""
-        import dqn
-
         s, spent = self._settings, self.seconds
         steps: list[Any] = []
         returns = []
@@ -97,7 +108,7 @@ class Piped:
                 spent["taking"] += taken - began
                 spent["publishing"] += time.perf_counter() - taken
         began = time.perf_counter()
-        dqn.keep(learner.replay, steps)
+        example().keep(learner.replay, steps)
         spent["taking"] += time.perf_counter() - began
         return len(steps), returns
 
@@ -146,10 +157,9 @@ class WithTorch:
 
 def training(way: str, seed: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Trains for so many seconds when told to, and says what came of it."""
-    sys.path.insert(0, str(EXAMPLES))
-    import dqn
     import torch
 
+    dqn = example()
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     np.random.seed(seed)
@@ -327,13 +337,10 @@ def main() -> None:
         return
     if options.quick:
         options.seeds, options.window, options.limit = [1], 2, 10
-    sys.path.insert(0, str(EXAMPLES))
-    import dqn
-
     results: dict[str, Any] = {
         "machine": machine(),
         **{name: getattr(options, name) for name in ("seeds", "window", "limit")},
-        "every": dqn.Settings().every,
+        "every": example().Settings().every,
         "runs": {way: [] for way in WAYS},
     }
     with stolen_share(results["machine"]):

@@ -201,8 +201,6 @@ def main() -> None:
         bar.close()
         envs.close()
     seconds = time.perf_counter() - began
-    if options.plot is not None:
-        plot(options.plot, {"workers, exploring": learned, "their average": evaluated})
     result = {
         "env": options.env,
         "workers": options.workers,
@@ -218,6 +216,8 @@ def main() -> None:
         else f"{steps:,} steps in {seconds:.1f} s, return {mean:.1f} over the last {len(recent)} "
         f"episodes, {now:.1f} of the average; workers waited for {waited / seconds:.0%} of that"
     )
+    if options.plot is not None:
+        plot(options.plot, {"workers, exploring": learned, "their average": evaluated})
 
 
 if __name__ == "__main__":
