@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "dqn.py"
 ENV, ACTORS, UNTIL = "CartPole-v1", 4, 475.0
 OURS = {f"pysampler, {ACTORS} x {envs}": envs for envs in (1, 8)}
-PIPE = "pipe"
+PIPE, PIPED_NUMPY = "pipe", "pipe, NumPy"
 WAYS = {
     "one process": "an env in the learner's loop",
     PIPE: f"{ACTORS} processes with an env and a torch network each; every step is a message, "
     "answered with the network's state_dict, pickled",
-    "pipe, NumPy": "the same, but the network and what is pickled are NumPy's, as pysampler has it",
+    PIPED_NUMPY: "the same, but the network and what is pickled are NumPy's, as pysampler has it",
     **{way: f"{ACTORS} actors, envs of each: {envs}" for way, envs in OURS.items()},
 }
 SLICE = 5.0  # seconds between two looks whether it is solved
@@ -174,7 +174,7 @@ def training(way: str, seed: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
         source = dqn.OneEnv(ENV, net, settings, options)
     else:
         settings = replace(settings, updates=1)  # it learns as it receives
-        policy_of = dqn.EpsilonGreedy if "NumPy" in way else WithTorch
+        policy_of = dqn.EpsilonGreedy if way == PIPED_NUMPY else WithTorch
         source = Piped(ENV, net, settings, seed, policy_of)
     learner = dqn.Learner(net, source.like, settings, seed)
     rounds = dqn.train(source, learner)
@@ -248,14 +248,21 @@ def tables(results: dict[str, Any]) -> str:
         pairs = zip(runs[way], runs[of], strict=True)
         return [rate(run[part]) / rate(other[part]) for run, other in pairs]
 
-    gains = {way: statistics.median(ratios(way, PIPE, "window")) for way in OURS}
+    def gain(way: str, of: str) -> str:
+        return f"{statistics.median(ratios(way, of, 'window')):.1f}"
+
     parts = [
         heading("DQN", results["machine"]),
         "Target: pysampler at least 5 times the env steps a second of the pipe version: "
-        + ", ".join(f"{gain:.1f} times with {way[11:]}" for way, gain in gains.items())
-        + ".\n\nOne network, learner, env and batch size; an update for at least "
-        f"{results['every']} steps, so that whoever samples more slowly learns more slowly too. "
-        f"Median [least, most] of {len(results['seeds'])} seeds, in turn.\n\n"
+        + ", ".join(
+            f"{gain(way, PIPE)} times with {way[11:]} ({gain(way, PIPED_NUMPY)} times those of "
+            "pipes with NumPy)"
+            for way in OURS
+        )
+        + ".\n\nOne network, learner, env and batch size. For an update there must be at least "
+        f"{results['every']} new steps, or the learner waits; pysampler's takes in at most "
+        f"{results['most']}, or the actors wait. Median [least, most] of "
+        f"{len(results['seeds'])} seeds, in turn.\n\n"
         + "\n".join(f"- *{way}*: {text}." for way, text in WAYS.items())
         + "\n",
     ]
@@ -340,7 +347,7 @@ def main() -> None:
     results: dict[str, Any] = {
         "machine": machine(),
         **{name: getattr(options, name) for name in ("seeds", "window", "limit")},
-        "every": example().Settings().every,
+        **{name: getattr(example().Settings(), name) for name in ("every", "most")},
         "runs": {way: [] for way in WAYS},
     }
     with stolen_share(results["machine"]):

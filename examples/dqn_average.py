@@ -40,9 +40,9 @@ class Settings:
     gamma: float = 0.99
     n_step: int = 5
     capacity: int = 50_000
-    batch: int = 64
-    every: int = 2  # env steps for an update
-    follow: float = 0.01  # what the target network takes of the network, each update
+    batch: int = 128
+    every: int = 4  # env steps for an update
+    follow: float = 0.02  # what the target network takes of the network, each update
     warmup: int = 1_000  # steps before the first
     exploring: int = 5_000  # steps until epsilon is at its end
     epsilon: float = 0.02
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4, help="0: one learner, here")
     parser.add_argument("--between", type=int, default=500, help="steps between two averages")
     parser.add_argument("--steps", type=int, default=500_000, help="of all workers, at most")
-    parser.add_argument("--every", type=int, default=10, help="rounds between two evaluations")
+    parser.add_argument("--every", type=int, default=5, help="rounds between two evaluations")
     parser.add_argument("--episodes", type=int, default=100, help="of an evaluation")
     parser.add_argument("--until", type=float, default=475.0, help="this return when evaluated")
     parser.add_argument("--seed", type=int, default=1)

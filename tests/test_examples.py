@@ -1,5 +1,6 @@
 """The examples run, and say what became of it."""
 
+import contextlib
 import importlib.util
 import json
 import subprocess
@@ -22,16 +23,28 @@ def run(name, *arguments):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.fixture
-def impala():
+@contextlib.contextmanager
+def loaded(name):
     pytest.importorskip("torch")
     pytest.importorskip("tqdm")
-    spec = importlib.util.spec_from_file_location("impala", EXAMPLES / "impala.py")
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["impala"] = module  # where dataclasses look for it
+    sys.modules[name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
     yield module
-    del sys.modules["impala"]
+    del sys.modules[name]
+
+
+@pytest.fixture
+def impala():
+    with loaded("impala") as module:
+        yield module
+
+
+@pytest.fixture
+def dqn():
+    with loaded("dqn") as module:
+        yield module
 
 
 @pytest.mark.slow
@@ -76,6 +89,44 @@ def test_dqn_average(workers, tmp_path):
     assert result["return"] > 15
     assert result["average"] > 8  # what it is by then is as it comes
     assert (tmp_path / "returns.png").exists() == bool(plot)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--actors", "0"], ["--actors", "2", "--envs-per-actor", "1"], ["--one-process"]],
+    ids=" ".join,
+)
+def test_dqn(arguments, tmp_path):
+    weights, plot = tmp_path / "best.pt", []
+    if find_spec("matplotlib"):
+        plot = ["--plot", str(tmp_path / "returns.png")]
+    result = run("dqn.py", "--steps", "8000", "--save", str(weights), *plot, *arguments)
+    steps, updates = result["steps"], result["updates"]
+    assert steps >= 8000
+    assert (steps - 1000) / 16 <= updates <= steps / 4
+    assert result["return"] > 15
+    assert run("dqn.py", "--play", str(weights))["return"] > 8  # no episode is shorter
+    assert (tmp_path / "returns.png").exists() == bool(plot)
+
+
+def test_what_acts_for_dqn_does_what_its_network_says(dqn):
+    import torch
+
+    net = dqn.network(4, 3, 16)
+    policy = dqn.EpsilonGreedy(net)
+    observations = np.random.default_rng(1).normal(size=(100, 4)).astype(np.float32)
+    for _ in range(2):
+        with torch.no_grad():
+            best = net(torch.from_numpy(observations)).argmax(-1).numpy()
+        np.testing.assert_array_equal(policy(observations, np.zeros(100)), best)
+        explores = np.arange(100) >= 50
+        acted = policy(observations, explores.astype(float))
+        np.testing.assert_array_equal(acted[:50], best[:50])
+        assert set(acted[50:]) == {0, 1, 2}
+        assert (acted[50:] != best[50:]).any()
+        with torch.no_grad():  # it has the weights themselves, whatever they become
+            net[-1].bias += torch.tensor([0.5, -0.5, 0.0])
 
 
 @pytest.mark.slow
