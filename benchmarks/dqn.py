@@ -98,7 +98,7 @@ class Piped:
                 began = time.perf_counter()
                 number = self._numbers[pipe]
                 step = pipe.recv()
-                steps.append((*step, number))
+                steps.append((*step, number, False))
                 self._totals[number] += step[3]
                 if step[4] or step[5]:
                     returns.append(self._totals[number])

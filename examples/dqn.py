@@ -4,6 +4,7 @@
     python examples/dqn.py --actors 2 --envs-per-actor 4
     python examples/dqn.py --one-process            # the same with an env in the learner's loop
     python examples/dqn.py --save best.pt --plot returns.png
+    python examples/dqn.py --checkpoints run        # goes on from the last one, if there is one
     python examples/dqn.py --play best.pt           # what was saved, without exploring
 
 The bar shows the mean return of the last 100 episodes, steps and updates a second, how much there
@@ -98,6 +99,27 @@ class Learner:
         self.settings = s
         self.steps = self.updates = 0
 
+    def save(self, checkpoints: pysampler.Checkpoints, **more: Any) -> None:
+        """All that learning goes on from, and more."""
+        checkpoints.save(
+            self.steps,
+            **{name: getattr(self, name) for name in ("net", "target", "optimizer", "replay")},
+            updates=self.updates,
+            random=torch.get_rng_state(),
+            more=more,
+        )
+
+    def restore(self, checkpoints: pysampler.Checkpoints) -> dict[str, Any]:
+        """Go on from the newest, if there is one: what more there was in it."""
+        parts = {"net": self.net, "target": self.target, "optimizer": self.optimizer}
+        found = checkpoints.restore(**parts)
+        if found is None:
+            return {}
+        self.replay, self.steps, self.updates = found["replay"], found["step"], found["updates"]
+        torch.set_rng_state(found["random"])
+        more: dict[str, Any] = found["more"]
+        return more
+
     def learn(self) -> None:
         """From some batches."""
         for _ in range(self.settings.updates):
@@ -174,7 +196,7 @@ class OneEnv:
         self.policy = EpsilonGreedy(net)  # with the learner's own weights
         action = np.zeros((), self.env.action_space.dtype)
         self.like = {"observations": self.seen, "next_observations": self.seen, "actions": action}
-        self.total = 0.0
+        self.total, self.begins = 0.0, True
         self.seconds = {"waiting": 0.0, "taking": 0.0, "publishing": 0.0}
 
     def sample(self, learner: Learner) -> tuple[int, Any]:
@@ -185,10 +207,11 @@ class OneEnv:
         for _ in range(s.updates * s.every):
             action = self.policy(self.seen[None], epsilon)[0]
             after, reward, terminated, truncated, _ = self.env.step(action)
-            steps.append((self.seen, after, action, float(reward), terminated, truncated, 0))
-            self.seen = after
+            ends = terminated, truncated
+            steps.append((self.seen, after, action, float(reward), *ends, 0, self.begins))
+            self.seen, self.begins = after, terminated or truncated
             self.total += float(reward)
-            if terminated or truncated:
+            if self.begins:
                 returns.append(self.total)
                 self.total = 0.0
                 self.seen, _ = self.env.reset()
@@ -207,7 +230,7 @@ class OneEnv:
 
 def keep(replay: pysampler.Replay, steps: list[Any]) -> None:
     """Steps that were made one by one."""
-    seen, after, actions, rewards, terminated, truncated, env = map(
+    seen, after, actions, rewards, terminated, truncated, env, begins = map(
         np.array, zip(*steps, strict=True)
     )
     replay.add(
@@ -216,6 +239,7 @@ def keep(replay: pysampler.Replay, steps: list[Any]) -> None:
         terminated=terminated,
         truncated=truncated,
         env=env,
+        begins=begins,
     )
 
 
@@ -260,10 +284,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", type=Path, help="where the best weights go, as there are better")
     parser.add_argument("--play", type=Path, help="evaluate weights that were saved, no more")
+    parser.add_argument("--checkpoints", type=Path, help="directory to save them in, and go on")
+    parser.add_argument("--between", type=float, default=10.0, help="seconds from one to the next")
     parser.add_argument("--plot", type=Path, help="file to write")
     parser.add_argument("--quiet", action="store_true", help="no bar")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
+    checkpoints = pysampler.Checkpoints(options.checkpoints) if options.checkpoints else None
+    if checkpoints:
+        options.seed += checkpoints.latest or 0  # what goes on sees other episodes
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     np.random.seed(options.seed)
@@ -281,11 +310,21 @@ def main() -> None:
     began = time.perf_counter()
     source = (OneEnv if options.one_process else Actors)(options.env, net, settings, options)
     learner = Learner(net, source.like, settings, options.seed)
-    recent: deque[float] = deque(maxlen=100)
-    best, mean, shown = -np.inf, float("nan"), 0.0
-    points: list[tuple[int, float, float]] = []
+    before = learner.restore(checkpoints) if checkpoints else {}
+    resumed, updates = learner.steps, learner.updates
+    recent: deque[float] = deque(before.get("recent", ()), maxlen=100)
+    points: list[tuple[int, float, float]] = before.get("points", [])
+    earlier = points[-1][1] if points else 0.0  # seconds
+    best, mean, shown = before.get("best", -np.inf), float("nan"), 0.0
+    saved = time.perf_counter()
     spent = source.seconds
-    bar = tqdm(total=options.steps, unit=" steps", unit_scale=True, disable=options.quiet)
+    bar = tqdm(
+        total=options.steps,
+        initial=resumed,
+        unit=" steps",
+        unit_scale=True,
+        disable=options.quiet,
+    )
     try:
         for steps, returns in train(source, learner):
             recent.extend(returns)
@@ -297,14 +336,17 @@ def main() -> None:
             if not over and seconds < shown + 0.25:
                 continue
             shown, spent = seconds, dict(source.seconds)
-            points.append((learner.steps, seconds, mean))
+            points.append((learner.steps, earlier + seconds, mean))
             if options.save and len(recent) == 100 and mean > best:
                 best = mean
                 save(net, options.save)
+            if checkpoints and (over or time.perf_counter() > saved + options.between):
+                learner.save(checkpoints, recent=list(recent), points=points, best=best)
+                saved = time.perf_counter()
             bar.set_postfix(
                 {
                     "return": f"{mean:.1f}",
-                    "updates/s": f"{learner.updates / seconds:,.0f}",
+                    "updates/s": f"{(learner.updates - updates) / seconds:,.0f}",
                     "replay": f"{len(learner.replay):,}",
                     "waiting": f"{spent['waiting'] / seconds:.0%}",
                 }
@@ -324,6 +366,7 @@ def main() -> None:
         "actors": 0 if options.one_process else options.actors,
         "return": mean,
         "steps": learner.steps,
+        "resumed": resumed,
         "updates": learner.updates,
         "seconds": seconds,
         "seconds_in": spent,
@@ -331,7 +374,8 @@ def main() -> None:
     print(
         json.dumps(result)
         if options.json
-        else f"{learner.steps:,} steps and {learner.updates:,} updates in {seconds:.1f} s, return "
+        else f"{learner.steps - resumed:,} steps and {learner.updates - updates:,} updates in "
+        f"{seconds:.1f} s{f' after {resumed:,} steps' * (resumed > 0)}, return "
         f"{mean:.1f} over the last {len(recent)} episodes; the learner waited for "
         f"{spent['waiting'] / seconds:.0%} of that"
     )

@@ -146,6 +146,7 @@ class Actors(Detached):
             raise self._refuse("share", share, "a part of 1")
         self._share = share
         self._followers: list[Callable[[Any, int], None]] = []
+        self._look_at = 0
         self._held = 0  # records of the last batch
         self._kept: list[npt.NDArray[Any]] = []  # of one that is not complete, given up already
         self._taken = self._dropped = 0
@@ -169,7 +170,7 @@ class Actors(Detached):
                 f"at most the count, {count}, and low + 1, {self._low + 1}: actors that are "
                 "blocked bring no more before there are only low; give them a larger high",
             )
-        deadline = arguments.deadline(timeout)
+        deadline = arguments.deadline(timeout, "take records")
         self._expect_open()
         if not self._turn.acquire(blocking=False):
             raise BusyError("cannot take records: another thread does")
@@ -187,7 +188,7 @@ class Actors(Detached):
             return None
         records = Records(rows, self._described)
         if len(rows) > 0:
-            self._lag = self.version - float(rows["version"].mean())
+            self._lag = self.version - int(np.add.reduce(rows["version"])) / len(rows)
         self._taking_ns += now() - began - (self._waiting_ns - waited)
         return self._hand_out(records, held, kept)
 
@@ -359,6 +360,9 @@ class Actors(Detached):
     def _over(self, least: int) -> bool:
         """Whether all have ended. In this process: only when told to, and there is enough."""
         if self._in_workers or self.stopped:
+            if now() < self._look_at and not self.stopped:
+                return False
+            self._look_at = now() + _LOOK
             return self._look()
         if not self._closed and len(self._ring) < least:
             self._send()

@@ -206,12 +206,12 @@ def _count(what: str, given: Any, least: int) -> int:
     return int(given)
 
 
-def deadline(timeout: float | None) -> int | None:
+def deadline(timeout: float | None, doing: str = "receive") -> int | None:
     """In ns of now()."""
     if timeout is None:
         return None
     if not timeout >= 0:
-        raise ValueError(f"cannot receive: timeout {timeout!r}, expected seconds >= 0 or None")
+        raise ValueError(f"cannot {doing}: timeout {timeout!r}, expected seconds >= 0 or None")
     return now() + int(min(timeout, 1e9) * 1e9)
 
 

@@ -19,7 +19,7 @@ from pysampler import nursery
 from pysampler.closing import Closing
 from pysampler.errors import ClosedError, EnvError, LostError, PysamplerError
 from pysampler.make import make_vec
-from pysampler.policies import Acting, Actor, is_module
+from pysampler.policies import Acting, Actor, needs_torch
 from pysampler.processes import GRACE
 from pysampler.sync import now
 from pysampler.vector_env import VectorEnv
@@ -223,7 +223,7 @@ def vector_env_of(
         return envs, False
     options = vector_kwargs or {}
     clean = options.get("context") in (None, "nursery") and options.get("num_workers") != 0
-    if is_module(policy) and clean and options.get("preload") is None:
+    if needs_torch(policy) and clean and options.get("preload") is None:
         nursery.preload(["torch"])  # once, and not in every worker
     made = make_vec(envs, 1 if num_envs is None else num_envs, vector_kwargs=options, **kwargs)
     if not isinstance(made, VectorEnv):

@@ -22,6 +22,7 @@ import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +50,7 @@ __all__ = [
     "has_weights",
     "is_module",
     "load_weights",
+    "needs_torch",
     "portable",
     "rebuilt",
     "torch_threads",
@@ -345,6 +347,15 @@ def is_module(policy: Any) -> bool:
     """Whether it is one of torch's; without importing that."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(policy, torch.nn.Module)
+
+
+def needs_torch(policy: Any) -> bool:
+    """Whether whoever unpickles it imports torch: as one of its modules, or with its file."""
+    home = getattr(policy, "__module__", None)
+    if home == "__main__" or home not in sys.modules:  # pickled by value
+        return is_module(policy)
+    imported = [one for one in vars(sys.modules[home]).values() if isinstance(one, ModuleType)]
+    return is_module(policy) or any(one.__name__.split(".")[0] == "torch" for one in imported)
 
 
 @contextlib.contextmanager

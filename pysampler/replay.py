@@ -116,7 +116,8 @@ class Replay:
         self.n_step, self.gamma, self.alpha = int(n_step), float(gamma), float(alpha)
         self._names = list(shapes)
         shapes |= {name: (dtype, ()) for name, dtype in _OWN.items()}
-        shapes[_LINK] = np.dtype(np.int64), ()
+        if self.n_step > 1:
+            shapes[_LINK] = np.dtype(np.int64), ()
         size = sum(d.itemsize * int(np.prod(s)) * self.capacity + _LINE for d, s in shapes.values())
         self._segment = Segment(size)
         self._fields = {
@@ -124,8 +125,9 @@ class Replay:
             for name, (dtype, shape) in shapes.items()
         }
         self._added = 0  # ever
-        # Of the record of each env that others follow: which it is here, and in the env's life.
-        self._last: dict[int, tuple[int, int]] = {}
+        # Of the newest record of each env: whose it is, ascending; which it is here, -1 if nothing
+        # follows it; and which in the env's life.
+        self._last = np.empty((3, 0), np.int64)
         self._tree = _SumTree(self.capacity) if self.alpha > 0 else None
         self._random = np.random.default_rng(seed)
 
@@ -186,7 +188,7 @@ class Replay:
             arrays = {name: array[skipped:] for name, array in arrays.items()}
             whole, fresh = whole[skipped:], fresh[skipped:]
             self._added += skipped
-            self._last.clear()
+            self._last = self._last[:, :0]
             count = self.capacity
         if count == 0:
             return
@@ -197,7 +199,8 @@ class Replay:
             to = self._fields[name]
             to[slots[0] : slots[0] + split] = array[:split]
             to[: count - split] = array[split:]
-        self._link(at, arrays, whole, fresh, known=numbers is not None)
+        if self.n_step > 1:
+            self._link(at, arrays, whole, fresh, known=numbers is not None)
         self._added += count
         if self._tree is not None:
             self._tree.set(slots, np.full(count, self._tree.highest))
@@ -249,17 +252,29 @@ class Replay:
         if known:
             goes_on &= whole[after] == whole[before] + 1
         following[numbers[before[goes_on]] % self.capacity] = numbers[after[goes_on]]
-        firsts = order[np.concatenate([[True], ~same])]
-        lasts = order[np.concatenate([~same, [True]])]
-        oldest = int(numbers[-1]) + 1 - self.capacity
-        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-            whose = int(env[first])
-            last_at, number = self._last.pop(whose, (-1, 0))
-            joined = not fresh[first] and (not known or whole[first] == number + 1)
-            if last_at >= max(oldest, 0) and joined:
-                following[last_at % self.capacity] = numbers[first]
-            if not over[last]:
-                self._last[whose] = int(numbers[last]), int(whole[last])
+        ends = np.append(~same, True)
+        firsts, lasts = order[np.append(True, ends[:-1])], order[ends]
+        at = self._places_of(env[firsts])
+        _, last, number = self._last[:, at]
+        joined = (last >= max(int(numbers[-1]) + 1 - self.capacity, 0)) & ~fresh[firsts]
+        if known:
+            joined &= whole[firsts] == number + 1
+        following[last[joined] % self.capacity] = numbers[firsts[joined]]
+        self._last[1, at] = np.where(over[lasts], -1, numbers[lasts])
+        self._last[2, at] = whole[lasts]
+
+    def _places_of(self, envs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where in ``_last`` such envs are: each one once, ascending."""
+        known = self._last[0]
+        at = np.searchsorted(known, envs)
+        if len(known) == 0 or (known.take(at, mode="clip") != envs).any():
+            joined = np.union1d(known, envs)
+            grown = np.full((3, len(joined)), -1)
+            grown[0] = joined
+            grown[:, joined.searchsorted(known)] = self._last
+            self._last = grown
+            at = np.searchsorted(joined, envs)
+        return at
 
     # -- out -------------------------------------------------------------------------------------
 
@@ -321,7 +336,7 @@ class Replay:
             "gamma": self.gamma,
             "alpha": self.alpha,
             "added": self._added,
-            "last": sorted(self._last.items()),
+            "last": self._last.tolist(),
             "random": self._random.bit_generator.state,
             "names": self._names,
         }
@@ -359,7 +374,8 @@ class Replay:
             about = json.loads(arrays["about"].tobytes())
             if about["format"] != _FORMAT:
                 raise ValueError(f"format {about['format']!r}, expected {_FORMAT!r}")
-            fields = {name: arrays[f"field {name}"] for name in (*about["names"], *_OWN, _LINK)}
+            names = [*about["names"], *_OWN, *([_LINK] if about["n_step"] > 1 else [])]
+            fields = {name: arrays[f"field {name}"] for name in names}
             priorities = arrays["priorities"] if about["alpha"] > 0 else None
         replay = cls(
             about["capacity"],
@@ -369,7 +385,7 @@ class Replay:
             alpha=about["alpha"],
         )
         replay._added = about["added"]
-        replay._last = {env: (number, length) for env, (number, length) in about["last"]}
+        replay._last = np.array(about["last"], np.int64).reshape(3, -1)
         replay._random.bit_generator.state = about["random"]
         for name, array in fields.items():
             if len(array) != len(replay):  # which would be spread over all of them

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -108,6 +109,63 @@ def test_dqn(arguments, tmp_path):
     assert result["return"] > 15
     assert run("dqn.py", "--play", str(weights))["return"] > 8  # no episode is shorter
     assert (tmp_path / "returns.png").exists() == bool(plot)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [[], ["--one-process"]], ids=" ".join)
+def test_dqn_goes_on_when_it_was_killed(arguments, tmp_path):
+    arguments = ["--checkpoints", str(tmp_path), "--between", "0", "--until", "501", *arguments]
+    checkpoints = pysampler.Checkpoints(tmp_path)
+    command = [sys.executable, str(EXAMPLES / "dqn.py"), "--quiet", *arguments]
+    training = subprocess.Popen(command, start_new_session=True)
+    try:
+        while (checkpoints.latest or 0) <= 2000 and training.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                training.wait(0.05)
+    finally:
+        training.kill()
+    assert training.wait() == -signal.SIGKILL
+    killed = checkpoints.latest
+    result = run("dqn.py", *arguments, "--steps", str(killed + 3000))
+    assert result["resumed"] == killed
+    assert result["steps"] == checkpoints.latest >= killed + 3000
+    assert (result["steps"] - 1000) / 16 <= result["updates"] <= result["steps"] / 4
+
+
+def test_dqn_learns_on_as_if_nothing_had_been(dqn, tmp_path):
+    import torch
+
+    settings = dqn.Settings(updates=5, target=4, warmup=1, n_step=3)
+    like = {"observations": np.zeros(4, np.float32), "actions": np.zeros((), np.int64)}
+    like["next_observations"] = like["observations"]
+    random = np.random.default_rng(1)
+
+    def learner(seed):
+        torch.manual_seed(seed)
+        return dqn.Learner(dqn.network(4, 2, 8), like, settings, seed)
+
+    one, other = learner(1), learner(2)
+    seen = random.normal(size=(51, 4)).astype(np.float32)
+    ends = random.random((2, 50)) < 0.1
+    one.steps = 50
+    dqn.keep(
+        one.replay,
+        [(seen[i], seen[i + 1], i % 2, 1.0, *ends[:, i], 0, i == 0) for i in range(50)],
+    )
+    one.learn()
+    checkpoints = pysampler.Checkpoints(tmp_path)
+    one.save(checkpoints, best=3.5)
+    drawn = torch.rand(3)
+    assert other.restore(checkpoints) == {"best": 3.5}
+    assert torch.equal(torch.rand(3), drawn)
+    for both in (one, other):
+        both.learn()
+    assert (other.steps, other.updates) == (one.steps, one.updates) == (50, 10)
+    for name in ("net", "target"):
+        for mine, theirs in zip(
+            *(getattr(both, name).parameters() for both in (one, other)), strict=True
+        ):
+            assert torch.equal(mine, theirs)
 
 
 def test_what_acts_for_dqn_does_what_its_network_says(dqn):

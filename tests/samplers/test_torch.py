@@ -1,11 +1,15 @@
 """Torch modules as policies: in the centre, in the workers, and while they learn."""
 
+import functools
+import importlib
+
 import numpy as np
 import pytest
 import torch
 from scripted import Scripted
 
 import pysampler
+from pysampler.policies import needs_torch
 
 
 class Net(torch.nn.Module):
@@ -135,3 +139,15 @@ def test_tensors_are_the_frames_and_go_to_a_device(envs):
             assert there.rewards[0, 0].item() == 123.0
             assert len(there.cut_observations) == len(rollout.cut_observations)
             assert there.last_observations.shape == (4, 4)
+
+
+def test_torch_is_preloaded_for_what_workers_would_import_it_for(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, first in (("with_torch", "from torch import nn"), ("without", "import math")):
+        (tmp_path / f"{name}.py").write_text(f"{first}\ndef policy(observations): ...\n")
+        module = importlib.import_module(name)
+        assert needs_torch(module.policy) == (name == "with_torch")
+    assert needs_torch(torch.nn.Linear(1, 1))
+    monkeypatch.setattr(module.policy, "__module__", "__main__")
+    assert not needs_torch(module.policy)
+    assert not needs_torch(functools.partial(module.policy))

@@ -61,6 +61,21 @@ def test_ctrl_c_loses_no_record(kind):
     assert ring.pop_many(4).tolist() == [1, 2]
 
 
+def test_ctrl_c_is_answered_where_a_producer_has_died():
+    ring = sync.SharedRing(4, np.int64, producers=2)
+    ring.push(1)
+    child = os.fork()
+    if child == 0:
+        ring.claim()
+        os._exit(0)
+    os.waitpid(child, 0)
+    main = threading.get_ident()
+    threading.Timer(0.02, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        ring.peek(2, 2, timeout=1)
+    assert ring.peek(2).tolist() == [1]
+
+
 @pytest.mark.parametrize("kind", [sync.Ring, sync.SharedRing])
 def test_who_wants_more_than_a_blocked_producer_may_bring_gets_what_there_is(kind):
     ring = kind(8, np.int64, high=4, low=1)
