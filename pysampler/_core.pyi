@@ -426,9 +426,9 @@ class SharedRing:
         """
         The consumer that died has been replaced.
         """
-    def wait_room(self, *, timeout: float | None = None, deadline: int | None = None) -> bool:
+    def wait_drained(self, *, timeout: float | None = None, deadline: int | None = None) -> bool:
         """
-        Until the ring is not full, and if it was, has drained to the low mark; False at the deadline. Others may fill it before a claim.
+        For a producer who found the ring full: until it has drained to the low mark; False at the deadline. Others may have filled it before a claim.
         """
     @property
     def closed(self) -> bool:

@@ -33,7 +33,7 @@ class Progress:
     """How far each group has come in its rollout, and whether all are to stop, in a segment.
 
     Each line has one writer: the worker of the group; the parent writes zeros where no rollout is
-    under way. Anyone may tell all to stop.
+    under way. Anyone may tell all to stop, the learner to pause.
     """
 
     def __init__(self, groups: int, segment: Segment, offset: int | None = None) -> None:
@@ -58,6 +58,15 @@ class Progress:
     def dropped(self) -> bool:
         """Whether what has been made and not been handed over is not wanted either."""
         return bool(self._lines[-1, 1])
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is to be begun: the learner learns."""
+        return bool(self._lines[-1, 2])
+
+    @paused.setter
+    def paused(self, value: bool) -> None:
+        self._lines[-1, 2] = value
 
     def stop(self, *, drop: bool = False) -> None:
         """Let it."""

@@ -93,8 +93,8 @@ class Actors(Detached):
       (or of anything with ``state_dict()`` and ``load_state_dict()``) reach it with ``publish``;
       other policies stay as they are.
     - ``steps``: of a record; None for single transitions, a number for trajectories of so many.
-    - ``high``, ``low``: actors that find ``high`` records waiting block until there are ``low``.
-      No record waits behind more than ``high`` others.
+    - ``high``, ``low``: actors that find ``high`` records waiting block until there are ``low``,
+      or 50 ms later if there is room. No record waits behind more than ``high`` others.
     - ``max_lag``: records made with weights more than so many versions old are dropped by ``take``,
       and counted.
     - ``settings``: what the policy is called with by name, a number for each env: ``{"epsilon":
@@ -147,6 +147,7 @@ class Actors(Detached):
         self._share = share
         self._followers: list[Callable[[Any, int], None]] = []
         self._look_at = 0
+        self._phase_end: int | None = None  # how many will have been passed at the end of a phase
         self._held = 0  # records of the last batch
         self._kept: list[npt.NDArray[Any]] = []  # of one that is not complete, given up already
         self._taken = self._dropped = 0
@@ -270,7 +271,8 @@ class Actors(Detached):
     def wait_full(self) -> int:
         """Until there are ``high`` records; how many of them are to be taken.
 
-        Fewer once all have stopped, and none at last.
+        Fewer once all have stopped, and none at last. The actors begin nothing until so many have
+        been given back.
         """
         self._expect_open()
         self.begin()
@@ -278,16 +280,18 @@ class Actors(Detached):
         if self._next(self._high, self._high, None) is None:
             return 0
         count = len(self._ring)
-        return count - self._low if count > self._low and not self.stopped else max(1, count)
+        count = count - self._low if count > self._low and not self.stopped else max(1, count)
+        self._phase_end = self.passed + count
+        self._progress.paused = True
+        return count
 
     def give_back(self, *, drop: int = 0) -> None:
         """The records of the last batch, and so many more, which nobody wants."""
         self._give_up()
         while drop > 0 and (rows := self._next(drop, 1, None)) is not None:
-            self._held = len(rows)
-            self._give_up()
-            self._dropped += len(rows)
             drop -= len(rows)
+            self._held, self._dropped = len(rows), self._dropped + len(rows)
+            self._give_up()
 
     @property
     def passed(self) -> int:
@@ -297,7 +301,10 @@ class Actors(Detached):
     # -- taking ----------------------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        """The records of the last batch."""
+        """The records of the last batch. At the end of a phase the actors may go on."""
+        if self._phase_end is not None and self.passed >= self._phase_end:
+            self._progress.paused = False  # before those who wait are woken
+            self._phase_end = None
         if self._held > 0:
             held, self._held = self._held, 0
             self._ring.release(held)

@@ -13,7 +13,7 @@ from pysampler.acting import RolledOut, WorkerActing
 from pysampler.closing import Closing
 from pysampler.errors import StopActors
 from pysampler.records import Packer
-from pysampler.sync import now
+from pysampler.sync import now, sleep_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,14 +91,18 @@ class Alone(WorkerActing):
 
     def _ready(self, errand: Errand, group: int) -> bool:
         """To begin a record: where there is no room for it, it would be old before it is read."""
-        if len(self._ring) >= self._ring.high and errand.most is None:
+        progress, ring = self._progress, self._ring
+        # Who is woken looks again: somebody quicker may have filled it, and the learner paused all.
+        while errand.most is None and not progress.stopped:
+            if not progress.paused and len(ring) < ring.high:
+                break
             began = now()
-            self._progress.blocked[group] = True
-            while not self._progress.stopped and not self._ring.wait_room(timeout=_LOOK):
-                pass
+            progress.blocked[group] = True
+            if ring.wait_drained(timeout=_LOOK) and progress.paused:
+                sleep_until(now() + _SOON)  # the learner works on copies
             self._unblocked(began, group)
         self._keep_up(errand, group)
-        return not self._progress.stopped
+        return not progress.stopped
 
     def _unblocked(self, began: int, group: int) -> None:
         self._progress.blocked[group] = False

@@ -77,10 +77,11 @@ def phases(actors: Actors, high: int, low: int = 0, *, drop: bool = False) -> It
 
 
 def _phases(actors: Actors, *, drop: bool) -> Iterator[Phase]:
-    filling, number = now(), 0
-    while count := actors.wait_full():
+    number = left = 0
+    filling = now()
+    while count := left or actors.wait_full():  # with some left, the actors are still blocked
         number += 1
         phase = Phase(actors, number, count, filling)
         yield phase
         actors.give_back(drop=phase.left if drop else 0)
-        filling = now()
+        filling, left = now(), phase.left

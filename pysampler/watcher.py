@@ -131,6 +131,7 @@ class Watcher(Detached):
         self._every, self._nice, self._repeat = video_every, nice, repeat
         self._fps = fps or int(envs.metadata.get("render_fps", 30))
         self._episodes = np.empty(0, EPISODE)
+        self._passed = 0  # by the last wait(), or before the last weights
         self._follow_at = 0
         actors = policy if isinstance(policy, Actors) else None
         super().__init__(
@@ -159,9 +160,13 @@ class Watcher(Detached):
         return self._episodes
 
     def wait(self, count: int, timeout: float | None = None) -> npt.NDArray[Any]:
-        """The next so many episodes that end after this call; WaitTimeoutError if too few did."""
+        """The next so many episodes; WaitTimeoutError if too few end in time.
+
+        They are those that ended after the ones that the last call returned, and after the last
+        ``publish``.
+        """
         deadline = None if timeout is None else now() + int(timeout * 1e9)
-        have = len(self.curve)
+        have = self._passed
         while len(self.curve) < have + count:
             if deadline is not None and now() >= deadline:
                 raise WaitTimeoutError(f"cannot watch: fewer than {count} episodes ended in time")
@@ -171,6 +176,7 @@ class Watcher(Detached):
                 self._ring.release(0)
             except (LostError, WaitTimeoutError):
                 continue
+        self._passed = have + count
         return self._episodes[have : have + count]
 
     def film(self) -> None:
@@ -181,9 +187,11 @@ class Watcher(Detached):
 
     def publish(self, weights: Any = None, at: int | None = None) -> int:
         """New weights, as for actors; ``at`` says how far the learner is, for the curve."""
+        self.begin()
         if at is not None:
-            self.begin()
             self._state.at = at
+        # In this order: a thread that moves them from the ring meanwhile does not make them more.
+        self._passed = len(self._episodes) + len(self._ring)
         return super().publish(weights)
 
     def follow(self, weights: Any, at: int) -> None:

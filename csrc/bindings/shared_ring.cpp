@@ -100,9 +100,9 @@ class PySharedRing : public Handle {
         return pushed;
     }
 
-    bool wait_room(const Seconds& timeout, const Nanoseconds& deadline) {
+    // For one who found it full, however often he asks: a claim would take what room there is.
+    bool wait_drained(const Seconds& timeout, const Nanoseconds& deadline) {
         const Turn turn(*this, producing_, "wait for");
-        if (ring_.size() < ring_.geometry().high) return true;
         const std::int64_t until = deadline_of(timeout, deadline);
         const Outcome outcome =
             room_([&](WaitPolicy& policy) { return ring_.wait_room(until, policy); });
@@ -303,10 +303,10 @@ void register_shared_ring(py::module_& m) {
              py::kw_only(), py::arg("timeout") = none, py::arg("deadline") = none,
              "A copy of up to `count` records once there are `least`, or of what there is at the "
              "deadline.")
-        .def("wait_room", &PySharedRing::wait_room, py::kw_only(), py::arg("timeout") = none,
+        .def("wait_drained", &PySharedRing::wait_drained, py::kw_only(), py::arg("timeout") = none,
              py::arg("deadline") = none,
-             "Until the ring is not full, and if it was, has drained to the low mark; False at the "
-             "deadline. Others may fill it before a claim.")
+             "For a producer who found the ring full: until it has drained to the low mark; False at "
+             "the deadline. Others may have filled it before a claim.")
         .def("leave", &PySharedRing::leave, "Gives this process's place as a producer back.")
         .def("producer", &PySharedRing::producer, "What a Watch marks lost when a producer dies.")
         .def("consumer", &PySharedRing::consumer, "What a Watch marks lost when the consumer dies.")

@@ -12,7 +12,8 @@ from gymnasium import spaces
 from scripted import by_env
 
 import pysampler
-from pysampler.sync import now
+from pysampler.alone import _LOOK
+from pysampler.sync import now, sleep_until
 
 
 class Timed(gym.Env):
@@ -74,7 +75,10 @@ def test_who_learns_and_who_acts_take_turns():
             while (~actors._progress.blocked[heads].astype(bool)).any():
                 os.sched_yield()
             began = now()
-            made += [np.array(r.next_observations).ravel().copy() for r in phase.batches(32)]
+            for records in phase.batches(16):
+                made.append(np.array(records.next_observations).ravel().copy())
+                # Longer than the actors wait between two looks whether they are to stop.
+                sleep_until(now() + int(1.2e9 * _LOOK) * (phase.number < 4))
             learning.append((began, now()))
             if phase.number == 10:
                 actors.stop()
@@ -84,6 +88,18 @@ def test_who_learns_and_who_acts_take_turns():
         assert len(times) >= 640
         for began, drained in learning:
             assert not ((times > began) & (times < drained)).any()
+
+
+def test_what_is_left_is_the_next_phase_before_anything_is_recorded():
+    with envs_of(num_workers=2) as envs:
+        actors = pysampler.actors(envs, act)
+        sizes = []
+        for phase in pysampler.phases(actors, 64):
+            sizes.append((phase.left, len(phase.take(24))))
+            sleep_until(now() + int(1.2e9 * _LOOK) * (phase.number < 4))
+            if phase.number == 6:
+                break
+        assert sizes == 2 * [(64, 24), (40, 24), (16, 16)]
 
 
 @pytest.mark.parametrize("drop", [False, True])

@@ -88,6 +88,15 @@ def test_who_wants_more_than_a_blocked_producer_may_bring_gets_what_there_is(kin
     producer.join()
 
 
+def test_who_found_a_ring_full_waits_until_it_is_drained_however_often_he_asks():
+    ring = sync.SharedRing(8, np.int64, high=4, low=1)
+    ring.push_many(np.arange(4))
+    for _ in range(3):
+        assert not ring.wait_drained(timeout=0)
+        ring.pop_many(1)
+    assert ring.wait_drained(timeout=0)
+
+
 def test_other_threads_run_while_one_waits():
     flag = sync.Flag()
     threading.Thread(target=lambda: flag.set()).start()
