@@ -60,8 +60,8 @@ def test_transitions_are_those_of_a_plain_loop(workers, groups):
     expected = slow_rollout(fns, policy, steps, 5)
     with envs_of(num_workers=workers, groups=groups) as envs:
         actors = pysampler.actors(envs, policy, seed=5)
-        batches = []
-        while len(batches) == 0 or min(made) < steps:
+        batches, made = [], np.zeros(6)
+        while made.min() < steps:
             batches += taken(actors, 50)
             made = np.bincount(np.concatenate([records.env for records in batches]), minlength=6)
         batches += rest_of(actors)
