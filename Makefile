@@ -36,7 +36,7 @@ demo: $(VENV)/package.stamp $(VENV)/demo.stamp  ## HalfCheetah, sampled by gymna
 test: test-native test-python  ## every test, native and Python
 
 test-python: $(VENV)/package.stamp $(VENV)/test.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4
 
 test-native: $(VENV)/native.stamp
 	$(CMAKE) -S . -B build/native $(NATIVE_OFF)

@@ -159,7 +159,6 @@ def main() -> None:
     torch.set_num_threads(1)
     s = Settings()
 
-    # Imported once, and not by each worker when it gets the policy.
     kwargs = {"num_workers": options.workers}
     with gym.make(options.env) as env:
         net = ActorCritic(env.observation_space, env.action_space)

@@ -298,13 +298,18 @@ class Actors(Detached):
         """How many records have been taken or dropped."""
         return self._taken + self._dropped
 
+    def _resume(self) -> None:
+        """Let actors go on that wait for the end of a phase."""
+        if self._phase_end is not None:
+            self._progress.paused = False
+            self._phase_end = None
+
     # -- taking ----------------------------------------------------------------------------------
 
     def _give_up(self) -> None:
         """The records of the last batch. At the end of a phase the actors may go on."""
         if self._phase_end is not None and self.passed >= self._phase_end:
-            self._progress.paused = False  # before those who wait are woken
-            self._phase_end = None
+            self._resume()  # before those who wait are woken
         if self._held > 0:
             held, self._held = self._held, 0
             self._ring.release(held)
@@ -354,6 +359,7 @@ class Actors(Detached):
                 try:
                     return np.asarray(self._ring.peek(count, 1 if over else least, deadline=until))
                 except WaitTimeoutError:
+                    self._resume()  # who waits does not learn; what the dead had begun is missing
                     if late and not ended:
                         return np.empty(0, self._described.dtype)
                 except LostError:  # of all who hand over; the pool knows more, or soon will

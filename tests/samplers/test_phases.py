@@ -12,6 +12,7 @@ from gymnasium import spaces
 from scripted import by_env
 
 import pysampler
+from pysampler.actors import _CHUNK
 from pysampler.alone import _LOOK
 from pysampler.sync import now, sleep_until
 
@@ -100,6 +101,38 @@ def test_what_is_left_is_the_next_phase_before_anything_is_recorded():
             if phase.number == 6:
                 break
         assert sizes == 2 * [(64, 24), (40, 24), (16, 16)]
+
+
+class Gated(Timed):
+    """Makes no step before a file is there."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.gate = gate
+
+    def step(self, action):
+        while not self.gate.exists():
+            os.sched_yield()
+        return super().step(action)
+
+
+def test_a_phase_ends_though_a_record_of_it_was_begun_by_somebody_who_died(tmp_path):
+    fns = [functools.partial(Gated, tmp_path / "gate")] * 4
+    with closing(pysampler.VectorEnv(fns, num_workers=1)) as envs:
+        actors = pysampler.actors(envs, act)
+        phases = pysampler.phases(actors, 4 * _CHUNK + 2)  # nothing is left to hand over
+        actors.begin()
+        child = os.fork()
+        if child == 0:
+            actors._ring.push_many(np.zeros(1, actors._described.dtype))
+            actors._ring.claim()
+            os._exit(0)
+        os.waitpid(child, 0)
+        (tmp_path / "gate").touch()
+        for phase in phases:
+            assert sum(map(len, phase.batches(16))) == 4 * _CHUNK + 2
+            if phase.number == 3:
+                break
 
 
 @pytest.mark.parametrize("drop", [False, True])
