@@ -19,6 +19,7 @@ from pysampler.alone import Errand
 from pysampler.borrowing import vector_env_of
 from pysampler.detached import Detached
 from pysampler.errors import BusyError, LostError, WaitTimeoutError
+from pysampler.numbers import whole_number
 from pysampler.records import Described, Records
 from pysampler.sync import SharedRing, now
 
@@ -133,15 +134,15 @@ class Actors(Detached):
         owned: bool = False,
     ) -> None:
         self._turn = threading.RLock()  # of take()
-        self._steps = None if steps is None else self._whole("steps", steps, 1)
+        self._steps = None if steps is None else whole_number("act", "steps", steps, 1)
         self._frames = 1 + (_CHUNK if self._steps is None else self._steps)
         count = envs.num_envs
         usual = 64 * count if steps is None else 4 * count
-        self._high = max(usual, 16) if high is None else self._whole("high", high, 1)
-        self._low = self._high // 2 if low is None else self._whole("low", low, 0)
+        self._high = max(usual, 16) if high is None else whole_number("act", "high", high, 1)
+        self._low = self._high // 2 if low is None else whole_number("act", "low", low, 0)
         if self._low >= self._high:
             raise self._refuse("low", low, f"less than high, {self._high}")
-        self._max_lag = None if max_lag is None else self._whole("max_lag", max_lag, 0)
+        self._max_lag = None if max_lag is None else whole_number("act", "max_lag", max_lag, 0)
         if not 0 < share <= 1:
             raise self._refuse("share", share, "a part of 1")
         self._share = share
@@ -164,12 +165,13 @@ class Actors(Detached):
         last batch are given back. Where ``least`` do not lie one behind the other, or some were too
         old, they are copies. The first call starts the actors.
         """
-        count, least = self._whole("count", count, 1), self._whole("least", least, 1)
+        count = whole_number("take records", "count", count, 1)
+        least = whole_number("take records", "least", least, 1)
         if least > min(count, self._low + 1):
-            raise self._refuse(
-                *("least", least),
-                f"at most the count, {count}, and low + 1, {self._low + 1}: actors that are "
-                "blocked bring no more before there are only low; give them a larger high",
+            raise ValueError(
+                f"cannot take records: least {least}, expected at most the count, {count}, and "
+                f"low + 1, {self._low + 1}: actors that are blocked bring no more before there are "
+                "only low; give them a larger high"
             )
         deadline = arguments.deadline(timeout, "take records")
         self._expect_open()
@@ -263,7 +265,7 @@ class Actors(Detached):
                 "cannot act in phases: with max_lag, what is dropped would end a phase before its "
                 "time"
             )
-        high, low = self._whole("high", high, 1), self._whole("low", low, 0)
+        high, low = whole_number("act", "high", high, 1), whole_number("act", "low", low, 0)
         if low >= high:
             raise self._refuse("low", low, f"less than high, {high}")
         self._high, self._low = high, low
@@ -373,9 +375,9 @@ class Actors(Detached):
     def _over(self, least: int) -> bool:
         """Whether all have ended. In this process: only when told to, and there is enough."""
         if self._in_workers or self.stopped:
-            if now() < self._look_at and not self.stopped:
+            if (at := now()) < self._look_at and not self.stopped:
                 return False
-            self._look_at = now() + _LOOK
+            self._look_at = at + _LOOK
             return self._look()
         if not self._closed and len(self._ring) < least:
             self._send()

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.error import CustomSpaceError
 from gymnasium.vector.utils.shared_memory import create_shared_memory
 
+from pysampler.numbers import whole_number
 from pysampler.nursery import CONTEXTS
 from pysampler.pool import Faults
 from pysampler.processes import Share
@@ -49,8 +50,8 @@ class Options:
     on_hang: OnHang = "raise"
 
     def __post_init__(self) -> None:
-        _whole("groups", self.groups, least=1)
-        _whole("frames", self.frames, least=1)
+        whole_number("make vector env", "groups", self.groups, least=1)
+        whole_number("make vector env", "frames", self.frames, least=1)
         _one_of("wait", self.wait, get_args(Wait))
         _one_of("infos", self.infos, get_args(Infos))
         _one_of("on_worker_loss", self.on_worker_loss, get_args(OnLoss))
@@ -72,12 +73,6 @@ class Options:
 
 def _refuse(what: str, got: Any, expected: str) -> ValueError:
     return ValueError(f"cannot make vector env: {what} {got!r}, expected {expected}")
-
-
-def _whole(what: str, got: Any, least: int) -> int:
-    if isinstance(got, bool) or not isinstance(got, (int, np.integer)) or got < least:
-        raise _refuse(what, got, f"a whole number of at least {least}")
-    return int(got)
 
 
 def _one_of(what: str, got: Any, expected: Iterable[str]) -> None:
@@ -124,7 +119,9 @@ def workers(given: int | None, envs: int, most: int | None) -> int:
             raise ValueError(f"`max_concurrency` must be an integer or None, got {type(most)}.")
         if most < 1:
             raise ValueError(f"`max_concurrency` must be a positive or None, got {most}.")
-    wanted = usable_cpus() if given is None else _whole("num_workers", given, least=0)
+    wanted = (
+        usable_cpus() if given is None else whole_number("make vector env", "num_workers", given, 0)
+    )
     return min(wanted, envs, envs if most is None else int(most))
 
 
@@ -184,8 +181,8 @@ def options(given: Any, envs: Sequence[int]) -> list[tuple[int, dict[str, Any] |
 
 def batch(least: int | None, most: int | None, envs: int, largest: int) -> tuple[int, int]:
     """How many envs to receive, given how many the largest group has."""
-    least = None if least is None else min(_count("min_envs", least, 0), envs)
-    most = envs if most is None else _count("max_envs", most, 1)
+    least = None if least is None else min(whole_number("receive", "min_envs", least, 0), envs)
+    most = envs if most is None else whole_number("receive", "max_envs", most, 1)
     if most < largest:
         raise ValueError(
             f"cannot receive: max_envs {most}, but groups have up to {largest} envs; expected at "
@@ -196,14 +193,6 @@ def batch(least: int | None, most: int | None, envs: int, largest: int) -> tuple
     if least > most:
         raise ValueError(f"cannot receive: min_envs {least}, more than max_envs {most}")
     return least, most
-
-
-def _count(what: str, given: Any, least: int) -> int:
-    if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < least:
-        raise ValueError(
-            f"cannot receive: {what} {given!r}, expected a whole number of at least {least}"
-        )
-    return int(given)
 
 
 def deadline(timeout: float | None, doing: str = "receive") -> int | None:

@@ -23,6 +23,7 @@ from pysampler.closing import Closing
 from pysampler.errors import BusyError, ClosedError, EnvError, LostError
 from pysampler.frames import Plan
 from pysampler.local import LocalPool
+from pysampler.numbers import whole_number
 from pysampler.nursery import CONTEXTS
 from pysampler.pool import Faults, Pool
 from pysampler.remote import dumps_by_value
@@ -113,7 +114,7 @@ class Averaging(Closing):
     ) -> None:
         if not callable(make):
             raise TypeError(f"cannot average: make is {make!r}, expected a function")
-        self.workers = _whole("workers", workers, 0)
+        self.workers = whole_number("average", "workers", workers, 0)
         _one_of("context", context, CONTEXTS)
         _one_of("on_worker_loss", on_worker_loss, get_args(OnLoss))
         if self.workers > 0 and context != "fork":
@@ -176,7 +177,7 @@ class Averaging(Closing):
 
     def round(self, steps: int) -> Round:
         """Let every trainer take the average and train for so many steps; average anew."""
-        steps = _whole("steps", steps, 1)
+        steps = whole_number("average", "steps", steps, 1)
         with self._entered("train"):
             list(self._answers())  # of a round that was interrupted: they are dropped
             began = now()
@@ -287,14 +288,6 @@ def _mean(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 # -- arguments -----------------------------------------------------------------------------------
-
-
-def _whole(what: str, got: Any, least: int) -> int:
-    if isinstance(got, bool) or not isinstance(got, (int, np.integer)) or got < least:
-        raise ValueError(
-            f"cannot average: {what} {got!r}, expected a whole number of at least {least}"
-        )
-    return int(got)
 
 
 def _one_of(what: str, got: Any, expected: Sequence[str]) -> None:

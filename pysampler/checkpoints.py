@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler.errors import LayoutError
+from pysampler.numbers import is_whole, whole_number
 from pysampler.replay import Replay
 
 if TYPE_CHECKING:
@@ -70,12 +71,8 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, keep: int = 2) -> None:
-        if not _is_whole(keep) or keep < 1:
-            raise ValueError(
-                f"cannot keep checkpoints: keep {keep!r}, expected a whole number of at least 1"
-            )
         self.directory = Path(directory)
-        self.keep = keep
+        self.keep = whole_number("keep checkpoints", "keep", keep, 1)
 
     def steps(self) -> list[int]:
         """Of the checkpoints there are, ascending."""
@@ -93,7 +90,7 @@ class Checkpoints:
     def save(self, step: int, /, **parts: Any) -> Path:
         """One checkpoint, newer than those there are. Returns its directory."""
         newest = self.latest
-        if not _is_whole(step) or step < 0 or (newest is not None and step <= newest):
+        if not is_whole(step, 0) or (newest is not None and step <= newest):
             expected = "at least 0" if newest is None else f"more than {newest}, the newest there"
             raise ValueError(
                 f"cannot save checkpoint: step {step!r}, expected a whole number of {expected}"
@@ -191,10 +188,6 @@ class Checkpoints:
 
     def _path(self, step: int) -> Path:
         return self.directory / f"checkpoint-{step:012d}"
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _replay(directory: Path, name: str) -> Path:

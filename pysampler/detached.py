@@ -200,8 +200,3 @@ class Detached(Borrower):
 
     def _refuse(self, what: str, got: Any, expected: str) -> ValueError:
         return ValueError(f"cannot {self._purpose}: {what} {got!r}, expected {expected}")
-
-    def _whole(self, what: str, got: Any, least: int) -> int:
-        if isinstance(got, bool) or not isinstance(got, (int, np.integer)) or got < least:
-            raise self._refuse(what, got, f"a whole number of at least {least}")
-        return int(got)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler.numbers import whole_number
 from pysampler.rollouts import Rollouts, rollouts
 
 if TYPE_CHECKING:
@@ -65,10 +66,7 @@ def evaluate(
     >>> len(evaluation.returns), bool((evaluation.returns == evaluation.lengths).all())
     (10, True)
     """
-    if isinstance(episodes, bool) or not isinstance(episodes, (int, np.integer)) or episodes < 1:
-        raise ValueError(
-            f"cannot evaluate: episodes {episodes!r}, expected a whole number of at least 1"
-        )
+    episodes = whole_number("evaluate", "episodes", episodes, 1)
     if isinstance(envs, Rollouts):
         envs.pause()
         try:
@@ -84,7 +82,7 @@ def evaluate(
         seed=seed,
         **options,
     ) as some:
-        return _count(some, int(episodes))
+        return _count(some, episodes)
 
 
 def _count(some: Rollouts, episodes: int) -> Evaluation:

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler.errors import LayoutError
+from pysampler.numbers import whole_number
 from pysampler.sync import Segment
 
 if TYPE_CHECKING:
@@ -93,11 +94,8 @@ class Replay:
         alpha: float = 0.0,
         seed: int | None = None,
     ) -> None:
-        for name, value in (("capacity", capacity), ("n_step", n_step)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ValueError(
-                    f"cannot make replay: {name} {value!r}, expected a whole number of at least 1"
-                )
+        self.capacity = whole_number("make replay", "capacity", capacity, 1)
+        self.n_step = whole_number("make replay", "n_step", n_step, 1)
         if not 0 <= gamma <= 1 or not alpha >= 0:
             raise ValueError(
                 f"cannot make replay: gamma {gamma!r} and alpha {alpha!r}, expected 0 to 1, and at "
@@ -112,8 +110,7 @@ class Replay:
         for name, (dtype, _) in shapes.items():
             if dtype.hasobject:
                 raise ValueError(f"cannot make replay: {name} holds Python objects")
-        self.capacity = int(capacity)
-        self.n_step, self.gamma, self.alpha = int(n_step), float(gamma), float(alpha)
+        self.gamma, self.alpha = float(gamma), float(alpha)
         self._names = list(shapes)
         shapes |= {name: (dtype, ()) for name, dtype in _OWN.items()}
         if self.n_step > 1:

@@ -19,6 +19,7 @@ import numpy as np
 from pysampler.acting import Progress
 from pysampler.borrowing import Borrower, vector_env_of
 from pysampler.errors import BusyError
+from pysampler.numbers import whole_number
 from pysampler.places import Centre, Way, Workers, copied
 from pysampler.policies import Actor, is_module, no_odd, weights_of
 from pysampler.rollout import Rollout
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-__all__ = ["Rollouts", "rollouts", "whole_number"]
+__all__ = ["Rollouts", "rollouts"]
 
 Where = Literal["centre", "workers"]
 
@@ -120,8 +121,8 @@ class Rollouts(Borrower):
         seed: int | list[int | None] | None = None,
         owned: bool = False,
     ) -> None:
-        horizon = whole_number("horizon", horizon, 1)
-        keep = whole_number("keep", keep, 1)
+        horizon = whole_number("sample rollouts", "horizon", horizon, 1)
+        keep = whole_number("sample rollouts", "keep", keep, 1)
         if where not in get_args(Where):
             raise _refuse("where", where, 'one of "centre", "workers"')
         partial = min_envs is not None or timeout is not None or not whole or fresh
@@ -135,8 +136,10 @@ class Rollouts(Borrower):
                 "cannot sample rollouts: with fresh, what is under way at the end of a rollout "
                 "would be lost; expected whole=True"
             )
+        if threads is not None:
+            threads = whole_number("sample rollouts", "threads", threads, 1)
         if min_envs is not None:
-            min_envs = min(whole_number("min_envs", min_envs, 1), envs.num_envs)
+            min_envs = min(whole_number("sample rollouts", "min_envs", min_envs, 1), envs.num_envs)
         if timeout is not None and not timeout >= 0:
             raise _refuse("timeout", timeout, "seconds >= 0 or None")
         if isinstance(infos, str):
@@ -156,7 +159,7 @@ class Rollouts(Borrower):
             timeout=None if timeout is None else int(min(timeout, 1e9) * 1e9),
             whole=whole,
             fresh=fresh,
-            threads=threads if threads is None else whole_number("threads", threads, 1),
+            threads=threads,
         )
         self._infos = list(infos)
         self._seed = seed
@@ -328,9 +331,3 @@ def _tree(tree: Any, arrays: Sequence[npt.NDArray[Any]], steps: slice) -> Any:
 
 def _refuse(what: str, got: Any, expected: str) -> ValueError:
     return ValueError(f"cannot sample rollouts: {what} {got!r}, expected {expected}")
-
-
-def whole_number(what: str, got: Any, least: int) -> int:
-    if isinstance(got, bool) or not isinstance(got, (int, np.integer)) or got < least:
-        raise _refuse(what, got, f"a whole number of at least {least}")
-    return int(got)

@@ -15,9 +15,10 @@ from pysampler.closing import Closing
 from pysampler.envs.meta.tasks import TaskWrapper
 from pysampler.errors import ClosedError, PysamplerError
 from pysampler.make import make_vec
+from pysampler.numbers import whole_number
 from pysampler.places import Centre
 from pysampler.policies import Actor, no_odd
-from pysampler.rollouts import Rollouts, whole_number
+from pysampler.rollouts import Rollouts
 from pysampler.spec import build
 from pysampler.vector_env import VectorEnv
 
@@ -254,7 +255,7 @@ class MultiTaskSampler(Closing):
     def _prepared(self, max_length: int, params: Any, tasks: Any) -> _TaskRollouts:
         if self._closed:
             raise ClosedError("cannot sample tasks: the sampler is closed")
-        max_length = whole_number("max_length", max_length, 1)
+        max_length = whole_number("sample rollouts", "max_length", max_length, 1)
         if tasks is None and not self.tasks:
             tasks = self.sample_tasks(self.envs.num_envs)
         if tasks is not None:

@@ -14,6 +14,7 @@ from pysampler.alone import EPISODE, Show, Shown
 from pysampler.borrowing import vector_env_of
 from pysampler.detached import Detached
 from pysampler.errors import LostError, PysamplerError, WaitTimeoutError
+from pysampler.numbers import whole_number
 from pysampler.sync import SharedRing, now
 
 if TYPE_CHECKING:
@@ -117,11 +118,11 @@ class Watcher(Detached):
         seed: int | None = None,
     ) -> None:
         if video_every is not None:
-            self._whole("video_every", video_every, 1)
+            whole_number("watch", "video_every", video_every, 1)
         self._films = render_mode == "rgb_array" and folder is not None
         if video_every is not None:
             self._expect_films()
-        if self._whole("nice", nice, 0) > 19:
+        if whole_number("watch", "nice", nice, 0) > 19:
             raise self._refuse("nice", nice, "0 to 19")
         if envs.num_envs != 1:
             raise self._refuse("num_envs", envs.num_envs, "1")

@@ -39,6 +39,7 @@ PYTHON = {
         *("pysampler._core", "pysampler.acting", "pysampler.alone", "pysampler.errors"),
         *("pysampler.frames", "pysampler.infos", "pysampler.remote", "pysampler.sync"),
     },
+    "pysampler.numbers": set(),
     "pysampler.mail": {"pysampler._core", "pysampler.errors"},
     "pysampler.nursery": {"pysampler._core", "pysampler.errors", "pysampler.worker"},
     "pysampler.worker": {
@@ -59,6 +60,7 @@ PYTHON = {
         *("pysampler.remote", "pysampler.stats", "pysampler.sync"),
     },
     "pysampler.arguments": {
+        "pysampler.numbers",
         *("pysampler.nursery", "pysampler.pool", "pysampler.processes", "pysampler.spec"),
         *("pysampler.sync",),
     },
@@ -75,7 +77,7 @@ PYTHON = {
         *("pysampler.sync",),
     },
     "pysampler.make": {"pysampler.vector_env"},
-    "pysampler.replay": {"pysampler.errors", "pysampler.sync"},
+    "pysampler.replay": {"pysampler.numbers", "pysampler.errors", "pysampler.sync"},
     "pysampler.tally": {
         *("pysampler.acting", "pysampler.frames", "pysampler.infos", "pysampler.results"),
         *("pysampler.rollout",),
@@ -91,6 +93,7 @@ PYTHON = {
         *("pysampler.processes", "pysampler.sync", "pysampler.vector_env"),
     },
     "pysampler.rollouts": {
+        "pysampler.numbers",
         *("pysampler.acting", "pysampler.borrowing", "pysampler.errors", "pysampler.places"),
         *("pysampler.policies", "pysampler.rollout", "pysampler.spec", "pysampler.sync"),
         *("pysampler.tally", "pysampler.vector_env"),
@@ -100,30 +103,34 @@ PYTHON = {
         *("pysampler.policies", "pysampler.results", "pysampler.sync", "pysampler.vector_env"),
     },
     "pysampler.actors": {
+        "pysampler.numbers",
         *("pysampler.alone", "pysampler.borrowing", "pysampler.detached", "pysampler.errors"),
         *("pysampler.arguments", "pysampler.policies", "pysampler.records", "pysampler.sync"),
         "pysampler.vector_env",
     },
     "pysampler.phases": {"pysampler.actors", "pysampler.records", "pysampler.sync"},
     "pysampler.watcher": {
+        "pysampler.numbers",
         *("pysampler.actors", "pysampler.alone", "pysampler.borrowing", "pysampler.detached"),
         *("pysampler.errors", "pysampler.policies", "pysampler.sync", "pysampler.vector_env"),
     },
-    "pysampler.checkpoints": {"pysampler.errors", "pysampler.replay"},
+    "pysampler.checkpoints": {"pysampler.numbers", "pysampler.errors", "pysampler.replay"},
     "pysampler.trainers": {
         *("pysampler.block", "pysampler.frames", "pysampler.processes", "pysampler.spec"),
         *("pysampler.sync", "pysampler.worker"),
     },
     "pysampler.averaging": {
+        "pysampler.numbers",
         *("pysampler.block", "pysampler.closing", "pysampler.errors", "pysampler.frames"),
         *("pysampler.local", "pysampler.nursery", "pysampler.pool", "pysampler.processes"),
         *("pysampler.remote", "pysampler.spec", "pysampler.sync", "pysampler.trainers"),
     },
-    "pysampler.evaluation": {"pysampler.rollouts"},
+    "pysampler.evaluation": {"pysampler.numbers", "pysampler.rollouts"},
     "pysampler.envs.meta.tasks": set(),
     "pysampler.envs.meta.mujoco": {"pysampler.envs.meta.tasks"},
     "pysampler.envs.meta.plain": {"pysampler.envs.meta.tasks"},
     "pysampler.tasks": {
+        "pysampler.numbers",
         *("pysampler.closing",),
         *("pysampler.arguments", "pysampler.envs.meta.tasks", "pysampler.errors"),
         *("pysampler.make", "pysampler.places", "pysampler.policies", "pysampler.rollout"),

@@ -753,9 +753,9 @@ def test_bad_options_are_refused_before_anything_starts(options, match):
 
 def test_bad_requests_are_refused():
     with envs_of(num_workers=0) as envs, pysampler.actors(envs, policy, high=8, low=3) as actors:
-        with pytest.raises(ValueError, match="cannot act: least 5"):
+        with pytest.raises(ValueError, match="cannot take records: least 5"):
             actors.take(8, least=5)
-        with pytest.raises(ValueError, match="cannot act: count 0"):
+        with pytest.raises(ValueError, match="cannot take records: count 0"):
             actors.take(0)
         with pytest.raises(AttributeError, match="records have no 'reward'"):
             actors.take(1).reward  # noqa: B018
