@@ -305,7 +305,8 @@ void register_shared_ring(py::module_& m) {
              "deadline.")
         .def("wait_drained", &PySharedRing::wait_drained, py::kw_only(), py::arg("timeout") = none,
              py::arg("deadline") = none,
-             "For a producer who found the ring full: until it has drained to the low mark; False at "
+             "For a producer who found the ring full: until it has drained to the low mark; False "
+             "at "
              "the deadline. Others may have filled it before a claim.")
         .def("leave", &PySharedRing::leave, "Gives this process's place as a producer back.")
         .def("producer", &PySharedRing::producer, "What a Watch marks lost when a producer dies.")
