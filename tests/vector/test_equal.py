@@ -129,4 +129,4 @@ def test_every_env_of_gymnasium(env_id):
     images = "CarRacing" in env_id  # each step draws one
     fns = [functools.partial(gym.make, env_id)] * (2 if images else 5)
     for mode, workers in zip(MODES, (1, 2, 5), strict=True):
-        run_both(fns, mode, 300, num_workers=workers)
+        run_both(fns, mode, 100 if images else 300, num_workers=workers)
