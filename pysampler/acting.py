@@ -157,19 +157,21 @@ class WorkerActing:
         report = RolledOut()
         progress = self._progress
         at = frame + (int(progress.steps[group]) if again else 0)
+        failed = False
         if again and at < frame + steps:
             report.policy_ns += self._act(at, envs)
             block.restore(at + 1)
-            report.keep(at + 1, take())
+            failed = report.keep(at + 1, take())
             mark_lost(self._frames, at, envs)
             report.restored = True
             at += 1
             self._acting.after(at, envs)
             progress.steps[group] = at - frame
-        while at < frame + steps and not progress.stopped:
+        while at < frame + steps and not (failed or progress.stopped):
             report.policy_ns += self._act(at, envs)
             at += 1
-            if block.step(at) and report.keep(at, take()):
+            failed = block.step(at) and report.keep(at, take())
+            if failed:
                 break
             # Last: whoever takes this one's place finds all up to here in the frames.
             self._acting.after(at, envs)

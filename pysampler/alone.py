@@ -121,13 +121,17 @@ class Alone(WorkerActing):
         self._refresh_at = began + int(took / errand.share)
         self._progress.refreshing_ns[group] += took
 
-    def _begin_anew(self, crew: Crew, envs: slice, report: RolledOut) -> None:
-        """The envs take the place of lost ones, at the first frame."""
+    def _begin_anew(self, crew: Crew, envs: slice, report: RolledOut) -> bool:
+        """The envs take the place of lost ones, at the first frame; False if one raised."""
+        failed = False
         for block, take in crew:
             block.restore(1)
-            report.keep(1, take())
+            failed = report.keep(1, take()) or failed
         self.carry(1, 0, envs)
         self._acting.forget(0, envs)
+        if failed:
+            self._stop_if_told(report)
+        return not failed
 
     def _step(self, crew: Crew, at: int, report: RolledOut) -> bool:
         """Let the envs step; False if one raised."""
@@ -135,11 +139,16 @@ class Alone(WorkerActing):
         for block, take in crew:
             if block.step(at):
                 failed = report.keep(at, take()) or failed
+        if failed:
+            self._stop_if_told(report)
+        return not failed
+
+    def _stop_if_told(self, report: RolledOut) -> None:
+        """By what an env raised, which is no error then."""
         raised = [one for one in report.leftovers if not isinstance(one[3].error, StopActors)]
-        if failed and len(raised) < len(report.leftovers):
+        if len(raised) < len(report.leftovers):
             self._progress.stop()
             report.leftovers = raised
-        return not failed
 
     def act_on(
         self,
@@ -161,7 +170,8 @@ class Alone(WorkerActing):
         packer, progress, steps = self._packer, self._progress, errand.described.steps
         report = RolledOut()
         if again:
-            self._begin_anew(crew, envs, report)
+            if not self._begin_anew(crew, envs, report):
+                return report
             packer.forget()
             self._at = self._packed = 0
         made = 0
@@ -221,8 +231,8 @@ class Alone(WorkerActing):
         ring = show.ring.attach(self._segment)
         state = Shown(*self._segment.array((4,), np.dtype(np.int64), show.state))
         report = RolledOut()
-        if again:
-            self._begin_anew(crew, envs, report)
+        if again and not self._begin_anew(crew, envs, report):
+            return report
         while not self._progress.stopped:
             wanted = state.wanted > state.filmed
             board = self._board

@@ -511,6 +511,31 @@ def test_a_lost_worker_is_told_where_it_is_not_replaced(tmp_path):
             taken(actors, 10**9)
 
 
+class Stillborn(Mortal):
+    """Does not live again; who does not notice may let it step."""
+
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        if self.mark.exists():
+            raise ValueError("no reset")
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("length", [None, 3])
+def test_whoever_takes_a_lost_workers_place_and_cannot_begin_says_so(tmp_path, length):
+    fns = [functools.partial(Stillborn, "die", 20, tmp_path / "died"), Mortal]
+    with closing(pysampler.VectorEnv(fns, num_workers=2, on_worker_loss="restart")) as envs:
+        actors = pysampler.actors(envs, counted, steps=length)
+        rows = []
+        with pytest.raises(EnvError, match="no reset"):
+            while True:
+                rows += list(actors.take(16).copy().rows)
+        for row in rows:
+            before, after = row["observations"].reshape(-1, 2), row["next_observations"]
+            np.testing.assert_array_equal(after.reshape(-1, 2), np.add(before, (0, 1)))
+
+
 def test_killed_while_blocked_an_actor_is_replaced():
     made = envs_of(num_workers=2, on_worker_loss="restart")
     with made as envs, pysampler.actors(envs, policy, high=32, seed=3) as actors:
