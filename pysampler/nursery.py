@@ -70,9 +70,7 @@ class Child:
         """Whether it has ended, or does so in time."""
         if self._pidfd < 0:
             return True
-        poller = select.poll()
-        poller.register(self._pidfd, select.POLLIN)
-        return bool(poller.poll(timeout * 1000))
+        return _readable(self._pidfd, timeout)
 
     def kill(self) -> None:
         """End it, whatever it is doing."""
@@ -176,9 +174,10 @@ class Nursery:
             self.tainted = threads > 1
 
     def close(self) -> None:
+        busy = self._loading and not _readable(self._socket)
         self._socket.close()  # which tells it to leave
         if self.owner == os.getpid():
-            if self._loading:  # it would go on with that first
+            if busy:  # it would go on with its imports first
                 self._process.kill()
             try:
                 self._process.wait(_LEAVING)
@@ -214,6 +213,12 @@ class Nursery:
             self._out_of_step = False
             raise OSError(*content)
         return content, received
+
+
+def _readable(file: Any, timeout: float = 0) -> bool:
+    poller = select.poll()
+    poller.register(file, select.POLLIN)
+    return bool(poller.poll(timeout * 1000))
 
 
 _nursery: Nursery | None = None
@@ -314,7 +319,10 @@ def main(fd: int) -> None:
         family.reap()
         if connection not in ready:
             continue
-        message, fds, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+        try:
+            message, fds, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+        except ConnectionResetError:  # the parent left an answer unread, and is gone
+            family.end()
         if not message:
             family.end()
         request, *content = pickle.loads(message)
@@ -344,7 +352,7 @@ def main(fd: int) -> None:
             answer = ("loaded", _import(content[0]))
         try:
             socket.send_fds(connection, [pickle.dumps(answer)], out)
-        except BrokenPipeError:
+        except ConnectionError:
             family.end()
         for sent in out:
             os.close(sent)

@@ -107,7 +107,7 @@ def main(fd: int) -> None:
         attachment, segment = _received(connection)
         server = _Server(setup, attachment, segment, host, connection)
         connection.send_bytes(b"attached")
-    except EOFError:  # the parent gave up
+    except (EOFError, ConnectionError):  # the parent gave up
         return
     server.run()
 

@@ -2,17 +2,20 @@
 they end."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import textwrap
+import types
 
+import cloudpickle
 import psutil
 import pytest
 from made_up import TellingEnv
 
 import pysampler
-from pysampler import nursery
+from pysampler import nursery, worker
 from pysampler.errors import WorkerLostError
 
 CARTPOLE = """
@@ -367,3 +370,42 @@ def test_ctrl_c_while_the_nursery_forks_does_not_mix_up_its_answers(monkeypatch)
     assert all(psutil.pid_exists(pid) for pid in envs._pool.pids)
     assert envs.step([0] * 4)[1].tolist() == [1] * 4
     envs.close()
+
+
+def wait_readable(file):
+    poller = select.poll()
+    poller.register(file, select.POLLIN)
+    poller.poll()
+
+
+def test_a_nursery_whose_last_answer_nobody_read_leaves_without_a_word(capfd):
+    left = nursery.Nursery()
+    left.load([])
+    wait_readable(left._socket)
+    left._socket.close()  # as the end of the process does it
+    assert left._process.wait() == 0
+    assert not capfd.readouterr().err
+
+
+def test_a_worker_whose_first_answer_nobody_read_leaves_without_a_word(capfd):
+    host = types.SimpleNamespace(describe=lambda: types.SimpleNamespace(name="left"))
+    child = nursery.start_worker("nursery")
+    child.connection.send(
+        worker.Setup(
+            index=0,
+            workers=1,
+            parent=os.getpid(),
+            environment=nursery.environment(),
+            directory="/",
+            path=sys.path,
+            arguments=[],
+            host=cloudpickle.dumps((lambda: host, ())),
+            again=False,
+        )
+    )
+    wait_readable(child.connection)
+    child.connection.close()
+    assert child.ended(timeout=100)
+    assert child.status() == 0
+    assert not capfd.readouterr().err
+    child.release()
