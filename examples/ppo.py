@@ -231,6 +231,7 @@ def main() -> None:
     settings.envs = options.envs or settings.envs
     settings.steps = options.steps or settings.steps
 
+    torch.set_num_threads(1)  # for nets as small as this, more only get in the way of the envs
     torch.manual_seed(options.seed)
     mode = gym.vector.AutoresetMode.SAME_STEP
     if options.vec == "pysampler":

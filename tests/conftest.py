@@ -1,6 +1,11 @@
 """What every test may rely on, however the tests were started."""
 
+import os
 import signal
+
+# Tests run beside each other. Threads of a matrix product wait for each other by spinning, and
+# where something else has their CPU that takes twenty times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure():
