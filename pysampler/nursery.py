@@ -175,6 +175,7 @@ class Nursery:
 
     def close(self) -> None:
         busy = self._loading and not _readable(self._socket)
+        self._loading = False  # nobody will read what has come of it
         self._socket.close()  # which tells it to leave
         if self.owner == os.getpid():
             if busy:  # it would go on with its imports first
@@ -264,6 +265,12 @@ def start_worker(context: str) -> Child:
                 ours.close()
                 _become_worker(theirs.detach(), [1, 2])
     return Child(pid, os.pidfd_open(pid), Connection(ours.detach()), parent)
+
+
+def await_ends(children: Iterable[Child], deadline: float) -> None:
+    """Until the children have ended, or that time of time.monotonic()."""
+    for child in children:
+        child.ended(max(0.0, deadline - time.monotonic()))
 
 
 def preload(modules: Iterable[str]) -> None:
@@ -447,9 +454,3 @@ def _become_worker(fd: int, outputs: list[int]) -> None:
             with contextlib.suppress(Exception):
                 stream.flush()
         os._exit(code)
-
-
-def await_ends(children: Iterable[Child], deadline: float) -> None:
-    """Until the children have ended, or that time of time.monotonic()."""
-    for child in children:
-        child.ended(max(0.0, deadline - time.monotonic()))

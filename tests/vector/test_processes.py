@@ -2,12 +2,12 @@
 they end."""
 
 import os
-import select
 import signal
 import subprocess
 import sys
 import textwrap
 import types
+from multiprocessing.connection import wait
 
 import cloudpickle
 import psutil
@@ -372,19 +372,21 @@ def test_ctrl_c_while_the_nursery_forks_does_not_mix_up_its_answers(monkeypatch)
     envs.close()
 
 
-def wait_readable(file):
-    poller = select.poll()
-    poller.register(file, select.POLLIN)
-    poller.poll()
-
-
 def test_a_nursery_whose_last_answer_nobody_read_leaves_without_a_word(capfd):
     left = nursery.Nursery()
     left.load([])
-    wait_readable(left._socket)
+    wait([left._socket])
     left._socket.close()  # as the end of the process does it
     assert left._process.wait() == 0
     assert not capfd.readouterr().err
+
+
+def test_a_nursery_that_imports_can_be_closed_twice():
+    busy = nursery.Nursery()
+    busy.load(["torch"])
+    busy.close()
+    busy.close()
+    assert busy._process.poll() is not None
 
 
 def test_a_worker_whose_first_answer_nobody_read_leaves_without_a_word(capfd):
@@ -403,7 +405,7 @@ def test_a_worker_whose_first_answer_nobody_read_leaves_without_a_word(capfd):
             again=False,
         )
     )
-    wait_readable(child.connection)
+    child.connection.poll(None)
     child.connection.close()
     assert child.ended(timeout=100)
     assert child.status() == 0
