@@ -108,7 +108,7 @@ class Faulty(gym.Env):
                 ctypes.PyDLL(None).pause()
             if fault == "close fds":
                 os.closerange(3, 100)
-            if fault == "fork":
+            if fault == "fork":  # something that lives on, and is to end with the worker
                 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
             if fault == "print":
                 print("x" * (1 << 20), flush=True)

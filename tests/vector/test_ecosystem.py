@@ -197,15 +197,9 @@ def test_a_function_is_applied_where_the_env_is():
 @pytest.fixture
 def sb3():
     pytest.importorskip("stable_baselines3")
-    import torch
-
     from pysampler.adapters import sb3
 
-    # Its threads wait for one another awake: beside other work a training of seconds takes minutes.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield sb3
-    torch.set_num_threads(threads)
+    return sb3
 
 
 @pytest.mark.slow
