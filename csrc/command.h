@@ -27,7 +27,7 @@ struct Command {
     std::uint32_t kind;
     std::uint32_t group;
     std::uint32_t frame;
-    std::uint32_t reserved;
+    std::uint32_t number;  // of the group's commands: an answer in the side channel repeats it
 };
 static_assert(sizeof(Command) == 16);
 

@@ -81,8 +81,8 @@ class BasicDoorbell {
     }
 
     // The waiter: until `want` members are ready. kLost, at once, if a member was lost and this has
-    // not been told before, or if those who are left cannot be so many. Unless it is kBusy, ready()
-    // and lost() hold what was found.
+    // not been told before, or if those who are left cannot be so many. ready() and lost() hold
+    // what was found, unless it is kBusy or kInterrupted.
     template <class Policy>
     Outcome wait_until(std::uint32_t want, std::int64_t deadline, Policy& policy) {
         if (!cell_->posts.enter()) return Outcome::kBusy;
@@ -129,6 +129,10 @@ class BasicDoorbell {
     // not only stopped, and what it had posted taken.
     void revive(std::uint32_t i) noexcept { members_[i].state.store(0, std::memory_order_release); }
 
+    // The waiting thread, from a signal handler that runs inside its wait: that wait is given up,
+    // another may begin. The one given up must be told to end before it looks again.
+    void give_up_wait() noexcept { cell_->posts.leave(); }
+
     // How many posts the waiter sleeps for. A member whose wait begins while others are still at
     // work tells its policy: policy.set_busy([&] { return bell.wanted(); }).
     std::uint64_t wanted() const noexcept { return cell_->posts.wanted(); }
@@ -164,6 +168,9 @@ class BasicDoorbell {
             const Outcome outcome =
                 cell_->posts.wait_inside(seen + missing, deadline, policy, missing);
             if (outcome == Outcome::kReady || outcome == Outcome::kLost) continue;
+            // At once: whoever was to be told of a result or a loss gets an exception instead, and
+            // asks again.
+            if (outcome == Outcome::kInterrupted) return outcome;
             collect();
             if (!lost_.empty()) return Outcome::kLost;
             return found_.size() >= want ? Outcome::kReady : outcome;

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -16,6 +17,10 @@ namespace pysampler {
 namespace {
 
 thread_local std::uint64_t cached_id = 0;
+
+// What a terminal, a batch system or a service manager may send to a whole group of processes: the
+// parent decides what becomes of it.
+constexpr int kOutlived[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 
 // getpid and gettid are system calls, ~70 ns each: too dear for a 100 ns hop. Only the thread
 // that forked exists in the child, so resetting that one's copy is enough.
@@ -44,6 +49,23 @@ bool process_alive(pid_t pid) noexcept {
     const bool ended = pidfd_ended(pidfd);
     close(pidfd);
     return !ended;
+}
+
+void outlive_signals() {
+    struct sigaction caught{};
+    caught.sa_handler = [](int) {};
+    caught.sa_flags = SA_RESTART;
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int signal : kOutlived) {
+        sigaction(signal, &caught, nullptr);
+        sigaddset(&set, signal);
+    }
+    pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
+void default_signals() {
+    for (const int signal : kOutlived) ::signal(signal, SIG_DFL);
 }
 
 bool adopt_orphans() { return prctl(PR_SET_CHILD_SUBREAPER, 1) == 0; }

@@ -27,6 +27,12 @@ bool pidfd_ended(int pidfd) noexcept;
 // as there is room, and its first 15 bytes are the name of the calling thread.
 void set_process_title(const std::string& title);
 
+// From now on SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 neither end nor stop this process. They
+// are caught, not ignored: a program that it starts has their defaults again. Unblocks them.
+void outlive_signals();
+// The defaults again, for a process forked from one that outlives them.
+void default_signals();
+
 // Processes below this one whose parent ends become its children. False where that is refused.
 bool adopt_orphans();
 

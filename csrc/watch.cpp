@@ -97,7 +97,10 @@ void Watch::stop() {
 
 bool Watch::mine() const noexcept { return owner_ == getpid(); }
 
-void Watch::add(pid_t pid, Action action) {
+void Watch::add(pid_t pid, Action action) { put(pid, std::move(action), false); }
+void Watch::set(pid_t pid, Action action) { put(pid, std::move(action), true); }
+
+void Watch::put(pid_t pid, Action action, bool alone) {
     const std::lock_guard lock(mutex_);
     auto known = entries_.find(pid);
     // The pid was used again before the poll thread came to its last bearer.
@@ -124,6 +127,7 @@ void Watch::add(pid_t pid, Action action) {
         }
         known = entries_.emplace(pid, Entry{pidfd, {}}).first;
     }
+    if (alone) known->second.actions.clear();
     known->second.actions.push_back(std::move(action));
 }
 
@@ -132,6 +136,15 @@ bool Watch::forget(pid_t pid) {
     const auto known = entries_.find(pid);
     if (known == entries_.end()) return false;
     drop(known);
+    return true;
+}
+
+bool Watch::settle(pid_t pid) {
+    const std::lock_guard lock(mutex_);
+    const auto known = entries_.find(pid);
+    if (known == entries_.end()) return true;
+    if (!pidfd_ended(known->second.pidfd)) return false;
+    lose(known);
     return true;
 }
 

@@ -38,8 +38,13 @@ class Watch {
     // process ends; if it has ended already, in the caller before this returns. It must not block.
     // Call it while the process is known to be alive or unreaped. Throws std::system_error.
     void add(pid_t pid, Action action);
+    // The same, in the place of every action of this pid.
+    void set(pid_t pid, Action action);
     // Drops every action of this pid; false if there was none.
     bool forget(pid_t pid);
+    // The actions of this pid, if it has ended, are run and done when this returns, whichever
+    // thread runs them. False if it lives.
+    bool settle(pid_t pid);
 
     std::vector<pid_t> watched() const;
     // Every loss so far, in the order they were noticed.
@@ -62,6 +67,7 @@ class Watch {
     void run();
     void notice(pid_t pid);
     void lose(std::map<pid_t, Entry>::iterator known);
+    void put(pid_t pid, Action action, bool alone);
     void drop(std::map<pid_t, Entry>::iterator known);
 
     int epoll_;

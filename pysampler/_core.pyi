@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Autoreset', 'Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Doorbell', 'EnvBlock', 'Flag', 'Infos', 'KeepInfos', 'Loss', 'Meter', 'Part', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'adopt_wait_costs', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'page_size', 'process_alive', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Autoreset', 'Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'KeepInfos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'adopt_wait_costs', 'default_signals', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'outlive_signals', 'page_size', 'send_descriptors', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     def __repr__(self) -> str:
         ...
@@ -137,11 +137,13 @@ class Watch:
         ...
     def __repr__(self) -> str:
         ...
-    def _add_pid(self, pid: typing.SupportsInt | typing.SupportsIndex, parts: collections.abc.Sequence[Part]) -> None:
+    def _add_pid(self, pid: typing.SupportsInt | typing.SupportsIndex, parts: collections.abc.Sequence[Part], alone: bool = False) -> None:
         ...
     def _forget_pid(self, pid: typing.SupportsInt | typing.SupportsIndex) -> bool:
         ...
     def _leave_with_pid(self, pid: typing.SupportsInt | typing.SupportsIndex, code: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def _settle_pid(self, pid: typing.SupportsInt | typing.SupportsIndex) -> bool:
         ...
     def close(self) -> None:
         """
@@ -598,17 +600,29 @@ class Pool:
         """
         Bytes it takes in a segment.
         """
-    def __init__(self, segment: Segment, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], weights: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], policy: WaitPolicy | None = None) -> None:
+    def __init__(self, segment: Segment, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], weights: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], capacity: typing.SupportsInt | typing.SupportsIndex, policy: WaitPolicy | None = None) -> None:
         ...
     def __repr__(self) -> str:
         ...
+    def any_new(self) -> bool:
+        """
+        Whether a group is new.
+        """
     def close(self) -> None:
         """
         Let go of the memory.
         """
+    def flush(self, timeout: float | None = None, *, deadline: int | None = None) -> bool:
+        """
+        Until all that was sent has gone; False at the deadline.
+        """
     def frame_of(self, group: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
         The frame of the last command to a group.
+        """
+    def give_up_wait(self) -> None:
+        """
+        In a signal handler that interrupted a wait of this thread: end that wait.
         """
     def has_messages(self) -> bool:
         """
@@ -618,6 +632,18 @@ class Pool:
         """
         Whether a command is.
         """
+    def inbox(self, worker: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        Where a worker's inbox begins.
+        """
+    def inbox_consumer(self, worker: typing.SupportsInt | typing.SupportsIndex) -> Part:
+        """
+        What a Watch marks lost when the worker dies.
+        """
+    def is_new(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Whether its worker was replaced, and the group has not been told since.
+        """
     def is_ready(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
         Whether it has come back.
@@ -626,25 +652,37 @@ class Pool:
         """
         What a Watch marks lost when the group's worker dies.
         """
+    def note(self, worker: typing.SupportsInt | typing.SupportsIndex, message: bytes) -> None:
+        """
+        A message to a worker, before its next command.
+        """
+    def number_of(self, group: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        The number of the last command to a group; a message that answers it has the same.
+        """
+    def owed(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Whether a group in flight must be sent something once more.
+        """
     def renew(self, worker: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Another process takes the place of a dead worker.
+        Another process takes the place of a dead worker. Its groups in flight are owed.
         """
-    def send(self, kind: typing.SupportsInt | typing.SupportsIndex, frame: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def send(self, requests: collections.abc.Iterable, told: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []) -> bool:
         """
-        A command to every group.
+        Ask groups, all or none: (group, kind, frame, message or None) each. Groups that are told are new no more. False if some of it has yet to be flushed.
         """
-    def send_to(self, group: typing.SupportsInt | typing.SupportsIndex, kind: typing.SupportsInt | typing.SupportsIndex, frame: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def step(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
-        A command to one group.
+        Let every group step. False if some of it has yet to be flushed.
         """
-    def take(self, group: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def take(self, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
         """
-        A group has come back, or nothing more is expected of it.
+        Groups have come back, or nothing more is expected of them.
         """
-    def times(self, group: typing.SupportsInt | typing.SupportsIndex) -> tuple[int, int]:
+    def take_all(self) -> None:
         """
-        When the group's last command began and ended, ns of now().
+        All that is in flight has come back.
         """
     def wait(self, timeout: float | None = None, *, deadline: int | None = None) -> bool:
         """
@@ -684,6 +722,11 @@ class Pool:
         """
         Whether the last wait_some() came to an end before its deadline.
         """
+    @property
+    def unsent(self) -> int:
+        """
+        How many commands have yet to go.
+        """
 class Worker:
     def __init__(self, segment: Segment, offset: typing.SupportsInt | typing.SupportsIndex, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], index: typing.SupportsInt | typing.SupportsIndex, meter: Meter, policy: WaitPolicy | None = None) -> None:
         ...
@@ -693,7 +736,7 @@ class Worker:
         """
     def serve(self, blocks: list, report: typing.Any, flush: typing.Any) -> tuple:
         """
-        Steps blocks as commanded, until another command comes: (kind, group, frame).
+        Steps blocks as commanded, until another command comes: (kind, group, frame, number).
         """
     def set_left_over(self, left_over: bool) -> None:
         """
@@ -703,6 +746,60 @@ class Command:
     NOTE: typing.ClassVar[int] = 2
     REQUEST: typing.ClassVar[int] = 1
     STEP: typing.ClassVar[int] = 0
+class Entry:
+    def __enter__(self) -> Entry:
+        ...
+    def __exit__(self, arg0: typing.Any, arg1: typing.Any, arg2: typing.Any) -> None:
+        ...
+    @property
+    def nested(self) -> bool:
+        """
+        Whether this thread was inside already: a signal handler closes.
+        """
+class Guard:
+    def __init__(self, thing: str, closed_message: str, closed_error: typing.Any) -> None:
+        ...
+    def close(self) -> None:
+        """
+        Refuse all entries from now on.
+        """
+    def closing(self, what: str) -> Entry:
+        """
+        The same for closing, which a signal handler may do while its own thread is inside.
+        """
+    def entry(self, what: str) -> Entry:
+        """
+        A context in which this thread alone is at work. BusyError if another thread is.
+        """
+    @property
+    def busy(self) -> bool:
+        """
+        Whether another thread is inside.
+        """
+    @property
+    def mine(self) -> bool:
+        """
+        Whether this process made it, and not one that this is a fork of.
+        """
+class Pidfd:
+    def __init__(self, pid: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def close(self) -> None:
+        """
+        Close the descriptor.
+        """
+    def ended(self) -> bool:
+        """
+        Return whether the process has ended.
+        """
+    def fileno(self) -> int:
+        """
+        Return the descriptor, -1 once it is closed.
+        """
+    def kill(self) -> None:
+        """
+        Send SIGKILL, unless the process has ended.
+        """
 class Infos:
     def __init__(self, area: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8], envs: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
@@ -717,6 +814,11 @@ class Infos:
     def row(self, frame: typing.SupportsInt | typing.SupportsIndex, env: typing.SupportsInt | typing.SupportsIndex, key: str) -> typing.Any:
         """
         What one env had under a key, None if nothing.
+        """
+    @property
+    def count(self) -> int:
+        """
+        How many places there are.
         """
 class Autoreset:
     """
@@ -878,11 +980,15 @@ class Batch:
         """
 def adopt_orphans() -> bool:
     """
-    Processes below this one whose parent ends become its children.
+    Make this process the parent of descendants whose own parent ends; False if refused.
     """
 def adopt_wait_costs(park_ns: typing.SupportsInt | typing.SupportsIndex, yield_ns: typing.SupportsInt | typing.SupportsIndex) -> None:
     """
     What another process of this machine has measured, unless this one has.
+    """
+def default_signals() -> None:
+    """
+    Undo outlive_signals(), in a forked child.
     """
 def futex_wake_count() -> int:
     ...
@@ -892,11 +998,17 @@ def now() -> int:
     """
     The clock that deadlines are told by: ns, monotonic.
     """
-def process_alive(pid: typing.SupportsInt | typing.SupportsIndex) -> bool:
-    ...
+def outlive_signals() -> None:
+    """
+    Let SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 end neither this process nor a system call of it. Programs it starts have the defaults.
+    """
+def send_descriptors(socket: typing.SupportsInt | typing.SupportsIndex, message: bytes, descriptors: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
+    """
+    Send a short message and descriptors through a Unix socket, all or nothing.
+    """
 def set_process_title(title: str) -> None:
     """
-    The name that ps and top show, as far as the process's arguments leave room.
+    Set what ps and top show, as far as there is room.
     """
 def sleep_until(deadline: typing.Any) -> None:
     """

@@ -7,19 +7,20 @@ actors, and an empty one the learner.
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler import arguments
+from pysampler import _core, arguments
 from pysampler.alone import Errand
 from pysampler.borrowing import vector_env_of
 from pysampler.detached import Detached
-from pysampler.errors import BusyError, LostError, WaitTimeoutError
+from pysampler.errors import ClosedError, LostError, WaitTimeoutError
 from pysampler.numbers import whole_number
+from pysampler.processes import GRACE
 from pysampler.records import Described, Records
 from pysampler.sync import SharedRing, now
 
@@ -133,7 +134,8 @@ class Actors(Detached):
         seed: int | list[int | None] | None = None,
         owned: bool = False,
     ) -> None:
-        self._turn = threading.RLock()  # of take()
+        # Of take().
+        self._turn = _core.Guard("these actors", "cannot act: they are closed", ClosedError)
         self._steps = None if steps is None else whole_number("act", "steps", steps, 1)
         self._frames = 1 + (_CHUNK if self._steps is None else self._steps)
         count = envs.num_envs
@@ -175,12 +177,8 @@ class Actors(Detached):
             )
         deadline = arguments.deadline(timeout, "take records")
         self._expect_open()
-        if not self._turn.acquire(blocking=False):
-            raise BusyError("cannot take records: another thread does")
-        try:
+        with self._turn.entry("take records"):
             return self._take(count, least, deadline)
-        finally:
-            self._turn.release()
 
     def _take(self, count: int, least: int, deadline: int | None) -> Records | None:
         began, waited = now(), self._waiting_ns
@@ -379,10 +377,10 @@ class Actors(Detached):
                 return False
             self._look_at = at + _LOOK
             return self._look()
-        if not self._closed and len(self._ring) < least:
+        if not self.closed and len(self._ring) < least:
             self._send()
             self._look()
-        return self._closed or self.stopped
+        return self.closed or self.stopped
 
     # -- beginning and ending --------------------------------------------------------------------
 
@@ -413,9 +411,11 @@ class Actors(Detached):
 
     def _end(self) -> bool:
         super()._end()
-        # Whoever takes records sees that it is closed, and leaves.
-        with self._turn:
-            return True
+        # A thread that takes records sees that it is closed, and leaves.
+        deadline = now() + int(GRACE * 1e9)
+        while self._turn.busy and now() < deadline:
+            time.sleep(0.001)
+        return not self._turn.busy
 
     def __repr__(self) -> str:
-        return f"<pysampler.Actors of {self.envs!r}{', closed' * self._closed}>"
+        return f"<pysampler.Actors of {self.envs!r}{', closed' * self.closed}>"

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from pysampler import _core
 from pysampler.block import Failure
 from pysampler.closing import Closing
-from pysampler.errors import BusyError, ClosedError, EnvError, LostError
+from pysampler.errors import ClosedError, EnvError, LostError
 from pysampler.frames import Plan
 from pysampler.local import LocalPool
 from pysampler.numbers import whole_number
@@ -119,8 +118,9 @@ class Averaging(Closing):
         _one_of("on_worker_loss", on_worker_loss, get_args(OnLoss))
         if self.workers > 0 and context != "fork":
             _expect_sendable(make)
-        self._owner = os.getpid()
-        self._turn = threading.Lock()
+        self._turn = _core.Guard(
+            "this averaging", "cannot train: this averaging is closed", ClosedError
+        )
         self._rounds = 0
         self._boards: list[Board] = []  # of each worker, and last this process's own
         self._everyone = range(max(self.workers, 1))
@@ -215,10 +215,10 @@ class Averaging(Closing):
         """Of all who were asked, as they come; a failure as soon as it does."""
         while self._pool.pending:
             groups, messages = self._pool.wait_some(1, len(self._everyone), None)
+            self._pool.take(groups)
             for group, said in messages:
                 if isinstance(said, Failure):
                     raise self._pool.error_of(group, said)
-            self._pool.take(groups)
             yield from messages
 
     def _handed_in(self, index: int) -> Weights:
@@ -240,30 +240,31 @@ class Averaging(Closing):
 
     def close(self) -> None:
         """Let the trainers close, and end the workers. EnvError if a trainer raised in close()."""
-        if not self.closed:
-            with self._entered("close"):
+        if self.closed:
+            return
+        with self._turn.closing("close") as entry:
+            if entry.nested:  # a signal handler, in the middle of a round, which ends by it
+                self._pool.give_up_wait()
+            try:
                 self._pool.close()
+            finally:
+                self._turn.close()
+                self._end()
 
     @contextlib.contextmanager
     def _entered(self, what: str) -> Iterator[None]:
         """It is open, in the process that made it, and no other thread is in here."""
         if self.closed:
             raise ClosedError(f"cannot {what}: this averaging is closed")
-        if os.getpid() != self._owner:
-            raise ClosedError(
-                f"cannot {what}: made by process {self._owner}, this is {os.getpid()}, a fork"
-            )
-        if not self._turn.acquire(blocking=False):
-            raise BusyError(f"cannot {what}: another thread is using this averaging")
-        try:
-            yield
-        except (EnvError, LostError):
-            self._pool.kill()
-            raise
-        finally:
-            if self._pool.closed:
-                self._end()
-            self._turn.release()
+        with self._turn.entry(what):
+            try:
+                yield
+            except (EnvError, LostError):
+                self._pool.kill()
+                raise
+            finally:
+                if self._pool.closed:
+                    self._end()
 
     def _end(self) -> None:
         self._pool.kill()
@@ -271,8 +272,8 @@ class Averaging(Closing):
             board.close()
 
     def __del__(self) -> None:
-        if not self.closed:
-            self._pool.kill()
+        if (pool := getattr(self, "_pool", None)) is not None:
+            pool.kill()
 
     def __repr__(self) -> str:
         closed = ", closed" * self.closed

@@ -1,15 +1,12 @@
 """Somebody who walks the frames of a vector env in its place: rollouts, actors, a watcher.
 
-He takes it over, lets its envs work on frames laid out for what his policy says, and gives it back
-as it was. Meanwhile it cannot be stepped by others.
+It has a lease of the vector env, lets its envs work on frames laid out for what its policy says,
+and gives it back as it was. Meanwhile it cannot be stepped by others.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import warnings
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,20 +14,17 @@ from gymnasium.vector.vector_env import AutoresetMode
 
 from pysampler import nursery
 from pysampler.closing import Closing
-from pysampler.errors import ClosedError, EnvError, LostError, PysamplerError
+from pysampler.errors import BusyError, ClosedError, EnvError, LostError
+from pysampler.lease import Lease
 from pysampler.make import make_vec
 from pysampler.policies import Acting, Actor, needs_torch
-from pysampler.processes import GRACE
-from pysampler.sync import now
 from pysampler.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pysampler.frames import Frames
-    from pysampler.local import LocalPool
     from pysampler.policies import Said
-    from pysampler.pool import Pool
     from pysampler.sync import Segment
 
 __all__ = ["Begun", "Borrower", "vector_env_of"]
@@ -72,7 +66,6 @@ class Borrower(Closing):
             )
         self.envs = envs
         self._owned = owned
-        self._laid_out = False  # the envs work on frames of this one
         self._take_over()
         self._closed = False
 
@@ -80,26 +73,22 @@ class Borrower(Closing):
         envs = self.envs
         with envs._entered(self._name):
             envs._expect_idle(self._name)
-            envs._state = self._name
-            envs._borrower = weakref.ref(self)
+            self._lease = envs._lease = Lease(self._name, self._what)
 
     @property
     def closed(self) -> bool:
         """Whether the vector env has been given back."""
-        return self._closed
+        return self._closed or self.envs.closed
 
     @property
     def _mine(self) -> bool:
-        return os.getpid() == self.envs._owner
+        return self.envs._guard.mine
 
     def _expect_open(self) -> None:
-        if self._closed:
-            raise ClosedError(f"cannot {self._purpose}: they are closed")
         if not self._mine:
-            raise ClosedError(
-                f"cannot {self._purpose}: made by process {self.envs._owner}, this is "
-                f"{os.getpid()}, a fork"
-            )
+            raise ClosedError(f"cannot {self._purpose}: made by another process, this is a fork")
+        if self.closed:
+            raise ClosedError(f"cannot {self._purpose}: they are closed")
 
     # -- beginning -------------------------------------------------------------------------------
 
@@ -117,6 +106,7 @@ class Borrower(Closing):
         ``room``: bytes for other things beside the frames.
         """
         envs = self.envs
+        lease = self._lease
         with self.between():
             envs.reset(seed=seed)
         results = envs._results
@@ -128,7 +118,7 @@ class Borrower(Closing):
         asked = actor(own, initial, everyone)
         said = actor.describe(*asked)
         size = room if isinstance(room, int) else room(said)
-        self._laid_out = True
+        lease.laid_out = True
         frames, segment = envs._lay_out(count, AutoresetMode.SAME_STEP, infos, said.fields, size)
         for leaf, rows in zip(frames.observations, seen, strict=True):
             leaf[0] = rows
@@ -143,45 +133,36 @@ class Borrower(Closing):
 
         With nothing under way.
         """
-        self.envs._state = None
+        self._lease.lent_back = True
         try:
             yield
         finally:
-            self.envs._state = self._name
+            self._lease.lent_back = False
 
     # -- ending ----------------------------------------------------------------------------------
 
+    def _signal(self) -> None:
+        """Tell what is under way to end, without waiting and without a lock."""
+        raise NotImplementedError
+
     def _end(self) -> bool:
-        """Let what is under way end; whether nobody but the pool is at work."""
+        """Let what is under way end; whether nothing but the pool is at work."""
         raise NotImplementedError
 
     def _drop(self) -> None:
         """What is under way is not wanted: wait for its end."""
-        pool = self.envs._pool
-        ended = self._end()
-        if pool.closed:
-            return
-        pool.note("act_with", lambda _: None)
-        if not ended or not _drained(pool):
-            left = pool.pending - pool.ready
-            pool.kill()
-            warnings.warn(
-                f"the vector env was closed with {self._what} under way: {left} envs did not "
-                "return",
-                stacklevel=3,
-            )
+        self.envs._drop_work(self._what, ended=self._end())
 
     def _give_back(self) -> None:
-        self._drop()
-        envs = self.envs
-        if envs._borrower is None or envs._borrower() is not self:
-            return  # it has been given back
-        envs._borrower = None
-        if not envs.closed:
-            if self._laid_out:
-                envs._lay_out(*envs._usual_layout)
-            envs._state = None
-        self._laid_out = False
+        """Give the vector env back; it is usable when this returns, unless it is in use."""
+        envs, lease = self.envs, self._lease
+        ended = self._end()
+        lease.over = True
+        if envs._lease is lease and not envs.closed:
+            # A thread that is inside finds that the lease is over, or a signal handler's does.
+            with contextlib.suppress(BusyError, ClosedError), envs._entered("close"):
+                envs._drop_work(self._what, ended=ended)
+                envs._expect_idle("close")
 
     def let_go(self) -> None:
         """Close, but for the vector env."""
@@ -200,9 +181,15 @@ class Borrower(Closing):
             self.envs.close()
 
     def __del__(self) -> None:
+        # Finalizers may run anywhere: the vector env takes itself back in its next call.
+        lease = getattr(self, "_lease", None)
+        if lease is None or not self._mine:
+            return
+        lease.over = True
         with contextlib.suppress(Exception):
-            if not self._closed:
-                self.close()
+            self._signal()
+        if self._owned:
+            self.envs._pool.kill()
 
 
 def vector_env_of(
@@ -230,17 +217,3 @@ def vector_env_of(
         made.close()
         raise TypeError(f"cannot {purpose}: of {type(made).__name__}")
     return made, True
-
-
-def _drained(pool: Pool | LocalPool) -> bool:
-    """Whether all that was in flight has come back, well or not."""
-    deadline = now() + int(GRACE * 1e9)
-    while not pool.closed and pool.pending:
-        try:
-            if pool.wait((deadline - now()) / 1e9) is None:
-                return False
-        except (EnvError, LostError):
-            continue
-        except PysamplerError:  # an env is late
-            return False
-    return True

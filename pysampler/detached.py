@@ -17,6 +17,8 @@ from pysampler.results import first
 from pysampler.sync import Board, now
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from pysampler.borrowing import Begun
@@ -27,6 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["Detached"]
 
 _METHODS = "state_dict() and load_state_dict()"
+
+
+def _ending(progress: Progress) -> Callable[[], bool]:
+    def end() -> bool:
+        progress.stop(drop=True)
+        return True
+
+    return end
 
 
 class Detached(Borrower):
@@ -93,6 +103,7 @@ class Detached(Borrower):
         begun = self._open_with(actor, self._seed, self._frames, room)
         segment = begun.segment
         self._progress = Progress(len(envs._groups), segment)
+        self._lease.end = _ending(self._progress)
         self._board = Board(weights, segment) if weights else None
         places = {}
         self.settings = {}
@@ -170,7 +181,7 @@ class Detached(Borrower):
 
     def _look(self) -> bool:
         """Whether all have ended; what they raised. Replaces who was lost."""
-        if self._closed:  # by another thread
+        if self.closed:  # by another thread
             return True
         pool = self.envs._pool
         if pool.pending == 0:
@@ -193,9 +204,12 @@ class Detached(Borrower):
 
     # -- ending ----------------------------------------------------------------------------------
 
-    def _end(self) -> bool:
+    def _signal(self) -> None:
         if hasattr(self, "_progress"):
             self._progress.stop(drop=True)
+
+    def _end(self) -> bool:
+        self._signal()
         return True
 
     def _refuse(self, what: str, got: Any, expected: str) -> ValueError:

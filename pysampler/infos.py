@@ -111,10 +111,10 @@ class Infos:
 
     def learn(self, rest: Sequence[tuple[int, dict[str, Any]]]) -> list[Column]:
         """New columns for what came by the side channel, as far as there is room."""
-        before = len(self.columns)
         for _, info in rest:
             self._learn(info, ())
-        new = self.columns[before:]
+        # Ctrl-C may have come before the last of them were added.
+        new = self.columns[self.core.count :]
         add_columns(self.core, new)
         return new
 
@@ -150,9 +150,9 @@ class Infos:
         if self._next + size > self._left:
             return None
         self._next += size
-        self._known[path, kind] = column
-        self._types[path] = self._types.get(path, 0) + 1
         self.columns.append(column)
+        self._types[path] = self._types.get(path, 0) + 1
+        self._known[path, kind] = column
         return column
 
 

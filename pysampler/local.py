@@ -136,9 +136,7 @@ class LocalPool:
 
     def wait(self, timeout: float | None = None) -> list[tuple[int, Any]]:  # noqa: ARG002
         """What blocks had to say beside what is in the frame."""
-        messages = list(self._said.items())
-        self.take(list(self._back))
-        return messages
+        return list(self._said.items())
 
     def wait_some(
         self,
@@ -159,6 +157,10 @@ class LocalPool:
         """What just these groups had to say. Take them."""
         return [(group, self._said[group]) for group in groups if group in self._said]
 
+    def take_all(self) -> None:
+        """All has been received."""
+        self.take(list(self._back))
+
     def take(self, groups: Collection[int]) -> None:
         """These have been received."""
         self._back = [group for group in self._back if group not in groups]
@@ -172,6 +174,9 @@ class LocalPool:
         )
         error.env = failure.env
         return error
+
+    def give_up_wait(self) -> None:
+        """Nothing waits here."""
 
     def close(self) -> None:
         """Close the envs. EnvError if one raised in close()."""

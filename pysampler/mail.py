@@ -4,8 +4,9 @@ A worker never waits here while there is a command for it, and so never keeps a 
 because nobody has read yet what another group had to say. What finds no room is kept, and goes when
 there is nothing else to do.
 
-Each part of a message is a record of its own in the byte ring: group, whether it is the last part,
-bytes.
+Each part of a message is a record of its own in the byte ring: group, the number of the command
+that it answers, whether it is the last part, bytes. A message that answers no command in flight is
+dropped: its answer was not wanted any more.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Inbox", "Outbox"]
 
-_HEAD = struct.Struct("<I?")
+_HEAD = struct.Struct("<II?")
 # Of a part: a few of them fit the ring, so that one is read while the next is written.
 _PART = 1 << 14
 # How long a worker with nothing else to do waits for room before it looks for commands, seconds.
@@ -35,11 +36,14 @@ class Outbox:
         self._ring = ring
         self._left: deque[bytes] = deque()
 
-    def post(self, group: int, message: bytes) -> bool:
-        """Send what there is room for; whether something is left for ``flush``."""
+    def post(self, group: int, number: int, message: bytes) -> bool:
+        """Send what there is room for; whether something is left for ``flush``.
+
+        ``number``: of the command that the message answers.
+        """
         for at in range(0, len(message) or 1, _PART):
             part = message[at : at + _PART]
-            self._left.append(_HEAD.pack(group, at + _PART >= len(message)) + part)
+            self._left.append(_HEAD.pack(group, number, at + _PART >= len(message)) + part)
         return self._flush(0)
 
     def flush(self) -> bool:
@@ -67,36 +71,42 @@ class Inbox:
         self._ring = ring
         self._groups = groups
         self._received: list[bytes] = []  # of no group yet
-        self._parts: dict[int, list[bytes]] = {}
+        self._parts: dict[int, list[bytes]] = {}  # of the newest message about a group
 
-    def read(self, group: int, deadline: int | None = None) -> bytes:
-        """The message about a group, until it is dropped; WaitTimeoutError if it came not whole.
+    def read(self, group: int, number: int, deadline: int | None = None) -> bytes:
+        """Return the message about a group that answers the command of this number.
 
-        The deadline is in ns.
+        The deadline is in ns; WaitTimeoutError if the message has not come whole by then. The same
+        message is returned again until there is a newer one about the group.
         """
-        while not self._whole(group):
+        while not self._whole(group, number):
             if not self._received:
                 self._ring.recv_into(self._received, deadline=deadline)
             part = self._received[0]
-            about, _ = _head(part)
+            about, answers, _ = _head(part)
             if about not in self._groups:
                 raise LayoutError("cannot receive from worker: a message about no group of its own")
-            parts = self._parts.setdefault(about, [])
-            if not parts or parts[-1] is not part:
+            parts = self._parts.get(about, [])
+            if not parts or _head(parts[0])[1] != answers:
+                self._parts[about] = [part]
+            elif parts[-1] is not part:
                 parts.append(part)
             del self._received[0]
         return b"".join(part[_HEAD.size :] for part in self._parts[group])
 
-    def _whole(self, group: int) -> bool:
+    def _whole(self, group: int, number: int) -> bool:
         parts = self._parts.get(group, [])
-        return bool(parts) and _head(parts[-1])[1]
+        if not parts:
+            return False
+        _, answers, last = _head(parts[-1])
+        return answers == number and last
 
     def drop(self, group: int) -> None:
-        """Forget the message, if there was one."""
+        """Forget the message about a group, which has been read. Not needed, but for its memory."""
         self._parts.pop(group, None)
 
 
-def _head(part: bytes) -> tuple[int, bool]:
-    """Which group it is about, and whether it is the last; of garbage, something."""
-    about, last = _HEAD.unpack_from(part.ljust(_HEAD.size, b"\xff"))
-    return about, last
+def _head(part: bytes) -> tuple[int, int, bool]:
+    """Return group, number, and whether it is the last part; of garbage, something."""
+    about, number, last = _HEAD.unpack_from(part.ljust(_HEAD.size, b"\xff"))
+    return about, number, last

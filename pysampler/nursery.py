@@ -1,20 +1,26 @@
-"""Where workers come from: a clean interpreter that imports what they need once and forks them.
+"""Start worker processes, in most cases through a nursery.
 
-The user's process is not forked: its threads, locks and CUDA contexts are not the workers'. One
-nursery a process serves all its pools; it is started with the first and leaves with the process.
-``context="fork"`` and ``"spawn"`` do without.
+A nursery is a clean interpreter that imports once what workers need, and forks them. The user's
+process is not forked: its threads, locks and CUDA contexts are not the workers'. One nursery serves
+all pools of a process. ``context="fork"`` and ``"spawn"`` do without it.
 
-    parent ── socket, a request at a time ──▶ nursery ── fork ──▶ worker
-       ╰────────────── a socket of its own, for the time until it is attached ──────╯
+    door:  this process ──▶ nursery     import these, take this line, leave
+    line:  a pool       ◀─▶ nursery     fork; forked, cannot fork, ended
+
+Each pool has a line of its own, and what it asks is answered there, by number: an answer that
+nobody waits for any more is dropped. Closing a line ends the workers of that pool, and no others. A
+nursery that has come to threads of its own forks no more, and leaves when its last line is closed.
+nursery_process.py is the other end.
+
+No lock is held where a finalizer may run that wants it: the finalizer of a pool asks nothing, and
+takes no lock.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
-import gc
-import importlib
+import itertools
 import json
 import os
 import pickle
@@ -27,16 +33,16 @@ import threading
 import time
 import warnings
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from pysampler import _core, worker
+from pysampler import _core
 from pysampler.errors import PysamplerError
+from pysampler.nursery_process import become_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["CONTEXTS", "Child", "preload", "start_worker"]
+__all__ = ["CONTEXTS", "Child", "Launcher", "preload"]
 
 CONTEXTS = ("nursery", "fork", "spawn")
 
@@ -52,168 +58,448 @@ THREADS = (
 )
 # How long a nursery may take to end what is left of its workers, in seconds.
 _LEAVING = 5.0
+# How long to wait for word of how a worker ended that has, in seconds.
+_WORD = 1.0
 # Room for the name that ps shows, which is written over the arguments of the process.
 _PADDING = "pysampler ".ljust(160, "-")
+# What a new interpreter is deaf to until it has said what becomes of it.
+_BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# The descriptor at which a new interpreter finds its connection.
+_CONNECTION = 3
 
 
-class Child:
-    """A worker process, as its starter sees it."""
+class _Process:
+    """A process that this one may end."""
 
-    def __init__(self, pid: int, pidfd: int, connection: Connection, parent: Any) -> None:
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.connection = connection
-        self._pidfd = pidfd
-        self._parent = parent  # who can tell how it ended
-        self._status: int | None = None
+        self._pidfd: _core.Pidfd | None = None
+        with contextlib.suppress(ProcessLookupError):
+            self._pidfd = _core.Pidfd(pid)
 
     def ended(self, timeout: float = 0) -> bool:
-        """Whether it has ended, or does so in time."""
-        if self._pidfd < 0:
+        """Return whether it has ended, or does so within ``timeout`` seconds."""
+        if self._pidfd is None or self._pidfd.fileno() < 0:
             return True
         return _readable(self._pidfd, timeout)
 
     def kill(self) -> None:
         """End it, whatever it is doing."""
-        if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if self._pidfd is not None:
+            self._pidfd.kill()
 
     def status(self) -> int | None:
-        """Exit code, or minus the signal, of a child that has ended; None if nobody knows."""
-        if self._status is None:
-            self._status = self._parent.status_of(self.pid)
+        """Return its exit code, or minus the signal, once it has ended; None if that is unknown."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Forget it, once it has ended. Asks nothing, and may be repeated."""
+        if self._pidfd is not None:
+            self._pidfd.close()
+
+
+class _Own(_Process):
+    """A child of this process."""
+
+    _status: int | None = None
+    _reaped = False
+
+    def status(self) -> int | None:
+        if not self._reaped:
+            # What it had started ends with it. Until it is reaped no other group has its number.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            try:
+                ended, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # another part of the program has waited for it
+                self._reaped = True
+            else:
+                if ended:
+                    self._status = os.waitstatus_to_exitcode(status)
+                    self._reaped = True
         return self._status
 
     def release(self) -> None:
-        """Forget it, once it has ended."""
-        if self._pidfd >= 0:
-            self.status()
-            os.close(self._pidfd)
-            self._pidfd = -1
+        self.status()
+        super().release()
+
+
+class _Forked(_Process):
+    """A child of a nursery, which tells how it ended."""
+
+    def __init__(self, pid: int, line: Line, connection: Connection) -> None:
+        super().__init__(pid)
+        self._line = line
+        # It may have died and been reaped, and another process have its pid. It is the one we mean
+        # if its end of the connection is still open: no other process has that.
+        if _readable(connection) and _at_end(connection):
+            self._pidfd = None
+
+    def status(self) -> int | None:
+        return self._line.status_of(self.pid)
+
+
+class Child:
+    """A worker process, as its parent sees it, and the connection to it."""
+
+    def __init__(self, process: _Process, connection: Connection) -> None:
+        self.pid = process.pid
+        self.connection = connection
+        self.ended = process.ended
+        self.kill = process.kill
+        self.status = process.status
+        self._process = process
+
+    def release(self) -> None:
+        """Forget a worker that has ended. Asks nothing, and may be repeated."""
+        self._process.release()
         self.connection.close()
 
 
-class _Here:
-    """This process as a parent: children of fork and spawn are its own."""
+class Launcher:
+    """Starts the workers of one pool, each with an index."""
+
+    def __init__(self, context: str) -> None:
+        self._context = context
+        self._lines: list[Line] = []
+
+    def start(self, index: int, host: Any) -> Child:
+        """Return a process that runs ``pysampler.worker.main`` at the end of its connection.
+
+        An earlier worker with this index is ended, if it lives. ``host`` is what a fork of this
+        process inherits.
+        """
+        if self._context != "nursery":
+            return _start_here(self._context, host)
+        for _ in range(3):
+            with contextlib.suppress(_NoNurseryError):
+                return self._line().fork(index)
+        return self._line().fork(index)
+
+    def close(self) -> None:
+        """End the workers that came from nurseries. Asks nothing, and may be repeated."""
+        for line in self._lines:
+            line.close()
+
+    def _line(self) -> Line:
+        nursery = _the_nursery()
+        if not self._lines or self._lines[-1].nursery is not nursery:
+            self._lines.append(Line(nursery))
+        return self._lines[-1]
+
+
+class _NoNurseryError(PysamplerError):
+    """The nursery has ended, or forks no more: another one can do it."""
+
+
+class Line:
+    """What a pool and a nursery say to each other.
+
+    What has been received is noted before it is taken from the socket: an exception in between
+    makes the note be written twice, and loses nothing.
+    """
+
+    def __init__(self, nursery: Nursery) -> None:
+        self.nursery = nursery
+        self._owner = os.getpid()
+        self._numbers = itertools.count()
+        self._answers: dict[int, tuple[Any, ...]] = {}  # by the number of their request
+        self._ended: dict[int, int] = {}  # status, by pid
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            nursery.take(theirs)
+
+    def fork(self, index: int) -> Child:
+        """Return a new worker with this index."""
+        ours, theirs = socket.socketpair()
+        with theirs, _outputs() as outputs:
+            number = next(self._numbers)
+            request = pickle.dumps(("fork", number, index))
+            try:
+                socket.send_fds(self._socket, [request], [theirs.fileno(), *outputs])
+            except OSError as error:
+                raise self._lost() from error
+        while number not in self._answers:
+            self._receive()
+        kind, _, *content = self._answers.pop(number)
+        if kind == "error":
+            raise OSError(*content)
+        if kind == "retired":
+            _retire(self.nursery)
+            raise _NoNurseryError("cannot start worker: the nursery has come to threads")
+        connection = Connection(ours.detach())
+        return Child(_Forked(content[0], self, connection), connection)
 
     def status_of(self, pid: int) -> int | None:
+        """Return how a worker ended that has; None if that is not known."""
+        deadline = time.monotonic() + _WORD
+        with contextlib.suppress(PysamplerError, OSError):
+            while pid not in self._ended:
+                if not _readable(self._socket, max(0.0, deadline - time.monotonic())):
+                    break
+                self._receive()
+        return self._ended.get(pid)
+
+    def close(self) -> None:
+        """Let the nursery end the workers of this line. Asks nothing, and may be repeated."""
+        if os.getpid() == self._owner:
+            with contextlib.suppress(OSError):  # forks of this process have a copy of it: shut down
+                self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_socket"):
+            self.close()
+
+    def _receive(self) -> None:
         try:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:  # somebody else has waited for it
-            return None
-        return os.waitstatus_to_exitcode(status) if ended else None
+            message = self._socket.recv(1 << 16, socket.MSG_PEEK)
+        except OSError as error:
+            raise self._lost() from error
+        if not message:
+            raise self._lost()
+        kind, number, *content = pickle.loads(message)
+        if kind == "ended":
+            self._ended[number] = content[0]
+        else:
+            self._answers[number] = (kind, number, *content)
+        self._socket.recv(1 << 16)
 
-
-class _Spawned:
-    """A parent that started an interpreter."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    def status_of(self, pid: int) -> int | None:  # noqa: ARG002
-        return self._process.poll()
+    def _lost(self) -> _NoNurseryError:
+        self.nursery.lost = True
+        return _NoNurseryError(f"cannot start worker: {self.nursery.told()}")
 
 
 class Nursery:
-    """The parent's handle to its nursery."""
+    """This process's handle to a nursery. Requests at the door have no answers."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.preloaded: set[str] = set()
+        self.lost = False  # a line to it has broken
+        self.retired = False  # it forks no more
+        self._loads: list[list[str]] = []  # imports it is not known to be done with
+        self._owner = os.getpid()
+        self._used = False
+        self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = _interpreter("pysampler.nursery", theirs)
-        self._socket = ours
-        self._lock = threading.Lock()
-        self.owner = os.getpid()
-        self.tainted = False
-        self._loading = False
-        self._out_of_step = False  # an answer was not waited for: the next one would be that
+            self._process = _Own(_interpreter("pysampler.nursery_process", theirs))
 
     @property
     def alive(self) -> bool:
-        if self._out_of_step or self.tainted or self.owner != os.getpid():
+        """Whether it can fork workers."""
+        if self.lost or self.retired or os.getpid() != self._owner:
             return False
-        return self._process.poll() is None
+        return not self.ended
 
-    def fork(self) -> Child:
-        """A worker."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                (pid,), fds = self._ask(("fork",), [theirs.fileno(), 1, 2])
-                if not fds:  # it was sent, and found no room here
-                    raise OSError(errno.EMFILE, "cannot start worker: too many open files")
-            except BaseException:
-                ours.close()
-                raise
-        return Child(pid, fds[0], Connection(ours.detach()), self)
+    @property
+    def ended(self) -> bool:
+        """Whether its process has ended."""
+        return self._process.ended()
 
-    def status_of(self, pid: int) -> int | None:
-        try:
-            (status,), _ = self._ask(("status", pid))
-        except (OSError, PysamplerError):
-            return None
-        return status  # type: ignore[no-any-return]
+    def take(self, line: socket.socket) -> None:
+        """Give it the other end of a line."""
+        self._used = True
+        self._send(("line",), [line.fileno()])
 
     def load(self, modules: Iterable[str]) -> None:
-        """Import these, so that later workers have them. Nobody waits for it yet."""
-        with self._lock:
-            self._settle()
-            self._send(("import", list(modules)), [])
-            self._loading = True
+        """Let it import modules, so that later workers have them. Does not wait for that."""
+        new = [name for name in modules if name not in self.preloaded]
+        if new:
+            self.preloaded.update(new)
+            self._loads.append(new)
+            self._send(("import", new), [])
 
-    def settle(self) -> None:
-        """Until it has imported what it was told to."""
-        with self._lock:
-            self._settle()
+    def loading(self) -> list[str]:
+        """Return the modules that it may be importing now, or was when it ended."""
+        if self._door.fileno() >= 0:
+            with contextlib.suppress(OSError):
+                while self._loads and self._door.recv(64, socket.MSG_DONTWAIT):
+                    del self._loads[0]
+        return [name for some in self._loads for name in some]
 
-    def _settle(self) -> None:
-        if self._loading:
-            (threads,), _ = self._receive()
-            self._loading = False
-            # Whatever started threads there, forks of it would be missing them.
-            self.tainted = threads > 1
+    def told(self) -> str:
+        """Say how it ended."""
+        if not self._process.ended(_WORD):
+            return "the nursery is lost"
+        status = self._process.status()
+        return "the nursery ended" + ("" if status is None else f" with exit code {status}")
 
-    def close(self) -> None:
-        busy = self._loading and not _readable(self._socket)
-        self._loading = False  # nobody will read what has come of it
-        self._socket.close()  # which tells it to leave
-        if self.owner == os.getpid():
-            if busy:  # it would go on with its imports first
-                self._process.kill()
-            try:
-                self._process.wait(_LEAVING)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+    def retire(self) -> None:
+        """Let it leave when its last line is closed."""
+        self.retired = True
+        self._shut()
 
-    def _ask(self, request: tuple[Any, ...], fds: Iterable[int] = ()) -> tuple[Any, list[int]]:
-        with self._lock:
-            self._settle()
-            self._out_of_step = True
-            self._send(request, fds)
-            answer = self._receive()
-            self._out_of_step = False
-            return answer
+    def leave(self) -> None:
+        """End it, its workers and what they had started."""
+        if os.getpid() != self._owner:
+            return
+        if self.loading():  # it would go on with its imports first
+            self._process.kill()
+        elif self._door.fileno() >= 0:
+            with contextlib.suppress(PysamplerError):
+                self._send(("leave",), [])
+        self._shut()
+        if not self._process.ended(_LEAVING):
+            self._process.kill()
+            self._process.ended(_LEAVING)
+        self._process.release()
+
+    def forget(self) -> None:
+        """In a fork of its owner: close what was inherited."""
+        self._door.close()
+
+    def __del__(self) -> None:
+        if not hasattr(self, "_process") or os.getpid() != self._owner:
+            return
+        if not self._used:  # made, and interrupted before it was of any use
+            self._process.kill()
+            self._process.ended(_LEAVING)
+        if self._process.ended():
+            self._process.release()
+        self._shut()
+
+    def _shut(self) -> None:
+        with contextlib.suppress(OSError):  # a fork of this process may have a copy: shut it down
+            self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
 
     def _send(self, request: tuple[Any, ...], fds: Iterable[int]) -> None:
         try:
-            socket.send_fds(self._socket, [pickle.dumps(request)], list(fds))
+            socket.send_fds(self._door, [pickle.dumps(request)], list(fds))
         except OSError as error:
-            raise PysamplerError(f"cannot start worker: the nursery is lost, {error}") from None
+            self.lost = True
+            raise _NoNurseryError(f"cannot start worker: {self.told()}") from error
 
-    def _receive(self) -> tuple[Any, list[int]]:
-        try:
-            answer, received, _, _ = socket.recv_fds(self._socket, 1 << 16, 1)
-        except OSError as error:
-            raise PysamplerError(f"cannot start worker: the nursery is lost, {error}") from None
-        if not answer:
-            code = self._process.wait()
-            raise PysamplerError(f"cannot start worker: the nursery ended with exit code {code}")
-        kind, *content = pickle.loads(answer)
-        if kind == "error":
-            self._out_of_step = False
-            raise OSError(*content)
-        return content, received
+
+# -- the nurseries of this process ---------------------------------------------------------------
+
+# The last is the one in use; those before have retired, or are lost.
+_nurseries: list[Nursery] = []
+# Taken to make a nursery, by threads and not by finalizers. A signal handler of the thread that has
+# it may make another: the last one in the list is used.
+_making = threading.RLock()
+_preload_allowed = True  # until that gave a nursery threads
+# Modules that a nursery was importing when it died.
+_deadly: set[str] = set()
+
+
+def _the_nursery() -> Nursery:
+    with _making:
+        if _nurseries and _nurseries[-1].alive:
+            return _nurseries[-1]
+        for nursery in _nurseries:
+            if nursery.ended:
+                _deadly.update(nursery.loading())
+        _nurseries[:] = [*(one for one in _nurseries if not one.ended), Nursery()]
+        return _nurseries[-1]
+
+
+def _retire(nursery: Nursery) -> None:
+    global _preload_allowed
+    _preload_allowed = False
+    nursery.retire()
+
+
+def preload(modules: Iterable[str]) -> None:
+    """Import modules in the nursery, so that later workers start with them. Does not wait."""
+    names = [name for name in modules if name not in _deadly]
+    if names and _preload_allowed:
+        _the_nursery().load(names)
+
+
+def _leave() -> None:
+    for nursery in _nurseries:
+        nursery.leave()
+
+
+def _after_fork() -> None:
+    """In a fork of the user's: nurseries are its parent's."""
+    global _making
+    _making = threading.RLock()
+    for nursery in _nurseries:
+        nursery.forget()
+    _nurseries.clear()
+
+
+atexit.register(_leave)
+os.register_at_fork(after_in_child=_after_fork)
+
+
+# -- processes -----------------------------------------------------------------------------------
+
+
+def _start_here(context: str, host: Any) -> Child:
+    """A worker that is a child of this process."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        if context == "spawn":
+            pid = _interpreter("pysampler.worker", theirs)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of forking threads: asked for
+                pid = os.fork()
+            if pid == 0:
+                ours.close()
+                become_worker(theirs.detach(), [1, 2], host)
+    return Child(_Own(pid), Connection(ours.detach()))
+
+
+def await_ends(children: Iterable[Child], deadline: float) -> None:
+    """Wait until the children have ended, or until that time of time.monotonic()."""
+    for child in children:
+        child.ended(max(0.0, deadline - time.monotonic()))
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a worker."""
+    return {**dict.fromkeys(THREADS, "1"), **os.environ}
+
+
+def _interpreter(module: str, connection: socket.socket) -> int:
+    """Start a clean interpreter with this one's flags and path, calling main(fd) of that module.
+
+    Nothing is imported from the current directory: this one's path is set first. It has a session
+    of its own, and signals that are meant for this process and its group wait until it can say that
+    it outlives them.
+    """
+    code = (
+        "import json, os, sys; "
+        f"os.closerange({_CONNECTION + 1}, os.sysconf('SC_OPEN_MAX')); "
+        "sys.path[:] = json.loads(sys.argv[1]); "
+        f"from {module} import main; main({_CONNECTION})"
+    )
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    path = json.dumps([p for p in sys.path if isinstance(p, str)])
+    actions: list[tuple[Any, ...]] = [
+        (os.POSIX_SPAWN_DUP2, connection.fileno(), _CONNECTION),
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+    ]
+    actions += [
+        (os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_WRONLY, 0) for fd in (1, 2) if not _is_open(fd)
+    ]
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, *flags, "-P", "-c", code, path, _PADDING],
+        environment(),
+        file_actions=actions,
+        setsigmask=_BLOCKED,
+        setsid=True,
+    )
+
+
+@contextlib.contextmanager
+def _outputs() -> Iterator[list[int]]:
+    """Where a worker prints: where this process does, or nowhere if that is closed."""
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        yield [fd if _is_open(fd) else nowhere.fileno() for fd in (1, 2)]
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def _readable(file: Any, timeout: float = 0) -> bool:
@@ -222,235 +508,12 @@ def _readable(file: Any, timeout: float = 0) -> bool:
     return bool(poller.poll(timeout * 1000))
 
 
-_nursery: Nursery | None = None
-_preloaded: set[str] = set()
-_preload_allowed = True  # until that gave a nursery threads
-_nursery_lock = threading.Lock()
-
-
-def _the_nursery() -> Nursery:
-    global _nursery, _preload_allowed
-    with _nursery_lock:
-        if _nursery is not None and _nursery.alive:
-            with contextlib.suppress(PysamplerError):
-                _nursery.settle()
-        if _nursery is None or not _nursery.alive:
-            if _nursery is not None:
-                _preload_allowed &= not _nursery.tainted
-                _nursery.close()
-                atexit.unregister(_nursery.close)
-            _nursery = Nursery()
-            atexit.register(_nursery.close)
-        return _nursery
-
-
-def start_worker(context: str) -> Child:
-    """A process in which ``pysampler.worker.main`` runs, at the other end of a connection."""
-    if context == "nursery":
+def _at_end(connection: Connection) -> bool:
+    """Whether the other end of a connection is closed; there is something to read."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as peek:
         try:
-            return _the_nursery().fork()
-        except PysamplerError:  # it was killed: another one can do it
-            return _the_nursery().fork()
-    ours, theirs = socket.socketpair()
-    with theirs:
-        parent: _Here | _Spawned = _Here()
-        if context == "spawn":
-            process = _interpreter("pysampler.worker", theirs)
-            pid, parent = process.pid, _Spawned(process)
-        else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of forking threads: asked for
-                pid = os.fork()
-            if pid == 0:
-                ours.close()
-                _become_worker(theirs.detach(), [1, 2])
-    return Child(pid, os.pidfd_open(pid), Connection(ours.detach()), parent)
-
-
-def await_ends(children: Iterable[Child], deadline: float) -> None:
-    """Until the children have ended, or that time of time.monotonic()."""
-    for child in children:
-        child.ended(max(0.0, deadline - time.monotonic()))
-
-
-def preload(modules: Iterable[str]) -> None:
-    """Import installed modules in the nursery, so that later workers start with them."""
-    new = [name for name in modules if name not in _preloaded]
-    if new and _preload_allowed:
-        _preloaded.update(new)
-        _the_nursery().load(new)
-
-
-def environment() -> dict[str, str]:
-    """The environment of a worker."""
-    return {**dict.fromkeys(THREADS, "1"), **os.environ}
-
-
-def _interpreter(module: str, connection: socket.socket) -> subprocess.Popen[bytes]:
-    """A clean interpreter with this one's flags and path, calling main(fd) of that module."""
-    fd = connection.fileno()
-    code = (
-        "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-        f"from {module} import main; main({fd})"
-    )
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    path = json.dumps([p for p in sys.path if isinstance(p, str)])
-    return subprocess.Popen(
-        [sys.executable, *flags, "-c", code, path, _PADDING],
-        pass_fds=[fd],
-        stdin=subprocess.DEVNULL,
-        env=environment(),
-    )
-
-
-# -- in the nursery -----------------------------------------------------------------------------
-
-
-def main(fd: int) -> None:
-    """Serve fork requests until the parent is gone."""
-    parent = os.pidfd_open(os.getppid())
-    connection = socket.socket(fileno=fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(waker)
-    _core.adopt_orphans()
-    family = _Family()
-    while True:
-        sources: list[Any] = [connection, wake, parent]
-        ready, _, _ = select.select(sources, [], [])
-        if parent in ready:
-            family.end()
-        if wake in ready:
-            os.read(wake, 4096)
-        family.reap()
-        if connection not in ready:
-            continue
-        try:
-            message, fds, _, _ = socket.recv_fds(connection, 1 << 20, 3)
-        except ConnectionResetError:  # the parent left an answer unread, and is gone
-            family.end()
-        if not message:
-            family.end()
-        request, *content = pickle.loads(message)
-        answer: tuple[Any, ...]
-        out: list[int] = []
-        if request == "fork":
-            gc.freeze()
-            try:
-                pid = os.fork()
-            except OSError as error:
-                answer = ("error", error.errno, f"cannot fork worker: {error.strerror}")
-            else:
-                if pid == 0:
-                    signal.set_wakeup_fd(-1)
-                    for inherited in (wake, waker, parent):
-                        os.close(inherited)
-                    connection.close()
-                    _become_worker(fds[0], fds[1:])
-                family.workers.add(pid)
-                answer, out = ("forked", pid), [os.pidfd_open(pid)]
-            for received in fds:
-                os.close(received)
-        elif request == "status":
-            family.reap()
-            answer = ("status", family.ended.pop(content[0], None))
-        else:
-            answer = ("loaded", _import(content[0]))
-        try:
-            socket.send_fds(connection, [pickle.dumps(answer)], out)
-        except ConnectionError:
-            family.end()
-        for sent in out:
-            os.close(sent)
-
-
-class _Family:
-    """The nursery's children: workers, and what workers had started and left behind."""
-
-    def __init__(self) -> None:
-        self.workers: set[int] = set()
-        self.ended: dict[int, int] = {}  # workers that nobody has asked about: how
-
-    def reap(self) -> None:
-        """Bury the dead. What an env had started ends with its worker."""
-        worker_ended = False
-        with contextlib.suppress(ChildProcessError):
-            while (child := os.waitpid(-1, os.WNOHANG))[0]:
-                pid, status = child
-                if pid in self.workers:
-                    self.workers.discard(pid)
-                    self.ended[pid] = os.waitstatus_to_exitcode(status)
-                worker_ended = True
-        if worker_ended:
-            self._kill(set(self._children()) - self.workers)
-
-    def end(self) -> NoReturn:
-        """Leave, and leave nobody."""
-        signal.set_wakeup_fd(-1)
-        deadline = time.monotonic() + 5
-        with contextlib.suppress(ChildProcessError):
-            while time.monotonic() < deadline:
-                self._kill({*self.workers, *self._children()})
-                pid = os.waitpid(-1, 0)[0]
-                self.workers.discard(pid)
-        os._exit(0)
-
-    def _children(self) -> list[int]:
-        """Those that have not made themselves independent, as daemons do."""
-        children = []
-        with contextlib.suppress(OSError):
-            listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-            for pid in map(int, listed.split()):
-                with contextlib.suppress(ProcessLookupError):
-                    if os.getsid(pid) == os.getsid(0):
-                        children.append(pid)
-        return children
-
-    def _kill(self, pids: set[int]) -> None:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def _import(modules: Iterable[str]) -> int:
-    """Import what can be, without a word; how many threads there are then."""
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    kept = [os.dup(1), os.dup(2)]
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
-    try:
-        for name in modules:
-            if name not in sys.modules:
-                with contextlib.suppress(BaseException), warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    importlib.import_module(name)
-        sys.stdout.flush()
-    finally:
-        for number, fd in enumerate(kept, start=1):
-            os.dup2(fd, number)
-            os.close(fd)
-        os.close(quiet)
-    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
-
-
-def _become_worker(fd: int, outputs: list[int]) -> None:
-    """In a forked child: run the worker and end, whatever happens."""
-    code = 1
-    try:
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for number, output in enumerate([nothing, *outputs]):
-            if output != number:
-                os.dup2(output, number)
-                os.close(output)
-        worker.main(fd)
-        code = 0
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        os._exit(code)
+            return not peek.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True

@@ -122,6 +122,10 @@ class Centre:
         else:
             self._thread.wait()
 
+    def stop(self) -> None:
+        """Begin no further step."""
+        self._stop = True
+
     def end(self) -> bool:
         """Stop; whether it has, so that nobody works on the pool any more."""
         self._stop = True
@@ -164,6 +168,7 @@ class Centre:
         began = now()
         if len(self._parts) == 1:
             messages = self._pool.wait() or []
+            self._pool.take_all()
         else:
             messages = self._pool.wait_for(groups)
             self._pool.take(groups)
@@ -387,6 +392,7 @@ class Workers:
         began = now()
         with self._envs._entered("rollouts"):
             messages = self._pool.wait() or []
+            self._pool.take_all()
         self.seconds["waiting"] += (now() - began) / 1e9
         failures = [(group, said) for group, said in messages if isinstance(said, Failure)]
         for group, message in messages:
@@ -401,6 +407,10 @@ class Workers:
             self.seconds["policy"] += said.policy_ns / 1e9 / max(1, len(self._pool.groups))
         if failures:
             raise self._pool.error_of(*first(failures))
+
+    def stop(self) -> None:
+        """Let the workers end the rollout where it is."""
+        self._progress.stop()
 
     def end(self) -> bool:
         """Stop; nobody but the pool is at work."""

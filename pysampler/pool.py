@@ -7,8 +7,8 @@ of that as names and arguments.
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
-import threading
 import time
 import warnings
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ import numpy as np
 from pysampler import _core, nursery, worker
 from pysampler.block import Failure, Restored
 from pysampler.errors import (
+    BusyError,
     EnvError,
     EnvTimeoutError,
     LayoutError,
@@ -30,7 +31,7 @@ from pysampler.errors import (
 from pysampler.frames import Frames
 from pysampler.mail import Inbox
 from pysampler.processes import GRACE, Processes, Share
-from pysampler.remote import dumps, dumps_by_value, report
+from pysampler.remote import dumps_by_value, report
 from pysampler.stats import Counters, Stats
 from pysampler.sync import Segment, Watch, now, wait_costs
 from pysampler.worker import Attachment
@@ -44,7 +45,6 @@ __all__ = ["Faults", "Pool"]
 
 _STEP: int = _core.Command.STEP
 _REQUEST: int = _core.Command.REQUEST
-_NOTE: int = _core.Command.NOTE
 # Bytes of a side channel. What is larger goes in parts.
 SIDE_CHANNEL = 1 << 16
 # How long a worker may take until it reads what finds no room otherwise, in seconds.
@@ -53,6 +53,24 @@ _PATIENCE = 60.0
 _WARM = 100_000
 # How often to look whether a worker that closes has died, in seconds.
 _LOOK = 0.05
+
+
+# The name of a method of a host, and arguments.
+Request = tuple[str, tuple[Any, ...]]
+
+_log = logging.getLogger("pysampler")
+# What groups are asked again in one way or another when their worker is lost; the rest fails.
+_REPEATED = ("step", "restore", "reset", "rollout", "act", "show", "lay_out")
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a group was asked for, other than a plain step."""
+
+    request: Request
+    doing: str  # as errors tell of it
+    # Of envs that took the place of lost ones: whether in a step, or in a reset.
+    restored: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -82,24 +100,21 @@ class Pool:
         faults: Faults | None = None,
     ) -> None:
         self.shares = list(shares)
-        self.closed = False  # or its workers have been ended
+        self.closed = False  # or its workers are being ended
+        self._gone = False  # that is done
         self.groups = [len(share.sizes) for share in shares]
         self.envs = [part for share in self.shares for part in share.parts]  # of each group
         self.worker_of = [w for w, count in enumerate(self.groups) for _ in range(count)]
         self._policy = policy
         self._faults = faults or Faults()
         self._learn_modules = preload is None and context == "nursery"
-        self._requests: dict[int, tuple[str, tuple[Any, ...]]] = {}  # that groups are at
-        self._asked: dict[int, str] = {}  # what groups are doing, where it is not a step
-        # Options may be set by one thread while another samples.
-        self._notes_lock = threading.Lock()
-        self._notes: dict[int, list[bytes]] = {}  # by worker
-        self._standing: dict[str, dict[int, bytes]] = {}  # by method and worker
+        self._layouts = 0
+        self._work: dict[int, _Work] = {}  # what groups are at, where it is not a step
+        self._standing: dict[str, dict[int, bytes]] = {}  # notes, by method and worker
         self._options: dict[int, tuple[Any, int]] = {}  # by env
-        self._lost_envs: set[int] = set()  # groups of new envs, whose next step ends an episode
-        self._restored: dict[int, bool] = {}  # groups that will say so; whether stepping
         self._losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in shares]
-        self._known_losses: set[int] = set()  # indices into watch.losses
+        # Lost workers, by index, until others are in their place.
+        self._replacing: dict[int, WorkerLostError] = {}
         self._parts: list[_core.Part] = []  # that every worker is beside its own
         self._told_late: set[tuple[int, int]] = set()
         if context == "nursery" and preload:
@@ -110,30 +125,32 @@ class Pool:
     def lay_out(self, plan: Plan, room: int, host: tuple[Any, ...]) -> tuple[Frames, Segment]:
         """Lay out frames, in a segment of their own with some room beside them.
 
-        The first time, attach the workers to everything else too. Nothing may be in flight.
+        The first time, attach the workers to everything else too. Nothing may be in flight. One
+        that is interrupted must be repeated before anything else is asked.
         """
         segment = Segment(plan.size + room)
         frames_at, memory = segment.array((plan.size,), np.dtype(np.uint8), None)
-        self._layout = worker.Layout(frames_at, plan, host)
+        self._layout = worker.Layout(self._layouts + 1, frames_at, plan, host)
         self._frames_segment = segment
+        self._layouts += 1
         if not hasattr(self, "_core"):
             self._attach(plan.envs)
             return Frames(plan, memory), segment
-        for index, child in enumerate(list(self._processes.children)):
-            group = self._groups_of(index).start
-            self._send_notes(group)
-            self._send_request(group, 0, ("lay_out", (True,)), "laying out frames")
-            # Who took its place meanwhile has been told already.
-            if self._processes.children[index] is child:
-                self._processes.lay_out(index, (self._layout, segment.fd))
-        for group, said in self.wait() or []:
+        # Who is lost meanwhile, and replaced, begins with these frames.
+        self._finish_replacing()
+        for index in range(len(self.shares)):
+            self._processes.lay_out(index, (self._layout, segment.fd))
+        heads = [self._groups_of(index).start for index in range(len(self.shares))]
+        work = _Work(("lay_out", (self._layout.number,)), "laying out frames")
+        self._send(dict.fromkeys(heads, work), dict.fromkeys(heads, 0))
+        messages = self.wait() or []
+        self.take_all()
+        for group, said in messages:
             if isinstance(said, Failure):
                 raise self.error_of(group, said)
-        if self._parts:  # of what lay beside the last frames
-            self._parts = []
-            for index, child in enumerate(self._processes.children):
-                self._watch.forget(child.pid)
-                self._watch_worker(index)
+        parts, self._parts = self._parts, []  # of what lay beside the last frames
+        for index in range(len(self.shares)) if parts else ():
+            self._watch_worker(index)
         return Frames(plan, memory), segment
 
     def _attach(self, envs: int) -> None:
@@ -147,8 +164,7 @@ class Pool:
         self._counters.workers["env"] = -1
         weights = [size for share in self.shares for size in share.sizes]
         policy = worker.wait_policy(self._policy)
-        self._core = _core.Pool(segment, self.groups, weights, policy)
-        self._inboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
+        self._core = _core.Pool(segment, self.groups, weights, SIDE_CHANNEL, policy)
         self._outboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
         self._mail = [
             Inbox(ring, self._groups_of(index)) for index, ring in enumerate(self._outboxes)
@@ -158,7 +174,7 @@ class Pool:
             Attachment(
                 pool=self._core.offset,
                 groups=self.groups,
-                inbox=self._inboxes[index].offset,
+                inbox=self._core.inbox(index),
                 outbox=self._outboxes[index].offset,
                 capacity=SIDE_CHANNEL,
                 envs=envs,
@@ -183,8 +199,9 @@ class Pool:
             self._processes.children[index].pid,
             *self._parts,
             *(self._core.member(group) for group in self._groups_of(index)),
-            self._inboxes[index].consumer(),
+            self._core.inbox_consumer(index),
             self._outboxes[index].producer(),
+            alone=True,
         )
 
     def watch_also(self, part: _core.Part) -> None:
@@ -236,47 +253,67 @@ class Pool:
 
     def step(self, frame: int) -> None:
         """Let every group step, reading actions from the frame and writing results to it."""
-        if self._notes or self._requests or self._lost_envs:
+        if self._work or self._replacing or self._core.any_new():
             self.step_some([(group, frame) for group in range(len(self.envs))])
-        else:
-            self._core.send(_STEP, frame)
+        elif not self._core.step(frame):
+            self._flush()
 
     def step_some(self, parts: Iterable[tuple[int, int]]) -> None:
         """Let some groups step, each with its frame."""
-        for group, frame in parts:
-            if self._notes:
-                self._send_notes(group)
-            if group in self._lost_envs:
-                self._restore(group, frame)
-            else:
-                self._requests.pop(group, None)
-                self._asked.pop(group, None)
-                self._core.send_to(group, _STEP, frame)
+        frames = dict(parts)
+        self._send(dict.fromkeys(frames), frames)
 
     def request(
         self,
         parts: Iterable[tuple[int, int]],
-        requests: Mapping[int, tuple[str, tuple[Any, ...]]],
+        requests: Mapping[int, Request],
         doing: str,
     ) -> None:
         """Ask groups for other things than a step: the name of a method of the host, arguments."""
-        frames = dict(parts)
+        self._send({g: _Work(request, doing) for g, request in requests.items()}, dict(parts))
+
+    def _send(self, work: Mapping[int, _Work | None], frames: Mapping[int, int]) -> None:
+        """Ask groups for something, each with its frame; None is a step. All are asked, or none."""
+        self._finish_replacing()
+        told: list[int] = []
+        if self._core.any_new():
+            work = {group: self._for_new(group, one, told) for group, one in work.items()}
         # Pickled before the first is sent: what cannot be leaves nobody waiting.
-        messages = {group: dumps_by_value(request) for group, request in requests.items()}
-        for group, request in requests.items():
-            frame = frames[group]
-            self._send_notes(group)
-            if group in self._lost_envs and request[0] == "step":
-                self._restore(group, frame)
-                continue
-            if group in self._lost_envs and request[0] == "reset":
-                self._reset_new(group, frame, request, doing)
-                continue
-            if request[0] == "rollout":
-                self._lost_envs.discard(group)
-            elif request[0] in ("act", "show"):
-                self._lost_envs -= set(self._groups_of(self.worker_of[group]))
-            self._send_request(group, frame, request, doing, messages[group])
+        commands = [self._command(group, one, frames[group]) for group, one in work.items()]
+        for group, one in work.items():  # says nothing of groups that are not in flight
+            if one is None:
+                self._work.pop(group, None)
+            else:
+                self._work[group] = one
+        if not self._core.send(commands, told):
+            self._flush()
+
+    def _command(
+        self, group: int, work: _Work | None, frame: int
+    ) -> tuple[int, int, int, bytes | None]:
+        if work is None:
+            return group, _STEP, frame, None
+        return group, _REQUEST, frame, dumps_by_value(work.request)
+
+    def _for_new(self, group: int, work: _Work | None, told: list[int]) -> _Work | None:
+        """What a group is asked whose envs may have taken the place of lost ones.
+
+        Groups that need not hear of that again are added to ``told``.
+        """
+        name = "step" if work is None else work.request[0]
+        if work is not None and name in ("act", "show"):  # for all groups of that worker
+            told += self._groups_of(self.worker_of[group])
+        elif name == "rollout":  # who hosts new envs knows where the lost ones had got to
+            told.append(group)
+        elif self._core.is_new(group) and name in ("step", "restore"):
+            told.append(group)
+            return _Work(("restore", ()), "being restored", restored=True)
+        elif self._core.is_new(group) and work is not None and name == "reset":
+            # Where all envs are new, a reset of some of them is one of all.
+            told.append(group)
+            seeds, options, _ = work.request[1]
+            return _Work(("reset", (seeds, options, None)), work.doing, restored=False)
+        return work
 
     def note(
         self,
@@ -288,19 +325,16 @@ class Pool:
         """Tell hosts something, before their next command: a method, arguments by their envs.
 
         If it is standing, also those that take the place of lost ones, until there is another note
-        to this method.
+        to this method. Any thread may call it while another samples.
         """
         messages = {
             index: dumps_by_value((name, arguments))
             for index, share in enumerate(self.shares)
             if (arguments := arguments_for(share.envs)) is not None
         }
-        with self._notes_lock:
-            self._standing.pop(name, None)
-            if standing:
-                self._standing[name] = messages
-            for index, message in messages.items():
-                self._notes.setdefault(index, []).append(message)
+        self._standing[name] = messages if standing else {}
+        for index, message in messages.items():
+            self._core.note(index, message)
 
     def set_options(self, options: dict[int, tuple[Any, int]]) -> None:
         """What envs are reset with from now on, and its version."""
@@ -309,58 +343,33 @@ class Pool:
             chosen = {env: options[env] for env in envs if env in options}
             return (chosen,) if chosen else None
 
-        self.note("set_options", some)
         self._options.update(options)
+        self.note("set_options", some)
 
-    def _send_notes(self, group: int) -> None:
-        # Again if it is lost meanwhile: who takes its place has to be told too.
-        while True:
-            with self._notes_lock:
-                notes = self._notes.pop(self.worker_of[group], [])
-            if not notes:
-                return
-            for message in notes:
-                self._send_message(group, _NOTE, 0, message)
-
-    def _send_request(
-        self,
-        group: int,
-        frame: int,
-        request: tuple[str, tuple[Any, ...]],
-        doing: str,
-        message: bytes | None = None,
-    ) -> None:
-        self._requests[group] = request
-        self._asked[group] = doing
-        message = dumps_by_value(request) if message is None else message
-        self._send_message(group, _REQUEST, frame, message)
-
-    def _send_message(self, group: int, kind: int, frame: int, message: bytes) -> None:
+    def _flush(self) -> None:
+        """Wait until all that was sent has gone. What is interrupted goes with the next wait."""
         try:
-            self._core.send_to(group, kind, frame)
-            self._inboxes[self.worker_of[group]].send(message, _PATIENCE)
+            if self._core.flush(_PATIENCE):
+                return
         except LostError as error:
-            self._lost(error, group)
-        except WaitTimeoutError:
-            self.kill()
-            index = self.worker_of[group]
-            raise PysamplerError(
-                f"cannot send to worker {index}: it has not read {len(message):,} bytes for "
-                f"{_PATIENCE:.0f} s, while {self._doing(group)}"
-            ) from None
-        except BaseException:  # Ctrl-C: a command without its message would be given another's
-            self.kill()
-            raise
+            self._lost(error)
+            return
+        self.kill()
+        raise PysamplerError(
+            f"cannot send to workers: one has not read a message for {_PATIENCE:.0f} s"
+        )
 
     # -- completions -----------------------------------------------------------------------------
 
     def wait(self, timeout: float | None = None) -> list[tuple[int, Any]] | None:
         """What groups had to say beside what is in the frame: (group, message) each.
 
-        A message may be a ``Failure``. None if not all that is in flight came back in time.
+        A message may be a ``Failure``. None if not all that is in flight came back in time. All
+        stays in flight, and is said again, until it is taken.
         """
         deadline = None if timeout is None else now() + int(timeout * 1e9)
         while True:
+            self._finish_replacing()
             try:
                 if not self._until(self._core.wait, deadline):
                     return None
@@ -370,10 +379,7 @@ class Pool:
             except LostError as error:
                 self._lost(error)
                 continue
-            if len(messages) < len(self._core.messages):
-                return None
-            self.take([group for group, _ in messages])
-            return messages
+            return None if len(messages) < len(self._core.messages) else messages
 
     def wait_some(
         self, least: int, most: int, deadline: int | None
@@ -399,6 +405,7 @@ class Pool:
             return self._core.satisfied
 
         while True:
+            self._finish_replacing()
             try:
                 self._until(wait, deadline)
                 if not self._core.has_messages():
@@ -420,12 +427,15 @@ class Pool:
                 return [(group, said[group]) for group in groups if group in said]
             self._wait_some(self.ready + 1, everyone, None)
 
-    def take(self, groups: Iterable[int]) -> None:
+    def take_all(self) -> None:
+        """All that is in flight has come back, and what there was to say was received."""
+        self._core.take_all()
+
+    def take(self, groups: Sequence[int]) -> None:
         """These have come back, and what they had to say was received."""
+        self._core.take(groups)
         for group in groups:
-            self._core.take(group)
             self._mail[self.worker_of[group]].drop(group)
-            self._restored.pop(group, None)
 
     def _until(self, wait: Callable[..., bool], deadline: int | None) -> bool:
         """Whether ``wait`` was over in time, looking for late envs meanwhile."""
@@ -446,19 +456,21 @@ class Pool:
         messages: list[tuple[int, Any]] = []
         with contextlib.suppress(WaitTimeoutError):
             for group in groups:
-                message = self._mail[self.worker_of[group]].read(group, deadline)
+                number = self._core.number_of(group)
+                message = self._mail[self.worker_of[group]].read(group, number, deadline)
                 try:
                     said = pickle.loads(message)
                 except Exception as error:  # what the worker has and this process has not
                     doing = f"when {self._doing(group)}, in its answer"
                     said = Failure(None, doing, report(error))
-                if group in self._restored and not isinstance(said, Failure):
-                    said = Restored(said, self._restored[group])
+                work = self._work.get(group)
+                if work is not None and work.restored is not None:
+                    said = said if isinstance(said, Failure) else Restored(said, work.restored)
                 messages.append((group, said))
         return messages
 
     def _doing(self, group: int) -> str:
-        return self._asked.get(group, "stepping")
+        return self._work[group].doing if group in self._work else "stepping"
 
     # -- what goes wrong -------------------------------------------------------------------------
 
@@ -527,25 +539,31 @@ class Pool:
             error.args = (f"{error.args[0]}, at env {at}",)
         return error
 
+    def _finish_replacing(self) -> None:
+        """Go on where an exception of a signal handler came into a replacement."""
+        for index in list(self._replacing):
+            self._replace(index)
+
     def _replace(self, index: int, why: str = "") -> None:
-        """Another process takes a worker's place, with new envs."""
-        self._await_marks(index)
-        error = self._told(index, why)
-        at = time.monotonic()
-        most, window = self._faults.most_losses
-        self._losses[index].append((at, error))
-        recent = [(t, e) for t, e in self._losses[index] if at - t <= window]
-        if len(recent) >= most or error.__cause__ is not None:  # it could not even start
-            self.kill()
-            if story := "; ".join(f"{at - t:.1f} s ago {e}" for t, e in recent[:-1]):
-                error.args = (f"{error.args[0]}; it was replaced before: {story}",)
-            raise error
-        groups = self._groups_of(index)
-        under_way = {g: self._core.frame_of(g) for g in groups if self._core.in_flight(g)}
+        """Another process takes a worker's place, with new envs.
+
+        Each step may be repeated: one that is interrupted is gone through again from the beginning.
+        """
+        child = self._processes.children[index]
+        if index not in self._replacing:
+            if not child.ended(GRACE):
+                self.kill()
+                raise PysamplerError(f"cannot replace worker {index}: pid {child.pid} does not end")
+            error = self._told(index, why)
+            self._count_loss(index, error)
+            self._replacing[index] = error
+        error = self._replacing[index]
+        child.kill()  # one that took its place, and was not told everything
+        child.ended(GRACE)
+        self._watch.settle(child.pid)  # marks must not hit who comes next
         self._core.renew(index)
-        self._inboxes[index].renew()
         self._outboxes[index].renew()
-        self._mail[index] = Inbox(self._outboxes[index], groups)
+        self._mail[index] = Inbox(self._outboxes[index], self._groups_of(index))
         # Making envs counts as work of the first, which may take longer than a step.
         start = now() + int(GRACE * 1e9)
         self._counters.begin(index, self.shares[index].envs.start, start)
@@ -556,77 +574,68 @@ class Pool:
             self.kill()
             raise error from cause
         self._watch_worker(index)
+        for note in self._notes_for_new(index):
+            self._core.note(index, note)
+        self._ask_again(index, error)
+        del self._replacing[index]
+        _log.warning("%s; another worker takes its place", error)
+        if self._core.unsent:
+            self._flush()
+
+    def _count_loss(self, index: int, error: WorkerLostError) -> None:
+        """Remember a loss; raise it if there were too many."""
+        at = time.monotonic()
+        most, window = self._faults.most_losses
+        losses = self._losses[index]
+        if not losses or losses[-1][1].pid != error.pid:
+            losses.append((at, error))
+        recent = [(t, e) for t, e in losses if at - t <= window]
+        if len(recent) >= most or error.__cause__ is not None:  # it could not even start
+            self.kill()
+            if story := "; ".join(f"{at - t:.1f} s ago {e}" for t, e in recent[:-1]):
+                error.args = (f"{error.args[0]}; it was replaced before: {story}",)
+            raise error
+
+    def _notes_for_new(self, index: int) -> list[bytes]:
         envs = self.shares[index].envs
-        notes: list[tuple[str, tuple[Any, ...]]] = [("replace", (self._faults.seeds(len(envs)),))]
+        notes: list[Request] = [("replace", (self._faults.seeds(len(envs)),))]
         if options := {env: self._options[env] for env in envs if env in self._options}:
             notes.append(("set_options", (options,)))
-        pickled = [dumps_by_value(note) for note in notes]
-        with self._notes_lock:
-            pickled += [by[index] for by in self._standing.values() if index in by]
-            self._notes[index] = pickled
-        self._lost_envs.update(groups)
-        for group, frame in under_way.items():
-            self._ask_again(group, frame, error)
+        standing = [by[index] for by in list(self._standing.values()) if index in by]
+        return [*map(dumps_by_value, notes), *standing]
 
-    def _ask_again(self, group: int, frame: int, error: WorkerLostError) -> None:
-        """What a group was at when it was lost, or what takes the place of that."""
-        self._send_notes(group)
-        name, arguments = self._requests.get(group, ("step", ()))
-        if name in ("step", "restore"):
-            self._restore(group, frame)
-        elif name == "reset":
-            self._reset_new(group, frame, (name, arguments), self._asked[group])
-        elif name == "rollout":  # who hosts new envs knows where the lost ones had got to
-            self._lost_envs.discard(group)
-            self._send_request(group, frame, (name, arguments), self._asked[group])
-        elif name in ("act", "show"):  # the same, for all of that worker's
-            self._lost_envs -= set(self._groups_of(self.worker_of[group]))
-            self._send_request(group, frame, (name, arguments), self._asked[group])
-        elif name == "lay_out":  # it was attached to the new frames
-            self._send_request(group, frame, (name, (False,)), self._asked[group])
-        else:
-            self._send_request(group, frame, ("fail", (str(error),)), self._asked[group])
-
-    def _restore(self, group: int, frame: int) -> None:
-        self._lost_envs.discard(group)
-        self._restored[group] = True
-        self._send_request(group, frame, ("restore", ()), "being restored")
-
-    def _reset_new(
-        self, group: int, frame: int, request: tuple[str, tuple[Any, ...]], doing: str
-    ) -> None:
-        """Where all envs are new, a reset of some of them is one of all."""
-        name, (seeds, options, _) = request
-        self._lost_envs.discard(group)
-        self._restored[group] = False
-        self._send_request(group, frame, (name, (seeds, options, None)), doing)
-
-    def _await_marks(self, index: int) -> None:
-        """Until the loss has been marked everywhere: marks must not hit who comes next."""
-        child = self._processes.children[index]
-        if child.ended(GRACE):
-            deadline = time.monotonic() + GRACE
-            while time.monotonic() < deadline:
-                losses = self._watch.losses
-                for at, loss in enumerate(losses):
-                    if loss.pid == child.pid and at not in self._known_losses:
-                        self._known_losses.add(at)
-                        return
-                self._watch.wait(known=len(losses), timeout=_LOOK)
-        self.kill()
-        raise PysamplerError(f"cannot replace worker {index}: pid {child.pid} does not end")
+    def _ask_again(self, index: int, error: WorkerLostError) -> None:
+        """What groups were at when their worker was lost, or what takes the place of that."""
+        told: list[int] = []
+        commands = []
+        for group in self._groups_of(index):
+            if not self._core.owed(group):
+                continue
+            work = self._work.get(group)
+            name = "step" if work is None else work.request[0]
+            if work is not None and name not in _REPEATED:
+                work = _Work(("fail", (str(error),)), work.doing)
+            work = self._for_new(group, work, told)
+            commands.append(self._command(group, work, self._core.frame_of(group)))
+            if work is not None:
+                self._work[group] = work
+        self._core.send(commands, told)
 
     # -- ending ----------------------------------------------------------------------------------
 
+    def give_up_wait(self) -> None:
+        """In a signal handler that closes: end the wait that it has interrupted."""
+        self._core.give_up_wait()
+
     def close(self, grace: float = GRACE) -> None:
         """Let the workers close their envs and end. EnvError if an env raised in close()."""
-        if self.closed:
-            return
         failed: EnvError | None = None
-        self._faults = Faults()
         try:
-            if self._core.pending == 0:
+            if not (self.closed or self._core.pending or self._core.unsent or self._replacing):
+                self._faults = Faults()
                 failed = self._close_workers(grace)
+        except BusyError:  # a signal handler has come into the reading of a message
+            pass
         finally:
             self.kill()
         if failed is not None:
@@ -634,18 +643,18 @@ class Pool:
 
     def _close_workers(self, grace: float) -> EnvError | None:
         deadline = time.monotonic() + grace
-        close = dumps(("close", ()))
+        close = _Work(("close", ()), "closing")
         # From here on their end is no loss: nobody is to be told of it.
         children = self._processes.children
         first = {self._groups_of(i).start: child for i, child in enumerate(children)}
-        for group, child in first.items():
+        for child in children:
             self._watch.forget(child.pid)
-            self._asked[group] = "closing"
-            self._send_message(group, _REQUEST, 0, close)
+        self._work.update(dict.fromkeys(first, close))
+        self._core.send([self._command(group, close, 0) for group in first])
         while not self._closed_by(min(time.monotonic() + _LOOK, deadline)):
             for group, child in first.items():
                 if child.ended() and not self._core.is_ready(group):
-                    self._core.take(group)
+                    self._core.take([group])
             if time.monotonic() >= deadline:
                 return None
         failures = [
@@ -663,19 +672,20 @@ class Pool:
         return False
 
     def kill(self) -> None:
-        """End the workers, whatever they are doing, and give everything back."""
-        if self.closed:
-            return
+        """End the workers, whatever they are doing, and give everything back. May be repeated."""
         self.closed = True
+        if self._gone:
+            return
         self._processes.end()
         if hasattr(self, "_watch"):
             self._watch.close()
             self._core.close()
-            for ring in (*self._inboxes, *self._outboxes):
+            for ring in self._outboxes:
                 ring.close()
             self._segment.close()
             self._frames_segment.close()
-            del self._counters, self._segment, self._frames_segment
+        self._counters = None  # type: ignore[assignment]
+        self._gone = True
 
     def __repr__(self) -> str:
         return f"<pysampler.pool.Pool {len(self.shares)} workers{', closed' * self.closed}>"

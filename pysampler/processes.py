@@ -9,19 +9,22 @@ import pickle
 import sys
 import weakref
 from dataclasses import dataclass
-from multiprocessing import connection, reduction
+from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
-from pysampler import nursery, worker
+import numpy as np
+
+from pysampler import _core, nursery
 from pysampler.block import Failure
 from pysampler.errors import EnvError, PysamplerError, WorkerLostError
 from pysampler.remote import dumps_by_value, error_from
-from pysampler.worker import Attachment, Layout, Setup
+from pysampler.sync import Segment
+from pysampler.worker import Attachment, Layout, Logging, Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pysampler.nursery import Child
+    from pysampler.nursery import Child, Launcher
 
     # A function that makes a host, and its arguments.
     Host = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -69,14 +72,18 @@ class Processes:
         self.children: list[Child] = []
         self._shares = shares
         self._context = context
-        self.end = weakref.finalize(self, _end, self.children, os.getpid())
+        self._launcher = nursery.Launcher(context)
+        self._owner = os.getpid()
+        # For one that is dropped, and at exit; not the way in which end() is called, so that one
+        # that is interrupted is gone through again.
+        weakref.finalize(self, _end, self.children, self._launcher, self._owner)
         self._hosts = hosts
         self._pickled: list[bytes | None] = [None] * len(shares)
         if context != "fork":
             self._pickled = [_pickle(host) for host in hosts]
         try:
-            for _ in shares:
-                self.children.append(self._start())
+            for index in range(len(shares)):
+                self.children.append(self._start(index))
             for index in range(len(shares)):
                 with self._telling_of_loss(index):
                     self._set_up(index, again=False)
@@ -85,12 +92,12 @@ class Processes:
             self.end()
             raise
 
-    def _start(self) -> Child:
-        worker.inherited = self._hosts if self._context == "fork" else []
-        try:
-            return nursery.start_worker(self._context)
-        finally:
-            worker.inherited = []
+    def end(self) -> None:
+        """End the workers, whatever they are doing. May be repeated."""
+        _end(self.children, self._launcher, self._owner)
+
+    def _start(self, index: int) -> Child:
+        return self._launcher.start(index, self._hosts[index])
 
     def _set_up(self, index: int, *, again: bool) -> None:
         setup = Setup(
@@ -101,6 +108,7 @@ class Processes:
             directory=os.getcwd(),  # noqa: PTH109
             path=[p for p in sys.path if isinstance(p, str)],
             arguments=list(sys.argv),
+            logging=None if self._context == "fork" else Logging.here(),
             host=self._pickled[index],
             again=again,
         )
@@ -128,7 +136,9 @@ class Processes:
                 self._tell(index, *frames)
         for index, child in enumerate(self.children):
             with self._telling_of_loss(index):
-                child.connection.recv_bytes()
+                answer = child.connection.recv_bytes()
+            if answer != b"attached":
+                raise self.error_of(index, pickle.loads(answer), "starting")
 
     def lay_out(self, index: int, frames: Placed) -> None:
         """Tell one of other frames, which it was asked to go on with."""
@@ -136,14 +146,27 @@ class Processes:
             self._tell(index, *frames)
 
     def _tell(self, index: int, what: Any, fd: int) -> None:
-        child = self.children[index]
-        child.connection.send(what)
-        reduction.send_handle(child.connection, fd, child.pid)
+        """Send what lies in a segment, and the segment: one message, however large."""
+        message = np.frombuffer(pickle.dumps(what), np.uint8)
+        with Segment(len(message)) as segment:
+            at, there = segment.array(message.shape, message.dtype, None)
+            there[:] = message
+            _core.send_descriptors(
+                self.children[index].connection.fileno(),
+                at.to_bytes(8, "little") + len(message).to_bytes(8, "little"),
+                [segment.fd, fd],
+            )
 
     def replace(self, index: int, attachment: Attachment, fd: int, frames: Placed) -> None:
-        """Another one takes the place of one that has ended. Nobody waits for it."""
-        self.children[index].release()
-        self.children[index] = self._start()
+        """Start another worker in the place of one, which ends if it lives. Does not wait for it.
+
+        One that was interrupted is repeated.
+        """
+        before = self.children[index]
+        before.kill()
+        before.ended(GRACE)
+        self.children[index] = self._start(index)
+        before.release()
         # If it is lost as soon as that, whoever watches it learns of it.
         with contextlib.suppress(ConnectionError):
             self._set_up(index, again=True)
@@ -174,7 +197,8 @@ class Processes:
         text = f"worker {index} (pid {child.pid}) lost: {why or how} while {doing}"
         failure = self._last_words(child)
         if failure is not None:
-            text += f"; it could not start: {failure.report.kind}: {failure.report.text}"
+            what = "it could not start" if failure.doing != "serving" else "it failed"
+            text += f"; {what}: {failure.report.kind}: {failure.report.text}"
         error = WorkerLostError(text)
         if failure is not None:
             error.__cause__ = self.error_of(index, failure, "being made")
@@ -182,7 +206,7 @@ class Processes:
         return error
 
     def _last_words(self, child: Child) -> Failure | None:
-        """Of a replacement that could not make its envs."""
+        """What a worker said that ended by an exception of its own."""
         with contextlib.suppress(OSError, EOFError):
             while child.connection.poll():
                 words = child.connection.recv_bytes()
@@ -214,7 +238,8 @@ def _pickle(host: Host) -> bytes:
         ) from error
 
 
-def _end(children: list[Child], owner: int) -> None:
+def _end(children: list[Child], launcher: Launcher, owner: int) -> None:
+    """End workers. Asks nothing and takes no lock: a finalizer may come at any time."""
     if os.getpid() != owner:  # a forked child: they are not its own
         return
     for child in children:
@@ -222,3 +247,4 @@ def _end(children: list[Child], owner: int) -> None:
     for child in children:
         child.ended(GRACE)
         child.release()
+    launcher.close()

@@ -62,7 +62,7 @@ class Results:
         self._odd: list[list[Any]] = [
             [None] * frames.envs for _ in range(self._spec.odd_observations)
         ]
-        self._new_columns: list[Column] = []
+        self._told = len(columns)  # of the columns of infos, those that workers know
         self._frame_of = [0] * len(groups)
         self._shown: int | list[int] = 0  # the frame the user saw last, of all or by group
         self.show_versions = False  # of options
@@ -87,9 +87,12 @@ class Results:
         return self.frame
 
     def new_columns(self) -> list[Column]:
-        """What workers have to be told about infos."""
-        columns, self._new_columns = self._new_columns, []
-        return columns
+        """What workers have to be told about infos, until they are known as ``told``."""
+        return self._infos.columns[self._told :]
+
+    def told(self, columns: Sequence[Column]) -> None:
+        """Workers know these."""
+        self._told += len(columns)
 
     # -- actions ---------------------------------------------------------------------------------
 
@@ -218,7 +221,7 @@ class Results:
 
     def learn(self, rest: Sequence[tuple[int, dict[str, Any]]]) -> Sequence[Column]:
         """Give infos that came by the side channel columns; those there are now."""
-        self._new_columns += self._infos.learn(rest)
+        self._infos.learn(rest)
         return self._infos.columns
 
     def _add_versions(self, infos: dict[str, Any], versions: npt.NDArray[np.int64]) -> None:

@@ -10,15 +10,16 @@ in the workers, each for its own.
 
 from __future__ import annotations
 
-import threading
+import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from pysampler import _core
 from pysampler.acting import Progress
 from pysampler.borrowing import Borrower, vector_env_of
-from pysampler.errors import BusyError
+from pysampler.errors import ClosedError
 from pysampler.numbers import whole_number
 from pysampler.places import Centre, Way, Workers, copied
 from pysampler.policies import Actor, is_module, no_odd, weights_of
@@ -29,7 +30,7 @@ from pysampler.tally import InfoColumns, Tally
 from pysampler.vector_env import VectorEnv
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -172,7 +173,10 @@ class Rollouts(Borrower):
         self._handed_out_at: int | None = None
         self._learner_ns = 0
         self._busy = 0.0  # seconds of all envs together, up to the last rollout
-        self._turn = threading.Lock()  # of next()
+        # Of next().
+        self._turn = _core.Guard(
+            "these rollouts", "cannot sample rollouts: they are closed", ClosedError
+        )
         self._failed: Exception | None = None  # what the next rollout could not be started for
         self._borrow(envs, owned=owned)
 
@@ -185,12 +189,9 @@ class Rollouts(Borrower):
     def __next__(self) -> Rollout:
         """The next rollout."""
         self._expect_open()
-        if not self._turn.acquire(blocking=False):
-            raise BusyError("cannot sample rollouts: another thread does")
-        try:
+        with self._turn.entry("sample rollouts"):
+            self.resume()
             return self._next()
-        finally:
-            self._turn.release()
 
     def _next(self) -> Rollout:
         self._learner_ns = 0 if self._handed_out_at is None else now() - self._handed_out_at
@@ -300,12 +301,32 @@ class Rollouts(Borrower):
             self._place = Workers(self._way, acting, frames, begun.segment, weights, policy_seed)
         else:
             self._place = Centre(self._way, acting, frames, begun.asked)
+        self._lease.end = _ending(weakref.ref(self._place))
+
+    def _signal(self) -> None:
+        if self._place is not None:
+            self._place.stop()
 
     def _end(self) -> bool:
-        place, self._place = self._place, None
+        place = self._place
+        ended = place is None or place.end()
         self._handed_out_at = None
         self._under_way = False
-        return place is None or place.end()
+        self._place = None
+        return ended
+
+    def let_go(self) -> None:
+        """Close, but for the vector env."""
+        if self._closed or not self._mine:
+            return
+        with self._turn.closing("close rollouts") as entry:
+            if entry.nested:  # a signal handler, in the middle of next(), which ends by it
+                self._signal()
+                self._lease.over = True
+                self._closed = True
+            else:
+                super().let_go()
+            self._turn.close()
 
     def pause(self) -> None:
         """Give the vector env back for a while; the next rollout begins with a reset."""
@@ -314,15 +335,25 @@ class Rollouts(Borrower):
 
     def resume(self) -> None:
         """After ``pause``. Nothing may be pending."""
-        if self._closed or self.envs.closed:
+        if self._closed or self.envs.closed or not self._lease.over:
             return
         self._take_over()
 
     def __repr__(self) -> str:
         return (
             f"<pysampler.Rollouts of {self.envs!r}, horizon {self.horizon}, policy in the "
-            f"{self._where}{', closed' * self._closed}>"
+            f"{self._where}{', closed' * self.closed}>"
         )
+
+
+def _ending(place: Callable[[], Centre | Workers | None]) -> Callable[[], bool]:
+    """For the lease, which must not keep what refers to the vector env."""
+
+    def end() -> bool:
+        at_work = place()
+        return at_work is None or at_work.end()
+
+    return end
 
 
 def _tree(tree: Any, arrays: Sequence[npt.NDArray[Any]], steps: slice) -> Any:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import multiprocessing
-import os
-import threading
+import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -21,13 +20,14 @@ from gymnasium.vector.utils import batch_space, iterate
 from gymnasium.vector.vector_env import AutoresetMode
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
-from pysampler import arguments
+from pysampler import _core, arguments
 from pysampler.block import Description, EnvHost, Failure, call, make_host, registered
 from pysampler.errors import (
     BusyError,
     ClosedError,
     EnvError,
     LostError,
+    PysamplerError,
     ReplayError,
     WaitTimeoutError,
 )
@@ -42,14 +42,16 @@ from pysampler.spec import Spaces, spec_of
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    import os
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
     from gymnasium.core import RenderFrame
 
     from pysampler.frames import Frames
     from pysampler.infos import Column
-    from pysampler.results import Stepped
+    from pysampler.lease import Lease
+    from pysampler.results import Message, Stepped
     from pysampler.spec import Field
     from pysampler.stats import Stats
     from pysampler.sync import Segment
@@ -63,6 +65,15 @@ class _TimeoutError(WaitTimeoutError, multiprocessing.TimeoutError):
 
 class _ClosedError(ClosedError, ClosedEnvironmentError):
     """Also what gymnasium raises."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What some groups returned, on its way to the caller."""
+
+    groups: Sequence[int]
+    results: Any = None
+    error: EnvError | None = None
 
 
 class Seeds:
@@ -172,10 +183,15 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.max_concurrency = max_concurrency
         self.num_workers = arguments.workers(num_workers, self.num_envs, max_concurrency)
         self._validate = validate
-        self._owner = os.getpid()
-        self._turn = threading.Lock()
-        self._state: str | None = None
-        self._borrower: Callable[[], Any] | None = None  # rollouts that walk the frames
+        self._guard = _core.Guard(
+            "this vector env",
+            f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.",
+            _ClosedError,
+        )
+        self._state: str | None = None  # what was called last; _pending says if it still is
+        self._kept: _Kept | None = None  # what has come back and is on its way to the caller
+        self._lease: Lease | None = None  # of rollouts, actors or a watcher on these envs
+        self._layout_due = False  # the frames are another's, or half laid out
         options = arguments.Options(
             groups=groups,
             frames=frames,
@@ -271,8 +287,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         columns: list[Column] = []
         plan = Plan(self._spec, self.num_envs, frames, final, tuple(extras), infos != "none")
         mode = "DISABLED" if self.worker else autoreset.name
+        self._layout_due = True  # until all of this is done
         laid_out = self._pool.lay_out(plan, room, (mode, infos.upper(), columns))
-        self._results = Results(
+        results = Results(
             laid_out[0],
             self._groups,
             columns,
@@ -281,9 +298,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             final=final,
             restarts=self._restarts,
         )
-        self._results.show_versions = self._options_version > 0
+        results.show_versions = self._options_version > 0
+        self._results = results
         # Called with every step.
-        self._write, self._read = self._results.batch.write, self._results.read
+        self._write, self._read = results.batch.write, results.read
+        self._layout_due = False
         return laid_out
 
     # -- reset -----------------------------------------------------------------------------------
@@ -327,46 +346,42 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self._request(requests, "resetting", "reset")
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """What the envs return from the reset that is pending."""
+        """Wait for the reset that is pending, and return what the envs return from it."""
         with self._entered("reset_wait"):
             self._expect("reset", "reset_wait")
             observations, _, _, _, infos = self._finish("reset_wait", timeout)
-            return observations, infos
+        self._state = self._kept = None
+        return observations, infos
 
     # -- step ------------------------------------------------------------------------------------
 
+    # A signal handler may raise an exception nearly anywhere. What has come back is kept until the
+    # lines behind the `with` block, in which Python runs no handler: whoever waits again gets it.
+
     def step(self, actions: Any) -> Stepped:
         """Step all envs."""
-        self._enter("step")
-        try:
+        with self._entered("step"):
             self._send(actions)
-            return self._finish("step_wait", None)
-        finally:
-            self._turn.release()
+            results = self._finish("step_wait", None)
+        self._state = self._kept = None
+        return results
 
     def step_async(self, actions: Any) -> None:
         """Let the envs step; ``step_wait`` has what they return."""
-        self._enter("step_async")
-        try:
+        with self._entered("step_async"):
             self._send(actions)
-        finally:
-            self._turn.release()
 
     def _send(self, actions: Any) -> None:
-        if self._state is not None:
+        if self._state is not None or self._lease is not None or self._layout_due:
             self._expect_idle("step_async")
         if self._validate:
             arguments.refuse_nan(self._spec, self.num_envs, actions)
         frame = self._next_frame()
-        try:
-            if self._write(frame, actions) or self._results.write(actions):
-                self._pool.step(frame)
-            else:
-                self._send_objects(actions, self._everyone, self._all_parts())
-        except BaseException:
-            self._sent("step")
-            raise
-        self._state = "step"
+        self._state = "step"  # pending as soon as anything of it is sent
+        if self._write(frame, actions) or self._results.write(actions):
+            self._pool.step(frame)
+        else:
+            self._send_objects(actions, self._everyone, self._all_parts())
 
     def _send_objects(
         self, actions: Any, envs: npt.NDArray[np.int64], parts: Sequence[tuple[int, int]]
@@ -383,13 +398,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._pool.request(parts, requests, "stepping")
 
     def step_wait(self, timeout: float | None = None) -> Stepped:
-        """What the envs return from the step that is pending."""
-        self._enter("step_wait")
-        try:
+        """Wait for the step that is pending, and return what the envs return from it."""
+        with self._entered("step_wait"):
             self._expect("step", "step_wait")
-            return self._finish("step_wait", timeout)
-        finally:
-            self._turn.release()
+            results = self._finish("step_wait", timeout)
+        self._state = self._kept = None
+        return results
 
     # -- some envs at a time ---------------------------------------------------------------------
 
@@ -400,25 +414,18 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         it. The envs of a group step together, so the indices are those of whole groups, in any
         order (``groups`` says how many groups a worker has). None of them may be pending.
         """
-        self._enter("send")
-        try:
+        with self._entered("send"):
             envs = self._envs(env_ids)
             groups = self._idle_groups("send", envs)
             if self._validate:
                 arguments.refuse_nan(self._spec, len(envs), actions)
             self._tell_columns()
             parts = self._results.start(groups)
-            try:
-                if self._results.batch.write_some(parts, actions) or self._results.write(
-                    actions, envs
-                ):
-                    self._pool.step_some(parts)
-                else:
-                    self._send_objects(actions, envs, parts)
-            finally:
-                self._sent("send")
-        finally:
-            self._turn.release()
+            self._state = "send"
+            if self._results.batch.write_some(parts, actions) or self._results.write(actions, envs):
+                self._pool.step_some(parts)
+            else:
+                self._send_objects(actions, envs, parts)
 
     def async_reset(
         self,
@@ -447,10 +454,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 group: ("reset", ([by_env[env] for env in self._groups[group]], options, None))
                 for group in groups
             }
-            try:
-                self._pool.request(self._results.start(groups), requests, "resetting")
-            finally:
-                self._sent("send")
+            self._state = "send"
+            self._pool.request(self._results.start(groups), requests, "resetting")
 
     def recv(
         self,
@@ -477,43 +482,44 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         aim = None
         if deadline is not None and self._replayer is None:
             aim = deadline - self._way_back
-        self._enter("recv")
-        try:
-            if self._state != "send":
-                raise NoAsyncCallError(
-                    "Calling `recv` without any prior call to `send` or `async_reset`.", "send"
-                )
+        with self._entered("recv"):
+            self._expect("send", "recv")
             least, most = self.num_envs, self.num_envs
             if min_envs is not None or max_envs is not None:
                 least, most = arguments.batch(min_envs, max_envs, self.num_envs, self._largest)
-            if self._replayer is None:
-                groups, messages = self._pool.wait_some(least, most, aim)
-            else:
-                groups, messages = self._replayed(self._replayer)
-            failures = self._results.failed(messages) if messages else []
-            if failures:
-                groups = sorted({group for group, _ in failures})
-            if self._recorder is not None:
-                self._recorder.write(groups)
-            if self._replayer is not None:
-                self._replayer.done()
-            self._pool.take(groups)
-            if self._pool.pending == 0:
-                self._state = None
-            if groups:
-                if failures:
-                    raise self._pool.error_of(*first(failures))
-                return self._results.read_some(groups, messages)
-            results = self._results.nothing()
-        finally:
-            self._turn.release()
+            if self._kept is None:
+                self._collect(least, most, aim)
+            results: Stepped | None = None if self._kept is None else self._kept_results()
+            nothing = self._results.nothing()
+        if results is not None:
+            self._kept = None
+            return results
         if deadline is not None and aim is not None:
             # Where the wait ended and where this line is reached lie 5 to 50 us apart.
             late = now()
             self._way_back += (min(max(late - aim, 1_000), 100_000) - self._way_back) // 8
             while now() < deadline:
                 pass
-        return results
+        return nothing
+
+    def _collect(self, least: int, most: int, deadline: int | None) -> None:
+        """Keep what some groups return that have come back, if there are any."""
+        if self._replayer is None:
+            groups, messages = self._pool.wait_some(least, most, deadline)
+        else:
+            groups, messages = self._replayed(self._replayer)
+        if messages and (failures := self._results.failed(messages)):
+            groups = sorted({group for group, _ in failures})
+            kept: _Kept | None = _Kept(groups, error=self._pool.error_of(*first(failures)))
+        elif groups:
+            kept = _Kept(groups, results=self._results.read_some(groups, messages))
+        else:
+            kept = None
+        if self._recorder is not None:
+            self._recorder.write(groups)
+        if self._replayer is not None:
+            self._replayer.done()
+        self._kept = kept
 
     def _replayed(self, replayer: Replayer) -> tuple[list[int], list[tuple[int, Any]]]:
         groups = replayer.read()
@@ -527,12 +533,17 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     @property
     def pending(self) -> int:
         """How many envs ``recv`` has yet to return."""
-        return 0 if self.closed else self._pool.pending
+        return 0 if self.closed else max(self._pool.pending, self._envs_kept)
 
     @property
     def ready(self) -> int:
         """How many of those it would return at once."""
-        return 0 if self.closed else self._pool.ready
+        return 0 if self.closed else max(self._pool.ready, self._envs_kept)
+
+    @property
+    def _envs_kept(self) -> int:
+        groups = None if self._kept is None else self._kept.groups
+        return 0 if groups is None else sum(len(self._groups[group]) for group in groups)
 
     def set_options(self, env_ids: Any, options: Any) -> int:
         """What envs are reset with from their next reset on, automatic or not: their tasks, say.
@@ -576,7 +587,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def _idle_groups(self, what: str, envs: npt.NDArray[np.int64]) -> Sequence[int]:
         """Those of the envs, which must have nothing pending."""
-        if self._state not in (None, "send"):
+        if self._state != "send" or self._lease is not None or self._layout_due:
             self._expect_idle(what)
         try:
             groups = self._results.batch.groups_of(envs)
@@ -584,7 +595,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             raise type(error)(f"cannot choose envs: {error}") from None
         if self._state == "send":
             for group in groups:
-                if self._pool.is_pending(group):
+                kept = self._kept is not None and group in self._kept.groups
+                if kept or self._pool.is_pending(group):
                     raise AlreadyPendingCallError(
                         f"Calling `{what}` for env {self._groups[group][0]} while waiting for a "
                         "pending call to `send` to complete",
@@ -613,7 +625,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """What the envs return from the call that is pending."""
         with self._entered("call_wait"):
             self._expect("call", "call_wait")
-            return self._answers("call_wait", timeout)
+            answers = self._answers("call_wait", timeout)
+        self._state = self._kept = None
+        return answers
 
     def apply(
         self,
@@ -636,6 +650,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             chosen = None if envs is None else arguments.indices(envs, self.num_envs)
             self._ask_all(function, args, f"{name}()", chosen)
             results = self._answers("apply", None)
+        self._state = self._kept = None
         if chosen is None:
             return results
         by_env = dict(zip(sorted(set(chosen)), results, strict=True))
@@ -649,11 +664,15 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._request(requests, f"calling {what} of", "call")
 
     def _answers(self, what: str, timeout: float | None) -> tuple[Any, ...]:
-        messages = self._wait(what, timeout)
-        answers = dict(sorted(messages))
-        if failures := [one for one in answers.items() if isinstance(one[1], Failure)]:
-            raise self._pool.error_of(*first(failures))
-        return tuple(one for answer in answers.values() for one in answer or ())
+        def read(messages: Sequence[Message]) -> tuple[Any, ...]:
+            answers = dict(sorted(messages))
+            if failures := [one for one in answers.items() if isinstance(one[1], Failure)]:
+                raise self._pool.error_of(*first(failures))
+            return tuple(one for answer in answers.values() for one in answer or ())
+
+        self._keep(what, timeout, read)
+        answers: tuple[Any, ...] = self._kept_results()
+        return answers
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of each env."""
@@ -676,6 +695,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             }
             self._request(requests, f"setting {name} of", "call")
             self._answers("set_attr", None)
+        self._state = self._kept = None
 
     def render(self) -> tuple[RenderFrame, ...] | None:
         """What each env renders."""
@@ -699,69 +719,137 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def _request(self, requests: dict[int, Any], doing: str, state: str) -> None:
         """Ask every group for something."""
-        try:
-            self._pool.request(self._all_parts(), requests, doing)
-        finally:
-            self._sent(state)
-
-    def _sent(self, state: str) -> None:
-        """What is pending now, also where Ctrl-C or an error came in between."""
-        self._state = state if self._pool.pending else None
+        self._state = state  # pending as soon as anything of it is sent
+        self._pool.request(self._all_parts(), requests, doing)
 
     def _tell_columns(self) -> None:
         if columns := self._results.new_columns():
             self._pool.note("add_columns", lambda _: (columns,))
+            self._results.told(columns)
 
     def _all_parts(self) -> list[tuple[int, int]]:
         return [(group, self._results.frame) for group in range(len(self._groups))]
 
-    def _wait(self, what: str, timeout: float | None) -> list[tuple[int, Any]]:
-        """Until all that is pending is there; what groups had to say."""
-        messages = self._pool.wait(timeout)
-        if messages is None:
-            raise _timed_out(what, timeout)
-        self._state = None
-        return messages
-
     def _finish(self, what: str, timeout: float | None) -> Stepped:
         """Wait for what is pending; observations, rewards, terminated, truncated, infos."""
-        results = self._read(self._wait(what, timeout))
+        self._keep(what, timeout, self._read)
+        results: Stepped = self._kept_results()
         self.observations = results[0]
         return results
 
-    def _enter(self, what: str) -> None:
-        """It is open, in the process that made it, and no other thread is in here."""
-        if self.closed:
-            raise _ClosedError(
-                f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
-            )
-        if os.getpid() != self._owner:
-            raise _ClosedError(
-                f"cannot call {what}: made by process {self._owner}, this is {os.getpid()}, a fork"
-            )
-        if not self._turn.acquire(blocking=False):
-            raise BusyError(f"cannot call {what}: another thread is using this vector env")
-
-    @contextlib.contextmanager
-    def _entered(self, what: str) -> Iterator[None]:
-        self._enter(what)
+    def _keep(
+        self, what: str, timeout: float | None, read: Callable[[Sequence[Message]], Any]
+    ) -> None:
+        """Wait until all that is pending is there, and keep what is read of it."""
+        if self._kept is not None:
+            return
+        messages = self._pool.wait(timeout)
+        if messages is None:
+            raise _timed_out(what, timeout)
+        everyone = range(len(self._groups))
         try:
-            yield
-        finally:
-            self._turn.release()
+            kept = _Kept(everyone, results=read(messages))
+        except EnvError as error:
+            kept = _Kept(everyone, error=error)
+        self._kept = kept
+
+    def _kept_results(self) -> Any:
+        """What is kept, or raise it; it is pending no more."""
+        kept = self._kept
+        assert kept is not None
+        if len(kept.groups) == len(self._groups):
+            self._pool.take_all()
+        else:
+            self._pool.take(kept.groups)
+        if kept.error is None:
+            return kept.results
+        if self._state != "send":
+            self._state = None
+        self._kept = None
+        raise kept.error
+
+    def _entered(self, what: str) -> _core.Entry:
+        """A context: it is open, in the process that made it, and no other thread is in here."""
+        if self.closed:
+            raise self._closed_error()
+        return self._guard.entry(f"call {what}")
+
+    def _closed_error(self) -> _ClosedError:
+        return _ClosedError(
+            f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
+        )
+
+    @property
+    def _pending(self) -> str | None:
+        """What is pending: the last call, if it still is."""
+        return self._state if self._kept is not None or self._pool.pending > 0 else None
 
     def _expect_idle(self, what: str) -> None:
-        if self._state is not None:
+        """Nothing is pending, and the frames are this object's own."""
+        if self._state is None and self._lease is None and not self._layout_due:
+            return
+        lease = self._lease
+        state = self._pending
+        if lease is not None and not lease.lent_back:
+            if not lease.over:
+                state = lease.name
+            else:
+                self._reclaim()
+                state = None
+        elif lease is None and self._layout_due:
+            self._reclaim()
+            state = None
+        if state is not None:
             raise AlreadyPendingCallError(
-                f"Calling `{what}` while waiting for a pending call to `{self._state}` to complete",
-                self._state,
+                f"Calling `{what}` while waiting for a pending call to `{state}` to complete",
+                state,
             )
 
     def _expect(self, state: str, what: str) -> None:
-        if self._state != state:
-            raise NoAsyncCallError(
-                f"Calling `{what}` without any prior call to `{state}_async`.", state
+        if self._state != state or self._pending is None:
+            prior = "`send` or `async_reset`" if state == "send" else f"`{state}_async`"
+            raise NoAsyncCallError(f"Calling `{what}` without any prior call to {prior}.", state)
+
+    # -- lent to a sampler -----------------------------------------------------------------------
+
+    def _reclaim(self) -> None:
+        """Take the envs back from a sampler that is done with them. May be repeated."""
+        lease = self._lease
+        self._drop_work("a call" if lease is None else lease.what, lease is None or lease.end())
+        if self.closed:
+            raise self._closed_error()
+        if self._layout_due or (lease is not None and lease.laid_out):
+            self._lay_out(*self._usual_layout)
+        self._state = self._kept = self._lease = None
+
+    def _drop_work(self, what: str, ended: bool) -> None:  # noqa: FBT001
+        """Wait for the end of what is under way and not wanted; or else end the workers."""
+        pool = self._pool
+        if pool.closed:
+            return
+        pool.note("act_with", lambda _: None)
+        if not ended or not self._drained():
+            left = pool.pending - pool.ready
+            pool.kill()
+            warnings.warn(
+                f"the vector env was closed with {what} under way: {left} envs did not return",
+                stacklevel=4,
             )
+
+    def _drained(self) -> bool:
+        """Whether all that was in flight has come back in time, well or not."""
+        pool = self._pool
+        deadline = now() + int(GRACE * 1e9)
+        while not pool.closed and pool.pending:
+            try:
+                if pool.wait(max(0.0, (deadline - now()) / 1e9)) is None:
+                    return False
+                pool.take_all()
+            except (EnvError, LostError):
+                continue
+            except PysamplerError:  # an env is late
+                return False
+        return True
 
     # -- ending ----------------------------------------------------------------------------------
 
@@ -776,12 +864,22 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """gymnasium's ``close`` sets it when all has been closed."""
 
     def close(self, **kwargs: Any) -> None:
-        """End the workers: ``close_extras`` has the arguments."""
+        """End the workers: ``close_extras`` has the arguments.
+
+        A signal handler may call it while its own thread waits here: that wait ends with the error
+        of a closed vector env.
+        """
         try:
             super().close(**kwargs)
         finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self.closed and self._guard.mine:
+            self._pool.kill()  # goes on where one was interrupted
             # The memory goes once no view of it is left.
             self._results = self._write = self._read = None  # type: ignore[assignment]
+            self._kept = None
             if not self.copy:
                 self.observations = None
             if self._recorder is not None:
@@ -789,32 +887,42 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:  # noqa: FBT001, FBT002
         """End the workers: after what is pending, or at once; GRACE at most."""
-        if self._borrower is not None and (borrower := self._borrower()) is not None:
-            borrower.let_go()
-        with self._entered("close"):
-            if self._state is not None:
-                logger.warn(
-                    f"Calling `close` while waiting for a pending call to `{self._state}` to "
-                    "complete."
-                )
-                self._state = None
-                terminate = terminate or not self._settled(GRACE if timeout is None else timeout)
-            if terminate:
-                self._pool.kill()
-            else:
-                self._pool.close()
+        with self._guard.closing("call close") as entry:
+            if entry.nested:
+                self._pool.give_up_wait()
+            try:
+                self._close(timeout, terminate=terminate)
+            finally:
+                self._guard.close()
+
+    def _close(self, timeout: float | None, *, terminate: bool) -> None:
+        if (lease := self._lease) is not None:
+            lease.over = True
+            self._drop_work(lease.what, lease.end())
+        elif (pending := self._pending) is not None:
+            logger.warn(
+                f"Calling `close` while waiting for a pending call to `{pending}` to complete."
+            )
+            terminate = terminate or not self._settled(GRACE if timeout is None else timeout)
+        if terminate:
+            self._pool.kill()
+        else:
+            self._pool.close()
 
     def _settled(self, timeout: float) -> bool:
         try:
-            return self._pool.wait(timeout) is not None
-        except (EnvError, LostError):
-            return True
+            if self._pool.wait(timeout) is None:
+                return False
+            self._pool.take_all()
+        except (EnvError, LostError, BusyError):
+            pass
         except WaitTimeoutError:  # an env is late
             return False
+        return True
 
     def __del__(self) -> None:
-        if not self.closed:
-            self._pool.kill()
+        if (pool := getattr(self, "_pool", None)) is not None:
+            pool.kill()
 
     def __repr__(self) -> str:
         name = self._name if self.spec is None else self.spec.id

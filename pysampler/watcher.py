@@ -155,7 +155,7 @@ class Watcher(Detached):
         and ``seconds``."""
         self.begin()
         self._tend()
-        if not self._closed:
+        if not self.closed:
             new = self._ring.pop_many(_SLOTS, 0, timeout=0)
             self._episodes = np.concatenate([self._episodes, new])
         return self._episodes
@@ -198,10 +198,10 @@ class Watcher(Detached):
     def follow(self, weights: Any, at: int) -> None:
         """What actors were given, unless that was just now. What fails here is not theirs."""
         began = now()
-        if self._closed or began < self._follow_at:
+        if self.closed or began < self._follow_at:
             return
         self._tend()
-        if not self._closed:
+        if not self.closed:
             self.publish(weights, at)
         self._follow_at = now() + _OFTEN * (now() - began)
 
@@ -224,4 +224,4 @@ class Watcher(Detached):
         return ring, (show,)
 
     def __repr__(self) -> str:
-        return f"<pysampler.Watcher of {self.envs!r}{', closed' * self._closed}>"
+        return f"<pysampler.Watcher of {self.envs!r}{', closed' * self.closed}>"

@@ -7,13 +7,15 @@ pickled function and its arguments; the loop that steps the blocks is in C++ (``
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import random
 import signal
+import socket
 import sys
+import warnings
 from dataclasses import dataclass
-from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,15 +32,13 @@ from pysampler.stats import Counters
 from pysampler.sync import Segment, WaitPolicy, Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
     from pysampler.frames import Plan
 
 __all__ = ["Attachment", "Layout", "Setup", "main", "wait_policy"]
 
 
-# With context="fork", what the workers are to host, each at its index.
-inherited: Sequence[Any] = []
 # Whether this process takes the place of a lost worker. Its host may ask when it is made.
 again = False
 
@@ -55,13 +55,48 @@ class Setup:
     path: list[str]
     arguments: list[str]
     host: bytes | None  # pickled (function, arguments), or inherited
+    logging: Logging | None  # None: as it is
     again: bool  # in the place of another one: nobody asks what it hosts
+
+
+@dataclass(frozen=True)
+class Logging:
+    """How the root logger of the parent is set up, as far as a worker can be like it."""
+
+    level: int
+    format: tuple[str | None, str | None, str] | None  # format, datefmt, style; None: no handler
+    captures_warnings: bool
+
+    @classmethod
+    def here(cls) -> Logging:
+        """Return how this process has it."""
+        root = logging.getLogger()
+        format_: tuple[str | None, str | None, str] | None = None
+        for handler in root.handlers[:1]:
+            formatter = handler.formatter or logging.Formatter()
+            style = getattr(formatter, "_style", None)
+            names = [name for name, (kind, _) in logging._STYLES.items() if type(style) is kind]
+            # A formatter of the user's own kind stays behind.
+            if type(formatter) is logging.Formatter and names:
+                format_ = formatter._fmt, formatter.datefmt, names[0]
+        return cls(root.level, format_, warnings.showwarning is logging._showwarning)  # type: ignore[attr-defined]
+
+    def set_up(self) -> None:
+        """Set up this process's root logger like it, writing to stderr."""
+        root = logging.getLogger()
+        root.setLevel(self.level)
+        logging.captureWarnings(self.captures_warnings)
+        if self.format is not None:
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter(*self.format))  # type: ignore[arg-type]
+            root.handlers[:] = [handler]
 
 
 @dataclass(frozen=True)
 class Layout:
     """Where frames lie, in a segment of their own whose fd comes with it."""
 
+    number: int  # of the layouts of this pool
     frames: int
     plan: Plan
     host: tuple[Any, ...]  # further arguments of host.attach
@@ -83,43 +118,79 @@ class Attachment:
     costs: tuple[int, int]
 
 
-def main(fd: int) -> None:
-    """Run a worker at the other end of this socket."""
+def main(fd: int, inherited: Any = None) -> None:
+    """Run a worker at the other end of this socket.
+
+    ``inherited``: the function that makes its host and the arguments, in a fork of the parent.
+    """
     global again
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _core.outlive_signals()  # the parent decides, and this one follows it
+    os.register_at_fork(after_in_child=_default_signals)
+    with contextlib.suppress(PermissionError):  # an interpreter of its own has one already
+        os.setsid()
     connection = Connection(fd)
     try:
         setup: Setup = connection.recv()
         again = setup.again
         Watch().leave_with(setup.parent)
+    except (EOFError, ConnectionError):  # the parent gave up
+        return
+    with _saying_what_failed(connection, "starting"):
         _settle(setup)
         before = set(sys.modules)
-        host = _make_host(setup, connection)
-        if host is None:
-            return
+        host = _made_host(setup, inherited)
         description = host.describe()
         _core.set_process_title(
             f"pysampler: worker {setup.index}/{setup.workers} {description.name}"
         )
-        if not setup.again:
-            connection.send_bytes(dumps((description, _installed(set(sys.modules) - before))))
-        attachment, segment = _received(connection)
+        hosted = dumps((description, _installed(set(sys.modules) - before)))
+        try:
+            if not setup.again:
+                connection.send_bytes(hosted)
+            attachment, segment = _received(connection)
+        except (EOFError, ConnectionError):
+            return
         server = _Server(setup, attachment, segment, host, connection)
-        connection.send_bytes(b"attached")
-    except (EOFError, ConnectionError):  # the parent gave up
-        return
-    server.run()
+        with contextlib.suppress(ConnectionError):
+            connection.send_bytes(b"attached")
+    with _saying_what_failed(connection, "serving"):
+        server.run()
+
+
+def _default_signals() -> None:
+    """In what an env forks: as if this process had never outlived any signals."""
+    _core.default_signals()
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def _saying_what_failed(connection: Connection, doing: str) -> Iterator[None]:
+    """Tell the parent in words what this process ends with."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, SystemExit) and doing == "serving":  # of an env: its exit code says it
+            raise
+        with contextlib.suppress(OSError):
+            connection.send_bytes(dumps(failure_of(error, doing)))
+        raise SystemExit(1) from None
 
 
 def _received(connection: Connection) -> tuple[Any, Segment]:
     """What the parent says lies in a segment, and that."""
-    what = connection.recv()
-    fd = reduction.recv_handle(connection)
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        where, fds, _, _ = socket.recv_fds(end, 16, 2, socket.MSG_CMSG_CLOEXEC)
+    if not where:
+        raise EOFError
     try:
-        return what, Segment.from_fd(fd)
+        at, size = (int.from_bytes(part, "little") for part in (where[:8], where[8:]))
+        told = os.pread(fds[0], size, at)
+        segment = Segment.from_fd(fds[1])
     finally:
-        os.close(fd)
+        for fd in fds:
+            os.close(fd)
+    return pickle.loads(told), segment
 
 
 def _settle(setup: Setup) -> None:
@@ -135,22 +206,17 @@ def _settle(setup: Setup) -> None:
         with contextlib.suppress(AttributeError):
             # Whole lines, so that those of workers do not mix; also where Python runs unbuffered.
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+    if setup.logging is not None:
+        setup.logging.set_up()
     # Forks of one process must not draw the same numbers.
     random.seed()
     np.random.seed(None)
     _core.set_process_title(f"pysampler: worker {setup.index}/{setup.workers}")
 
 
-def _make_host(setup: Setup, connection: Connection) -> EnvHost | None:
-    try:
-        if setup.host is None:
-            function, arguments = inherited[setup.index]
-        else:
-            function, arguments = cloudpickle.loads(setup.host)
-        host: EnvHost = function(*arguments)
-    except BaseException as error:
-        connection.send_bytes(dumps(failure_of(error, "starting")))
-        return None
+def _made_host(setup: Setup, inherited: Any) -> EnvHost:
+    function, arguments = inherited if setup.host is None else cloudpickle.loads(setup.host)
+    host: EnvHost = function(*arguments)
     return host
 
 
@@ -188,7 +254,8 @@ class _Server:
         host.count_with(meter)
         self.host = host
         self.connection = connection
-        self.lay_out()
+        self.layout = self.laid_out = 0
+        self.lay_out(1)
         meter.idle()
         self.trouble: Failure | None = None
         self.first_group = sum(at.groups[: setup.index])
@@ -197,15 +264,22 @@ class _Server:
         self.inbox = _core.ByteRing(segment, at.capacity, offset=at.inbox)
         self.outbox = Outbox(_core.ByteRing(segment, at.capacity, offset=at.outbox))
 
-    def lay_out(self) -> None:
-        """Go on with the frames that the parent tells of."""
-        layout, segment = _received(self.connection)
+    def lay_out(self, number: int) -> None:
+        """Go on with the frames of that number, which the parent has told of, or will."""
+        while self.layout < number:  # those before were given up
+            layout, segment = _received(self.connection)
+            self.layout = layout.number
+        if self.layout == self.laid_out:  # this worker began with them
+            return
+        self.laid_out = self.layout
         memory = segment.array((layout.plan.size,), np.dtype(np.uint8), layout.frames)[1]
         self.host.attach(Frames(layout.plan, memory), segment, *layout.host)
 
     def run(self) -> None:
         while True:
-            kind, group, frame = self.core.serve(self.host.blocks, self.report, self.outbox.flush)
+            kind, group, frame, number = self.core.serve(
+                self.host.blocks, self.report, self.outbox.flush
+            )
             message = self.inbox.recv()
             block = group - self.first_group
             name = "asked for something"
@@ -215,8 +289,7 @@ class _Server:
                 if name == "close":
                     self.host.close()
                 elif name == "lay_out":
-                    if arguments[0]:
-                        self.lay_out()
+                    self.lay_out(*arguments)
                 else:
                     answer = self.host.answer(name, block, frame, arguments)
             except BaseException as error:
@@ -228,17 +301,17 @@ class _Server:
                 continue
             answer, self.trouble = self.trouble or answer, None
             self.core.complete(group, message=True)
-            unsent = self.outbox.post(group, self.pickled(answer, name))
+            unsent = self.outbox.post(group, number, self.pickled(answer, name))
             if name == "close":
                 while unsent:
                     unsent = self.outbox.flush()
                 return
 
-    def report(self, group: int) -> bool:
+    def report(self, group: int, number: int) -> bool:
         leftovers: Any = plain(self.host.blocks[group - self.first_group].take_leftovers())
         if self.trouble is not None:
             leftovers, self.trouble = self.trouble, None
-        return self.outbox.post(group, self.pickled(leftovers, "step"))
+        return self.outbox.post(group, number, self.pickled(leftovers, "step"))
 
     def pickled(self, answer: Any, doing: str) -> bytes:
         try:

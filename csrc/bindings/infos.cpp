@@ -256,6 +256,7 @@ void register_infos(py::module_& m) {
         .def("add_column", &Infos::add_column, py::arg("path"), py::arg("mask"), py::arg("dtype"),
              py::arg("shape"), py::arg("form"), py::arg("values"),
              "A place for numbers, or arrays of a shape.")
+        .def_property_readonly("count", &Infos::count, "How many places there are.")
         .def("row", &Infos::row, py::arg("frame"), py::arg("env"), py::arg("key"),
              "What one env had under a key, None if nothing.");
 }

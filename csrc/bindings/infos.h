@@ -25,6 +25,7 @@ class Infos {
     // A node for a nested dict at the end of this path of keys, or a column for values that make
     // numpy arrays of that dtype and shape there. The path's nodes must exist.
     void add_node(const py::tuple& path, std::size_t mask);
+    std::size_t count() const { return masks_.size(); }
     // `form` is "python" for its own numbers, "scalar" for numpy's, or "array".
     void add_column(const py::tuple& path, std::size_t mask, const py::dtype& dtype,
                     const std::vector<py::ssize_t>& shape, const std::string& form,

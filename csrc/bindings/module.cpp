@@ -60,6 +60,8 @@ PYBIND11_MODULE(_core, m) {
     register_board(m);
     register_meter(m);
     register_pool(m);
+    register_guard(m);
+    register_process(m);
     register_infos(m);
     register_env_block(m);
     register_batch(m);

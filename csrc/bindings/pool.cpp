@@ -2,10 +2,15 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cstring>
+#include <deque>
 #include <new>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "block.h"
+#include "byte_ring.h"
 #include "command.h"
 #include "hot.h"
 #include "meter.h"
@@ -39,17 +44,67 @@ Completion* completions_at(std::byte* base, const PoolLayout& layout) {
     return reinterpret_cast<Completion*>(base + layout.completions());
 }
 
-// The parent's end. One thread at a time.
+// The parent's end of a worker's inbox: messages, each after the command it belongs to.
+class Inbox {
+ public:
+    Inbox(const PySegment& segment, std::uint64_t capacity)
+        : capacity_(capacity),
+          offset_(segment.segment()->allocate(capacity + sizeof(RingCell), Segment::page())),
+          twice_(segment.segment()->map_twice(offset_, capacity)),
+          cell_(new (segment.segment()->at(offset_ + capacity, sizeof(RingCell))) RingCell),
+          ring_(cell_, twice_.get(), capacity) {}
+
+    void renew() { ring_ = ByteRing(new (cell_) RingCell, twice_.get(), capacity_); }
+    void close() { twice_.reset(); }
+
+    ByteRing& ring() { return ring_; }
+    RingCell* cell() const { return cell_; }
+    std::size_t offset() const { return offset_; }
+    std::shared_ptr<std::byte> mapping() const { return twice_; }
+
+ private:
+    std::uint64_t capacity_;
+    std::size_t offset_;
+    std::shared_ptr<std::byte> twice_;
+    RingCell* cell_;
+    ByteRing ring_;
+};
+
+// A command and its message, if it has one, on their way to a worker.
+struct Parcel {
+    Command command{};
+    bool has_message = false;
+    std::string message{};
+    bool published = false;     // the command
+    std::uint64_t written = 0;  // of the message
+};
+
+// What a caller asks of a group.
+struct Request {
+    std::uint32_t group;
+    std::uint32_t kind;
+    std::uint32_t frame;
+    std::optional<std::string> message;
+};
+
+// The parent's end. One thread at a time, but for note().
+//
+// A call that sends to several groups sends to all or, if one of them cannot be sent to, to none;
+// from then on they are in flight. What does not fit the rings waits in unsent_, and goes with
+// flush() or the next wait: an exception of a signal handler can come before or after, and never
+// between a command and its message.
 class PyPool : public Handle {
  public:
     PyPool(const PySegment& segment, const std::vector<std::uint32_t>& groups,
-           const std::vector<std::uint64_t>& weights, const std::optional<WaitPolicy>& policy)
+           const std::vector<std::uint64_t>& weights, std::uint64_t capacity,
+           const std::optional<WaitPolicy>& policy)
         : Handle("pool", segment.segment(), place(segment, py::none(), layout_of(groups).bytes())),
           layout_(groups),
           bell_(make(base(), layout_)),
           completions_(completions_at(base(), layout_)),
-          in_flight_(layout_.groups(), false),
-          frames_(layout_.groups(), 0),
+          groups_(layout_.groups()),
+          unsent_(layout_.workers()),
+          notes_(layout_.workers()),
           weights_(weights),
           site_(policy) {
         named("Pool");
@@ -61,39 +116,66 @@ class PyPool : public Handle {
             RingCell* cell = ring_cell(base(), layout_, worker);
             rings_.emplace_back(cell, PoolLayout::geometry());
             slots_.push_back(command_slots(cell));
+            inboxes_.emplace_back(segment, capacity);
             for (std::uint32_t i = 0; i < layout_.groups_of(worker); ++i) {
                 worker_of_.push_back(worker);
             }
         }
     }
 
-    void send(std::uint32_t kind, std::uint32_t frame) {
+    // A step of every group. False if some of it has yet to be flushed.
+    bool step(std::uint32_t frame) {
         check("send to");
+        for (std::uint32_t group = 0; group < layout_.groups(); ++group) expect_idle(group);
         for (std::uint32_t group = 0; group < layout_.groups(); ++group) {
-            send_one(kind, group, frame);
+            post({group, Command::kStep, frame, std::nullopt});
         }
+        return unsent_count_ == 0;
     }
 
-    void send_to(std::uint32_t group, std::uint32_t kind, std::uint32_t frame) {
+    // What each group is asked for; with it, groups that are `told` are new no more. False as
+    // above.
+    bool send(const std::vector<Request>& requests, const std::vector<std::uint32_t>& told) {
         check("send to");
-        if (group >= layout_.groups()) throw py::index_error("cannot send to pool: no such group");
-        send_one(kind, group, frame);
+        for (const Request& request : requests) {
+            if (request.group >= layout_.groups()) {
+                throw py::index_error("cannot send to pool: no such group");
+            }
+            expect_idle(request.group);
+        }
+        for (const std::uint32_t group : told) known(group);
+        for (const Request& request : requests) post(request);
+        for (const std::uint32_t group : told) groups_[group].is_new = false;
+        any_new_ = any_new_ && std::any_of(groups_.begin(), groups_.end(),
+                                           [](const Group& group) { return group.is_new; });
+        return unsent_count_ == 0;
     }
 
-    // Whether all that is in flight has come back. Then it is taken, but for the groups in
-    // messages(), who have more to say: take() them when they have said it.
+    // A message to a worker, which goes before its next command and has no answer. Any thread.
+    void note(std::uint32_t worker, const std::string& message) {
+        check("send to");
+        notes_.at(worker).push_back(message);
+    }
+
+    // Until all that was sent has gone. False at the deadline.
+    bool flush(const py::handle& timeout, const py::handle& deadline) {
+        const std::int64_t until = deadline_of(timeout, deadline);
+        const Turn turn(*this, waiting_, "send to");
+        return flush_until(until);
+    }
+    std::uint64_t unsent() const { return unsent_count_; }
+
+    // Whether all that is in flight has come back: take_all() when it has been read. Groups in
+    // messages() have more to say.
     bool wait(const py::handle& timeout, const py::handle& deadline) {
+        const std::int64_t until = deadline_of(timeout, deadline);
         const Turn turn(*this, waiting_, "wait on");
         messages_.clear();
         if (pending_ == 0) return true;
-        if (!wait_for(pending_, deadline_of(timeout, deadline))) return false;
+        if (!flush_until(until) || !wait_for(pending_, until)) return false;
         for (const std::uint32_t group : bell_.ready()) {
-            if (!in_flight_[group]) continue;
-            if (completions_[group].message != 0) {
-                messages_.push_back(group);
-            } else {
-                take(group);
-            }
+            if (!groups_[group].in_flight) continue;
+            if (completions_[group].message != 0) messages_.push_back(group);
         }
         return true;
     }
@@ -103,9 +185,10 @@ class PyPool : public Handle {
     // those of them that have more to say.
     std::vector<std::uint32_t> wait_some(std::uint64_t least, std::uint64_t most,
                                          const py::handle& deadline) {
+        const std::int64_t until = deadline_of(py::none(), deadline);
         const Turn turn(*this, waiting_, "wait on");
         messages_.clear();
-        const std::int64_t until = deadline_of(py::none(), deadline);
+        flush_until(until);
         const std::uint64_t heaviest = *std::max_element(weights_.begin(), weights_.end());
         const auto posts = [heaviest](std::uint64_t weight) {
             return static_cast<std::uint32_t>((weight + heaviest - 1) / heaviest);
@@ -116,7 +199,7 @@ class PyPool : public Handle {
             const bool in_time = wait_for(want, until);
             std::uint64_t weight = 0;
             for (const std::uint32_t group : bell_.ready()) {
-                if (in_flight_[group]) weight += weights_[group];
+                if (groups_[group].in_flight) weight += weights_[group];
             }
             satisfied_ = weight >= least;
             if (!in_time || satisfied_) break;
@@ -124,7 +207,7 @@ class PyPool : public Handle {
         }
         std::vector<std::uint32_t> chosen;
         for (const std::uint32_t group : bell_.ready()) {
-            if (!in_flight_[group]) continue;
+            if (!groups_[group].in_flight) continue;
             if (weights_[group] > most) break;
             most -= weights_[group];
             chosen.push_back(group);
@@ -133,13 +216,18 @@ class PyPool : public Handle {
         return chosen;
     }
 
-    // A group has come back and said what it had to say, or nothing more is expected of it.
-    void take(std::uint32_t group) {
-        if (!in_flight_.at(group)) return;
-        bell_.take(group);
-        in_flight_[group] = false;
-        --pending_;
-        pending_weight_ -= weights_[group];
+    // Groups have come back and said what they had to say, or nothing more is expected of them.
+    void take(const std::vector<std::uint32_t>& groups) {
+        check("take from");
+        for (const std::uint32_t group : groups) known(group);
+        for (const std::uint32_t group : groups) take(group);
+    }
+
+    void take_all() {
+        check("take from");
+        for (std::uint32_t group = 0; pending_ > 0 && group < layout_.groups(); ++group) {
+            take(group);
+        }
     }
 
     // Whether the last of those came to an end before its deadline.
@@ -150,39 +238,74 @@ class PyPool : public Handle {
         check("look at");
         std::uint64_t weight = 0;
         for (std::uint32_t group = 0; group < layout_.groups(); ++group) {
-            if (in_flight_[group] && bell_.is_ready(group)) weight += weights_[group];
+            if (groups_[group].in_flight && bell_.is_ready(group)) weight += weights_[group];
         }
         return weight;
-    }
-
-    // (began, ended) of a group's last command.
-    std::pair<std::int64_t, std::int64_t> times(std::uint32_t group) const {
-        check("look at");
-        if (group >= layout_.groups()) throw py::index_error("cannot look at pool: no such group");
-        return {completions_[group].began, completions_[group].ended};
     }
 
     const std::vector<std::uint32_t>& messages() const { return messages_; }
     bool has_messages() const { return !messages_.empty(); }
     std::uint32_t pending() const { return pending_; }
     std::uint64_t pending_weight() const { return pending_weight_; }
-    bool in_flight(std::uint32_t group) const { return in_flight_.at(group); }
-    bool is_ready(std::uint32_t group) const { return bell_.is_ready(group); }
+    bool in_flight(std::uint32_t group) const { return known(group).in_flight; }
+    bool is_ready(std::uint32_t group) const {
+        check("look at");
+        known(group);
+        return bell_.is_ready(group);
+    }
+    // Of the last command to a group.
+    std::uint32_t frame_of(std::uint32_t group) const { return known(group).frame; }
+    std::uint32_t number_of(std::uint32_t group) const { return known(group).number; }
 
-    // Another process takes the place of a worker known to be dead, whose loss has been told of in
-    // full. What it had posted is dropped, and nothing of its groups is in flight any more.
+    // Another process takes the place of a worker known to be dead, whose loss has been marked
+    // everywhere. What it had posted, and what was on its way to it, is dropped. Groups of it that
+    // are in flight stay so, and are owed(): they must be sent something once more. Again and again
+    // if need be.
     void renew(std::uint32_t worker) {
         check("renew");
+        Inbox& inbox = inboxes_.at(worker);
         RingCell* cell = new (ring_cell(base(), layout_, worker)) RingCell;
-        rings_.at(worker) = Ring(cell, PoolLayout::geometry());
+        rings_[worker] = Ring(cell, PoolLayout::geometry());
+        inbox.renew();
+        unsent_count_ -= unsent_[worker].size();
+        unsent_[worker].clear();
+        notes_[worker].clear();
         const std::uint32_t first = layout_.first_group(worker);
         for (std::uint32_t group = first; group < first + layout_.groups_of(worker); ++group) {
-            take(group);
             completions_[group] = {};
             bell_.revive(group);
+            groups_[group].is_new = true;
+            groups_[group].owed = groups_[group].in_flight;
         }
+        any_new_ = true;
     }
-    std::uint32_t frame_of(std::uint32_t group) const { return frames_.at(group); }
+    bool owed(std::uint32_t group) const { return known(group).owed; }
+    // Whether a group's worker was replaced and the group has not been told since.
+    bool is_new(std::uint32_t group) const { return known(group).is_new; }
+    bool any_new() const { return any_new_; }
+    // In a signal handler: the wait that it interrupted ends with a ClosedError once the handler
+    // returns, and the handler itself may wait.
+    void give_up_wait() {
+        if (waiting_.by() != self_id()) return;
+        given_up_ = true;
+        waiting_.leave();
+        bell_.give_up_wait();
+    }
+
+    std::size_t inbox(std::uint32_t worker) const { return inboxes_.at(worker).offset(); }
+    Part inbox_consumer(std::uint32_t worker) const {
+        check("watch");
+        return {"pool's inbox " + std::to_string(worker),
+                [segment = segment(), cell = inboxes_.at(worker).cell()](int) {
+                    cell->head.mark_lost();
+                }};
+    }
+
+    void close_pool() {
+        if (closed()) return;
+        for (Inbox& inbox : inboxes_) inbox.close();
+        close();
+    }
 
     Part member(std::uint32_t group) const {
         check("watch");
@@ -215,37 +338,126 @@ class PyPool : public Handle {
         return {cell, bell_members(cell), layout.groups()};
     }
 
-    void send_one(std::uint32_t kind, std::uint32_t group, std::uint32_t frame) {
-        const std::uint32_t worker = worker_of_[group];
+    struct Group {
+        bool in_flight = false;
+        bool is_new = false;
+        bool owed = false;
+        std::uint32_t frame = 0;
+        std::uint32_t number = 0;
+    };
+
+    const Group& known(std::uint32_t group) const {
+        if (group < groups_.size()) return groups_[group];
+        throw py::index_error("cannot use pool: no such group");
+    }
+
+    void expect_idle(std::uint32_t group) const {
+        if (!groups_[group].in_flight || groups_[group].owed) return;
+        raise("BusyError", "cannot send to pool: group " + std::to_string(group) +
+                               " has not finished its last command");
+    }
+
+    void take(std::uint32_t group) {
+        if (!groups_[group].in_flight) return;
+        bell_.take(group);
+        groups_[group].in_flight = false;
+        groups_[group].owed = false;
+        --pending_;
+        pending_weight_ -= weights_[group];
+    }
+
+    void post(const Request& request) {
+        Group& group = groups_[request.group];
+        const std::uint32_t worker = worker_of_[request.group];
+        std::deque<Parcel>& unsent = unsent_[worker];
+        for (std::string& message : notes_[worker]) {
+            unsent.push_back({{Command::kNote, request.group, 0, 0}, true, std::move(message)});
+            ++unsent_count_;
+        }
+        notes_[worker].clear();
+        if (!group.in_flight) {
+            group.in_flight = true;
+            ++pending_;
+            pending_weight_ += weights_[request.group];
+        }
+        group.owed = false;
+        group.frame = request.frame;
+        ++group.number;
+        const Command command{request.kind, request.group, request.frame, group.number};
+        if (!request.message && unsent.empty() && publish(worker, command)) return;
+        unsent.push_back({command, request.message.has_value(), request.message.value_or("")});
+        ++unsent_count_;
+        WaitPolicy none(site_.policy().costs());
+        deliver(worker, 0, none);
+    }
+
+    bool publish(std::uint32_t worker, const Command& command) {
         const Run run = rings_[worker].claim(1);
-        // One command a group is in flight, so there is room unless somebody wrote garbage there.
-        if (run.count == 0 || in_flight_[group]) {
-            raise("BusyError", "cannot send to pool: group " + std::to_string(group) +
-                                   " has not finished its last command");
-        }
-        slots_[worker][run.first] = {kind, group, frame, 0};
-        if (kind == Command::kNote) {
-            rings_[worker].publish(1);
-            return;
-        }
-        in_flight_[group] = true;
-        frames_[group] = frame;
-        ++pending_;
-        pending_weight_ += weights_[group];
+        if (run.count == 0) return false;
+        slots_[worker][run.first] = command;
         rings_[worker].publish(1);
+        return true;
+    }
+
+    // Sends what there is for a worker; kReady if nothing is left.
+    Outcome deliver(std::uint32_t worker, std::int64_t deadline, WaitPolicy& policy) {
+        std::deque<Parcel>& unsent = unsent_[worker];
+        while (!unsent.empty()) {
+            Parcel& parcel = unsent.front();
+            while (!parcel.published) {
+                parcel.published = publish(worker, parcel.command);
+                if (parcel.published) break;
+                const Outcome outcome = rings_[worker].wait_room(1, deadline, policy);
+                if (outcome != Outcome::kReady) return outcome;
+            }
+            if (parcel.has_message) {
+                const Outcome outcome = inboxes_[worker].ring().write(
+                    std::as_bytes(std::span(parcel.message)), parcel.written, deadline, policy);
+                if (outcome != Outcome::kReady) return outcome;
+            }
+            unsent.pop_front();
+            --unsent_count_;
+        }
+        return Outcome::kReady;
+    }
+
+    bool flush_until(std::int64_t deadline) {
+        for (std::uint32_t worker = 0; unsent_count_ > 0 && worker < layout_.workers(); ++worker) {
+            if (unsent_[worker].empty()) continue;
+            const auto mapped = inboxes_[worker].mapping();
+            const Outcome outcome =
+                site_([&](WaitPolicy& policy) { return deliver(worker, deadline, policy); },
+                      [this] { return wanted(); });
+            if (outcome == Outcome::kLost) {
+                const std::uint32_t first = layout_.first_group(worker);
+                std::vector<std::uint32_t> groups(layout_.groups_of(worker));
+                std::iota(groups.begin(), groups.end(), first);
+                raise_lost(groups);
+            }
+            if (outcome == Outcome::kTimedOut) return false;
+            check_outcome(*this, outcome, "send to", "worker", "", 0);
+        }
+        return true;
+    }
+
+    bool wanted() const { return !given_up_ && !closed(); }
+
+    [[noreturn]] static void raise_lost(const std::vector<std::uint32_t>& groups) {
+        py::dict attributes;
+        attributes["members"] = py::cast(groups);
+        raise("LostError", "cannot wait on pool: groups are lost", attributes);
     }
 
     // False at the deadline.
     bool wait_for(std::uint32_t groups, std::int64_t deadline) {
         const Outcome outcome =
-            site_([&](WaitPolicy& policy) { return bell_.wait_until(groups, deadline, policy); });
+            site_([&](WaitPolicy& policy) { return bell_.wait_until(groups, deadline, policy); },
+                  [this] { return wanted(); });
         if (outcome == Outcome::kBusy) busy("wait on", bell_.waiter());
-        if (outcome == Outcome::kLost) {
-            py::dict attributes;
-            attributes["members"] =
-                py::cast(std::vector<std::uint32_t>(bell_.lost().begin(), bell_.lost().end()));
-            raise("LostError", "cannot wait on pool: groups are lost", attributes);
+        if (outcome == Outcome::kInterrupted) {
+            raise("ClosedError", "cannot wait on pool: it was closed meanwhile");
         }
+        if (outcome == Outcome::kLost) raise_lost({bell_.lost().begin(), bell_.lost().end()});
         return outcome == Outcome::kReady;
     }
 
@@ -254,9 +466,14 @@ class PyPool : public Handle {
     Completion* completions_;
     std::vector<Ring> rings_;
     std::vector<Command*> slots_;
+    std::vector<Inbox> inboxes_;
     std::vector<std::uint32_t> worker_of_;  // of each group
-    std::vector<bool> in_flight_;
-    std::vector<std::uint32_t> frames_;  // of the last command to each group
+    std::vector<Group> groups_;
+    bool any_new_ = false;
+    std::vector<std::deque<Parcel>> unsent_;       // by worker
+    std::uint64_t unsent_count_ = 0;               // of all
+    std::vector<std::vector<std::string>> notes_;  // by worker, before its next command
+    bool given_up_ = false;
     std::uint32_t pending_ = 0;
     std::vector<std::uint64_t> weights_;  // of each group: its envs
     std::uint64_t pending_weight_ = 0;
@@ -289,8 +506,8 @@ class PyWorker : public Handle {
     }
 
     // Steps blocks as commanded, until a command comes that is none of its business:
-    // (kind, group, frame). `report(group)` is called when a step left something over, `flush()`
-    // when there is nothing else to do; both return whether there is more to flush.
+    // (kind, group, frame, number). `report(group, number)` is called when a step left something
+    // over, `flush()` when there is nothing else to do; both return whether there is more to flush.
     py::tuple serve(const py::list& blocks, const py::object& report, const py::object& flush) {
         const Turn turn(*this, serving_, "serve");
         std::vector<Block*> all;
@@ -317,12 +534,12 @@ class PyWorker : public Handle {
             }
             began_ = now_ns();
             if (command.kind != Command::kStep) {
-                return py::make_tuple(command.kind, command.group, command.frame);
+                return py::make_tuple(command.kind, command.group, command.frame, command.number);
             }
             bool left = all[command.group - first]->step(command.frame);
             left |= std::exchange(left_over_, false);
             complete(command.group, left);
-            if (left) unsent = report(command.group).cast<bool>();
+            if (left) unsent = report(command.group, command.number).cast<bool>();
         }
     }
 
@@ -352,16 +569,25 @@ class PyWorker : public Handle {
     bool left_over_ = false;
 };
 
-struct Send {
+struct Step {
     static PyObject* call(PyPool& pool, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-        std::uint32_t kind = 0, frame = 0;
-        if (count != 2 || names != nullptr || !small(args[0], kind) || !small(args[1], frame)) {
-            return nullptr;
-        }
-        pool.send(kind, frame);
-        return py::none().release().ptr();
+        std::uint32_t frame = 0;
+        if (count != 1 || names != nullptr || !small(args[0], frame)) return nullptr;
+        return PyBool_FromLong(pool.step(frame));
     }
 };
+
+std::vector<Request> requests_of(const py::iterable& requests) {
+    std::vector<Request> all;
+    for (const py::handle one : requests) {
+        const auto [group, kind, frame, message] =
+            one.cast<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, py::object>>();
+        all.push_back({group, kind, frame,
+                       message.is_none() ? std::nullopt
+                                         : std::optional<std::string>(message.cast<py::bytes>())});
+    }
+    return all;
+}
 
 }  // namespace
 
@@ -369,12 +595,35 @@ void register_pool(py::module_& m) {
     const py::class_<Block> block(m, "Block");  // only a base
     py::class_<PyPool> pool(m, "Pool");
     pool.def(py::init<const PySegment&, const std::vector<std::uint32_t>&,
-                      const std::vector<std::uint64_t>&, const std::optional<WaitPolicy>&>(),
-             py::arg("segment"), py::arg("groups"), py::arg("weights"),
+                      const std::vector<std::uint64_t>&, std::uint64_t,
+                      const std::optional<WaitPolicy>&>(),
+             py::arg("segment"), py::arg("groups"), py::arg("weights"), py::arg("capacity"),
              py::arg("policy") = std::nullopt)
-        .def("send", &PyPool::send, py::arg("kind"), py::arg("frame"), "A command to every group.")
-        .def("send_to", &PyPool::send_to, py::arg("group"), py::arg("kind"), py::arg("frame"),
-             "A command to one group.")
+        .def("step", &PyPool::step, py::arg("frame"),
+             "Let every group step. False if some of it has yet to be flushed.")
+        .def(
+            "send",
+            [](PyPool& self, const py::iterable& requests, const std::vector<std::uint32_t>& told) {
+                return self.send(requests_of(requests), told);
+            },
+            py::arg("requests"), py::arg("told") = std::vector<std::uint32_t>{},
+            "Ask groups, all or none: (group, kind, frame, message or None) each. Groups that are "
+            "told are new no more. False if some of it has yet to be flushed.")
+        .def(
+            "note",
+            [](PyPool& self, std::uint32_t worker, const py::bytes& message) {
+                self.note(worker, message);
+            },
+            py::arg("worker"), py::arg("message"),
+            "A message to a worker, before its next command.")
+        .def(
+            "flush",
+            [](PyPool& self, const Seconds& timeout, const Nanoseconds& deadline) {
+                return self.flush(timeout, deadline);
+            },
+            py::arg("timeout") = py::none(), py::kw_only(), py::arg("deadline") = py::none(),
+            "Until all that was sent has gone; False at the deadline.")
+        .def_property_readonly("unsent", &PyPool::unsent, "How many commands have yet to go.")
         .def(
             "wait",
             [](PyPool& self, const Seconds& timeout, const Nanoseconds& deadline) {
@@ -390,8 +639,9 @@ void register_pool(py::module_& m) {
             py::arg("least"), py::arg("most"), py::kw_only(), py::arg("deadline") = py::none(),
             "Groups that have come back, longest ready first: at least so many weights, unless the "
             "deadline comes first, at most so many.")
-        .def("take", &PyPool::take, py::arg("group"),
-             "A group has come back, or nothing more is expected of it.")
+        .def("take", py::overload_cast<const std::vector<std::uint32_t>&>(&PyPool::take),
+             py::arg("groups"), "Groups have come back, or nothing more is expected of them.")
+        .def("take_all", &PyPool::take_all, "All that is in flight has come back.")
         .def_property_readonly("satisfied", &PyPool::satisfied,
                                "Whether the last wait_some() came to an end before its deadline.")
         .def_property_readonly("ready_weight", &PyPool::ready_weight,
@@ -399,29 +649,40 @@ void register_pool(py::module_& m) {
         .def_property_readonly("pending_weight", &PyPool::pending_weight,
                                "Weights of what is in flight.")
         .def("renew", &PyPool::renew, py::arg("worker"),
-             "Another process takes the place of a dead worker.")
+             "Another process takes the place of a dead worker. Its groups in flight are owed.")
+        .def("owed", &PyPool::owed, py::arg("group"),
+             "Whether a group in flight must be sent something once more.")
+        .def("is_new", &PyPool::is_new, py::arg("group"),
+             "Whether its worker was replaced, and the group has not been told since.")
+        .def("any_new", &PyPool::any_new, "Whether a group is new.")
+        .def("number_of", &PyPool::number_of, py::arg("group"),
+             "The number of the last command to a group; a message that answers it has the same.")
+        .def("give_up_wait", &PyPool::give_up_wait,
+             "In a signal handler that interrupted a wait of this thread: end that wait.")
+        .def("inbox", &PyPool::inbox, py::arg("worker"), "Where a worker's inbox begins.")
+        .def("inbox_consumer", &PyPool::inbox_consumer, py::arg("worker"),
+             "What a Watch marks lost when the worker dies.")
         .def("frame_of", &PyPool::frame_of, py::arg("group"),
              "The frame of the last command to a group.")
         .def("member", &PyPool::member, py::arg("group"),
              "What a Watch marks lost when the group's worker dies.")
         .def("in_flight", &PyPool::in_flight, py::arg("group"), "Whether a command is.")
-        .def("times", &PyPool::times, py::arg("group"),
-             "When the group's last command began and ended, ns of now().")
         .def("is_ready", &PyPool::is_ready, py::arg("group"), "Whether it has come back.")
         .def("has_messages", &PyPool::has_messages, "Whether there are any.")
         .def_property_readonly("messages", &PyPool::messages,
                                "Groups of which a message follows, after a wait.")
         .def_property_readonly("pending", &PyPool::pending, "How many groups are in flight.")
         .def_property_readonly("offset", &PyPool::offset, "Where it begins in its segment.")
-        .def("close", &PyPool::close, "Let go of the memory.")
+        .def("close", &PyPool::close_pool, "Let go of the memory.")
         .def_static(
             "size_of",
             [](const std::vector<std::uint32_t>& groups) { return layout_of(groups).bytes(); },
             py::arg("groups"), "Bytes it takes in a segment.")
         .def("__repr__", &PyPool::state);
-    Hot<PyPool, Send>::install(pool, "send");
+    Hot<PyPool, Step>::install(pool, "step");
     Hot<PyPool, Timed<&PyPool::wait>>::install(pool, "wait");
     Hot<PyPool, Plain<&PyPool::has_messages>>::install(pool, "has_messages");
+    Hot<PyPool, Plain<&PyPool::any_new>>::install(pool, "any_new");
     py::class_<PyWorker>(m, "Worker")
         .def(py::init<const PySegment&, std::size_t, const std::vector<std::uint32_t>&,
                       std::uint32_t, const std::shared_ptr<Meter>&,
@@ -429,7 +690,8 @@ void register_pool(py::module_& m) {
              py::arg("segment"), py::arg("offset"), py::arg("groups"), py::arg("index"),
              py::arg("meter"), py::arg("policy") = std::nullopt)
         .def("serve", &PyWorker::serve, py::arg("blocks"), py::arg("report"), py::arg("flush"),
-             "Steps blocks as commanded, until another command comes: (kind, group, frame).")
+             "Steps blocks as commanded, until another command comes: (kind, group, frame, "
+             "number).")
         .def("complete", &PyWorker::complete, py::arg("group"), py::arg("message"),
              "The group is done; whether a message follows.")
         .def("set_left_over", &PyWorker::set_left_over, py::arg("left_over"),

@@ -102,10 +102,13 @@ class Released {
     Released& operator=(const Released&) = delete;
     ~Released() { restore(); }
 
-    // Whether to go on: false with a Python error set, KeyboardInterrupt as a rule.
-    bool answer_signals() {
+    // Runs Python's signal handlers. Whether to go on: false with a Python error set,
+    // KeyboardInterrupt as a rule, or if `wanted()`, asked with the GIL, says that this wait is
+    // not.
+    template <class Wanted>
+    bool answer_signals(Wanted&& wanted) {
         restore();
-        const bool go_on = PyErr_CheckSignals() == 0;
+        const bool go_on = PyErr_CheckSignals() == 0 && wanted();
         state_ = PyEval_SaveThread();
         return go_on;
     }
@@ -124,9 +127,12 @@ class Released {
     PyThreadState* state_;
 };
 
-// Calls `wait(policy)` without the GIL. Signals are answered meanwhile.
-template <class Wait>
-Outcome wait_released(WaitPolicy& policy, Wait&& wait) {
+// Calls `wait(policy)` without the GIL. Signals are answered meanwhile. An exception of a handler
+// is thrown whatever the outcome: no wait returns a value with an exception set. What the wait
+// found must still be there for the next one, so the primitives consume nothing before they return.
+// kInterrupted is returned only if `wanted()` said that the wait is not.
+template <class Wait, class Wanted>
+Outcome wait_released(WaitPolicy& policy, Wait&& wait, Wanted&& wanted) {
     Outcome outcome;
     {
         Released released;
@@ -135,11 +141,16 @@ Outcome wait_released(WaitPolicy& policy, Wait&& wait) {
             ~Forget() { policy.set_go_on(nullptr); }
         } const at_the_end{policy};
         policy.set_slice(kSlice);
-        policy.set_go_on([&released] { return released.answer_signals(); });
+        policy.set_go_on([&] { return released.answer_signals(wanted); });
         outcome = wait(policy);
     }
-    if (outcome == Outcome::kInterrupted) throw py::error_already_set();
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
     return outcome;
+}
+
+template <class Wait>
+Outcome wait_released(WaitPolicy& policy, Wait&& wait) {
+    return wait_released(policy, wait, [] { return true; });
 }
 
 // One policy for a site, lent to one thread at a time; a second one at the same site, where more
@@ -150,17 +161,21 @@ class Site {
     explicit Site(const std::optional<WaitPolicy>& policy)
         : policy_(policy ? *policy : WaitPolicy()) {}
 
-    template <class Wait>
-    Outcome operator()(Wait&& wait) {
+    template <class Wait, class Wanted>
+    Outcome operator()(Wait&& wait, Wanted&& wanted) {
         if (taken_.test_and_set(std::memory_order_acquire)) {
             WaitPolicy fresh(policy_.costs());
-            return wait_released(fresh, wait);
+            return wait_released(fresh, wait, wanted);
         }
         struct Return {
             std::atomic_flag& taken;
             ~Return() { taken.clear(std::memory_order_release); }
         } const at_the_end{taken_};
-        return wait_released(policy_, wait);
+        return wait_released(policy_, wait, wanted);
+    }
+    template <class Wait>
+    Outcome operator()(Wait&& wait) {
+        return (*this)(wait, [] { return true; });
     }
 
     WaitPolicy& policy() { return policy_; }
@@ -242,6 +257,12 @@ inline std::size_t place(const PySegment& segment, const py::object& offset, std
 // A side of a handle at which one thread at a time may be. Changed with the GIL only.
 class Side {
     friend class Turn;
+
+ public:
+    std::uint64_t by() const { return by_; }
+    void leave() { by_ = 0; }
+
+ private:
     std::uint64_t by_ = 0;  // as in self_id()
 };
 
@@ -271,8 +292,9 @@ inline void check_outcome(const Handle& handle, Outcome outcome, const char* ver
                           const char* why, std::uint64_t waiter) {
     switch (outcome) {
         case Outcome::kReady:
-        case Outcome::kInterrupted:  // thrown by wait_released
             return;
+        case Outcome::kInterrupted:
+            raise("ClosedError", std::string("cannot ") + verb + ": it was closed meanwhile");
         case Outcome::kTimedOut:
             handle.timed_out(verb, why);
         case Outcome::kLost:
@@ -313,6 +335,8 @@ void register_byte_ring(py::module_&);
 void register_board(py::module_&);
 void register_watch(py::module_&);
 void register_pool(py::module_&);
+void register_guard(py::module_&);
+void register_process(py::module_&);
 void register_infos(py::module_&);
 void register_meter(py::module_&);
 void register_env_block(py::module_&);

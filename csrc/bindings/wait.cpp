@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 
 #include "futex.h"
-#include "process.h"
 #include "support.h"
 
 namespace pysampler::bindings {
@@ -80,10 +79,6 @@ void register_wait(py::module_& m) {
         "What waiting costs on this machine; measured once.");
     m.def("adopt_wait_costs", &WaitCosts::adopt, py::arg("park_ns"), py::arg("yield_ns"),
           "What another process of this machine has measured, unless this one has.");
-    m.def("set_process_title", &set_process_title, py::arg("title"),
-          "The name that ps and top show, as far as the process's arguments leave room.");
-    m.def("adopt_orphans", &adopt_orphans,
-          "Processes below this one whose parent ends become its children.");
     m.def("futex_wake_count", &futex_wake_count);
 }
 

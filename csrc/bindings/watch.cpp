@@ -5,7 +5,6 @@
 
 #include <cstring>
 
-#include "process.h"
 #include "support.h"
 
 namespace pysampler::bindings {
@@ -28,15 +27,17 @@ class PyWatch {
     // NOLINTNEXTLINE(bugprone-exception-escape): what pybind11 may throw without an interpreter
     ~PyWatch() { close(); }
 
-    void add(pid_t pid, const std::vector<Part>& parts) {
+    void add(pid_t pid, const std::vector<Part>& parts, bool alone) {
         const auto watch = open("add to");
         Released released;
-        watch->add(pid, [pid, parts] {
+        const auto action = [pid, parts] {
             for (const Part& part : parts) part.lost(pid);
-        });
+        };
+        alone ? watch->set(pid, action) : watch->add(pid, action);
     }
 
     bool forget(pid_t pid) { return open("forget in")->forget(pid); }
+    bool settle(pid_t pid) { return open("look at")->settle(pid); }
 
     // When that process ends, so does this one: at once, without cleaning up, from a thread that
     // needs nothing of the interpreter.
@@ -105,8 +106,9 @@ void register_watch(py::module_& m) {
                                     [](const Part& part) { return "<" + part.name + ">"; });
     py::class_<PyWatch>(m, "Watch")
         .def(py::init<>())
-        .def("_add_pid", &PyWatch::add, py::arg("pid"), py::arg("parts"))
+        .def("_add_pid", &PyWatch::add, py::arg("pid"), py::arg("parts"), py::arg("alone") = false)
         .def("_forget_pid", &PyWatch::forget, py::arg("pid"))
+        .def("_settle_pid", &PyWatch::settle, py::arg("pid"))
         .def("_leave_with_pid", &PyWatch::leave_with, py::arg("pid"), py::arg("code"))
         .def("wait", &PyWatch::wait, py::kw_only(), py::arg("known") = 0, py::arg("timeout") = none,
              py::arg("deadline") = none,
@@ -117,7 +119,6 @@ void register_watch(py::module_& m) {
         .def_property_readonly("watched", &PyWatch::watched, "The pids watched.")
         .def_property_readonly("closed", &PyWatch::closed, "Whether close() was called.")
         .def("__repr__", &PyWatch::repr);
-    m.def("process_alive", [](pid_t pid) { return process_alive(pid); }, py::arg("pid"));
 }
 
 }  // namespace pysampler::bindings

@@ -48,19 +48,26 @@ class Watch(Closing, _core.Watch):
     3
     """
 
-    def add(self, process: int | _Process, *parts: _core.Part) -> None:
-        """When this process ends, each of the parts is marked lost."""
+    def add(self, process: int | _Process, *parts: _core.Part, alone: bool = False) -> None:
+        """Mark each of the parts lost when this process ends; ``alone``: and no others any more."""
         for part in parts:
             if not isinstance(part, _core.Part):
                 raise TypeError(
                     f"cannot watch {part!r}: expected a part of it, such as flag.poster(), "
                     "bell.member(i) or ring.producer()"
                 )
-        self._add_pid(_pid(process), list(parts))
+        self._add_pid(_pid(process), list(parts), alone)
 
     def forget(self, process: int | _Process) -> bool:
         """Stop watching it; False if it was not watched, or has ended already."""
         return self._forget_pid(_pid(process))
+
+    def settle(self, process: int | _Process) -> bool:
+        """Mark the parts of a process that has ended, if that is not done yet; False if it lives.
+
+        When this returns True, no mark of that process is still to come.
+        """
+        return self._settle_pid(_pid(process))
 
     def leave_with(self, process: int | _Process | None = None, code: int = 1) -> None:
         """End this process, at once and without cleaning up, when that one (its parent) ends."""

@@ -1,0 +1,135 @@
+// Who is at work on an object that one thread at a time may use: `with guard.entry("step"):`.
+//
+// Python runs signal handlers between any two of its instructions, so a lock that Python code takes
+// and gives back can be left taken by an exception that comes in between. Here both happen inside
+// one call, which `with` makes without looking for signals.
+#include <pybind11/pybind11.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "process.h"
+#include "support.h"
+
+namespace pysampler::bindings {
+namespace {
+
+struct GuardState {
+    std::string thing;           // as errors call it: "this vector env"
+    std::string closed_message;  // what an entry after close() is told
+    py::object closed_error;     // and its type
+    pid_t owner = pid_of(self_id());
+    std::atomic<std::uint64_t> holder = 0;  // as in self_id(); 0 if nobody is inside
+    std::string doing;                      // what the holder does
+    bool closed = false;
+    bool closed_within = false;  // by the holder's own thread: a signal handler
+
+    [[noreturn]] void refuse(const std::string& message) const {
+        const py::object error = closed_error(message);
+        PyErr_SetObject(closed_error.ptr(), error.ptr());
+        throw py::error_already_set();
+    }
+};
+
+class Entry {
+ public:
+    Entry(std::shared_ptr<GuardState> guard, std::string what, bool closing)
+        : guard_(std::move(guard)), what_(std::move(what)), closing_(closing) {}
+
+    void enter() {
+        GuardState& guard = *guard_;
+        if (pid_of(self_id()) != guard.owner) {
+            guard.refuse("cannot " + what_ + ": made by process " + std::to_string(guard.owner) +
+                         ", this is " + std::to_string(pid_of(self_id())) + ", a fork");
+        }
+        if (guard.closed) guard.refuse(guard.closed_message);
+        std::uint64_t holder = 0;
+        if (guard.holder.compare_exchange_strong(holder, self_id())) {
+            guard.doing = what_;
+            nested_ = false;
+        } else if (closing_ && holder == self_id()) {
+            nested_ = true;
+        } else if (holder == self_id()) {
+            raise("BusyError", "cannot " + what_ + ": this thread is at work in it (" +
+                                   guard.doing + "); a signal handler may close it, no more");
+        } else {
+            raise("BusyError", "cannot " + what_ + ": another thread is using " + guard.thing);
+        }
+    }
+
+    void exit(const py::object& type, const py::object&, const py::object&) {
+        GuardState& guard = *guard_;
+        if (nested_) {
+            guard.closed_within = guard.closed;
+            return;
+        }
+        const bool closed_within = std::exchange(guard.closed_within, false);
+        guard.holder = 0;
+        // What fails because a signal handler has closed it says so.
+        if (closed_within && !type.is_none() &&
+            PyErr_GivenExceptionMatches(type.ptr(), PyExc_Exception) != 0 &&
+            PyErr_GivenExceptionMatches(type.ptr(), guard.closed_error.ptr()) == 0) {
+            guard.refuse("cannot " + what_ + ": it was closed meanwhile");
+        }
+    }
+
+    bool nested() const { return nested_; }
+
+ private:
+    std::shared_ptr<GuardState> guard_;
+    std::string what_;
+    bool closing_;
+    bool nested_ = false;
+};
+
+class Guard {
+ public:
+    Guard(std::string thing, std::string closed_message, py::object closed_error)
+        : state_(std::make_shared<GuardState>()) {
+        state_->thing = std::move(thing);
+        state_->closed_message = std::move(closed_message);
+        state_->closed_error = std::move(closed_error);
+    }
+
+    Entry entry(std::string what) const { return {state_, std::move(what), false}; }
+    Entry closing(std::string what) const { return {state_, std::move(what), true}; }
+    void close() { state_->closed = true; }
+    bool busy() const {
+        const std::uint64_t holder = state_->holder;
+        return holder != 0 && holder != self_id();
+    }
+    bool mine() const { return pid_of(self_id()) == state_->owner; }
+
+ private:
+    std::shared_ptr<GuardState> state_;
+};
+
+}  // namespace
+
+void register_guard(py::module_& m) {
+    py::class_<Entry>(m, "Entry")
+        .def(
+            "__enter__",
+            [](Entry& self) -> Entry& {
+                self.enter();
+                return self;
+            },
+            py::return_value_policy::reference)
+        .def("__exit__", &Entry::exit)
+        .def_property_readonly("nested", &Entry::nested,
+                               "Whether this thread was inside already: a signal handler closes.");
+    py::class_<Guard>(m, "Guard")
+        .def(py::init<std::string, std::string, py::object>(), py::arg("thing"),
+             py::arg("closed_message"), py::arg("closed_error"))
+        .def("entry", &Guard::entry, py::arg("what"),
+             "A context in which this thread alone is at work. BusyError if another thread is.")
+        .def("closing", &Guard::closing, py::arg("what"),
+             "The same for closing, which a signal handler may do while its own thread is inside.")
+        .def("close", &Guard::close, "Refuse all entries from now on.")
+        .def_property_readonly("busy", &Guard::busy, "Whether another thread is inside.")
+        .def_property_readonly("mine", &Guard::mine,
+                               "Whether this process made it, and not one that this is a fork of.");
+}
+
+}  // namespace pysampler::bindings

@@ -1,0 +1,100 @@
+// Processes: how they end and are told to, which signals end this one, what it is called.
+#include "process.h"
+
+#include <pybind11/pybind11.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "support.h"
+
+namespace pysampler::bindings {
+namespace {
+
+// A file descriptor of a process that is closed with the object: one held as a number would be lost
+// where an exception of a signal handler comes between opening and keeping it.
+class Pidfd {
+ public:
+    explicit Pidfd(pid_t pid) : fd_(open_pidfd(pid)) {
+        if (fd_ < 0) throw std::system_error(errno, std::generic_category(), "pidfd_open");
+    }
+    Pidfd(const Pidfd&) = delete;
+    Pidfd& operator=(const Pidfd&) = delete;
+    ~Pidfd() { close(); }
+
+    int fileno() const { return fd_; }
+    bool ended() const { return fd_ < 0 || pidfd_ended(fd_); }
+
+    void kill() const {
+        if (fd_ < 0) return;
+        if (syscall(SYS_pidfd_send_signal, fd_, SIGKILL, nullptr, 0) != 0 && errno != ESRCH) {
+            throw std::system_error(errno, std::generic_category(), "pidfd_send_signal");
+        }
+    }
+
+    void close() {
+        if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+    }
+
+ private:
+    int fd_;
+};
+
+// A message and descriptors through a Unix socket, which takes all of it or nothing.
+void send_descriptors(int socket, const py::bytes& message, const std::vector<int>& descriptors) {
+    const std::string bytes = message;
+    std::vector<char> room(CMSG_SPACE(descriptors.size() * sizeof(int)));
+    iovec part{const_cast<char*>(bytes.data()), bytes.size()};
+    msghdr header{};
+    header.msg_iov = &part;
+    header.msg_iovlen = 1;
+    header.msg_control = room.data();
+    header.msg_controllen = room.size();
+    cmsghdr* control = CMSG_FIRSTHDR(&header);
+    control->cmsg_level = SOL_SOCKET;
+    control->cmsg_type = SCM_RIGHTS;
+    control->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
+    std::memcpy(CMSG_DATA(control), descriptors.data(), descriptors.size() * sizeof(int));
+    ssize_t sent;
+    int error;
+    {
+        Released released;
+        do {
+            sent = sendmsg(socket, &header, MSG_NOSIGNAL);
+            error = errno;
+        } while (sent < 0 && error == EINTR);
+    }
+    if (sent < 0) throw std::system_error(error, std::generic_category(), "sendmsg");
+}
+
+}  // namespace
+
+void register_process(py::module_& m) {
+    py::class_<Pidfd>(m, "Pidfd")
+        .def(py::init<pid_t>(), py::arg("pid"))
+        .def("fileno", &Pidfd::fileno, "Return the descriptor, -1 once it is closed.")
+        .def("ended", &Pidfd::ended, "Return whether the process has ended.")
+        .def("kill", &Pidfd::kill, "Send SIGKILL, unless the process has ended.")
+        .def("close", &Pidfd::close, "Close the descriptor.");
+    m.def("send_descriptors", &send_descriptors, py::arg("socket"), py::arg("message"),
+          py::arg("descriptors"),
+          "Send a short message and descriptors through a Unix socket, all or nothing.");
+    m.def("set_process_title", &set_process_title, py::arg("title"),
+          "Set what ps and top show, as far as there is room.");
+    m.def("adopt_orphans", &adopt_orphans,
+          "Make this process the parent of descendants whose own parent ends; False if refused.");
+    m.def("outlive_signals", &outlive_signals,
+          "Let SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 end neither this process nor a system "
+          "call of it. Programs it starts have the defaults.");
+    m.def("default_signals", &default_signals, "Undo outlive_signals(), in a forked child.");
+}
+
+}  // namespace pysampler::bindings
