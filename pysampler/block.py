@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import gymnasium as gym
+from gymnasium.envs import registration
 
 from pysampler import _core
 from pysampler.alone import Alone
@@ -52,7 +53,7 @@ class Description:
 class Raised(Exception):  # noqa: N818 - not an error of its own: it carries one
     """An env raised: which, in what, and the exception itself as the cause."""
 
-    def __init__(self, env: int, doing: str) -> None:
+    def __init__(self, env: int | None, doing: str) -> None:
         super().__init__(env, doing)
         self.env = env
         self.doing = doing
@@ -127,7 +128,9 @@ class EnvHost:
         self.envs: list[gym.Env[Any, Any]] = []
         for i, env_fn in enumerate(env_fns):
             try:
-                self.envs.append(env_fn())
+                env = env_fn()
+                _expect_env(env, first + i)
+                self.envs.append(env)
             except Exception as error:
                 self.close()
                 raise Raised(first + i, "being made") from error
@@ -349,13 +352,58 @@ def make_host(
     env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
     first: int,
     sizes: Sequence[int],
+    init: Callable[[], Any] | None = None,
 ) -> EnvHost:
-    """In the worker: register what the parent has registered, make the envs."""
+    """In the worker: run the user's ``init``, register what the parent has, make the envs."""
+    if init is not None:
+        try:
+            init()
+        except Exception as error:
+            raise Raised(None, "worker_init()") from error
     if specs:
-        for spec in cloudpickle.loads(specs):
-            if gym.registry.get(spec.id) != spec:
-                gym.registry[spec.id] = spec
+        _inherit(cloudpickle.loads(specs))
     return EnvHost(env_fns, first, sizes)
+
+
+def _expect_env(env: Any, number: int) -> None:
+    """What is not derived from ``gymnasium.Env`` may do, if it looks like one."""
+    methods = all(callable(getattr(env, name, None)) for name in ("reset", "step"))
+    if env is None or not (isinstance(env, gym.Env) or methods):
+        raise TypeError(
+            f"the function of env {number} returned {type(env).__name__}, expected a gymnasium.Env"
+        )
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name, None)
+        if not isinstance(space, gym.Space):
+            raise TypeError(
+                f"the function of env {number} returned {type(env).__name__} whose {name} is "
+                f"{type(space).__name__}, expected a gymnasium.Space"
+            )
+
+
+class _Registry:
+    """gymnasium's logger, as its registry uses it in a worker.
+
+    A module that registers envs is imported here after the parent's specs of them have entered the
+    registry: gymnasium alone would not warn of that.
+    """
+
+    def __init__(self, ids: set[str]) -> None:
+        self._inherited = {f"Overriding environment {one} already in registry.": one for one in ids}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(gym.logger, name)
+
+    def warn(self, message: str, *args: Any, **kwargs: Any) -> None:
+        """Warn, unless it is the first time that an inherited spec is replaced."""
+        if self._inherited.pop(message, None) is None:
+            gym.logger.warn(message, *args, **kwargs)
+
+
+def _inherit(specs: Sequence[Any]) -> None:
+    new = [spec for spec in specs if gym.registry.get(spec.id) != spec]
+    gym.registry.update({spec.id: spec for spec in new})
+    registration.logger = _Registry({spec.id for spec in new})  # type: ignore[assignment, attr-defined]
 
 
 def registered() -> bytes:

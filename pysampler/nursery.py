@@ -32,6 +32,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -176,10 +177,14 @@ class Launcher:
                 return self._line().fork(index)
         return self._line().fork(index)
 
-    def close(self) -> None:
-        """End the workers that came from nurseries. Asks nothing, and may be repeated."""
+    def close(self, wait: float = 0) -> None:
+        """End the workers that came from nurseries. Takes no lock, and may be repeated.
+
+        They are reaped, and what they had started is ended, when this returns, unless it takes more
+        than ``wait`` seconds.
+        """
         for line in self._lines:
-            line.close()
+            line.close(wait)
 
     def _line(self) -> Line:
         nursery = _the_nursery()
@@ -240,11 +245,18 @@ class Line:
                 self._receive()
         return self._ended.get(pid)
 
-    def close(self) -> None:
-        """Let the nursery end the workers of this line. Asks nothing, and may be repeated."""
-        if os.getpid() == self._owner:
+    def close(self, wait: float = 0) -> None:
+        """Let the nursery end the workers of this line. Takes no lock, and may be repeated.
+
+        It closes the other end when they are reaped: waits so many seconds for that.
+        """
+        if os.getpid() == self._owner and self._socket.fileno() >= 0:
             with contextlib.suppress(OSError):  # forks of this process have a copy of it: shut down
-                self._socket.shutdown(socket.SHUT_RDWR)
+                self._socket.shutdown(socket.SHUT_WR)
+                deadline = time.monotonic() + wait
+                while wait > 0 and _readable(self._socket, max(0.0, deadline - time.monotonic())):
+                    if not self._socket.recv(1 << 16):
+                        break
         self._socket.close()
 
     def __del__(self) -> None:
@@ -428,20 +440,37 @@ os.register_at_fork(after_in_child=_after_fork)
 # -- processes -----------------------------------------------------------------------------------
 
 
+# This process's ends of the connections to its own children.
+_own_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
 def _start_here(context: str, host: Any) -> Child:
     """A worker that is a child of this process."""
     ours, theirs = socket.socketpair()
+    parent = os.getpid()
     with theirs:
         if context == "spawn":
-            pid = _interpreter("pysampler.worker", theirs)
+            pid = _interpreter("pysampler.worker", theirs, parent)
         else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of forking threads: asked for
-                pid = os.fork()
-            if pid == 0:
-                ours.close()
-                become_worker(theirs.detach(), [1, 2], host)
-    return Child(_Own(pid), Connection(ours.detach()))
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            try:
+                # Until it can say that it outlives them; this process's handlers are not its own.
+                signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+                with warnings.catch_warnings():
+                    warnings.simplefilter(
+                        "ignore", DeprecationWarning
+                    )  # forking threads: asked for
+                    pid = os.fork()
+                if pid == 0:
+                    ours.close()
+                    for other in _own_ends:  # or their workers would miss their end
+                        other.close()
+                    become_worker(theirs.detach(), [1, 2], parent, host)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    connection = Connection(ours.detach())
+    _own_ends.add(connection)
+    return Child(_Own(pid), connection)
 
 
 def await_ends(children: Iterable[Child], deadline: float) -> None:
@@ -455,8 +484,10 @@ def environment() -> dict[str, str]:
     return {**dict.fromkeys(THREADS, "1"), **os.environ}
 
 
-def _interpreter(module: str, connection: socket.socket) -> int:
-    """Start a clean interpreter with this one's flags and path, calling main(fd) of that module.
+def _interpreter(module: str, connection: socket.socket, *arguments: int) -> int:
+    """Start a clean interpreter with this one's flags and path, calling ``main`` of a module.
+
+    Its arguments are a descriptor of the connection, and these.
 
     Nothing is imported from the current directory: this one's path is set first. It has a session
     of its own, and signals that are meant for this process and its group wait until it can say that
@@ -466,7 +497,7 @@ def _interpreter(module: str, connection: socket.socket) -> int:
         "import json, os, sys; "
         f"os.closerange({_CONNECTION + 1}, os.sysconf('SC_OPEN_MAX')); "
         "sys.path[:] = json.loads(sys.argv[1]); "
-        f"from {module} import main; main({_CONNECTION})"
+        f"from {module} import main; main{(_CONNECTION, *arguments)}"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     path = json.dumps([p for p in sys.path if isinstance(p, str)])

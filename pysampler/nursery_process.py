@@ -36,8 +36,8 @@ _PATIENCE = 5.0
 def main(fd: int) -> None:
     """Serve the process that started this one until it has no more use for it."""
     _core.outlive_signals()
-    parent = os.pidfd_open(os.getppid())
-    _Nursery(socket.socket(fileno=fd), parent).serve()
+    os.set_inheritable(fd, False)  # noqa: FBT003
+    _Nursery(socket.socket(fileno=fd)).serve()
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,12 @@ class _Worker:
 class _Nursery:
     """Its sockets and its children."""
 
-    def __init__(self, door: socket.socket, parent: int) -> None:
+    def __init__(self, door: socket.socket) -> None:
         self._door: socket.socket | None = door  # None: it forks no more
-        self._parent = parent
+        self._parent_pid = os.getppid()
+        self._parent = os.pidfd_open(self._parent_pid)
         self._lines: set[socket.socket] = set()
+        self._ending: set[socket.socket] = set()  # closed at the other end, with workers to reap
         self._workers: dict[int, _Worker] = {}  # by pid
         self._ended: set[int] = set()  # sessions of workers that have ended
         self._threads = _threads()  # what it began with: not the fault of an import
@@ -61,11 +63,11 @@ class _Nursery:
         signal.set_wakeup_fd(self._waker)
         _core.adopt_orphans()
         self._selector = selectors.DefaultSelector()
-        for source in (door, parent, self._wake):
+        for source in (door, self._parent, self._wake):
             self._selector.register(source, selectors.EVENT_READ)
 
     def serve(self) -> NoReturn:
-        while self._door is not None or self._lines:
+        while self._door is not None or self._lines or self._ending:
             ready = {key.fileobj for key, _ in self._selector.select()}
             if self._parent in ready:
                 break
@@ -130,7 +132,7 @@ class _Nursery:
             return "error", number, error.errno, f"cannot fork worker: {error.strerror}"
         if pid == 0:
             self._close_all()
-            become_worker(fds[0], fds[1:])
+            become_worker(fds[0], fds[1:], self._parent_pid)
         self._workers[pid] = _Worker(line, index)
         self._ended.discard(pid)
         return "forked", number, pid
@@ -149,10 +151,17 @@ class _Nursery:
         if line in self._lines:
             self._lines.discard(line)
             self._selector.unregister(line)
-            line.close()
+            self._ending.add(line)
         for pid, one in self._workers.items():
             if one.line is line:
                 _kill(pid)
+        self._close_ended()
+
+    def _close_ended(self) -> None:
+        """Close lines whose last worker has been reaped: the pool may be waiting for that."""
+        for line in self._ending - {one.line for one in self._workers.values()}:
+            self._ending.discard(line)
+            line.close()
 
     # -- children --------------------------------------------------------------------------------
 
@@ -171,6 +180,7 @@ class _Nursery:
                         self._tell(one.line, ("ended", pid, code))
         if anyone:
             self._sweep()
+            self._close_ended()
 
     def _sweep(self) -> None:
         """End orphans of the sessions of workers that have ended."""
@@ -205,7 +215,7 @@ class _Nursery:
         self._selector.close()
         for fd in (self._wake, self._waker, self._parent):
             os.close(fd)
-        for one in (self._door, *self._lines):
+        for one in (self._door, *self._lines, *self._ending):
             if one is not None:
                 one.close()
 
@@ -254,10 +264,11 @@ def _import(modules: Iterable[str]) -> None:
                 os.close(fd)
 
 
-def become_worker(fd: int, outputs: list[int], host: Any = None) -> NoReturn:
+def become_worker(fd: int, outputs: list[int], parent: int, host: Any = None) -> NoReturn:
     """In a forked child: run the worker and end, whatever happens.
 
-    ``host``: a function and its arguments, where the parent is what was forked.
+    ``parent``: the process that wants it. ``host``: a function and its arguments, where it was the
+    parent that was forked.
     """
     code = 1
     try:
@@ -268,7 +279,7 @@ def become_worker(fd: int, outputs: list[int], host: Any = None) -> NoReturn:
         for output in outputs:
             if output > 2:
                 os.close(output)
-        worker.main(fd, host)
+        worker.main(fd, parent, host)
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1

@@ -92,9 +92,12 @@ class Processes:
             self.end()
             raise
 
-    def end(self) -> None:
-        """End the workers, whatever they are doing. May be repeated."""
-        _end(self.children, self._launcher, self._owner)
+    def end(self, wait: float = 0) -> None:
+        """End the workers, whatever they are doing; may be repeated.
+
+        Waits up to so many seconds until they are reaped and what they had started is ended.
+        """
+        _end(self.children, self._launcher, self._owner, wait)
 
     def _start(self, index: int) -> Child:
         return self._launcher.start(index, self._hosts[index])
@@ -103,7 +106,6 @@ class Processes:
         setup = Setup(
             index=index,
             workers=len(self._shares),
-            parent=os.getpid(),
             environment=nursery.environment(),
             directory=os.getcwd(),  # noqa: PTH109
             path=[p for p in sys.path if isinstance(p, str)],
@@ -238,7 +240,7 @@ def _pickle(host: Host) -> bytes:
         ) from error
 
 
-def _end(children: list[Child], launcher: Launcher, owner: int) -> None:
+def _end(children: list[Child], launcher: Launcher, owner: int, wait: float = 0) -> None:
     """End workers. Asks nothing and takes no lock: a finalizer may come at any time."""
     if os.getpid() != owner:  # a forked child: they are not its own
         return
@@ -247,4 +249,4 @@ def _end(children: list[Child], launcher: Launcher, owner: int) -> None:
     for child in children:
         child.ended(GRACE)
         child.release()
-    launcher.close()
+    launcher.close(wait)

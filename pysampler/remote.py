@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import linecache
 import pickle
+import re
 import sys
 import traceback
 import types
@@ -144,14 +146,30 @@ def error_from(remote: Report, message: str, original: BaseException | None = No
         except Exception:
             original = None
     text = f"{message}: {remote.text}" if remote.text else message
+    if remote.kind == "BdbQuit" and not here:
+        text += "; breakpoint() needs the terminal, which a worker has not: pass num_workers=0"
     error = EnvError(text)
     if isinstance(original, Exception):
         error = _as_both(type(original), text, original)
     error.__cause__ = original
     if not here:
-        cause = RemoteTraceback(remote.traceback)
+        cause = RemoteTraceback(_with_lines(remote.traceback))
         (error if original is None else original).__cause__ = cause
     return error
+
+
+# A frame of a traceback without its line of source.
+_BARE = re.compile(r'^( *)File "([^"]+)", line (\d+), in .*\n(?!\1  )', re.MULTILINE)
+
+
+def _with_lines(traceback_text: str) -> str:
+    """A worker's traceback, with lines that only this process knows: of a notebook's cells."""
+
+    def line(match: re.Match[str]) -> str:
+        source = linecache.getline(match[2], int(match[3])).strip()
+        return f"{match[0]}{match[1]}  {source}\n" if source else match[0]
+
+    return _BARE.sub(line, traceback_text)
 
 
 _both: dict[type, type[EnvError]] = {}

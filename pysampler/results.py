@@ -6,7 +6,6 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium import logger
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core
@@ -130,7 +129,7 @@ class Results:
     def read(self, messages: Sequence[Message]) -> Stepped:
         """Of all envs, from the frame they all use."""
         if messages and (failures := self.failed(messages)):
-            raise self._logged_error(failures)
+            raise self._error(failures)
         rest, final = self._sorted(messages, None) if messages else ([], {})
         self._shown = self.frame
         observations, rewards, terminated, truncated, infos, mixed = self.batch.read(self.frame)
@@ -288,15 +287,15 @@ class Results:
             lambda leaf: deepcopy(self._odd[leaf][env]),
         )
 
-    def _logged_error(self, failures: Sequence[tuple[int, Failure]]) -> EnvError:
-        """Of the first env. All are logged in gymnasium's words, though nothing is shut down."""
-        for _, failure in sorted(failures, key=_env_of, reverse=True):
-            logger.error(
-                f"Received the following error from Worker-{failure.env} - Shutting it down"
-            )
-            logger.error(failure.report.traceback)
-        logger.error("Raising the last exception back to the main process.")
-        return self._error_of(*first(failures))
+    def _error(self, failures: Sequence[tuple[int, Failure]]) -> EnvError:
+        """Of the first env; of the others as notes."""
+        chosen = first(failures)
+        error = self._error_of(*chosen)
+        for one in sorted(failures, key=_env_of):
+            if one is not chosen:
+                told = one[1].report
+                error.add_note(f"env {one[1].env} raised {told.kind} as well: {told.text}")
+        return error
 
 
 def first(failures: Sequence[tuple[int, Failure]]) -> tuple[int, Failure]:

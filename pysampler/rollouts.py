@@ -280,6 +280,8 @@ class Rollouts(Borrower):
     def _begin(self) -> None:
         """Reset the envs, ask the policy for the first time, lay out frames for what it says."""
         envs = self.envs
+        if envs._pool.pending:  # of one that was interrupted while it was dropped
+            self._drop()
         policy_seed = self._seed if isinstance(self._seed, (int, np.integer)) else None
         actor = self._actor
         if self._where == "workers":

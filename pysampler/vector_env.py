@@ -130,6 +130,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     - ``step_timeout``: seconds after which an env in a worker that has not answered is late.
       ``on_hang`` says what is done then: "raise" ``EnvTimeoutError``, which names it and leaves the
       step pending, "wait" and warn, or "restart" its worker.
+    - ``worker_init``: a function without arguments that each worker runs before it makes its envs:
+      for what the program has set up in modules (``cfg.SIZE = 5``), which a clean interpreter that
+      imports them anew does not have. The level and the format of the root logger are taken over
+      anyway.
     - ``record``: a file to write which envs formed each batch of ``recv``; ``replay``: the file of
       an earlier run, whose batches ``recv`` then returns in the same order.
 
@@ -170,6 +174,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         on_hang: arguments.OnHang = "raise",
         record: str | os.PathLike[str] | None = None,
         replay: str | os.PathLike[str] | None = None,
+        worker_init: Callable[[], Any] | None = None,
     ) -> None:
         self.env_fns = arguments.env_fns(env_fns)
         self.num_envs = len(self.env_fns)
@@ -182,6 +187,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.max_concurrency = max_concurrency
         self.num_workers = arguments.workers(num_workers, self.num_envs, max_concurrency)
+        if not (worker_init is None or callable(worker_init)):
+            raise TypeError(
+                f"cannot make vector env: worker_init {worker_init!r}, expected a function"
+            )
         self._validate = validate
         self._guard = _core.Guard(
             "this vector env",
@@ -225,10 +234,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
         def make(share: Share) -> tuple[Callable[..., EnvHost], tuple[Any, ...]]:
             chosen = functions[share.first : share.envs.stop]
-            return make_host, (specs, chosen, share.first, share.sizes)
+            return make_host, (specs, chosen, share.first, share.sizes, worker_init)
 
         self._pool: Pool | LocalPool
         if self.num_workers == 0:
+            worker_init = None  # there are no workers
             self._pool = LocalPool(shares[0], make)
         else:
             self._pool = Pool(
@@ -791,14 +801,14 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         lease = self._lease
         state = self._pending
         if lease is not None and not lease.lent_back:
-            if not lease.over:
-                state = lease.name
-            else:
+            state = lease.name
+            if lease.over:
                 self._reclaim()
-                state = None
-        elif lease is None and self._layout_due:
-            self._reclaim()
-            state = None
+                return
+        elif self._layout_due:
+            self._drop_work("a call", ended=True)
+            self._lay_out(*self._usual_layout)
+            return
         if state is not None:
             raise AlreadyPendingCallError(
                 f"Calling `{what}` while waiting for a pending call to `{state}` to complete",
@@ -815,14 +825,15 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def _reclaim(self) -> None:
         """Take the envs back from a sampler that is done with them. May be repeated."""
         lease = self._lease
-        self._drop_work("a call" if lease is None else lease.what, lease is None or lease.end())
+        assert lease is not None
+        self._drop_work(lease.what, ended=lease.end())
         if self.closed:
             raise self._closed_error()
-        if self._layout_due or (lease is not None and lease.laid_out):
+        if self._layout_due or lease.laid_out:
             self._lay_out(*self._usual_layout)
-        self._state = self._kept = self._lease = None
+        self._lease = None
 
-    def _drop_work(self, what: str, ended: bool) -> None:  # noqa: FBT001
+    def _drop_work(self, what: str, *, ended: bool) -> None:
         """Wait for the end of what is under way and not wanted; or else end the workers."""
         pool = self._pool
         if pool.closed:
@@ -835,6 +846,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 f"the vector env was closed with {what} under way: {left} envs did not return",
                 stacklevel=4,
             )
+        self._state = self._kept = None
 
     def _drained(self) -> bool:
         """Whether all that was in flight has come back in time, well or not."""
@@ -898,7 +910,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def _close(self, timeout: float | None, *, terminate: bool) -> None:
         if (lease := self._lease) is not None:
             lease.over = True
-            self._drop_work(lease.what, lease.end())
+            self._drop_work(lease.what, ended=lease.end())
         elif (pending := self._pending) is not None:
             logger.warn(
                 f"Calling `close` while waiting for a pending call to `{pending}` to complete."

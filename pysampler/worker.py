@@ -49,7 +49,6 @@ class Setup:
 
     index: int
     workers: int
-    parent: int  # pid
     environment: dict[str, str]
     directory: str
     path: list[str]
@@ -75,11 +74,12 @@ class Logging:
         for handler in root.handlers[:1]:
             formatter = handler.formatter or logging.Formatter()
             style = getattr(formatter, "_style", None)
-            names = [name for name, (kind, _) in logging._STYLES.items() if type(style) is kind]
+            styles: dict[Any, str] = {kind: name for name, (kind, _) in logging._STYLES.items()}
             # A formatter of the user's own kind stays behind.
-            if type(formatter) is logging.Formatter and names:
-                format_ = formatter._fmt, formatter.datefmt, names[0]
-        return cls(root.level, format_, warnings.showwarning is logging._showwarning)  # type: ignore[attr-defined]
+            if type(formatter) is logging.Formatter and type(style) in styles:
+                format_ = formatter._fmt, formatter.datefmt, styles[type(style)]
+        captures = getattr(logging, "_showwarning", None) is warnings.showwarning
+        return cls(root.level, format_, captures)
 
     def set_up(self) -> None:
         """Set up this process's root logger like it, writing to stderr."""
@@ -118,21 +118,23 @@ class Attachment:
     costs: tuple[int, int]
 
 
-def main(fd: int, inherited: Any = None) -> None:
+def main(fd: int, parent: int, inherited: Any = None) -> None:
     """Run a worker at the other end of this socket.
 
-    ``inherited``: the function that makes its host and the arguments, in a fork of the parent.
+    ``parent``: the process that wants it, and that it ends with. ``inherited``: the function that
+    makes its host and the arguments, in a fork of the parent.
     """
     global again
     _core.outlive_signals()  # the parent decides, and this one follows it
+    os.set_inheritable(fd, False)  # noqa: FBT003
     os.register_at_fork(after_in_child=_default_signals)
     with contextlib.suppress(PermissionError):  # an interpreter of its own has one already
         os.setsid()
+    Watch().leave_with(parent)
     connection = Connection(fd)
     try:
         setup: Setup = connection.recv()
         again = setup.again
-        Watch().leave_with(setup.parent)
     except (EOFError, ConnectionError):  # the parent gave up
         return
     with _saying_what_failed(connection, "starting"):

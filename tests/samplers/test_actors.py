@@ -18,7 +18,7 @@ from gymnasium import spaces
 from scripted import Counting, Mortal, Scripted, by_env, policy, slow_rollout
 
 import pysampler
-from pysampler import borrowing
+from pysampler import vector_env
 from pysampler.errors import BusyError, ClosedError, EnvError, StopActors, WorkerLostError
 
 SCRIPTS = [".", "t", "..t", ".c", "....b", "......t"]
@@ -337,7 +337,7 @@ def test_a_batch_stays_as_it_is_until_the_next():
 
 
 def test_take_returns_what_there_is_at_the_deadline(monkeypatch):
-    monkeypatch.setattr(borrowing, "GRACE", 0.1)
+    monkeypatch.setattr(vector_env, "GRACE", 0.1)
     with closing(
         pysampler.VectorEnv([functools.partial(Mortal, "hang", 3)], num_workers=1)
     ) as envs:
@@ -580,7 +580,7 @@ def test_the_program_ends_well_whatever_is_under_way():
 
 
 def test_two_threads_cannot_take_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(borrowing, "GRACE", 0.1)
+    monkeypatch.setattr(vector_env, "GRACE", 0.1)
     hangs = functools.partial(Mortal, "hang", 1, tmp_path / "hangs")
     with closing(pysampler.VectorEnv([hangs], num_workers=1)) as envs:
         actors = pysampler.actors(envs, counted)

@@ -402,6 +402,7 @@ def test_a_worker_whose_first_answer_nobody_read_leaves_without_a_word(capfd):
             path=sys.path,
             arguments=[],
             host=cloudpickle.dumps((lambda: host, ())),
+            logging=None,
             again=False,
         )
     )

@@ -1,0 +1,103 @@
+"""Exceptions of signal handlers, at each point at which Python runs one.
+
+Python looks for signals after a call, at the beginning of a function and at the end of a loop's
+body. ``at_each_point`` runs a program again and again, and lets a real signal arrive just before
+the n-th of these points within pysampler: its handler raises there.
+"""
+
+import _thread
+import dis
+import itertools
+import signal
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pysampler
+
+OURS = str(Path(pysampler.__file__).parent)
+
+
+class Interrupted(BaseException):
+    """What the handler raises."""
+
+
+class _Signal(int):
+    # A C function called by a property: Python does not look for signals before the end of the
+    # trace function that reads it.
+    arrives = property(_thread.interrupt_main)
+
+
+_USR1 = _Signal(signal.SIGUSR1)
+_POINTS = ("CALL", "JUMP_BACKWARD", "PRECALL")
+
+
+@contextmanager
+def handler(function):
+    before = signal.signal(signal.SIGUSR1, function)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def _raise(*_):
+    raise Interrupted
+
+
+class _Trace:
+    """Lets the signal arrive before the n-th point."""
+
+    def __init__(self, at, only):
+        self.left = at
+        self.only = only
+        self.where = None
+
+    def __call__(self, frame, event, _):
+        code = frame.f_code
+        if not code.co_filename.startswith(OURS) or (self.only and code.co_name not in self.only):
+            return None
+        frame.f_trace_opcodes = True
+        return self.inside
+
+    def inside(self, frame, event, _):
+        if event == "opcode" and self.left > 0:
+            name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            if name.startswith(_POINTS) and name != "PRECALL":
+                self.left -= 1
+                if self.left == 0:
+                    self.where = f"{frame.f_code.co_qualname} line {frame.f_lineno}"
+                    sys.settrace(None)
+                    _USR1.arrives  # noqa: B018
+        return self.inside
+
+
+def at_point(n, program, act=_raise, only=()):
+    """Call a program, and ``act`` as a signal handler at its n-th point.
+
+    Returns (whether the program had so many points, what it returned or None, where it was).
+    """
+    trace = _Trace(n, only)
+    result = None
+    with handler(act):
+        sys.settrace(trace)
+        try:
+            result = program()
+        except Interrupted:
+            pass
+        finally:
+            sys.settrace(None)
+    return trace.left == 0, result, trace.where
+
+
+def at_each_point(program, check, act=_raise, only=(), step=1, first=1):
+    """Interrupt a program at each of its points in turn; ``check(result, where)`` after each.
+
+    ``result`` is None where the exception came through. Returns how many points there were.
+    """
+    for n in itertools.count(first, step):
+        reached, result, where = at_point(n, program, act, only)
+        check(result, where)
+        if not reached:
+            break
+    return n - 1

@@ -1,0 +1,350 @@
+"""Signal handlers that raise at each point of our Python: nothing is lost, nothing is stuck."""
+
+import contextlib
+import gc
+import os
+import signal
+import threading
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+from gymnasium import spaces
+from interrupts import at_each_point, at_point, handler
+
+import pysampler
+from pysampler import nursery
+from pysampler.errors import BusyError, ClosedError
+
+# What an exception came past is closed when it is dropped, and Python warns of that.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:.*socket.socket:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+class Counter(gym.Env):
+    """Observes how many steps it has made; says so in infos too, which may need a message."""
+
+    observation_space = spaces.Box(-1, 2.0**40, (2,), np.float64)
+    action_space = spaces.Discrete(16)
+
+    def __init__(self, number=0, *, talks=True):
+        self.number, self.talks = number, talks
+        self.steps = self.resets = 0
+
+    def _observe(self):
+        return np.array([self.number, self.steps], np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.resets += 1
+        return self._observe(), {"text": f"reset {self.resets}"}
+
+    def step(self, action):
+        self.steps += 1
+        info = {"text": f"{self.number} {self.steps}"} if self.talks else {}
+        return self._observe(), float(self.steps), False, False, info
+
+    def asked(self, question):
+        return self.number, question
+
+
+def counters(count=4, *, talks=True, **kwargs):
+    kwargs = {"num_workers": 2, **kwargs}
+    fns = [lambda n=n: Counter(n, talks=talks) for n in range(count)]
+    return pysampler.VectorEnv(fns, **kwargs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("talks", [True, False])
+def test_an_interrupted_step_is_returned_by_the_next_wait(talks):
+    with contextlib.closing(counters(talks=talks)) as envs:
+        envs.reset()
+        steps = 0
+
+        def check(results, where):
+            nonlocal steps
+            if results is None and envs.pending:
+                results = envs.step_wait()
+            if results is not None:
+                steps += 1
+                observations, rewards, _, _, infos = results
+                assert observations[:, 1].tolist() == [steps] * 4, where
+                assert rewards.tolist() == [steps] * 4, where
+                if talks:
+                    assert infos["text"].tolist() == [f"{n} {steps}" for n in range(4)], where
+            assert envs.get_attr("steps") == (steps,) * 4, where
+
+        assert at_each_point(lambda: envs.step([0] * 4), check) > 20
+
+
+@pytest.mark.slow
+def test_an_interrupted_recv_loses_no_results():
+    with contextlib.closing(counters(6, groups=3)) as envs:
+        envs.async_reset()
+        got = np.zeros(6, int)  # steps that were returned
+        envs.recv()
+        envs.send([0] * 6)
+
+        def take(results):
+            for env, seen in zip(results[4]["env_id"], results[0], strict=True):
+                got[env] += 1
+                assert seen.tolist() == [env, got[env]]
+
+        def check(results, where):
+            if results is None and envs.pending:
+                results = envs.recv(2)
+            if results is not None:
+                take(results)
+                ids = results[4]["env_id"]
+                envs.send([0] * len(ids), ids)
+            assert envs.pending == 6, where
+
+        assert at_each_point(lambda: envs.recv(2), check) > 20
+        while envs.pending:
+            take(envs.recv())
+        assert envs.get_attr("steps") == tuple(got)
+
+
+@pytest.mark.slow
+def test_an_interrupted_send_is_sent_or_not():
+    with contextlib.closing(counters(4, groups=2)) as envs:
+        envs.async_reset()
+        envs.recv()
+        steps = np.zeros(4, int)
+
+        def check(result, where):
+            assert envs.pending in (0, 4), where
+            if envs.pending:
+                steps[:] += 1
+                seen = envs.recv()
+                assert sorted(map(tuple, seen[0])) == [(n, steps[n]) for n in range(4)], where
+
+        assert at_each_point(lambda: envs.send([0] * 4), check) > 10
+        assert envs.get_attr("steps") == tuple(steps)
+
+
+@pytest.mark.slow
+def test_an_interrupted_call_is_not_answered_by_the_next():
+    with contextlib.closing(counters()) as envs:
+        envs.reset()
+        question = 0
+
+        def ask():
+            nonlocal question
+            question += 1
+            return envs.call("asked", question)
+
+        def check(answers, where):
+            if answers is None and envs.pending:
+                answers = envs.call_wait()
+            if answers is not None:
+                assert answers == tuple((n, question) for n in range(4)), where
+            # The next one is answered itself.
+            assert envs.call("asked", -1) == tuple((n, -1) for n in range(4)), where
+
+        assert at_each_point(ask, check) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [10, 200_000])
+def test_messages_of_any_size_survive_interruptions(size):
+    with contextlib.closing(counters()) as envs:
+        envs.reset()
+        payload = b"x" * size
+
+        def check(answers, where):
+            if answers is None and envs.pending:
+                answers = envs.call_wait()
+            assert answers in (None, tuple((n, payload) for n in range(4))), where
+            assert envs.step([0] * 4)[1].shape == (4,), where
+
+        assert at_each_point(lambda: envs.call("asked", payload), check) > 20
+
+
+@pytest.mark.slow
+def test_an_interrupted_reset_can_be_waited_for():
+    with contextlib.closing(counters()) as envs:
+        resets = 0
+
+        def check(result, where):
+            nonlocal resets
+            if result is None and envs.pending:
+                result = envs.reset_wait()
+            if result is not None:
+                resets += 1
+                assert result[1]["text"].tolist() == [f"reset {resets}"] * 4, where
+
+        assert at_each_point(lambda: envs.reset(seed=1), check) > 20
+        assert envs.get_attr("resets") == (resets,) * 4
+
+
+@pytest.mark.slow
+def test_a_replacement_that_is_interrupted_goes_on():
+    with contextlib.closing(counters(on_worker_loss="restart", most_losses=(1000, 1.0))) as envs:
+        envs.reset()
+        for n in range(1, 3000, 7):
+            os.kill(envs._pool.pids[1], signal.SIGKILL)
+            reached, results, where = at_point(n, lambda: envs.step([0] * 4))
+            if results is None:
+                results = envs.step_wait() if envs.pending else envs.step([0] * 4)
+            while not results[3][2:].all():  # truncated: the worker may be lost a moment later
+                results = envs.step([0] * 4)
+            assert not results[3][:2].any(), where
+            assert results[4]["worker_lost"].tolist() == [False, False, True, True], where
+            envs.step([0] * 4)
+            if not reached:
+                break
+        assert not reached
+
+
+def workers_alive():
+    return {p.pid for p in psutil.Process().children(recursive=True) if "worker" in p.name()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["nursery", "spawn", "fork"])
+def test_interrupting_the_making_of_a_pool_touches_no_other(context):
+    with contextlib.closing(counters()) as other:
+        other.reset()
+        mine = set(other._pool.pids)
+        step = {"nursery": 5, "fork": 17, "spawn": 101}[context]
+
+        def check(envs, where):
+            if envs is not None:
+                envs.reset()
+                envs.close()
+            assert other.step([0] * 4)[1].shape == (4,), where
+
+        at_each_point(lambda: counters(context=context), check, step=step)
+        gc.collect()
+        counters().close()  # whatever was left of an interrupted one has been told to end
+        wait_until(lambda: workers_alive() <= mine)
+        assert other.get_attr("number") == (0, 1, 2, 3)
+
+
+def wait_until(condition):
+    while not condition():
+        os.sched_yield()
+
+
+@pytest.mark.slow
+def test_interrupting_close_leaves_nothing():
+    with contextlib.closing(counters()) as other:
+        other.reset()
+        mine = set(other._pool.pids)
+        for n in range(1, 1000, 7):
+            envs = counters()
+            envs.reset()
+            reached, _, where = at_point(n, envs.close)
+            envs.close()
+            wait_until(lambda: workers_alive() <= mine)
+            assert other.step([0] * 4)[1].shape == (4,), where
+            if not reached:
+                break
+
+
+# -- handlers that do things ----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_handler_may_close_at_any_point_of_a_step():
+    for n in range(1, 400, 5):
+        envs = counters()
+        envs.reset()
+        closed = []
+
+        def close(*_, envs=envs, closed=closed):
+            envs.close()
+            closed.append(True)
+
+        try:
+            reached, results, where = at_point(n, lambda envs=envs: envs.step([0] * 4), close)
+        except ClosedError:
+            reached = True
+        else:
+            assert not reached or results is not None, where
+        assert bool(closed) == reached
+        assert envs.closed == reached
+        envs.close()
+        if not reached:
+            break
+    assert n > 20
+
+
+def test_a_handler_that_closes_ends_a_wait_that_would_never_end():
+    class Hangs(Counter):
+        def step(self, action):
+            threading.Event().wait()
+
+    envs = pysampler.VectorEnv([Hangs], num_workers=1)
+    envs.reset()
+    main = threading.get_ident()
+    with handler(lambda *_: envs.close(terminate=True)), pytest.raises(ClosedError):
+        envs.step_async([0])
+        threading.Timer(0.05, lambda: signal.pthread_kill(main, signal.SIGUSR1)).start()
+        envs.step_wait()
+    assert envs.closed
+
+
+def test_a_handler_may_do_nothing_else():
+    with contextlib.closing(counters()) as envs:
+        envs.reset()
+        refused = []
+
+        def step(*_):
+            try:
+                envs.step([0] * 4)
+            except BusyError as error:
+                refused.append(str(error))
+
+        reached, results, _ = at_point(12, lambda: envs.step([0] * 4), step)
+        assert reached
+        assert results[1].tolist() == [1.0] * 4
+        assert "signal handler" in refused[0]
+
+
+def test_a_close_that_is_refused_leaves_the_envs_open():
+    class Waits(Counter):
+        def step(self, action):
+            gate.wait(60)
+            return super().step(action)
+
+    gate = threading.Event()
+    with contextlib.closing(pysampler.VectorEnv([Waits], num_workers=0)) as envs:
+        envs.reset()
+        began = threading.Event()
+        results = []
+
+        def run():
+            began.set()
+            results.append(envs.step([0]))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        began.wait()
+        while True:  # until the other thread is inside
+            try:
+                envs.stats()
+            except BusyError:
+                break
+        with pytest.raises(BusyError):
+            envs.close()
+        gate.set()
+        thread.join()
+        assert len(results) == 1
+        assert envs.step([0])[1].tolist() == [2.0]
+
+
+def test_nothing_is_asked_of_a_nursery_by_a_finalizer(monkeypatch):
+    """What a finalizer may not do: it may run while its own thread asks the nursery."""
+    envs = counters()
+    envs.cycle = envs
+    asked = []
+    monkeypatch.setattr(nursery.Line, "_receive", lambda self: asked.append(self))
+    monkeypatch.setattr(nursery.Line, "fork", lambda self, index: asked.append(self))
+    del envs
+    gc.collect()
+    assert not asked
