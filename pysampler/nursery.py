@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -41,7 +42,7 @@ from pysampler.errors import PysamplerError
 from pysampler.nursery_process import become_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["CONTEXTS", "Child", "Launcher", "preload"]
 
@@ -189,6 +190,8 @@ class Launcher:
     def _line(self) -> Line:
         nursery = _the_nursery()
         if not self._lines or self._lines[-1].nursery is not nursery:
+            if self._lines and not self._lines[-1].used:  # its nursery would wait for its end
+                self._lines.pop().close()
             self._lines.append(Line(nursery))
         return self._lines[-1]
 
@@ -206,6 +209,7 @@ class Line:
 
     def __init__(self, nursery: Nursery) -> None:
         self.nursery = nursery
+        self.used = False  # a worker has come of it
         self._owner = os.getpid()
         self._numbers = itertools.count()
         self._answers: dict[int, tuple[Any, ...]] = {}  # by the number of their request
@@ -227,6 +231,7 @@ class Line:
         while number not in self._answers:
             self._receive()
         kind, _, *content = self._answers.pop(number)
+        self.used = self.used or kind == "forked"
         if kind == "error":
             raise OSError(*content)
         if kind == "retired":
@@ -294,7 +299,9 @@ class Nursery:
         self._used = False
         self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = _Own(_interpreter("pysampler.nursery_process", theirs))
+            born = _born(_interpreter("pysampler.nursery_process", theirs))
+            self._process = _Own(born[0])
+            _births.remove(born)
 
     @property
     def alive(self) -> bool:
@@ -397,12 +404,13 @@ _deadly: set[str] = set()
 
 def _the_nursery() -> Nursery:
     with _making:
-        if _nurseries and _nurseries[-1].alive:
-            return _nurseries[-1]
-        for nursery in _nurseries:
+        for nursery in list(_nurseries):
             if nursery.ended:
                 _deadly.update(nursery.loading())
-        _nurseries[:] = [*(one for one in _nurseries if not one.ended), Nursery()]
+                nursery.leave()
+                _nurseries.remove(nursery)
+        if not _nurseries or not _nurseries[-1].alive:
+            _nurseries.append(Nursery())
         return _nurseries[-1]
 
 
@@ -431,6 +439,7 @@ def _after_fork() -> None:
     for nursery in _nurseries:
         nursery.forget()
     _nurseries.clear()
+    _births.clear()
 
 
 atexit.register(_leave)
@@ -446,11 +455,20 @@ _own_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 def _start_here(context: str, host: Any) -> Child:
     """A worker that is a child of this process."""
-    ours, theirs = socket.socketpair()
     parent = os.getpid()
+    try:
+        return _started_here(context, host, parent)
+    except BaseException:
+        if os.getpid() != parent:  # a handler's, in the fork: it must not go on as the parent
+            os._exit(1)
+        raise
+
+
+def _started_here(context: str, host: Any, parent: int) -> Child:
+    ours, theirs = socket.socketpair()
     with theirs:
         if context == "spawn":
-            pid = _interpreter("pysampler.worker", theirs, parent)
+            born = _born(_interpreter("pysampler.worker", theirs, parent))
         else:
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
             try:
@@ -460,17 +478,36 @@ def _start_here(context: str, host: Any) -> Child:
                     warnings.simplefilter(
                         "ignore", DeprecationWarning
                     )  # forking threads: asked for
-                    pid = os.fork()
-                if pid == 0:
+                    born = _born(os.fork)
+                if born[0] == 0:
                     ours.close()
                     for other in _own_ends:  # or their workers would miss their end
                         other.close()
                     become_worker(theirs.detach(), [1, 2], parent, host)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    connection = Connection(ours.detach())
-    _own_ends.add(connection)
-    return Child(_Own(pid), connection)
+        child = Child(_Own(born[0]), Connection(ours.detach()))
+        _births.remove(born)
+    _own_ends.add(child.connection)
+    return child
+
+
+# Pids of children of this process that nothing refers to yet: what an exception came past when
+# they were started ends by itself, and is reaped here.
+_births: list[list[int]] = []
+
+
+def _born(start: Callable[[], int]) -> list[int]:
+    """Start a process and return its pid in a list, which is in ``_births`` until it is removed."""
+    for earlier in filter(None, list(_births)):
+        with contextlib.suppress(ChildProcessError, ValueError):
+            if os.waitpid(earlier[0], os.WNOHANG)[0]:
+                _births.remove(earlier)
+    born: list[int] = []
+    _births.append(born)
+    # Within one call into C: no signal handler comes between the start and the pid.
+    born.extend(itertools.islice(iter(start, None), 1))
+    return born
 
 
 def await_ends(children: Iterable[Child], deadline: float) -> None:
@@ -484,8 +521,8 @@ def environment() -> dict[str, str]:
     return {**dict.fromkeys(THREADS, "1"), **os.environ}
 
 
-def _interpreter(module: str, connection: socket.socket, *arguments: int) -> int:
-    """Start a clean interpreter with this one's flags and path, calling ``main`` of a module.
+def _interpreter(module: str, connection: socket.socket, *arguments: int) -> functools.partial[int]:
+    """What starts a clean interpreter with this one's flags and path, calling ``main`` of a module.
 
     Its arguments are a descriptor of the connection, and these.
 
@@ -508,7 +545,8 @@ def _interpreter(module: str, connection: socket.socket, *arguments: int) -> int
     actions += [
         (os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_WRONLY, 0) for fd in (1, 2) if not _is_open(fd)
     ]
-    return os.posix_spawn(
+    return functools.partial(
+        os.posix_spawn,
         sys.executable,
         [sys.executable, *flags, "-P", "-c", code, path, _PADDING],
         environment(),

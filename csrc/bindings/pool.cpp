@@ -287,7 +287,7 @@ class PyPool : public Handle {
     // returns, and the handler itself may wait.
     void give_up_wait() {
         if (waiting_.by() != self_id()) return;
-        given_up_ = true;
+        ++given_up_;
         waiting_.leave();
         bell_.give_up_wait();
     }
@@ -425,9 +425,8 @@ class PyPool : public Handle {
         for (std::uint32_t worker = 0; unsent_count_ > 0 && worker < layout_.workers(); ++worker) {
             if (unsent_[worker].empty()) continue;
             const auto mapped = inboxes_[worker].mapping();
-            const Outcome outcome =
-                site_([&](WaitPolicy& policy) { return deliver(worker, deadline, policy); },
-                      [this] { return wanted(); });
+            const Outcome outcome = site_(
+                [&](WaitPolicy& policy) { return deliver(worker, deadline, policy); }, wanted());
             if (outcome == Outcome::kLost) {
                 const std::uint32_t first = layout_.first_group(worker);
                 std::vector<std::uint32_t> groups(layout_.groups_of(worker));
@@ -440,7 +439,10 @@ class PyPool : public Handle {
         return true;
     }
 
-    bool wanted() const { return !given_up_ && !closed(); }
+    // For a wait that begins: whether it is still wanted.
+    std::function<bool()> wanted() const {
+        return [this, before = given_up_] { return given_up_ == before && !closed(); };
+    }
 
     [[noreturn]] static void raise_lost(const std::vector<std::uint32_t>& groups) {
         py::dict attributes;
@@ -452,7 +454,7 @@ class PyPool : public Handle {
     bool wait_for(std::uint32_t groups, std::int64_t deadline) {
         const Outcome outcome =
             site_([&](WaitPolicy& policy) { return bell_.wait_until(groups, deadline, policy); },
-                  [this] { return wanted(); });
+                  wanted());
         if (outcome == Outcome::kBusy) busy("wait on", bell_.waiter());
         if (outcome == Outcome::kInterrupted) {
             raise("ClosedError", "cannot wait on pool: it was closed meanwhile");
@@ -473,7 +475,7 @@ class PyPool : public Handle {
     std::vector<std::deque<Parcel>> unsent_;       // by worker
     std::uint64_t unsent_count_ = 0;               // of all
     std::vector<std::vector<std::string>> notes_;  // by worker, before its next command
-    bool given_up_ = false;
+    std::uint64_t given_up_ = 0;                   // how often give_up_wait() ended one
     std::uint32_t pending_ = 0;
     std::vector<std::uint64_t> weights_;  // of each group: its envs
     std::uint64_t pending_weight_ = 0;

@@ -249,7 +249,11 @@ def test_interrupting_close_leaves_nothing():
 # -- handlers that do things ----------------------------------------------------------------------
 
 
+closing_while_pending = pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting")
+
+
 @pytest.mark.slow
+@closing_while_pending
 def test_a_handler_may_close_at_any_point_of_a_step():
     for n in range(1, 400, 5):
         envs = counters()
@@ -274,6 +278,7 @@ def test_a_handler_may_close_at_any_point_of_a_step():
     assert n > 20
 
 
+@closing_while_pending
 def test_a_handler_that_closes_ends_a_wait_that_would_never_end():
     class Hangs(Counter):
         def step(self, action):

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from pysampler import mail
+from pysampler.errors import WaitTimeoutError
 from pysampler.sync import ByteRing, now
 
 
@@ -44,15 +45,27 @@ def test_a_message_survives_an_interruption_anywhere(size):
         ring = ByteRing(1 << 17)
         outbox, inbox = mail.Outbox(ring), mail.Inbox(ring, range(3))
         for group, message in messages.items():
-            assert not outbox.post(group, message)
-        within = interrupted(lambda inbox=inbox: [inbox.read(group) for group in (1, 0)], at)
+            assert not outbox.post(group, 7, message)
+        within = interrupted(lambda inbox=inbox: [inbox.read(group, 7) for group in (1, 0)], at)
         for group in (2, 0, 1):
-            assert inbox.read(group, deadline=now()) == messages[group]
+            assert inbox.read(group, 7, deadline=now()) == messages[group]
         within |= interrupted(lambda inbox=inbox: [inbox.drop(group) for group in messages], at)
         for group in messages:
             inbox.drop(group)
-        outbox.post(1, b"next")
-        assert inbox.read(1) == b"next"
+        outbox.post(1, 8, b"next")
+        assert inbox.read(1, 8) == b"next"
         if not within:
             break
     assert at > 20
+
+
+def test_a_message_that_answers_another_command_is_dropped():
+    ring = ByteRing(1 << 17)
+    outbox, inbox = mail.Outbox(ring), mail.Inbox(ring, range(2))
+    outbox.post(0, 1, b"late" * mail._PART)
+    outbox.post(1, 1, b"of another group")
+    outbox.post(0, 2, b"wanted")
+    assert inbox.read(0, 2) == b"wanted"
+    assert inbox.read(1, 1) == b"of another group"
+    with pytest.raises(WaitTimeoutError):
+        inbox.read(0, 3, deadline=now())

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import types
-from multiprocessing.connection import wait
 
 import cloudpickle
 import psutil
@@ -354,49 +353,34 @@ def test_pools_in_pools():
     envs.close()
 
 
-def test_ctrl_c_while_the_nursery_forks_does_not_mix_up_its_answers(monkeypatch):
-    pysampler.VectorEnv([TellingEnv]).close()
-    receive = nursery.Nursery._receive
-
-    def interrupted(self):
-        monkeypatch.setattr(nursery.Nursery, "_receive", receive)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(nursery.Nursery, "_receive", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        pysampler.VectorEnv([TellingEnv])
-    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2)
-    envs.reset()
-    assert all(psutil.pid_exists(pid) for pid in envs._pool.pids)
-    assert envs.step([0] * 4)[1].tolist() == [1] * 4
-    envs.close()
-
-
-def test_a_nursery_whose_last_answer_nobody_read_leaves_without_a_word(capfd):
+def test_a_nursery_that_was_told_nothing_leaves_without_a_word(capfd):
     left = nursery.Nursery()
     left.load([])
-    wait([left._socket])
-    left._socket.close()  # as the end of the process does it
-    assert left._process.wait() == 0
+    while left.loading():
+        os.sched_yield()
+    left.load([])
+    left._door.close()  # as the end of the process does it, with an answer unread
+    left._used = True
+    assert left._process.ended(timeout=100)
+    assert left._process.status() == 0
     assert not capfd.readouterr().err
 
 
-def test_a_nursery_that_imports_can_be_closed_twice():
+def test_a_nursery_that_imports_can_leave_twice():
     busy = nursery.Nursery()
     busy.load(["torch"])
-    busy.close()
-    busy.close()
-    assert busy._process.poll() is not None
+    busy.leave()
+    busy.leave()
+    assert busy.ended
 
 
 def test_a_worker_whose_first_answer_nobody_read_leaves_without_a_word(capfd):
     host = types.SimpleNamespace(describe=lambda: types.SimpleNamespace(name="left"))
-    child = nursery.start_worker("nursery")
+    child = nursery.Launcher("nursery").start(0, None)
     child.connection.send(
         worker.Setup(
             index=0,
             workers=1,
-            parent=os.getpid(),
             environment=nursery.environment(),
             directory="/",
             path=sys.path,

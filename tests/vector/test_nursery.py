@@ -1,0 +1,538 @@
+"""The nursery: whose workers are whose, whatever happens between it and its parent."""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import gymnasium as gym
+import psutil
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from interrupts import at_point
+from made_up import TellingEnv
+
+import pysampler
+from pysampler import nursery
+from pysampler.errors import PysamplerError
+
+
+def alive(pid):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def wait_until(condition):
+    while not condition():
+        os.sched_yield()
+
+
+def run(program, **kwargs):
+    """A program of a user's: what it prints, once it has ended well."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        **kwargs,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+class Lines(RuleBasedStateMachine):
+    """Pools that start, lose, replace and drop workers, while nurseries retire and die.
+
+    A model of who must be alive: each worker that was started and not ended, as long as its own
+    launcher is there. No other's end, and no interrupt, may change that.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.launchers = []
+        self.workers = []  # by launcher: {index: child}
+        self.gone = []
+
+    @precondition(lambda self: len(self.launchers) < 3)
+    @rule()
+    def make(self):
+        self.launchers.append(nursery.Launcher("nursery"))
+        self.workers.append({})
+
+    @precondition(lambda self: self.launchers)
+    @rule(which=st.integers(0, 9), index=st.integers(0, 2))
+    def start(self, which, index):
+        which %= len(self.launchers)
+        before = self.workers[which].pop(index, None)
+        self.workers[which][index] = self.launchers[which].start(index, None)
+        if before is not None:  # one index, one worker: the earlier one ends
+            retired = before._process._line is not self.workers[which][index]._process._line
+            if retired:
+                before.kill()
+            assert before.ended(60)
+            self.gone.append(before.pid)
+
+    @precondition(lambda self: self.launchers)
+    @rule(which=st.integers(0, 9), index=st.integers(3, 4), point=st.integers(1, 120))
+    def start_interrupted(self, which, index, point):
+        which %= len(self.launchers)
+        _, child, _ = at_point(point, lambda: self.launchers[which].start(index, None))
+        if child is not None:
+            child.kill()
+            assert child.ended(60)
+            assert child.status() in (-9, None)
+
+    @precondition(lambda self: any(self.workers))
+    @rule(pick=st.integers(0, 99))
+    def kill(self, pick):
+        which, index = sorted((w, i) for w, some in enumerate(self.workers) for i in some)[
+            pick % sum(map(len, self.workers))
+        ]
+        child = self.workers[which].pop(index)
+        child.kill()
+        assert child.ended(60)
+        # A nursery that died cannot tell; one that lives tells of this worker and no other.
+        assert child.status() in (-9, None)
+        child.release()
+        self.gone.append(child.pid)
+
+    @precondition(lambda self: self.launchers)
+    @rule(which=st.integers(0, 9), waits=st.booleans())
+    def close(self, which, waits):
+        which %= len(self.launchers)
+        self.gone += [child.pid for child in self.workers.pop(which).values()]
+        self.launchers.pop(which).close(wait=60 if waits else 0)
+
+    @precondition(lambda self: self.launchers)
+    @rule(which=st.integers(0, 9))
+    def drop(self, which):
+        """Children and launcher are garbage, and nobody has closed anything."""
+        which %= len(self.launchers)
+        self.gone += [child.pid for child in self.workers.pop(which).values()]
+        self.launchers.pop(which)
+        gc.collect()
+
+    @rule()
+    def retire(self):
+        """As one does that has come to threads."""
+        if nursery._nurseries:
+            nursery._nurseries[-1].retire()
+
+    @rule()
+    def lose(self):
+        if nursery._nurseries:
+            dead = nursery._nurseries[-1]
+            dead._process.kill()
+            dead._process.ended(60)
+            # Its workers live on, and nobody else can end them: their launchers do it themselves.
+            for which, launcher in enumerate(self.launchers):
+                if any(line.nursery is dead for line in launcher._lines):
+                    for child in self.workers[which].values():
+                        child.kill()
+                        self.gone.append(child.pid)
+                    self.workers[which].clear()
+
+    @invariant()
+    def those_that_must_be_alive_are(self):
+        for some in self.workers:
+            for child in some.values():
+                assert not child.ended()
+                assert alive(child.pid)
+
+    def teardown(self):
+        for launcher in self.launchers:
+            launcher.close()
+        pids = [child.pid for some in self.workers for child in some.values()] + self.gone
+        wait_until(lambda: not any(map(alive, pids)))
+
+
+Lines.TestCase.settings = settings(
+    max_examples=25,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+# What an exception came past is closed when it is dropped; one that comes into that is not raised.
+TestLines = pytest.mark.slow(
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")(
+        pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")(
+            Lines.TestCase
+        )
+    )
+)
+
+
+@pytest.mark.slow
+def test_a_nursery_that_has_come_to_threads_is_left_with_its_workers(tmp_path):
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    out = run(
+        """
+        import pysampler
+        from pysampler import nursery
+        kwargs = {"num_workers": 2}
+        a = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs=kwargs)
+        a.reset()
+        first = nursery._nurseries[-1]
+        kwargs["preload"] = ["starts_a_thread"]
+        b = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs=kwargs)
+        b.reset()
+        assert first.retired and not first.ended
+        print(a.step([0, 0])[1].tolist(), b.step([0, 0])[1].tolist())
+        a.close()
+        while not first.ended:  # with its last workers
+            pass
+        print(b.step([0, 0])[1].tolist())
+        """,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert out == "[1.0, 1.0] [1.0, 1.0]\n[1.0, 1.0]\n"
+
+
+@pytest.mark.slow
+def test_threads_that_every_interpreter_has_are_not_the_fault_of_an_import(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    out = run(
+        """
+        import pysampler
+        from pysampler import nursery
+        for _ in range(3):
+            envs = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs={"num_workers": 2})
+            envs.reset()
+            print(len(nursery._nurseries), envs.step([0, 0])[1].tolist())
+        """,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert out == "1 [1.0, 1.0]\n" * 3
+
+
+class Server(gym.Wrapper):
+    """Starts something in the background, as an env with a simulator does."""
+
+    def __init__(self):
+        super().__init__(TellingEnv())
+        os.system("sleep 1000 & echo $! > /dev/null")
+        self.server = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=-1)
+        self.sleeper = int(self.server.stdout.readline())
+
+    def pids(self):
+        return self.server.pid, self.sleeper
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["nursery", "spawn", "fork"])
+def test_what_an_env_started_ends_with_its_worker_and_no_other(context):
+    envs = pysampler.VectorEnv([Server] * 2, num_workers=2, context=context)
+    pids = [pid for both in envs.call("pids") for pid in both]
+    # In a session of its own nobody knows it for the env's.
+    pysampler.VectorEnv([TellingEnv], num_workers=1).close()
+    pysampler.VectorEnv([TellingEnv], num_workers=1, context="spawn").close()
+    assert all(map(alive, pids))
+    envs.reset()
+    envs.close()
+    wait_until(lambda: not any(map(alive, pids)))
+
+
+@pytest.mark.slow
+def test_a_killed_worker_takes_with_it_what_its_env_started():
+    with contextlib.closing(
+        pysampler.VectorEnv([Server] * 2, num_workers=2, on_worker_loss="restart")
+    ) as envs:
+        envs.reset()
+        pids = envs.call("pids")
+        os.kill(envs._pool.pids[1], signal.SIGKILL)
+        while not envs.step([0, 0])[3][1]:
+            pass
+        wait_until(lambda: not any(map(alive, pids[1])))
+        assert all(map(alive, pids[0]))
+
+
+@pytest.mark.slow
+def test_modules_are_imported_again_by_a_nursery_that_takes_the_place_of_another():
+    out = run("""
+        import sys
+        import pysampler
+        from pysampler import nursery
+        def loaded(env):
+            import sys
+            return "gymnasium.envs.classic_control.cartpole" in sys.modules
+        class Wrapped:
+            def __call__(self):
+                import sys, gymnasium
+                before = "decimal" in sys.modules
+                import decimal
+                env = gymnasium.make("CartPole-v1")
+                env.before = before
+                return env
+        def imported():
+            envs = pysampler.VectorEnv([Wrapped()], num_workers=1)
+            try:
+                return envs.get_attr("before")[0]
+            finally:
+                envs.close()
+        imported()
+        while nursery._nurseries[-1].loading():
+            pass
+        print(imported())
+        dead = nursery._nurseries[-1]
+        dead._process.kill()
+        assert dead._process.ended(60)
+        imported()
+        while nursery._nurseries[-1].loading():
+            pass
+        print(imported())
+    """)
+    assert out == "True\nTrue\n"
+
+
+@pytest.mark.slow
+def test_nothing_is_run_from_the_current_directory(tmp_path):
+    for name in ("json", "os", "pickle", "socket", "pysampler"):
+        (tmp_path / f"{name}.py").write_text(f"open('imported-{name}', 'w')\nraise SystemExit(3)\n")
+    program = tmp_path / "elsewhere" / "program.py"
+    program.parent.mkdir()
+    program.write_text(
+        "import pysampler\n"
+        "for context in ('nursery', 'spawn'):\n"
+        "    kwargs = {'num_workers': 1, 'context': context}\n"
+        "    envs = pysampler.make_vec('CartPole-v1', num_envs=1, vector_kwargs=kwargs)\n"
+        "    print(envs.reset()[0].shape)\n"
+        "    envs.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "(1, 4)\n" * 2, done.stderr
+    assert not list(tmp_path.glob("imported*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [(1,), (0, 1, 2), (2,)])
+def test_a_program_without_outputs_has_workers(closed, tmp_path):
+    run(f"""
+        import os
+        for fd in {closed}:
+            os.close(fd)
+        import pysampler
+        from pysampler import nursery
+        for _ in range(2):
+            envs = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs={{"num_workers": 2}})
+            envs.reset()
+            assert envs.step([0, 0])[1].tolist() == [1, 1]
+            envs.close()
+            while nursery._nurseries[-1].loading():  # it outlives its imports
+                assert not nursery._nurseries[-1].ended
+        assert len(nursery._nurseries) == 1
+        open({str(tmp_path / "done")!r}, "w").close()
+    """)
+    assert (tmp_path / "done").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["nursery", "spawn"])
+def test_children_of_envs_inherit_no_descriptors(context):
+    def env_fn():
+        import subprocess
+        import sys
+
+        from made_up import TellingEnv
+
+        env = TellingEnv()
+        show = "import os; print(*sorted(map(int, os.listdir('/proc/self/fd')))[3:-1])"
+        # What a program is started with by os.system: all that can be inherited.
+        env.inherited = subprocess.run(
+            [sys.executable, "-c", show],
+            close_fds=False,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        return env
+
+    with contextlib.closing(
+        pysampler.VectorEnv([env_fn] * 2, num_workers=2, context=context)
+    ) as envs:
+        assert envs.get_attr("inherited") == ([], [])
+
+
+@pytest.mark.slow
+def test_a_nursery_leaves_though_a_fork_of_its_parent_lives():
+    out = run("""
+        import os, pysampler
+        from pysampler import nursery
+        envs = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs={"num_workers": 2})
+        envs.reset()
+        hold, release = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(release)
+            os.read(hold, 1)
+            os._exit(0)
+        os.close(hold)
+        envs.close()
+        one = nursery._nurseries[-1]
+        while one.loading():
+            pass
+        one.leave()
+        print(one._process.status())
+        os.close(release)
+        os.waitpid(child, 0)
+    """)
+    assert out == "0\n"  # by itself, and not because it was killed at last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT"])
+@pytest.mark.parametrize("context", ["nursery", "spawn", "fork"])
+def test_a_signal_to_all_processes_leaves_the_parent_to_decide(context, sent):
+    """SLURM, systemd and `timeout` send one to every process of a job."""
+    out = run(f"""
+        import os, signal, subprocess, pysampler, psutil
+        from gymnasium.envs.classic_control import CartPoleEnv
+        class Simulator(CartPoleEnv):
+            def __init__(self):
+                super().__init__()
+                self.process = subprocess.Popen(["sleep", "1000"])
+            def ended_by(self):
+                return self.process.wait()
+        asked = []
+        signal.signal(signal.{sent}, lambda *_: asked.append(True))
+        envs = pysampler.VectorEnv([Simulator] * 2, num_workers=2, context={context!r})
+        envs.reset()
+        for process in psutil.Process().children(recursive=True):
+            process.send_signal(signal.{sent})
+        os.kill(os.getpid(), signal.{sent})
+        assert asked == [True]
+        print(envs.step([0, 0])[1].tolist())
+        # What envs started has the defaults.
+        print(envs.call("ended_by") == (-signal.{sent},) * 2)
+        envs.close()
+    """)
+    assert out == "[1.0, 1.0]\nTrue\n"
+
+
+@pytest.mark.slow
+def test_a_signal_while_workers_are_being_made_ends_none_of_them():
+    out = run("""
+        import os, signal, pysampler, psutil, threading
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        stop = threading.Event()
+        def send():
+            while not stop.is_set():
+                for process in psutil.Process().children(recursive=True):
+                    try:
+                        process.send_signal(signal.SIGTERM)
+                    except psutil.NoSuchProcess:
+                        pass
+        thread = threading.Thread(target=send)
+        thread.start()
+        for context in ("nursery", "spawn", "fork"):
+            kwargs = {"num_workers": 2, "context": context}
+            for _ in range(3):
+                envs = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs=kwargs)
+                envs.reset()
+                envs.close()
+        stop.set()
+        thread.join()
+        print("well")
+    """)
+    assert out == "well\n"
+
+
+@pytest.mark.slow
+def test_threads_that_make_and_close_pools_touch_no_other():
+    failed = []
+    with contextlib.closing(pysampler.VectorEnv([TellingEnv] * 2, num_workers=2)) as other:
+        other.reset()
+
+        def make():
+            try:
+                for _ in range(15):
+                    envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2)
+                    envs.reset()
+                    assert envs.step([0, 0])[1].tolist() == [1, 1]
+                    envs.close()
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=make) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            assert other.step([0, 0])[1].tolist() == [1, 1]
+    assert not failed
+
+
+@pytest.mark.slow
+def test_a_fork_while_another_thread_makes_pools_ends_well():
+    out = run("""
+        import os, threading, pysampler
+        stop = threading.Event()
+        def make():
+            while not stop.is_set():
+                kwargs = {"num_workers": 2}
+                pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs=kwargs).close()
+        pysampler.make_vec("CartPole-v1", num_envs=2).close()
+        thread = threading.Thread(target=make)
+        thread.start()
+        for _ in range(30):
+            child = os.fork()
+            if child == 0:
+                raise SystemExit(0)  # with all that happens at exit
+            assert os.waitpid(child, 0)[1] == 0
+        stop.set()
+        thread.join()
+        print("well")
+    """)
+    assert out == "well\n"
+
+
+@pytest.mark.slow
+def test_pools_in_cycles_do_not_stop_their_own_collection():
+    """Their finalizers may come while this thread asks the nursery for the next one."""
+    out = run("""
+        import gc, pysampler
+        gc.set_threshold(50, 2, 2)
+        class Trainer:
+            def __init__(self):
+                kwargs = {"num_workers": 3}
+                self.envs = pysampler.make_vec("CartPole-v1", num_envs=3, vector_kwargs=kwargs)
+                self.me = self
+        for _ in range(60):
+            Trainer().envs.reset()
+        print("well")
+    """)
+    assert out == "well\n"
+
+
+def test_a_nursery_that_dies_at_an_import_is_not_asked_for_it_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(nursery, "_nurseries", [])
+    monkeypatch.setattr(nursery, "_deadly", set())
+    (tmp_path / "ends_it.py").write_text("import os\nos._exit(1)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    nursery.preload(["ends_it"])
+    first = nursery._nurseries[-1]
+    assert first._process.ended(60)
+    nursery.preload(["ends_it", "decimal"])
+    assert nursery._nurseries[-1].preloaded == {"ends_it", "decimal"}
+    second = nursery._nurseries[-1]
+    assert second._process.ended(60) or True
+    launcher = nursery.Launcher("nursery")
+    with contextlib.suppress(PysamplerError):
+        launcher.start(0, None).release()
+    launcher.close()
+    nursery.preload(["ends_it"])
+    for one in nursery._nurseries:
+        one.leave()
+    assert "ends_it" in nursery._deadly
