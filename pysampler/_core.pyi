@@ -777,6 +777,11 @@ class Guard:
         Whether another thread is inside.
         """
     @property
+    def closed(self) -> bool:
+        """
+        Whether it refuses all entries.
+        """
+    @property
     def mine(self) -> bool:
         """
         Whether this process made it, and not one that this is a fork of.

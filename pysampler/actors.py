@@ -153,6 +153,7 @@ class Actors(Detached):
         self._phase_end: int | None = None  # how many will have been passed at the end of a phase
         self._held = 0  # records of the last batch
         self._kept: list[npt.NDArray[Any]] = []  # of one that is not complete, given up already
+        self._handed: Records | None = None  # on their way to the caller
         self._taken = self._dropped = 0
         self._lag = 0.0
         self._waiting_ns = self._taking_ns = self._publishing_ns = 0
@@ -178,7 +179,19 @@ class Actors(Detached):
         deadline = arguments.deadline(timeout, "take records")
         self._expect_open()
         with self._turn.entry("take records"):
-            return self._take(count, least, deadline)
+            self._take_back()
+            records = self._handed = self._take(count, least, deadline)
+        self._handed = None  # from here to the caller no signal handler runs
+        return records
+
+    def _take_back(self) -> None:
+        """Records of a call that an exception came through are taken once more."""
+        if (lost := self._handed) is not None:
+            rows = lost.rows.copy()
+            self._kept, self._taken, self._handed = (
+                *([rows, *self._kept], self._taken - len(rows)),
+                None,
+            )
 
     def _take(self, count: int, least: int, deadline: int | None) -> Records | None:
         began, waited = now(), self._waiting_ns

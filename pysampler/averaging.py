@@ -240,7 +240,8 @@ class Averaging(Closing):
 
     def close(self) -> None:
         """Let the trainers close, and end the workers. EnvError if a trainer raised in close()."""
-        if self.closed:
+        if self._turn.closed or self.closed:
+            self._end()
             return
         with self._turn.closing("close") as entry:
             if entry.nested:  # a signal handler, in the middle of a round, which ends by it

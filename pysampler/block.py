@@ -368,10 +368,9 @@ def make_host(
 def _expect_env(env: Any, number: int) -> None:
     """What is not derived from ``gymnasium.Env`` may do, if it looks like one."""
     methods = all(callable(getattr(env, name, None)) for name in ("reset", "step"))
-    if env is None or not (isinstance(env, gym.Env) or methods):
-        raise TypeError(
-            f"the function of env {number} returned {type(env).__name__}, expected a gymnasium.Env"
-        )
+    if isinstance(env, type) or not methods:
+        got = f"the class {env.__name__}" if isinstance(env, type) else type(env).__name__
+        raise TypeError(f"the function of env {number} returned {got}, expected a gymnasium.Env")
     for name in ("observation_space", "action_space"):
         space = getattr(env, name, None)
         if not isinstance(space, gym.Space):

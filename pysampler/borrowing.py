@@ -156,8 +156,8 @@ class Borrower(Closing):
     def _give_back(self) -> None:
         """Give the vector env back; it is usable when this returns, unless it is in use."""
         envs, lease = self.envs, self._lease
-        ended = self._end()
         lease.over = True
+        ended = self._end()
         if envs._lease is lease and not envs.closed:
             # A thread that is inside finds that the lease is over, or a signal handler's does.
             with contextlib.suppress(BusyError, ClosedError), envs._entered("close"):
@@ -168,6 +168,7 @@ class Borrower(Closing):
         """Close, but for the vector env."""
         if self._closed or not self._mine:
             return
+        self._lease.over = True  # first: where the rest is interrupted, the vector env does it
         self._closed = True
         with contextlib.suppress(LostError, EnvError):
             self._give_back()

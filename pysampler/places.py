@@ -10,6 +10,7 @@ import contextlib
 import copy
 import queue
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ class Way:
 
     envs: VectorEnv
     policy: Any
-    actor_of: Callable[[Any], Actor]
+    actor_of: weakref.WeakMethod[Callable[[Any], Actor]]
     horizon: int
     overlap: bool
     partial: bool  # whoever is ready, and not all envs in turn
@@ -97,7 +98,9 @@ class Centre:
         # With another thread beside this one, they would be the other's too.
         self._threads = None if way.overlap else way.threads
         if self._thread is not None and is_module(self._policy):
-            acting.actor = way.actor_of(copy.deepcopy(self._policy))
+            make = way.actor_of()
+            assert make is not None
+            acting.actor = make(copy.deepcopy(self._policy))
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -467,6 +470,10 @@ class _Thread:
             return False
         self._thread.join(GRACE)
         return not self._thread.is_alive()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_asked"):
+            self._asked.put(None)  # which may be done anywhere
 
 
 def _work(asked: Any, done: Any) -> None:

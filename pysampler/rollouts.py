@@ -152,7 +152,7 @@ class Rollouts(Borrower):
         self._way = Way(
             envs,
             policy,
-            self._actor_of,
+            weakref.WeakMethod(self._actor_of),  # rollouts that are dropped are gone at once
             horizon,
             overlap=bool(overlap),
             partial=partial,
@@ -322,9 +322,9 @@ class Rollouts(Borrower):
         if self._closed or not self._mine:
             return
         with self._turn.closing("close rollouts") as entry:
+            self._lease.over = True
             if entry.nested:  # a signal handler, in the middle of next(), which ends by it
                 self._signal()
-                self._lease.over = True
                 self._closed = True
             else:
                 super().let_go()

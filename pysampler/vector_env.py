@@ -879,15 +879,17 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """End the workers: ``close_extras`` has the arguments.
 
         A signal handler may call it while its own thread waits here: that wait ends with the error
-        of a closed vector env.
+        of a closed vector env. In a fork it does nothing: the envs are its parent's.
         """
+        if not self._guard.mine:
+            return
         try:
             super().close(**kwargs)
         finally:
             self._let_go()
 
     def _let_go(self) -> None:
-        if self.closed and self._guard.mine:
+        if self.closed:
             self._pool.kill()  # goes on where one was interrupted
             # The memory goes once no view of it is left.
             self._results = self._write = self._read = None  # type: ignore[assignment]
@@ -899,6 +901,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:  # noqa: FBT001, FBT002
         """End the workers: after what is pending, or at once; GRACE at most."""
+        if self._guard.closed:  # one that was interrupted
+            self._pool.kill()
+            return
         with self._guard.closing("call close") as entry:
             if entry.nested:
                 self._pool.give_up_wait()

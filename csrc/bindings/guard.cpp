@@ -95,6 +95,7 @@ class Guard {
     Entry entry(std::string what) const { return {state_, std::move(what), false}; }
     Entry closing(std::string what) const { return {state_, std::move(what), true}; }
     void close() { state_->closed = true; }
+    bool closed() const { return state_->closed; }
     bool busy() const {
         const std::uint64_t holder = state_->holder;
         return holder != 0 && holder != self_id();
@@ -126,6 +127,7 @@ void register_guard(py::module_& m) {
              "A context in which this thread alone is at work. BusyError if another thread is.")
         .def("closing", &Guard::closing, py::arg("what"),
              "The same for closing, which a signal handler may do while its own thread is inside.")
+        .def_property_readonly("closed", &Guard::closed, "Whether it refuses all entries.")
         .def("close", &Guard::close, "Refuse all entries from now on.")
         .def_property_readonly("busy", &Guard::busy, "Whether another thread is inside.")
         .def_property_readonly("mine", &Guard::mine,

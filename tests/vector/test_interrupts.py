@@ -201,7 +201,12 @@ def test_a_replacement_that_is_interrupted_goes_on():
 
 
 def workers_alive():
-    return {p.pid for p in psutil.Process().children(recursive=True) if "worker" in p.name()}
+    pids = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "worker" in process.name():
+                pids.add(process.pid)
+    return pids
 
 
 @pytest.mark.slow
@@ -287,10 +292,13 @@ def test_a_handler_that_closes_ends_a_wait_that_would_never_end():
     envs = pysampler.VectorEnv([Hangs], num_workers=1)
     envs.reset()
     main = threading.get_ident()
-    with handler(lambda *_: envs.close(terminate=True)), pytest.raises(ClosedError):
+    timer = threading.Timer(0.05, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    with handler(lambda *_: envs.close(terminate=True)):
         envs.step_async([0])
-        threading.Timer(0.05, lambda: signal.pthread_kill(main, signal.SIGUSR1)).start()
-        envs.step_wait()
+        timer.start()
+        with pytest.raises(ClosedError):
+            envs.step_wait()
+        timer.join()
     assert envs.closed
 
 

@@ -1,0 +1,499 @@
+"""Attacks on the parent: random programs of public calls, into which signal handlers raise.
+
+    python tests/faults/parent.py --seconds 600 --out benchmarks/results
+
+Each case has a seed, which decides what is made, what is called, when signals come (at a point of
+our Python that it has chosen, or whenever a timer goes off), when garbage is collected, and which
+forks and threads come and go. The envs count their own steps: what has been returned to the caller
+must be just that. Another pool is there all the time, and must not notice any of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import faulthandler
+import gc
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import psutil
+from gymnasium import spaces
+
+import pysampler
+from pysampler.errors import BusyError, ClosedError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from interrupts import OURS, Interrupted, at_point
+
+HANG = 60.0  # seconds that a case may take at most
+
+
+class Counting(gym.Env):
+    """Observes its number, how many steps it has made in its life, and in this episode."""
+
+    observation_space = spaces.Box(-1, 2.0**40, (3,), np.float64)
+    action_space = spaces.Discrete(3)
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    render_mode = "rgb_array"
+
+    def __init__(self, number, talks):
+        self.number, self.talks = number, talks
+        self.steps = self.episode = self.resets = 0
+
+    def _observe(self):
+        return np.array([self.number, self.steps, self.episode], np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode = 0
+        self.resets += 1
+        return self._observe(), self._info()
+
+    def step(self, action):
+        self.steps += 1
+        self.episode += 1
+        return self._observe(), float(self.steps), False, self.episode == 50, self._info()
+
+    def _info(self):
+        return {"text": "x" * self.steps} if self.talks else {"steps": self.steps}
+
+    def render(self):
+        return np.full((100, 100, 3), self.steps % 256, np.uint8)
+
+    def asked(self, question):
+        return self.number, question
+
+
+def policy(observations):
+    return (observations[:, 1] % 3).astype(np.int64)
+
+
+@dataclass
+class Report:
+    """What happened."""
+
+    cases: int = 0
+    calls: Counter = field(default_factory=Counter)
+    interrupted: Counter = field(default_factory=Counter)
+    steps: int = 0
+    forks: int = 0
+    wrong: list = field(default_factory=list)
+
+
+class Wrong(Exception):  # noqa: N818
+    """What must not happen."""
+
+
+def _raise_in_ours(_, frame):
+    """What a timer's handler does: raises where the caller is at work in pysampler."""
+    while frame is not None:
+        if frame.f_code.co_name in ("__del__", "_end", "_after_fork"):  # Python would swallow it
+            return
+        if frame.f_code.co_filename.startswith(OURS):
+            raise Interrupted
+        if frame.f_code.co_filename == __file__ and frame.f_code.co_name == "called":
+            return
+        frame = frame.f_back
+
+
+class Case:
+    """One program."""
+
+    def __init__(self, seed, report):
+        self.dice = random.Random(seed)
+        self.report = report
+        dice = self.dice
+        self.how = dice.choice(["point", "point", "timer"])
+        self.kind = dice.choices(["step", "recv", "rollouts", "actors", "make"], [3, 3, 3, 2, 2])[0]
+        self.workers = dice.randint(1, 3)
+        self.count = self.workers * dice.randint(1, 3)
+        self.groups = dice.randint(1, self.count // self.workers)
+        self.context = dice.choices(["nursery", "fork", "spawn"], [12, 2, 1])[0]
+        self.loss = dice.choice(["raise", "restart"])
+        self.talks = dice.random() < 0.5
+
+    # -- calls, interrupted -----------------------------------------------------------------------
+
+    def called(self, name, function, *args, **kwargs):
+        """What a call returns; None if an exception of a handler came through it."""
+        self.report.calls[name] += 1
+        gc.set_threshold(*self.dice.choice([(700, 10, 10), (20, 2, 2)]))
+        program = lambda: function(*args, **kwargs)  # noqa: E731
+        try:
+            if self.dice.random() < 0.3:
+                return program()
+            if self.how == "point":
+                n = int(self.dice.expovariate(1 / self.dice.choice([20, 100, 500]))) + 1
+                reached, result, _ = at_point(n, program)
+                self.report.interrupted[name] += reached
+                return result
+            before = signal.signal(signal.SIGALRM, _raise_in_ours)
+            signal.setitimer(signal.ITIMER_REAL, self.dice.uniform(1e-4, 2e-2))
+            try:
+                return program()
+            except Interrupted:
+                self.report.interrupted[name] += 1
+                return None
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, before)
+        finally:
+            gc.set_threshold(700, 10, 10)
+
+    def made(self):
+        envs = [lambda n=n: Counting(n, self.talks) for n in range(self.count)]
+        return pysampler.VectorEnv(
+            envs,
+            num_workers=self.workers,
+            groups=self.groups,
+            context=self.context,
+            on_worker_loss=self.loss,
+            most_losses=(1000, 1.0),
+            copy=self.dice.random() < 0.8,
+        )
+
+    def run(self):
+        getattr(self, f"run_{self.kind}")()
+
+    def expect(self, condition, what):
+        if not condition:
+            raise Wrong(f"{self.kind}, {self.how}, {self.context}: {what}")
+
+    def visit(self, envs):
+        """What comes and goes beside the program."""
+        dice = self.dice
+        if dice.random() < 0.05:
+            self.report.forks += 1
+            if (child := os.fork()) == 0:
+                code = 1
+                try:
+                    with contextlib.suppress(ClosedError):
+                        envs.step([0] * self.count)
+                    envs.close()
+                    del envs
+                    gc.collect()
+                    atexit._run_exitfuncs()
+                    code = 0
+                finally:  # not further: the watchdog of this program cannot end in a fork
+                    os._exit(code)
+            _, status = os.waitpid(child, 0)
+            self.expect(status == 0, f"a fork ended with {status}")
+        if dice.random() < 0.05:
+            failed = []
+            calls = [envs.stats, envs.reset, lambda: envs.step([0] * self.count), envs.render]
+            meddler = threading.Thread(target=self.meddle, args=(dice.choice(calls), failed))
+            with envs._guard.entry("be used"):  # as it is while a call of this thread is at work
+                meddler.start()
+                meddler.join()
+            self.expect(not failed, f"another thread got {failed}")
+
+    def meddle(self, call, failed):
+        """What another thread calls that should not."""
+        try:
+            call()
+            failed.append("no error")
+        except (BusyError, ClosedError):
+            pass
+        except BaseException as error:
+            failed.append(error)
+
+    # -- programs ----------------------------------------------------------------------------------
+
+    def run_step(self):
+        envs = self.made()
+        seen = np.zeros(self.count)  # steps returned
+        resets = 0
+        with contextlib.closing(envs):
+            while self.called("reset", envs.reset) is None:
+                if envs.pending:
+                    envs.reset_wait()
+                    break
+            resets = envs.get_attr("resets")
+            self.expect(set(resets) <= {resets[0]}, f"resets {resets}")
+            began = time.monotonic()
+            for _ in range(200):
+                if time.monotonic() - began > 3:
+                    break
+                what = self.dice.choices(
+                    ["step", "async", "call", "render", "set", "apply"], [10, 4, 3, 1, 1, 1]
+                )[0]
+                results = None
+                if what == "step":
+                    results = self.called("step", envs.step, [0] * self.count)
+                    if results is None and envs.pending:
+                        results = self.waited(envs.step_wait)
+                elif what == "async":
+                    self.called("step_async", envs.step_async, [0] * self.count)
+                    while results is None and envs.pending:
+                        results = self.called("step_wait", envs.step_wait)
+                elif what == "call":
+                    question = self.dice.random()
+                    answers = self.called("call", envs.call, "asked", question)
+                    if answers is None and envs.pending:
+                        answers = self.waited(envs.call_wait)
+                    told = tuple((n, question) for n in range(self.count))
+                    self.expect(answers in (None, told), f"answers {answers}, expected {told}")
+                elif what == "render":
+                    frames = self.called("render", envs.render)
+                    if frames is None and envs.pending:
+                        frames = self.waited(envs.call_wait)
+                    if frames is not None:
+                        steps = [int(frame[0, 0, 0]) for frame in frames]
+                        self.expect(steps == [int(n) % 256 for n in seen], f"frames of {steps}")
+                elif what == "set":
+                    mark = self.dice.random()
+                    done = self.called("set_attr", envs.set_attr, "mark", mark)
+                    if envs.pending:
+                        self.waited(envs.call_wait)
+                    elif done is not None:
+                        self.expect(envs.get_attr("mark") == (mark,) * self.count, "set_attr")
+                else:
+                    self.called("set_options", envs.set_options, None, {"a": 1})
+                if results is not None:
+                    seen += 1
+                    self.report.steps += self.count
+                    # The step after an episode's end is a reset, which the env does not count.
+                    steps = results[0][:, 1]
+                    seen = np.where(results[0][:, 2] == 0, seen - 1, seen)
+                    self.expect((steps == seen).all(), f"steps {steps}, expected {seen}")
+                self.visit(envs)
+            made = np.array(envs.get_attr("steps"))
+            self.expect((made == seen).all(), f"{made} steps were made, {seen} returned")
+            self.called("close", envs.close)
+        self.expect(envs.closed, "it is open")
+
+    def waited(self, wait):
+        """What is pending, though handlers go on raising."""
+        for _ in range(50):
+            if (results := self.called(wait.__name__, wait)) is not None:
+                return results
+        return wait()
+
+    def run_recv(self):
+        envs = self.made()
+        seen = np.zeros(self.count)
+        with contextlib.closing(envs):
+            while not envs.pending:
+                self.called("async_reset", envs.async_reset)
+            idle = np.array([], int)
+            began = time.monotonic()
+            for _ in range(400):
+                if time.monotonic() - began > 3:
+                    break
+                if len(idle):
+                    before = envs.pending
+                    self.called("send", envs.send, [0] * len(idle), idle)
+                    if envs.pending == before:
+                        continue
+                    self.expect(envs.pending == before + len(idle), "sent in part")
+                    idle = np.array([], int)
+                if self.dice.random() < 0.1:
+                    self.called("set_options", envs.set_options, None, {"b": 2})
+                if not envs.pending:
+                    raise Wrong("envs are neither pending nor returned")
+                results = self.called("recv", envs.recv, 1, timeout=self.dice.choice([None, 1e-3]))
+                if results is None:
+                    continue
+                idle = results[4]["env_id"]
+                for row, env in zip(results[0], idle, strict=True):
+                    seen[env] += row[2] > 0
+                    self.report.steps += 1
+                    self.expect(row[0] == env, f"env {env} returned {row}")
+                    self.expect(row[1] == seen[env], f"env {env} at {row[1]}, expected {seen[env]}")
+                self.visit(envs)
+            while envs.pending:
+                results = envs.recv()
+                for row, env in zip(results[0], results[4]["env_id"], strict=True):
+                    seen[env] += row[2] > 0
+            made = np.array(envs.get_attr("steps"))
+            self.expect((made == seen).all(), f"{made} steps were made, {seen} returned")
+
+    def run_rollouts(self):
+        envs = self.made()
+        where = self.dice.choice(["centre", "workers"])
+        options = {"where": where, "overlap": self.dice.random() < 0.5}
+        if where == "centre" and self.dice.random() < 0.3:
+            options["min_envs"] = 1
+        with contextlib.closing(envs):
+            some = pysampler.Rollouts(envs, policy, 8, **options)
+            began = time.monotonic()
+            for _ in range(60):
+                if time.monotonic() - began > 3:
+                    break
+                rollout = self.called("next", next, some)
+                if rollout is None:
+                    continue
+                # Within a rollout an env's steps follow one another.
+                life = rollout.observations[:, :, 1]
+                made = np.diff(life, axis=0)
+                self.expect((made == 1).all(), f"steps {life.tolist()}")
+                self.report.steps += made.size
+                self.visit(envs)
+                if self.dice.random() < 0.1:
+                    self.called("pause", some.pause)
+                    some.pause()
+                    self.expect(envs.step([0] * self.count)[1].shape == (self.count,), "paused")
+            if self.dice.random() < 0.5:
+                del some, rollout  # dropped, perhaps at work
+            else:
+                self.called("close", some.close)
+                some.close()
+            envs.reset()
+            self.expect(envs.step([0] * self.count)[1].shape == (self.count,), "given back")
+
+    def run_actors(self):
+        envs = self.made()
+        with contextlib.closing(envs):
+            actors = pysampler.Actors(envs, policy, high=64)
+            numbers = {}
+            began = time.monotonic()
+            for _ in range(60):
+                if time.monotonic() - began > 3:
+                    break
+                records = self.called("take", actors.take, 32, timeout=0.05)
+                for row in () if records is None else records.rows:
+                    env, number = int(row["env"]), int(row["number"])
+                    self.expect(number == numbers.get(env, -1) + 1, f"record {number} of {env}")
+                    numbers[env] = number
+                    self.report.steps += 1
+                self.called("stats", actors.stats)
+                self.visit(envs)
+            if self.dice.random() < 0.5:
+                del actors
+            else:
+                self.called("close", actors.close)
+                actors.close()
+            envs.reset()
+            self.expect(envs.step([0] * self.count)[1].shape == (self.count,), "given back")
+
+    def run_make(self):
+        for _ in range(8):
+            envs = self.called("make", self.made)
+            if envs is None:
+                continue
+            if self.dice.random() < 0.5:
+                envs.reset()
+                envs.cycle = envs
+                del envs  # for the collector
+            else:
+                self.called("reset", envs.reset)
+                self.called("close", envs.close)
+                envs.close()
+
+
+def bystander():
+    envs = pysampler.VectorEnv([lambda n=n: Counting(n, talks=True) for n in range(2)])
+    envs.reset()
+    return envs
+
+
+def left():
+    me = psutil.Process()
+    maps = Path("/proc/self/maps").read_text().count("memfd:pysampler")
+    workers = [p.pid for p in me.children(recursive=True) if "nursery" not in p.name()]
+    return me.num_fds(), maps, me.num_threads(), len(workers)
+
+
+def campaign(seconds, seed, cases=None):
+    report = Report()
+    other = bystander()
+    stepped = 0
+    Case(1, Report()).run()
+    gc.collect()
+    before = left()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and (cases is None or report.cases < cases):
+        case_seed = seed + 1001 * report.cases
+        print(f"case {case_seed}", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback_later(HANG, exit=True)
+        case = Case(case_seed, report)
+        try:
+            case.run()
+        except Wrong as error:
+            report.wrong.append((case_seed, str(error)))
+        except (Exception, Interrupted) as error:
+            report.wrong.append((case_seed, f"{case.kind}, {case.how}: {error!r}"))
+            if cases is not None:
+                raise
+        del case
+        gc.collect()
+        report.cases += 1
+        # The other pool has lost no step and no worker.
+        seen = other.step([0, 0])[0][:, 1]
+        stepped += seen[0] > stepped
+        if (seen != stepped).any():
+            report.wrong.append((case_seed, f"the other pool is at {seen}, expected {stepped}"))
+        patience = time.monotonic() + 20
+        while any(now > was for now, was in zip(left(), before, strict=True)):
+            if time.monotonic() > patience:
+                report.wrong.append(
+                    (case_seed, f"left (fds, maps, threads, workers): {left()}, {before}")
+                )
+                before = left()
+            gc.collect()
+            pysampler.nursery.preload([])
+            time.sleep(0.01)  # there is nothing to wait on: what is killed goes when it goes
+        faulthandler.cancel_dump_traceback_later()
+    other.close()
+    return report
+
+
+def table(report):
+    calls = ", ".join(f"{k} {v}" for k, v in report.calls.most_common())
+    interrupted = ", ".join(f"{k} {v}" for k, v in report.interrupted.most_common())
+    rows = [
+        ("programs", f"{report.cases:,}"),
+        ("calls", calls),
+        ("of them interrupted", interrupted),
+        ("steps of envs looked at", f"{report.steps:,}"),
+        ("forks", f"{report.forks:,}"),
+        ("hangs", "0"),
+        (
+            "steps lost or doubled, other pools touched, wrong exceptions, leaks",
+            str(len(report.wrong)),
+        ),
+    ]
+    return "\n".join(["| | |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows)]) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--case", type=int, help="only the case of this seed")
+    parser.add_argument("--out", type=Path, help="folder to write the table to")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if args.case is None:
+        report = campaign(args.seconds, args.seed)
+    else:
+        report = campaign(1e9, args.case, cases=1)
+    text = table(report)
+    print(text)
+    for seed, what in report.wrong:
+        print(f"WRONG: {what}; repeat it with --case {seed}", file=sys.stderr)
+    if args.out is not None:
+        name = f"{time.strftime('%Y-%m-%d')}-parent"
+        machine = f"{os.cpu_count()} CPUs, Linux {os.uname().release}"
+        (args.out / f"{name}.md").write_text(
+            f"# Attacks on the parent, {name[:10]}, {machine}\n\n{text}"
+        )
+        (args.out / f"{name}.json").write_text(json.dumps(vars(report), indent=1))
+    return bool(report.wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

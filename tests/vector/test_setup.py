@@ -1,0 +1,264 @@
+"""How a worker is set up before its envs are made, and how what goes wrong there is told."""
+
+import linecache
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import traceback
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from made_up import TellingEnv
+
+import pysampler
+from pysampler.errors import EnvError
+
+
+def run(program, **kwargs):
+    """A program of a user's: what it prints, and what it says on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        **kwargs,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_a_module_that_registers_its_envs_warns_of_nothing(tmp_path):
+    (tmp_path / "myenvs.py").write_text(
+        textwrap.dedent("""
+        import gymnasium as gym
+        from gymnasium.envs.classic_control import CartPoleEnv
+
+        class Mine(CartPoleEnv):
+            pass
+
+        for n in range(20):
+            gym.register(f"Mine{n}-v0", entry_point="myenvs:Mine")
+        """)
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    out, said = run(
+        """
+        import gymnasium as gym, myenvs, pysampler
+        for _ in range(2):
+            envs = pysampler.make_vec("Mine3-v0", num_envs=4, vector_kwargs={"num_workers": 2})
+            envs.reset()
+            envs.close()
+        envs = pysampler.VectorEnv([lambda: gym.make("Mine4-v0")] * 2, num_workers=2)
+        print(envs.reset()[0].shape)
+        envs.close()
+        """,
+        env=env,
+    )
+    assert out == "(2, 4)\n"
+    assert "Overriding" not in said
+    # What a worker registers twice itself is warned of, as by gymnasium alone.
+    _, said = run(
+        """
+        import gymnasium as gym, myenvs, pysampler
+        def make():
+            import myenvs
+            gym.register("Mine5-v0", entry_point="myenvs:Mine")
+            return gym.make("Mine5-v0")
+        pysampler.VectorEnv([make]).close()
+        """,
+        env=env,
+    )
+    assert said.count("Overriding environment Mine5-v0 already in registry") == 1
+
+
+class NoSpaces:
+    def reset(self, **kwargs):
+        return None, {}
+
+    def step(self, action):
+        return None, 0, False, False, {}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (None, "the function of env 1 returned NoneType, expected a gymnasium.Env"),
+        (3, "the function of env 1 returned int, expected a gymnasium.Env"),
+        (TellingEnv, "returned the class TellingEnv, expected a gymnasium.Env"),
+        (NoSpaces(), "NoSpaces whose observation_space is NoneType, expected a gymnasium.Space"),
+        (gym.Env(), "Env whose observation_space is NoneType, expected a gymnasium.Space"),
+    ],
+)
+def test_a_function_that_returns_no_env_is_told_of(workers, made, told):
+    with pytest.raises(EnvError, match=told) as caught:
+        pysampler.VectorEnv([TellingEnv, lambda: made], num_workers=workers)
+    assert isinstance(caught.value, TypeError)
+    assert caught.value.env == 1
+
+
+def test_what_looks_like_an_env_may_be_one():
+    class Plain(NoSpaces):
+        observation_space = gym.spaces.Box(-1, 1, (2,))
+        action_space = gym.spaces.Discrete(2)
+        metadata = {}  # noqa: RUF012
+        render_mode = spec = None
+
+        @property
+        def unwrapped(self):
+            return self
+
+        def reset(self, **kwargs):
+            return np.zeros(2, np.float32), {}
+
+        def close(self):
+            pass
+
+    envs = pysampler.VectorEnv([Plain], num_workers=1)
+    assert envs.reset()[0].shape == (1, 2)
+    envs.close()
+
+
+class Undescribed(TellingEnv):
+    @property
+    def metadata(self):
+        raise LookupError("no metadata")
+
+
+class Unsendable(TellingEnv):
+    class Space(gym.spaces.Box):
+        def __reduce__(self):
+            raise LookupError("not to be sent")
+
+    observation_space = Space(-1, 1, (2,))
+
+
+@pytest.mark.parametrize("env", [Undescribed, Unsendable])
+def test_nothing_that_a_worker_can_say_is_an_exit_code(env):
+    with pytest.raises(EnvError, match="LookupError"):
+        pysampler.VectorEnv([env], num_workers=1)
+
+
+@pytest.mark.slow
+def test_worker_init_runs_before_the_envs_are_made(tmp_path):
+    (tmp_path / "cfg.py").write_text("X = 1\n")
+    out, _ = run(
+        """
+        import cfg, pysampler
+        from gymnasium.envs.classic_control import CartPoleEnv
+        cfg.X = 5
+        class Mine(CartPoleEnv):
+            def __init__(self):
+                import cfg
+                super().__init__()
+                self.x = cfg.X
+        def set_up():
+            import cfg
+            cfg.X = 5
+        for context in ("nursery", "spawn", "fork"):
+            for init in (None, set_up):
+                kwargs = {"num_workers": 2, "context": context, "worker_init": init}
+                envs = pysampler.VectorEnv([Mine] * 2, **kwargs)
+                print(context, envs.get_attr("x"))
+                envs.close()
+        """,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert out.splitlines() == [
+        *("nursery (1, 1)", "nursery (5, 5)", "spawn (1, 1)", "spawn (5, 5)"),
+        *("fork (5, 5)", "fork (5, 5)"),
+    ]
+
+
+def test_worker_init_that_raises_is_told_of():
+    def set_up():
+        raise LookupError("no such setting")
+
+    with pytest.raises(EnvError, match=r"raised LookupError in worker_init\(\): no such setting"):
+        pysampler.VectorEnv([TellingEnv], num_workers=1, worker_init=set_up)
+    with pytest.raises(TypeError, match="worker_init 3, expected a function"):
+        pysampler.VectorEnv([TellingEnv], num_workers=1, worker_init=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["nursery", "spawn", "fork"])
+def test_workers_log_as_their_parent_does(context):
+    _, said = run(f"""
+        import logging, warnings, pysampler
+        from gymnasium.envs.classic_control import CartPoleEnv
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s=%(name)s=%(message)s")
+        logging.captureWarnings(True)
+        class Mine(CartPoleEnv):
+            def __init__(self):
+                super().__init__()
+                logging.getLogger("mine").info("made")
+                logging.getLogger("mine").debug("not said")
+                warnings.warn("careful")
+        pysampler.VectorEnv([Mine], num_workers=1, context={context!r}).close()
+    """)
+    assert "INFO=mine=made\n" in said
+    assert "not said" not in said
+    assert "WARNING=py.warnings=" in said
+
+
+def test_a_logger_that_was_not_set_up_stays_so():
+    before = logging.getLogger().handlers
+
+    def handlers(env):
+        return len(logging.getLogger().handlers), logging.getLogger().level
+
+    logging.getLogger().handlers = []
+    try:
+        envs = pysampler.VectorEnv([TellingEnv], num_workers=1)
+        assert envs.apply(handlers) == ((0, logging.getLogger().level),)
+        envs.close()
+    finally:
+        logging.getLogger().handlers = before
+
+
+def test_a_replaced_worker_is_logged(caplog):
+    envs = pysampler.VectorEnv([TellingEnv], num_workers=1, on_worker_loss="restart")
+    envs.reset()
+    envs.step([TellingEnv.OS_EXIT])
+    envs.close()
+    [record] = [one for one in caplog.records if one.name == "pysampler"]
+    assert record.levelname == "WARNING"
+    assert "exit code 6 while stepping env 0; another worker takes its place" in record.message
+
+
+def test_errors_of_several_envs_are_one_error_with_notes(capfd):
+    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2)
+    envs.reset()
+    with pytest.raises(EnvError, match="env 1 in worker 0") as caught:
+        envs.step([0, TellingEnv.RAISE, 0, TellingEnv.RAISE])
+    assert caught.value.__notes__ == ["env 3 raised ValueError as well: told to raise"]
+    assert "Shutting it down" not in capfd.readouterr().err
+    envs.close()
+
+
+def test_a_breakpoint_in_a_worker_says_what_to_do():
+    def make():
+        env = TellingEnv()
+        breakpoint()
+        return env
+
+    with pytest.raises(EnvError, match="pass num_workers=0"):
+        pysampler.VectorEnv([make], num_workers=1)
+
+
+def test_tracebacks_show_lines_that_only_the_parent_knows():
+    source = "def fails(env):\n    return 1 / 0  # in a cell\n"
+    name = "<ipython-input-7-abc>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    cell = {"__name__": "__main__"}
+    exec(compile(source, name, "exec"), cell)
+    envs = pysampler.VectorEnv([TellingEnv], num_workers=1)
+    with pytest.raises(ZeroDivisionError) as caught:
+        envs.apply(cell["fails"])
+    assert "return 1 / 0  # in a cell" in "".join(traceback.format_exception(caught.value))
+    envs.close()
