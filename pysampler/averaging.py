@@ -274,7 +274,7 @@ class Averaging(Closing):
 
     def __del__(self) -> None:
         if (pool := getattr(self, "_pool", None)) is not None:
-            pool.kill()
+            pool.kill(wait=0)
 
     def __repr__(self) -> str:
         closed = ", closed" * self.closed

@@ -190,7 +190,7 @@ class Borrower(Closing):
         with contextlib.suppress(Exception):
             self._signal()
         if self._owned:
-            self.envs._pool.kill()
+            self.envs._pool.kill(wait=0)
 
 
 def vector_env_of(

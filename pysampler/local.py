@@ -187,7 +187,7 @@ class LocalPool:
             except Exception as error:
                 raise self.error_of(0, failure_of(error, "close()")) from error.__cause__
 
-    def kill(self) -> None:
+    def kill(self, wait: float = 0) -> None:  # noqa: ARG002
         """Let go of the envs without closing them."""
         self.closed = True
 

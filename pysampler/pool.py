@@ -51,7 +51,7 @@ SIDE_CHANNEL = 1 << 16
 _PATIENCE = 60.0
 # How long before a deadline to come back once, in ns.
 _WARM = 100_000
-# How long a pool that closes waits until its workers are reaped, in seconds.
+# How long a pool that ends waits until its workers are reaped, in seconds.
 _REAPING = 2.0
 # How often to look whether a worker that closes has died, in seconds.
 _LOOK = 0.05
@@ -639,7 +639,7 @@ class Pool:
         except BusyError:  # a signal handler has come into the reading of a message
             pass
         finally:
-            self.kill(wait=_REAPING)
+            self.kill()
         if failed is not None:
             raise failed
 
@@ -673,10 +673,10 @@ class Pool:
             return self._core.wait(deadline=_ns(deadline))
         return False
 
-    def kill(self, wait: float = 0) -> None:
+    def kill(self, wait: float = _REAPING) -> None:
         """End the workers, whatever they are doing, and give everything back. May be repeated.
 
-        Waits up to so many seconds until the processes are reaped.
+        Waits up to so many seconds until the processes are reaped; a finalizer does not.
         """
         self.closed = True
         if self._gone:

@@ -939,7 +939,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def __del__(self) -> None:
         if (pool := getattr(self, "_pool", None)) is not None:
-            pool.kill()
+            pool.kill(wait=0)
 
     def __repr__(self) -> str:
         name = self._name if self.spec is None else self.spec.id

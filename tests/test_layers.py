@@ -41,14 +41,18 @@ PYTHON = {
     },
     "pysampler.numbers": set(),
     "pysampler.mail": {"pysampler._core", "pysampler.errors"},
-    "pysampler.nursery": {"pysampler._core", "pysampler.errors", "pysampler.worker"},
+    "pysampler.nursery": {
+        *("pysampler._core", "pysampler.errors", "pysampler.nursery_process"),
+    },
+    "pysampler.nursery_process": {"pysampler._core", "pysampler.worker"},
+    "pysampler.lease": set(),
     "pysampler.worker": {
         *("pysampler._core", "pysampler.sync", "pysampler.frames"),
         *("pysampler.remote", "pysampler.block", "pysampler.mail", "pysampler.stats"),
     },
     "pysampler.processes": {
-        *("pysampler.block", "pysampler.errors", "pysampler.nursery", "pysampler.remote"),
-        *("pysampler.worker",),
+        *("pysampler._core", "pysampler.block", "pysampler.errors", "pysampler.nursery"),
+        *("pysampler.remote", "pysampler.sync", "pysampler.worker"),
     },
     "pysampler.pool": {
         *("pysampler._core", "pysampler.sync", "pysampler.errors"),
@@ -70,8 +74,8 @@ PYTHON = {
         *("pysampler.infos", "pysampler.spec"),
     },
     "pysampler.vector_env": {
-        *("pysampler.arguments", "pysampler.block", "pysampler.errors", "pysampler.infos"),
-        *("pysampler.frames",),
+        *("pysampler._core", "pysampler.arguments", "pysampler.block", "pysampler.errors"),
+        *("pysampler.frames", "pysampler.infos", "pysampler.lease"),
         *("pysampler.local", "pysampler.piped", "pysampler.pool", "pysampler.processes"),
         *("pysampler.recording", "pysampler.results", "pysampler.spec", "pysampler.stats"),
         *("pysampler.sync",),
@@ -88,12 +92,12 @@ PYTHON = {
         *("pysampler.results", "pysampler.sync", "pysampler.vector_env"),
     },
     "pysampler.borrowing": {
-        *("pysampler.closing", "pysampler.errors", "pysampler.frames", "pysampler.local"),
-        *("pysampler.make", "pysampler.nursery", "pysampler.policies", "pysampler.pool"),
-        *("pysampler.processes", "pysampler.sync", "pysampler.vector_env"),
+        *("pysampler.closing", "pysampler.errors", "pysampler.frames", "pysampler.lease"),
+        *("pysampler.make", "pysampler.nursery", "pysampler.policies"),
+        *("pysampler.sync", "pysampler.vector_env"),
     },
     "pysampler.rollouts": {
-        "pysampler.numbers",
+        *("pysampler._core", "pysampler.numbers"),
         *("pysampler.acting", "pysampler.borrowing", "pysampler.errors", "pysampler.places"),
         *("pysampler.policies", "pysampler.rollout", "pysampler.spec", "pysampler.sync"),
         *("pysampler.tally", "pysampler.vector_env"),
@@ -106,7 +110,7 @@ PYTHON = {
         "pysampler.numbers",
         *("pysampler.alone", "pysampler.borrowing", "pysampler.detached", "pysampler.errors"),
         *("pysampler.arguments", "pysampler.policies", "pysampler.records", "pysampler.sync"),
-        "pysampler.vector_env",
+        *("pysampler._core", "pysampler.processes", "pysampler.vector_env"),
     },
     "pysampler.phases": {"pysampler.actors", "pysampler.records", "pysampler.sync"},
     "pysampler.watcher": {
@@ -120,7 +124,7 @@ PYTHON = {
         *("pysampler.sync", "pysampler.worker"),
     },
     "pysampler.averaging": {
-        "pysampler.numbers",
+        *("pysampler._core", "pysampler.numbers"),
         *("pysampler.block", "pysampler.closing", "pysampler.errors", "pysampler.frames"),
         *("pysampler.local", "pysampler.nursery", "pysampler.pool", "pysampler.processes"),
         *("pysampler.remote", "pysampler.spec", "pysampler.sync", "pysampler.trainers"),

@@ -388,7 +388,7 @@ class PyPool : public Handle {
         unsent.push_back({command, request.message.has_value(), request.message.value_or("")});
         ++unsent_count_;
         WaitPolicy none(site_.policy().costs());
-        deliver(worker, 0, none);
+        if (deliver(worker, 0, none) == Outcome::kBusy) raise_garbage(worker);
     }
 
     bool publish(std::uint32_t worker, const Command& command) {
@@ -399,16 +399,17 @@ class PyPool : public Handle {
         return true;
     }
 
-    // Sends what there is for a worker; kReady if nothing is left.
+    // Sends what there is for a worker; kReady if nothing is left, kBusy if its ring is garbage.
     Outcome deliver(std::uint32_t worker, std::int64_t deadline, WaitPolicy& policy) {
         std::deque<Parcel>& unsent = unsent_[worker];
         while (!unsent.empty()) {
             Parcel& parcel = unsent.front();
-            while (!parcel.published) {
-                parcel.published = publish(worker, parcel.command);
-                if (parcel.published) break;
+            if (!parcel.published) {
                 const Outcome outcome = rings_[worker].wait_room(1, deadline, policy);
                 if (outcome != Outcome::kReady) return outcome;
+                // There is room, unless somebody wrote garbage into the ring's positions.
+                if (!publish(worker, parcel.command)) return Outcome::kBusy;
+                parcel.published = true;
             }
             if (parcel.has_message) {
                 const Outcome outcome = inboxes_[worker].ring().write(
@@ -433,6 +434,7 @@ class PyPool : public Handle {
                 std::iota(groups.begin(), groups.end(), first);
                 raise_lost(groups);
             }
+            if (outcome == Outcome::kBusy) raise_garbage(worker);
             if (outcome == Outcome::kTimedOut) return false;
             check_outcome(*this, outcome, "send to", "worker", "", 0);
         }
@@ -442,6 +444,12 @@ class PyPool : public Handle {
     // For a wait that begins: whether it is still wanted.
     std::function<bool()> wanted() const {
         return [this, before = given_up_] { return given_up_ == before && !closed(); };
+    }
+
+    [[noreturn]] static void raise_garbage(std::uint32_t worker) {
+        raise("LayoutError", "cannot send to pool: the commands of worker " +
+                                 std::to_string(worker) +
+                                 " lie in a ring whose positions are garbage");
     }
 
     [[noreturn]] static void raise_lost(const std::vector<std::uint32_t>& groups) {

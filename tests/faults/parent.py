@@ -413,6 +413,7 @@ def campaign(seconds, seed, cases=None):
     stepped = 0
     Case(1, Report()).run()
     gc.collect()
+    faulthandler.dump_traceback_later(HANG, exit=True)  # a thread of its own
     before = left()
     end = time.monotonic() + seconds
     while time.monotonic() < end and (cases is None or report.cases < cases):
@@ -446,7 +447,7 @@ def campaign(seconds, seed, cases=None):
             gc.collect()
             pysampler.nursery.preload([])
             time.sleep(0.01)  # there is nothing to wait on: what is killed goes when it goes
-        faulthandler.cancel_dump_traceback_later()
+    faulthandler.cancel_dump_traceback_later()
     other.close()
     return report
 

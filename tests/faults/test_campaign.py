@@ -1,4 +1,4 @@
-"""A minute of the fault campaign.
+"""A minute of each fault campaign: against the workers, and against their parent.
 
 PYSAMPLER_FAULT_SECONDS and PYSAMPLER_FAULT_SEED set how long, and which cases; what it prints says
 how to repeat a single one.
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-CAMPAIGN = Path(__file__).with_name("campaign.py")
 SECONDS = os.environ.get("PYSAMPLER_FAULT_SECONDS", "60")
 SEED = os.environ.get("PYSAMPLER_FAULT_SEED")
 
@@ -19,8 +18,10 @@ SEED = os.environ.get("PYSAMPLER_FAULT_SEED")
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.timeout(float(SECONDS) + 180)
-def test_nothing_hangs_is_lost_or_left(tmp_path):
-    command = [sys.executable, str(CAMPAIGN), "--seconds", SECONDS, "--out", str(tmp_path)]
+@pytest.mark.parametrize("campaign", ["campaign.py", "parent.py"])
+def test_nothing_hangs_is_lost_or_left(campaign, tmp_path):
+    program = str(Path(__file__).with_name(campaign))
+    command = [sys.executable, program, "--seconds", SECONDS, "--out", str(tmp_path)]
     if SEED is not None:
         command += ["--seed", SEED]
     # What envs print goes nowhere; a case that hangs prints where, and ends the campaign.

@@ -241,6 +241,38 @@ TEST(a_second_waiter_takes_no_loss_from_the_first) {
     CHECK(list(bell.lost()) == std::vector<std::uint32_t>{2});
 }
 
+TEST(an_interrupted_wait_leaves_what_it_found_to_the_next) {
+    Bell shared;
+    Doorbell bell = shared.handle();
+    support::Meanwhile policy{[&] {
+                                  bell.post(0, 1);
+                                  bell.post(1, 1);
+                                  bell.mark_lost(3);
+                              },
+                              Outcome::kInterrupted};
+    CHECK(bell.wait_until(2, kForever, policy) == Outcome::kInterrupted);
+    WaitPolicy own = parking();
+    CHECK(bell.wait_until(2, kForever, own) == Outcome::kLost);  // not told before
+    CHECK(list(bell.lost()) == std::vector<std::uint32_t>{3});
+    CHECK(bell.wait_until(2, kForever, own) == Outcome::kReady);
+    CHECK(bell.ready().size() == 2);
+}
+
+TEST(a_wait_that_is_given_up_leaves_its_place) {
+    Bell shared;
+    Doorbell bell = shared.handle();
+    support::Meanwhile policy{[&] {  // what a signal handler of the waiting thread does
+                                  bell.give_up_wait();
+                                  bell.post(2, 1);
+                                  WaitPolicy own = parking();
+                                  CHECK(bell.wait_until(1, kForever, own) == Outcome::kReady);
+                              },
+                              Outcome::kInterrupted};
+    CHECK(bell.wait_until(4, kForever, policy) == Outcome::kInterrupted);
+    WaitPolicy own = parking();
+    CHECK(bell.wait_until(1, kForever, own) == Outcome::kReady);
+}
+
 TEST(the_place_of_a_killed_waiter_is_taken) {
     Shared<Bell> shared;
     Doorbell bell = shared->handle();

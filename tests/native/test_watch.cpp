@@ -125,6 +125,34 @@ TEST(every_action_of_a_process_is_run_once) {
     CHECK(watch.losses().size() == 1);
 }
 
+TEST(an_action_set_takes_the_place_of_all_others) {
+    Watch watch;
+    Child child = sleeper();
+    std::atomic<int> before{0}, after{0};
+    watch.add(child.pid(), [&] { ++before; });
+    watch.add(child.pid(), [&] { ++before; });
+    watch.set(child.pid(), [&] { ++after; });
+    child.send(SIGKILL);
+    wait_for(watch, 1);
+    CHECK(before == 0 && after == 1);
+}
+
+TEST(once_settled_nothing_more_is_told_of_a_process) {
+    for (int i = 0; i < 100; ++i) {
+        Watch watch;
+        Child child = sleeper();
+        std::atomic<int> told{0};
+        watch.add(child.pid(), [&] { ++told; });
+        CHECK(!watch.settle(child.pid()));
+        CHECK(told == 0);
+        child.send(SIGKILL);
+        until([&] { return watch.settle(child.pid()); });  // this thread, or the watch's
+        CHECK(told == 1 && watch.losses().size() == 1);
+        CHECK(watch.settle(child.pid()));
+        CHECK(told == 1);
+    }
+}
+
 TEST(the_forgotten_are_not_told_of) {
     Watch watch;
     Child forgotten = sleeper();

@@ -220,3 +220,61 @@ def test_a_worker_leaves_with_its_parent_whatever_it_is_doing():
         parent.kill()
         [loss] = watch.wait()
         assert loss.pid == worker
+
+
+def _publish(board):
+    board.publish({"a": np.ones(1)})
+
+
+# Each wait, on something that a handler makes ready.
+MADE_READY = {
+    "flag": (sync.Flag, lambda flag: flag.wait(), lambda flag: flag.set()),
+    "doorbell": (
+        lambda: sync.Doorbell(2),
+        lambda bell: bell.wait(1),
+        lambda bell: bell.post(0),
+    ),
+    "ring": (
+        lambda: sync.Ring(4),
+        lambda ring: ring.pop_many(1),
+        lambda ring: ring.push_many(np.zeros(1)),
+    ),
+    "shared ring": (
+        lambda: sync.SharedRing(4, producers=2),
+        lambda ring: ring.pop_many(1),
+        lambda ring: ring.push_many(np.zeros(1)),
+    ),
+    "byte ring": (
+        lambda: sync.ByteRing(1 << 16),
+        lambda ring: ring.recv(),
+        lambda ring: ring.send(b"x"),
+    ),
+    "board": (
+        lambda: sync.Board({"a": np.zeros(1)}),
+        lambda board: board.wait(0),
+        _publish,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MADE_READY)
+def test_a_handler_that_raises_is_heard_though_the_wait_is_over(name):
+    """It makes ready what is waited for, and raises: the wait may not return as if it had not."""
+    make, wait, satisfy = MADE_READY[name]
+    waited = make()
+
+    def handle(*_):
+        satisfy(waited)
+        raise ZeroDivisionError
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    main = threading.get_ident()
+    timer = threading.Timer(0.02, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    try:
+        timer.start()
+        with pytest.raises(ZeroDivisionError):
+            wait(waited)
+        assert wait(waited) is not None  # what came is there
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)

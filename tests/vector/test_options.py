@@ -100,7 +100,7 @@ def test_options_that_a_worker_cannot_read_are_told_of_with_the_next_step():
     envs = pysampler.VectorEnv([Tasked] * 2, num_workers=1)
     envs.reset()
     envs.set_options(None, {"task": Unpickled()})
-    with pytest.raises(EnvError, match="RuntimeError"), pytest.warns(UserWarning, match="ERROR"):
+    with pytest.raises(EnvError, match="RuntimeError"):
         envs.step(np.zeros(2, np.int64))
     assert envs.step(np.zeros(2, np.int64))[0].tolist() == [-1, -1]
     envs.close()
