@@ -676,6 +676,10 @@ class Pool:
         """
         Let every group step. False if some of it has yet to be flushed.
         """
+    def step_some(self, parts: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]]) -> bool:
+        """
+        Let some groups step: (group, frame) each. False if some of it has yet to be flushed.
+        """
     def take(self, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
         """
         Groups have come back, or nothing more is expected of them.
@@ -747,7 +751,7 @@ class Command:
     REQUEST: typing.ClassVar[int] = 1
     STEP: typing.ClassVar[int] = 0
 class Entry:
-    def __enter__(self) -> Entry:
+    def __enter__(self) -> None:
         ...
     def __exit__(self, arg0: typing.Any, arg1: typing.Any, arg2: typing.Any) -> None:
         ...

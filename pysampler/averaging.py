@@ -243,7 +243,8 @@ class Averaging(Closing):
         if self._turn.closed or self.closed:
             self._end()
             return
-        with self._turn.closing("close") as entry:
+        entry = self._turn.closing("close")
+        with entry:
             if entry.nested:  # a signal handler, in the middle of a round, which ends by it
                 self._pool.give_up_wait()
             try:

@@ -260,10 +260,17 @@ class Pool:
         elif not self._core.step(frame):
             self._flush()
 
-    def step_some(self, parts: Iterable[tuple[int, int]]) -> None:
+    def step_some(self, parts: Sequence[tuple[int, int]]) -> None:
         """Let some groups step, each with its frame."""
-        frames = dict(parts)
-        self._send(dict.fromkeys(frames), frames)
+        if self._replacing or self._core.any_new():
+            frames = dict(parts)
+            self._send(dict.fromkeys(frames), frames)
+            return
+        if self._work:
+            for group, _ in parts:
+                self._work.pop(group, None)
+        if not self._core.step_some(parts):
+            self._flush()
 
     def request(
         self,
@@ -371,7 +378,8 @@ class Pool:
         """
         deadline = None if timeout is None else now() + int(timeout * 1e9)
         while True:
-            self._finish_replacing()
+            if self._replacing:
+                self._finish_replacing()
             try:
                 if not self._until(self._core.wait, deadline):
                     return None
@@ -407,7 +415,8 @@ class Pool:
             return self._core.satisfied
 
         while True:
-            self._finish_replacing()
+            if self._replacing:
+                self._finish_replacing()
             try:
                 self._until(wait, deadline)
                 if not self._core.has_messages():

@@ -321,7 +321,8 @@ class Rollouts(Borrower):
         """Close, but for the vector env."""
         if self._closed or not self._mine:
             return
-        with self._turn.closing("close rollouts") as entry:
+        entry = self._turn.closing("close rollouts")
+        with entry:
             self._lease.over = True
             if entry.nested:  # a signal handler, in the middle of next(), which ends by it
                 self._signal()

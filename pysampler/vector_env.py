@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -65,15 +64,6 @@ class _TimeoutError(WaitTimeoutError, multiprocessing.TimeoutError):
 
 class _ClosedError(ClosedError, ClosedEnvironmentError):
     """Also what gymnasium raises."""
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What some groups returned, on its way to the caller."""
-
-    groups: Sequence[int]
-    results: Any = None
-    error: EnvError | None = None
 
 
 class Seeds:
@@ -197,8 +187,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.",
             _ClosedError,
         )
+        # Of the calls that are made all the time.
+        self._entries = {
+            name: self._guard.entry(f"call {name}") for name in ("step", "send", "recv")
+        }
         self._state: str | None = None  # what was called last; _pending says if it still is
-        self._kept: _Kept | None = None  # what has come back and is on its way to the caller
+        # What has come back and is on its way to the caller: groups, results, or an error instead.
+        self._kept: tuple[Sequence[int], Any, EnvError | None] | None = None
         self._lease: Lease | None = None  # of rollouts, actors or a watcher on these envs
         self._layout_due = False  # the frames are another's, or half laid out
         options = arguments.Options(
@@ -278,6 +273,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._spec = spec_of(self.single_observation_space, self.single_action_space)
         self._groups = self._pool.envs
         self._largest = max(map(len, self._groups))
+        self._all_groups = range(len(self._groups))
         self._everyone = np.arange(self.num_envs)
         self._restarts = "restart" in (options.on_worker_loss, options.on_hang)
         self._usual_layout = options.frames, self.autoreset_mode, options.infos
@@ -370,7 +366,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def step(self, actions: Any) -> Stepped:
         """Step all envs."""
-        with self._entered("step"):
+        if self._pool.closed:
+            raise self._closed_error()
+        with self._entries["step"]:
             self._send(actions)
             results = self._finish("step_wait", None)
         self._state = self._kept = None
@@ -424,7 +422,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         it. The envs of a group step together, so the indices are those of whole groups, in any
         order (``groups`` says how many groups a worker has). None of them may be pending.
         """
-        with self._entered("send"):
+        if self._pool.closed:
+            raise self._closed_error()
+        with self._entries["send"]:
             envs = self._envs(env_ids)
             groups = self._idle_groups("send", envs)
             if self._validate:
@@ -492,16 +492,18 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         aim = None
         if deadline is not None and self._replayer is None:
             aim = deadline - self._way_back
-        with self._entered("recv"):
+        if self._pool.closed:
+            raise self._closed_error()
+        with self._entries["recv"]:
             self._expect("send", "recv")
             least, most = self.num_envs, self.num_envs
             if min_envs is not None or max_envs is not None:
                 least, most = arguments.batch(min_envs, max_envs, self.num_envs, self._largest)
             if self._kept is None:
                 self._collect(least, most, aim)
-            results: Stepped | None = None if self._kept is None else self._kept_results()
-            nothing = self._results.nothing()
-        if results is not None:
+            some = self._kept is not None
+            results: Stepped = self._kept_results() if some else self._results.nothing()
+        if some:
             self._kept = None
             return results
         if deadline is not None and aim is not None:
@@ -510,19 +512,20 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self._way_back += (min(max(late - aim, 1_000), 100_000) - self._way_back) // 8
             while now() < deadline:
                 pass
-        return nothing
+        return results
 
     def _collect(self, least: int, most: int, deadline: int | None) -> None:
         """Keep what some groups return that have come back, if there are any."""
+        kept: tuple[Sequence[int], Any, EnvError | None] | None
         if self._replayer is None:
             groups, messages = self._pool.wait_some(least, most, deadline)
         else:
             groups, messages = self._replayed(self._replayer)
         if messages and (failures := self._results.failed(messages)):
             groups = sorted({group for group, _ in failures})
-            kept: _Kept | None = _Kept(groups, error=self._pool.error_of(*first(failures)))
+            kept = groups, None, self._pool.error_of(*first(failures))
         elif groups:
-            kept = _Kept(groups, results=self._results.read_some(groups, messages))
+            kept = groups, self._results.read_some(groups, messages), None
         else:
             kept = None
         if self._recorder is not None:
@@ -552,8 +555,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     @property
     def _envs_kept(self) -> int:
-        groups = None if self._kept is None else self._kept.groups
-        return 0 if groups is None else sum(len(self._groups[group]) for group in groups)
+        return 0 if self._kept is None else sum(len(self._groups[g]) for g in self._kept[0])
 
     def set_options(self, env_ids: Any, options: Any) -> int:
         """What envs are reset with from their next reset on, automatic or not: their tasks, say.
@@ -605,7 +607,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             raise type(error)(f"cannot choose envs: {error}") from None
         if self._state == "send":
             for group in groups:
-                kept = self._kept is not None and group in self._kept.groups
+                kept = self._kept is not None and group in self._kept[0]
                 if kept or self._pool.is_pending(group):
                     raise AlreadyPendingCallError(
                         f"Calling `{what}` for env {self._groups[group][0]} while waiting for a "
@@ -756,27 +758,25 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         messages = self._pool.wait(timeout)
         if messages is None:
             raise _timed_out(what, timeout)
-        everyone = range(len(self._groups))
         try:
-            kept = _Kept(everyone, results=read(messages))
+            self._kept = self._all_groups, read(messages), None
         except EnvError as error:
-            kept = _Kept(everyone, error=error)
-        self._kept = kept
+            self._kept = self._all_groups, None, error
 
     def _kept_results(self) -> Any:
         """What is kept, or raise it; it is pending no more."""
-        kept = self._kept
-        assert kept is not None
-        if len(kept.groups) == len(self._groups):
+        assert self._kept is not None
+        groups, results, error = self._kept
+        if groups is self._all_groups:
             self._pool.take_all()
         else:
-            self._pool.take(kept.groups)
-        if kept.error is None:
-            return kept.results
+            self._pool.take(groups)
+        if error is None:
+            return results
         if self._state != "send":
             self._state = None
         self._kept = None
-        raise kept.error
+        raise error
 
     def _entered(self, what: str) -> _core.Entry:
         """A context: it is open, in the process that made it, and no other thread is in here."""
@@ -904,7 +904,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if self._guard.closed:  # one that was interrupted
             self._pool.kill()
             return
-        with self._guard.closing("call close") as entry:
+        entry = self._guard.closing("call close")
+        with entry:
             if entry.nested:
                 self._pool.give_up_wait()
             try:

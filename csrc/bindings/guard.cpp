@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "hot.h"
 #include "process.h"
 #include "support.h"
 
@@ -58,7 +59,7 @@ class Entry {
         }
     }
 
-    void exit(const py::object& type, const py::object&, const py::object&) {
+    void exit(const py::handle& type) {
         GuardState& guard = *guard_;
         if (nested_) {
             guard.closed_within = guard.closed;
@@ -106,20 +107,33 @@ class Guard {
     std::shared_ptr<GuardState> state_;
 };
 
+// Called with every step.
+struct Enter {
+    static PyObject* call(Entry& entry, PyObject* const*, Py_ssize_t count, PyObject* names) {
+        if (count != 0 || names != nullptr) return nullptr;
+        entry.enter();
+        return py::none().release().ptr();
+    }
+};
+struct Exit {
+    static PyObject* call(Entry& entry, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+        if (count != 3 || names != nullptr) return nullptr;
+        entry.exit(args[0]);
+        return py::none().release().ptr();
+    }
+};
+
 }  // namespace
 
 void register_guard(py::module_& m) {
-    py::class_<Entry>(m, "Entry")
-        .def(
-            "__enter__",
-            [](Entry& self) -> Entry& {
-                self.enter();
-                return self;
-            },
-            py::return_value_policy::reference)
-        .def("__exit__", &Entry::exit)
+    py::class_<Entry> entry(m, "Entry");
+    entry.def("__enter__", &Entry::enter)
+        .def("__exit__", [](Entry& self, const py::object& type, const py::object&,
+                            const py::object&) { self.exit(type); })
         .def_property_readonly("nested", &Entry::nested,
                                "Whether this thread was inside already: a signal handler closes.");
+    Hot<Entry, Enter>::install(entry, "__enter__");
+    Hot<Entry, Exit>::install(entry, "__exit__");
     py::class_<Guard>(m, "Guard")
         .def(py::init<std::string, std::string, py::object>(), py::arg("thing"),
              py::arg("closed_message"), py::arg("closed_error"))

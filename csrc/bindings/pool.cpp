@@ -133,6 +133,17 @@ class PyPool : public Handle {
         return unsent_count_ == 0;
     }
 
+    // A step of some groups, each with its frame. False as above.
+    bool step_some(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& parts) {
+        check("send to");
+        for (const auto& [group, frame] : parts) {
+            known(group);
+            expect_idle(group);
+        }
+        for (const auto& [group, frame] : parts) post({group, Command::kStep, frame, std::nullopt});
+        return unsent_count_ == 0;
+    }
+
     // What each group is asked for; with it, groups that are `told` are new no more. False as
     // above.
     bool send(const std::vector<Request>& requests, const std::vector<std::uint32_t>& told) {
@@ -611,6 +622,9 @@ void register_pool(py::module_& m) {
              py::arg("policy") = std::nullopt)
         .def("step", &PyPool::step, py::arg("frame"),
              "Let every group step. False if some of it has yet to be flushed.")
+        .def(
+            "step_some", &PyPool::step_some, py::arg("parts"),
+            "Let some groups step: (group, frame) each. False if some of it has yet to be flushed.")
         .def(
             "send",
             [](PyPool& self, const py::iterable& requests, const std::vector<std::uint32_t>& told) {
