@@ -616,6 +616,10 @@ class Pool:
         """
         Until all that was sent has gone; False at the deadline.
         """
+    def forget_losses(self) -> None:
+        """
+        Do not tell of losses again.
+        """
     def frame_of(self, group: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
         The frame of the last command to a group.
@@ -652,9 +656,9 @@ class Pool:
         """
         What a Watch marks lost when the group's worker dies.
         """
-    def note(self, worker: typing.SupportsInt | typing.SupportsIndex, message: bytes) -> None:
+    def note(self, messages: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, bytes]]) -> None:
         """
-        A message to a worker, before its next command.
+        Messages to workers, before their next commands: (worker, message) each.
         """
     def number_of(self, group: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
@@ -784,6 +788,11 @@ class Guard:
     def closed(self) -> bool:
         """
         Whether it refuses all entries.
+        """
+    @property
+    def inside(self) -> bool:
+        """
+        Whether this thread is inside.
         """
     @property
     def mine(self) -> bool:

@@ -422,6 +422,9 @@ class Actors(Detached):
         errand = Errand(ring.place(), described, counted, most, self._share, self._max_lag)
         return ring, (errand,)
 
+    def _at_work(self) -> bool:
+        return self._turn.inside or super()._at_work()
+
     def _end(self) -> bool:
         super()._end()
         # A thread that takes records sees that it is closed, and leaves.

@@ -9,7 +9,6 @@ when to read them: nobody reads a board while it is written.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -178,25 +177,37 @@ class Averaging(Closing):
     def round(self, steps: int) -> Round:
         """Let every trainer take the average and train for so many steps; average anew."""
         steps = whole_number("average", "steps", steps, 1)
-        with self._entered("train"):
-            list(self._answers())  # of a round that was interrupted: they are dropped
-            began = now()
-            self._boards[-1].publish(self._weights)
-            said = self._ask("train", (steps,), self._everyone, "training")
-            if handed_in := [self._handed_in(index) for index in sorted(said)]:
-                self._weights = {
-                    name: _mean([weights[name] for weights in handed_in]) for name in self._fields
-                }
-            self._rounds += 1
-            told = [said.get(index, ({}, 0.0)) for index in self._everyone]
-            training = np.array([seconds for _, seconds in told])
-            waiting = (now() - began) / 1e9 - training
-            return Round(
-                self._rounds,
-                [report for report, _ in told],
-                [index for index in self._everyone if index not in said],
-                {"training": training, "waiting": waiting},
-            )
+        if self.closed:
+            raise ClosedError("cannot train: this averaging is closed")
+        with self._turn.entry("train"):
+            try:
+                return self._round(steps)
+            except (EnvError, LostError):
+                self._pool.kill()
+                raise
+            finally:
+                if self._pool.closed:
+                    self._end()
+
+    def _round(self, steps: int) -> Round:
+        list(self._answers())  # of a round that was interrupted: they are dropped
+        began = now()
+        self._boards[-1].publish(self._weights)
+        said = self._ask("train", (steps,), self._everyone, "training")
+        if handed_in := [self._handed_in(index) for index in sorted(said)]:
+            self._weights = {
+                name: _mean([weights[name] for weights in handed_in]) for name in self._fields
+            }
+        self._rounds += 1
+        told = [said.get(index, ({}, 0.0)) for index in self._everyone]
+        training = np.array([seconds for _, seconds in told])
+        waiting = (now() - began) / 1e9 - training
+        return Round(
+            self._rounds,
+            [report for report, _ in told],
+            [index for index in self._everyone if index not in said],
+            {"training": training, "waiting": waiting},
+        )
 
     def rounds(self, steps: int, count: int | None = None) -> Iterator[Round]:
         """One after the other: so many, or for ever."""
@@ -252,21 +263,6 @@ class Averaging(Closing):
             finally:
                 self._turn.close()
                 self._end()
-
-    @contextlib.contextmanager
-    def _entered(self, what: str) -> Iterator[None]:
-        """It is open, in the process that made it, and no other thread is in here."""
-        if self.closed:
-            raise ClosedError(f"cannot {what}: this averaging is closed")
-        with self._turn.entry(what):
-            try:
-                yield
-            except (EnvError, LostError):
-                self._pool.kill()
-                raise
-            finally:
-                if self._pool.closed:
-                    self._end()
 
     def _end(self) -> None:
         self._pool.kill()

@@ -21,7 +21,7 @@ from pysampler.policies import Acting, Actor, needs_torch
 from pysampler.vector_env import VectorEnv
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pysampler.frames import Frames
     from pysampler.policies import Said
@@ -107,8 +107,11 @@ class Borrower(Closing):
         """
         envs = self.envs
         lease = self._lease
-        with self.between():
+        try:
+            lease.lent_back = True
             envs.reset(seed=seed)
+        finally:
+            lease.lent_back = False
         results = envs._results
         seen = [leaf[results.frame].copy() for leaf in results.frames.observations]
         versions = results.frames.options_versions[results.frame].copy()
@@ -126,18 +129,6 @@ class Borrower(Closing):
         acting = Acting(actor, said, frames)
         acting.forget(0, everyone, initial)
         return Begun(frames, segment, acting, asked)
-
-    @contextlib.contextmanager
-    def between(self) -> Iterator[None]:
-        """Let the vector env be used for something that leaves the envs' steps alone.
-
-        With nothing under way.
-        """
-        self._lease.lent_back = True
-        try:
-            yield
-        finally:
-            self._lease.lent_back = False
 
     # -- ending ----------------------------------------------------------------------------------
 

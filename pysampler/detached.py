@@ -91,6 +91,8 @@ class Detached(Borrower):
 
     def _begin(self) -> None:
         envs = self.envs
+        if envs._pool.pending:  # of a beginning that was interrupted
+            self._drop()
         actor = Actor(copied(self._policy), envs._spec, self._given)
         weights = weights_of(self._policy) if has_weights(self._policy) else None
 
@@ -139,6 +141,7 @@ class Detached(Borrower):
 
     def _send(self) -> None:
         """Let the workers act."""
+        self._expect_open()  # a signal handler may have closed it while it began
         requests = {group: (self._request, (group, *self._errand)) for group in self._heads}
         with self.envs._entered(self._name):
             self.envs._pool.request([(group, 0) for group in requests], requests, "acting")
@@ -203,6 +206,21 @@ class Detached(Borrower):
         return pool.pending == 0
 
     # -- ending ----------------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Close, but for the vector env."""
+        if self._closed or not self._mine:
+            return
+        self._lease.over = True
+        if self._at_work():  # a signal handler: what it came into ends by this
+            self._stop = self._closed = True
+            self._signal()
+        else:
+            super().let_go()
+
+    def _at_work(self) -> bool:
+        """Whether this thread is in the middle of a call of this object."""
+        return self._beginning._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     def _signal(self) -> None:
         if hasattr(self, "_progress"):

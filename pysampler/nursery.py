@@ -35,14 +35,15 @@ import time
 import warnings
 import weakref
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
-from pysampler.errors import PysamplerError
+from pysampler.errors import ClosedError, PysamplerError
 from pysampler.nursery_process import become_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
 __all__ = ["CONTEXTS", "Child", "Launcher", "preload"]
 
@@ -70,14 +71,20 @@ _BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 _CONNECTION = 3
 
 
+# Pids of children of this process that nothing refers to any more: what an exception came past
+# when they were started ends by itself, and is reaped with the next start.
+_unclaimed: list[list[int]] = []
+
+
 class _Process:
     """A process that this one may end."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._pidfd: _core.Pidfd | None = None
-        with contextlib.suppress(ProcessLookupError):
-            self._pidfd = _core.Pidfd(pid)
+        if pid > 0:
+            with contextlib.suppress(ProcessLookupError):
+                self._pidfd = _core.Pidfd(pid)
 
     def ended(self, timeout: float = 0) -> bool:
         """Return whether it has ended, or does so within ``timeout`` seconds."""
@@ -125,6 +132,10 @@ class _Own(_Process):
         self.status()
         super().release()
 
+    def __del__(self, unclaimed: list[list[int]] = _unclaimed) -> None:
+        if not self._reaped and self.pid > 0:  # an exception came past it
+            unclaimed.append([self.pid])
+
 
 class _Forked(_Process):
     """A child of a nursery, which tells how it ended."""
@@ -164,6 +175,7 @@ class Launcher:
     def __init__(self, context: str) -> None:
         self._context = context
         self._lines: list[Line] = []
+        self._closed = False
 
     def start(self, index: int, host: Any) -> Child:
         """Return a process that runs ``pysampler.worker.main`` at the end of its connection.
@@ -171,6 +183,9 @@ class Launcher:
         An earlier worker with this index is ended, if it lives. ``host`` is what a fork of this
         process inherits.
         """
+        if self._closed:
+            raise ClosedError("cannot start worker: the pool is closed")
+        _keep_outputs()
         if self._context != "nursery":
             return _start_here(self._context, host)
         for _ in range(3):
@@ -184,6 +199,7 @@ class Launcher:
         They are reaped, and what they had started is ended, when this returns, unless it takes more
         than ``wait`` seconds.
         """
+        self._closed = True
         for line in self._lines:
             line.close(wait)
 
@@ -221,11 +237,11 @@ class Line:
     def fork(self, index: int) -> Child:
         """Return a new worker with this index."""
         ours, theirs = socket.socketpair()
-        with theirs, _outputs() as outputs:
+        with theirs:
             number = next(self._numbers)
             request = pickle.dumps(("fork", number, index))
             try:
-                socket.send_fds(self._socket, [request], [theirs.fileno(), *outputs])
+                socket.send_fds(self._socket, [request], [theirs.fileno(), 1, 2])
             except OSError as error:
                 raise self._lost() from error
         while number not in self._answers:
@@ -256,6 +272,7 @@ class Line:
         It closes the other end when they are reaped: waits so many seconds for that.
         """
         if os.getpid() == self._owner and self._socket.fileno() >= 0:
+            wait = 0 if self.nursery.loading() else wait  # which may take it long
             with contextlib.suppress(OSError):  # forks of this process have a copy of it: shut down
                 self._socket.shutdown(socket.SHUT_WR)
                 deadline = time.monotonic() + wait
@@ -282,7 +299,9 @@ class Line:
             self._answers[number] = (kind, number, *content)
         self._socket.recv(1 << 16)
 
-    def _lost(self) -> _NoNurseryError:
+    def _lost(self) -> PysamplerError:
+        if self._socket.fileno() < 0:
+            return ClosedError("cannot start worker: the pool is closed")
         self.nursery.lost = True
         return _NoNurseryError(f"cannot start worker: {self.nursery.told()}")
 
@@ -294,14 +313,14 @@ class Nursery:
         self.preloaded: set[str] = set()
         self.lost = False  # a line to it has broken
         self.retired = False  # it forks no more
-        self._loads: list[list[str]] = []  # imports it is not known to be done with
+        # Imports it is not known to be done with, by number, and how many there were.
+        self._loads: dict[int, list[str]] = {}
+        self._asked = 0
         self._owner = os.getpid()
         self._used = False
         self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            born = _born(_interpreter("pysampler.nursery_process", theirs))
-            self._process = _Own(born[0])
-            _births.remove(born)
+            self._process = _own(_interpreter("pysampler.nursery_process", theirs))
 
     @property
     def alive(self) -> bool:
@@ -325,16 +344,18 @@ class Nursery:
         new = [name for name in modules if name not in self.preloaded]
         if new:
             self.preloaded.update(new)
-            self._loads.append(new)
-            self._send(("import", new), [])
+            self._asked += 1
+            self._loads[self._asked] = new
+            self._send(("import", self._asked, new), [])
 
     def loading(self) -> list[str]:
         """Return the modules that it may be importing now, or was when it ended."""
         if self._door.fileno() >= 0:
             with contextlib.suppress(OSError):
-                while self._loads and self._door.recv(64, socket.MSG_DONTWAIT):
-                    del self._loads[0]
-        return [name for some in self._loads for name in some]
+                while self._loads and (done := self._door.recv(64, socket.MSG_DONTWAIT)):
+                    for number in [one for one in self._loads if one <= int(done)]:
+                        del self._loads[number]
+        return [name for some in self._loads.values() for name in some]
 
     def told(self) -> str:
         """Say how it ended."""
@@ -353,6 +374,7 @@ class Nursery:
         if os.getpid() != self._owner:
             return
         if self.loading():  # it would go on with its imports first
+            self._end_family()
             self._process.kill()
         elif self._door.fileno() >= 0:
             with contextlib.suppress(PysamplerError):
@@ -362,6 +384,16 @@ class Nursery:
             self._process.kill()
             self._process.ended(_LEAVING)
         self._process.release()
+
+    def _end_family(self) -> None:
+        """End its workers and their groups in its place: it has no time, and reaps nobody now."""
+        pid = self._process.pid
+        with contextlib.suppress(OSError):
+            listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+            for child in map(int, listed.split()):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    if os.getpgid(child) == child:
+                        os.killpg(child, signal.SIGKILL)
 
     def forget(self) -> None:
         """In a fork of its owner: close what was inherited."""
@@ -408,7 +440,8 @@ def _the_nursery() -> Nursery:
             if nursery.ended:
                 _deadly.update(nursery.loading())
                 nursery.leave()
-                _nurseries.remove(nursery)
+                with contextlib.suppress(ValueError):  # a signal handler has done so
+                    _nurseries.remove(nursery)
         if not _nurseries or not _nurseries[-1].alive:
             _nurseries.append(Nursery())
         return _nurseries[-1]
@@ -439,7 +472,7 @@ def _after_fork() -> None:
     for nursery in _nurseries:
         nursery.forget()
     _nurseries.clear()
-    _births.clear()
+    _unclaimed.clear()
 
 
 atexit.register(_leave)
@@ -458,56 +491,66 @@ def _start_here(context: str, host: Any) -> Child:
     parent = os.getpid()
     try:
         return _started_here(context, host, parent)
-    except BaseException:
-        if os.getpid() != parent:  # a handler's, in the fork: it must not go on as the parent
+    finally:
+        if os.getpid() != parent:  # a handler's exception, in the fork, which must not go on
             os._exit(1)
-        raise
 
 
 def _started_here(context: str, host: Any, parent: int) -> Child:
     ours, theirs = socket.socketpair()
     with theirs:
         if context == "spawn":
-            born = _born(_interpreter("pysampler.worker", theirs, parent))
+            process = _own(_interpreter("pysampler.worker", theirs, parent))
         else:
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
             try:
                 # Until it can say that it outlives them; this process's handlers are not its own.
                 signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
-                with warnings.catch_warnings():
-                    warnings.simplefilter(
-                        "ignore", DeprecationWarning
-                    )  # forking threads: asked for
-                    born = _born(os.fork)
-                if born[0] == 0:
+                with warnings.catch_warnings():  # of forking threads: asked for
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    process = _own(os.fork)
+                if process.pid == 0:
                     ours.close()
                     for other in _own_ends:  # or their workers would miss their end
                         other.close()
                     become_worker(theirs.detach(), [1, 2], parent, host)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        child = Child(_Own(born[0]), Connection(ours.detach()))
-        _births.remove(born)
-    _own_ends.add(child.connection)
-    return child
+    connection = Connection(ours.detach())
+    _own_ends.add(connection)
+    return Child(process, connection)
 
 
-# Pids of children of this process that nothing refers to yet: what an exception came past when
-# they were started ends by itself, and is reaped here.
-_births: list[list[int]] = []
-
-
-def _born(start: Callable[[], int]) -> list[int]:
-    """Start a process and return its pid in a list, which is in ``_births`` until it is removed."""
-    for earlier in filter(None, list(_births)):
-        with contextlib.suppress(ChildProcessError, ValueError):
-            if os.waitpid(earlier[0], os.WNOHANG)[0]:
-                _births.remove(earlier)
-    born: list[int] = []
-    _births.append(born)
+def _own(start: Callable[[], int]) -> _Own:
+    """Start a child of this process; in a fork, its pid is 0."""
+    for lost in list(_unclaimed):
+        ended = True
+        with contextlib.suppress(ChildProcessError, IndexError):
+            ended = os.waitpid(lost[0], os.WNOHANG)[0] != 0
+        if ended:
+            with contextlib.suppress(ValueError):  # another thread has done so
+                _unclaimed.remove(lost)
+    born = _Born()
     # Within one call into C: no signal handler comes between the start and the pid.
     born.extend(itertools.islice(iter(start, None), 1))
-    return born
+    process = _Own(born[0])
+    born.clear()
+    return process
+
+
+class _Born(list[int]):
+    """The pid of a child that has just been started, until it has its own object."""
+
+    def __del__(self, unclaimed: list[list[int]] = _unclaimed) -> None:
+        if self and self[0] > 0:
+            unclaimed.append([*self])
+
+
+def _keep_outputs() -> None:
+    """Open what is closed of stdin, stdout and stderr: a socket could have its number."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)  # noqa: FBT003
+    os.close(fd)
 
 
 def await_ends(children: Iterable[Child], deadline: float) -> None:
@@ -543,7 +586,11 @@ def _interpreter(module: str, connection: socket.socket, *arguments: int) -> fun
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
     ]
     actions += [
-        (os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_WRONLY, 0) for fd in (1, 2) if not _is_open(fd)
+        (os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_WRONLY, 0)
+        for fd in (1, 2)
+        if not os.get_inheritable(
+            fd
+        )  # a file of the user's own that took the place of a closed one
     ]
     return functools.partial(
         os.posix_spawn,
@@ -554,21 +601,6 @@ def _interpreter(module: str, connection: socket.socket, *arguments: int) -> fun
         setsigmask=_BLOCKED,
         setsid=True,
     )
-
-
-@contextlib.contextmanager
-def _outputs() -> Iterator[list[int]]:
-    """Where a worker prints: where this process does, or nowhere if that is closed."""
-    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
-        yield [fd if _is_open(fd) else nowhere.fileno() for fd in (1, 2)]
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 def _readable(file: Any, timeout: float = 0) -> bool:

@@ -97,9 +97,10 @@ class _Nursery:
             self._lines.add(line)
             self._selector.register(line, selectors.EVENT_READ)
         elif request == "import":
-            _import(content[0])
+            number, modules = content
+            _import(modules)
             with contextlib.suppress(OSError):
-                door.send(b"done", socket.MSG_DONTWAIT)
+                door.send(str(number).encode(), socket.MSG_DONTWAIT)
         return bool(request != "leave")
 
     # -- lines -----------------------------------------------------------------------------------
@@ -272,13 +273,13 @@ def become_worker(fd: int, outputs: list[int], parent: int, host: Any = None) ->
     """
     code = 1
     try:
-        with open(os.devnull) as nothing:  # noqa: PTH123
-            for number, output in enumerate([nothing.fileno(), *outputs]):
-                if output != number and _is_open(output):
-                    os.dup2(output, number)
-        for output in outputs:
-            if output > 2:
+        # Nobody's stdin; 0 to 2 are open here, whatever they are.
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for number, output in enumerate([nothing, *outputs]):
+            if output != number:
+                os.dup2(output, number)
                 os.close(output)
+            os.set_inheritable(number, True)  # noqa: FBT003
         worker.main(fd, parent, host)
         code = 0
     except SystemExit as error:
@@ -290,11 +291,3 @@ def become_worker(fd: int, outputs: list[int], parent: int, host: Any = None) ->
             with contextlib.suppress(Exception):
                 stream.flush()
         os._exit(code)
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True

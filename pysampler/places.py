@@ -19,7 +19,14 @@ import numpy as np
 from pysampler import _core
 from pysampler.acting import Progress, Role, mark_lost
 from pysampler.block import Failure, Restored
-from pysampler.policies import copy_weights, is_module, portable, torch_threads, weights_of
+from pysampler.policies import (
+    copy_weights,
+    get_torch_threads,
+    is_module,
+    portable,
+    set_torch_threads,
+    weights_of,
+)
 from pysampler.processes import GRACE
 from pysampler.remote import dumps_by_value
 from pysampler.results import first
@@ -138,11 +145,17 @@ class Centre:
         # The thread leaves the turn to others: what could harm it is refused for the state, and
         # options and counters may be asked for.
         turn = self._envs._entered("rollouts") if self._thread is None else contextlib.nullcontext()
-        with turn, torch_threads(self._threads):
-            if self._partial:
-                self._fill_as_they_come(base)
-            else:
-                self._fill_in_turn(base)
+        before = get_torch_threads()
+        try:
+            set_torch_threads(self._threads)
+            with turn:
+                if self._partial:
+                    self._fill_as_they_come(base)
+                else:
+                    self._fill_in_turn(base)
+        finally:
+            if self._threads is not None:
+                set_torch_threads(before)
 
     # -- all envs together, or one part of each worker's after the other ---------------------------
 
@@ -396,6 +409,8 @@ class Workers:
         with self._envs._entered("rollouts"):
             messages = self._pool.wait() or []
             self._pool.take_all()
+        if self._progress.stopped:  # a signal handler has closed the rollouts meanwhile
+            raise _Stopped
         self.seconds["waiting"] += (now() - began) / 1e9
         failures = [(group, said) for group, said in messages if isinstance(said, Failure)]
         for group, message in messages:

@@ -16,7 +16,6 @@ may have a method ``seed(number)``.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import sys
@@ -30,7 +29,7 @@ import numpy as np
 from pysampler.spec import Field, build, leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -53,7 +52,6 @@ __all__ = [
     "needs_torch",
     "portable",
     "rebuilt",
-    "torch_threads",
     "weights_of",
 ]
 
@@ -358,19 +356,16 @@ def needs_torch(policy: Any) -> bool:
     return is_module(policy) or any(one.__name__.split(".")[0] == "torch" for one in imported)
 
 
-@contextlib.contextmanager
-def torch_threads(count: int | None) -> Iterator[None]:
-    """So many for what torch does on the CPU meanwhile, if it is there; None leaves it alone."""
+def get_torch_threads() -> int | None:
+    """How many threads torch uses on the CPU; None if it is not there."""
     torch = sys.modules.get("torch")
-    if torch is None or count is None:
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return None if torch is None else int(torch.get_num_threads())
+
+
+def set_torch_threads(count: int | None) -> None:
+    """Let torch use so many, if it is there; None leaves it alone."""
+    if count is not None and (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(count)
 
 
 def has_weights(policy: Any) -> bool:

@@ -342,8 +342,7 @@ class Pool:
             if (arguments := arguments_for(share.envs)) is not None
         }
         self._standing[name] = messages if standing else {}
-        for index, message in messages.items():
-            self._core.note(index, message)
+        self._core.note(list(messages.items()))
 
     def set_options(self, options: dict[int, tuple[Any, int]]) -> None:
         """What envs are reset with from now on, and its version."""
@@ -585,8 +584,7 @@ class Pool:
             self.kill()
             raise error from cause
         self._watch_worker(index)
-        for note in self._notes_for_new(index):
-            self._core.note(index, note)
+        self._core.note([(index, note) for note in self._notes_for_new(index)])
         self._ask_again(index, error)
         del self._replacing[index]
         _log.warning("%s; another worker takes its place", error)
@@ -678,9 +676,11 @@ class Pool:
 
     def _closed_by(self, deadline: float) -> bool:
         """Whether all that is in flight is back; somebody lost before is no news."""
-        with contextlib.suppress(LostError):
+        try:
             return self._core.wait(deadline=_ns(deadline))
-        return False
+        except LostError:
+            self._core.forget_losses()
+            return False
 
     def kill(self, wait: float = _REAPING) -> None:
         """End the workers, whatever they are doing, and give everything back. May be repeated.

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pysampler.errors import ReplayError
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
 __all__ = ["Recorder", "Replayer"]
@@ -23,16 +23,21 @@ _FORMAT = "pysampler recording 1"
 
 
 class Recorder:
-    """Writes a batch at a time; complete when it is closed, or dropped."""
+    """Writes a batch at a time, at once and without a buffer that a fork could write too."""
 
     def __init__(self, path: str | os.PathLike[str], groups: Sequence[range]) -> None:
-        self._file = Path(path).open("wb", buffering=1 << 12)  # noqa: SIM115
-        header = {"format": _FORMAT, "groups": [len(group) for group in groups]}
-        self._file.write(json.dumps(header).encode() + b"\n")
+        self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115
+        header = json.dumps({"format": _FORMAT, "groups": [len(group) for group in groups]})
+        self._file.write(header.encode() + b"\n")
+        self._done = 0, len(header) + 1  # batches, and bytes they take
 
-    def write(self, groups: Sequence[int]) -> None:
-        """One batch."""
-        self._file.write(b"".join(map(_number, (len(groups), *groups))))
+    def write(self, batch: int, groups: Sequence[int]) -> None:
+        """Batch number ``batch``, unless it has been written."""
+        batches, at = self._done
+        if batch == batches:
+            # Where it was written and not noted, the same is written to the same place.
+            at += os.pwrite(self._file.fileno(), b"".join(map(_number, (len(groups), *groups))), at)
+            self._done = batches + 1, at
 
     def close(self) -> None:
         """Write what is left."""
@@ -70,10 +75,11 @@ class Replayer:
             raise self.damaged()
         return groups
 
-    def done(self) -> None:
-        """The batch has been returned."""
-        self._next = self._at
-        self.batch += 1
+    def done(self, batch: int) -> None:
+        """Batch number ``batch`` has been returned."""
+        if batch == self.batch:
+            self.read()  # from where the last one ended: interrupted, it is gone through again
+            self._next, self.batch = self._at, batch + 1
 
     def damaged(self) -> ReplayError:
         """What to raise where a recording makes no sense."""

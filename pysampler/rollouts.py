@@ -167,6 +167,7 @@ class Rollouts(Borrower):
         self._slots = keep + bool(overlap)
         self._slot = 0
         self._place: Centre | Workers | None = None
+        self._dropping: Centre | Workers | None = None  # that ends
         self._tally: Tally | None = None
         self._under_way = False  # a rollout has been started and not been finished
         self._version = 0
@@ -280,7 +281,7 @@ class Rollouts(Borrower):
     def _begin(self) -> None:
         """Reset the envs, ask the policy for the first time, lay out frames for what it says."""
         envs = self.envs
-        if envs._pool.pending:  # of one that was interrupted while it was dropped
+        if self._dropping is not None or envs._pool.pending:  # that was interrupted
             self._drop()
         policy_seed = self._seed if isinstance(self._seed, (int, np.integer)) else None
         actor = self._actor
@@ -310,11 +311,13 @@ class Rollouts(Borrower):
             self._place.stop()
 
     def _end(self) -> bool:
-        place = self._place
-        ended = place is None or place.end()
-        self._handed_out_at = None
+        # First of all none of it is used any more; an interrupted end is gone through again.
+        self._dropping = self._place or self._dropping
         self._under_way = False
         self._place = None
+        self._handed_out_at = None
+        ended = self._dropping is None or self._dropping.end()
+        self._dropping = None
         return ended
 
     def let_go(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -182,6 +181,7 @@ class MultiTaskSampler(Closing):
         self._random = np.random.default_rng(None if seed is None else [abs(seed), 1])
         self._closed = False
         self.tasks: list[Any] = []
+        self._given = True  # to the envs
         self._task_of = np.zeros(self.envs.num_envs, np.int64)
         try:
             takes = self.envs.apply(_takes_tasks)
@@ -198,14 +198,16 @@ class MultiTaskSampler(Closing):
 
     def sample_tasks(self, count: int) -> list[Any]:
         """So many tasks, drawn by the first env with the sampler's own random numbers."""
-        between = contextlib.nullcontext()
-        if self._rollouts is not None:
-            if self._rollouts.opened:
-                self._end_rollouts()
-            else:
-                between = self._rollouts.between()  # type: ignore[assignment]
-        with between:
+        if self._rollouts is not None and self._rollouts.opened:
+            self._end_rollouts()
+        lease = None if self._rollouts is None else self._rollouts._lease
+        try:
+            if lease is not None:
+                lease.lent_back = True
             [(tasks, self._random)] = self.envs.apply(_sample_tasks, count, self._random, envs=[0])
+        finally:
+            if lease is not None:
+                lease.lent_back = False
         return list(tasks)
 
     def sample(
@@ -258,6 +260,8 @@ class MultiTaskSampler(Closing):
         max_length = whole_number("sample rollouts", "max_length", max_length, 1)
         if tasks is None and not self.tasks:
             tasks = self.sample_tasks(self.envs.num_envs)
+        elif tasks is None and not self._given:
+            tasks = self.tasks
         if tasks is not None:
             self._give(tasks)
         rollouts = self._rollouts
@@ -295,10 +299,11 @@ class MultiTaskSampler(Closing):
                 f"cannot set tasks: {len(tasks)} of them, expected {count}, one for each env, or "
                 "a number that divides it"
             )
-        self.tasks = list(tasks)
-        self._task_of = np.arange(count) // (count // len(tasks))
-        options = [{"task": self.tasks[task]} for task in self._task_of]
-        self._version = self.envs.set_options(None, options)
+        tasks, task_of = list(tasks), np.arange(count) // (count // len(tasks))
+        self._given = False  # until the envs have these, and it is known here
+        version = self.envs.set_options(None, [{"task": tasks[task]} for task in task_of])
+        self.tasks, self._task_of, self._version = tasks, task_of, version
+        self._given = True
 
     def _end_rollouts(self) -> None:
         if self._rollouts is not None:
@@ -307,8 +312,6 @@ class MultiTaskSampler(Closing):
 
     def close(self) -> None:
         """End what is under way; close the envs if they were made here."""
-        if self._closed:
-            return
         self._closed = True
         self._end_rollouts()
         if self._owned and not self.envs.closed:

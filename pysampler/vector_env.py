@@ -210,6 +210,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._step_timeout = step_timeout
         self._options_version = 0
         self._way_back = 20_000  # ns from the end of recv's wait to that of recv, learned
+        self._batches = 0  # that recv has returned
         self._recorder: Recorder | None = None
         self._replayer: Replayer | None = None
         process = arguments.context(context)
@@ -502,8 +503,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             if self._kept is None:
                 self._collect(least, most, aim)
             some = self._kept is not None
+            if self._kept is not None:
+                self._note_batch(self._kept[0])
             results: Stepped = self._kept_results() if some else self._results.nothing()
         if some:
+            self._batches += 1
             self._kept = None
             return results
         if deadline is not None and aim is not None:
@@ -528,11 +532,17 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             kept = groups, self._results.read_some(groups, messages), None
         else:
             kept = None
-        if self._recorder is not None:
-            self._recorder.write(groups)
-        if self._replayer is not None:
-            self._replayer.done()
+        if kept is None:  # an empty batch, which nobody can lose
+            self._note_batch(())
+            self._batches += 1
         self._kept = kept
+
+    def _note_batch(self, groups: Sequence[int]) -> None:
+        """For the recording, once for each batch however often it is called."""
+        if self._recorder is not None:
+            self._recorder.write(self._batches, groups)
+        if self._replayer is not None:
+            self._replayer.done(self._batches)
 
     def _replayed(self, replayer: Replayer) -> tuple[list[int], list[tuple[int, Any]]]:
         groups = replayer.read()
@@ -773,7 +783,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self._pool.take(groups)
         if error is None:
             return results
-        if self._state != "send":
+        if self._state == "send":
+            self._batches += 1
+        else:
             self._state = None
         self._kept = None
         raise error
@@ -932,7 +944,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             if self._pool.wait(timeout) is None:
                 return False
             self._pool.take_all()
-        except (EnvError, LostError, BusyError):
+        except (EnvError, LostError, BusyError, ClosedError):
             pass
         except WaitTimeoutError:  # an env is late
             return False

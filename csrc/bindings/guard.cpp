@@ -97,6 +97,7 @@ class Guard {
     Entry closing(std::string what) const { return {state_, std::move(what), true}; }
     void close() { state_->closed = true; }
     bool closed() const { return state_->closed; }
+    bool inside() const { return state_->holder == self_id(); }
     bool busy() const {
         const std::uint64_t holder = state_->holder;
         return holder != 0 && holder != self_id();
@@ -143,6 +144,7 @@ void register_guard(py::module_& m) {
              "The same for closing, which a signal handler may do while its own thread is inside.")
         .def_property_readonly("closed", &Guard::closed, "Whether it refuses all entries.")
         .def("close", &Guard::close, "Refuse all entries from now on.")
+        .def_property_readonly("inside", &Guard::inside, "Whether this thread is inside.")
         .def_property_readonly("busy", &Guard::busy, "Whether another thread is inside.")
         .def_property_readonly("mine", &Guard::mine,
                                "Whether this process made it, and not one that this is a fork of.");

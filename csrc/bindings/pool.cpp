@@ -162,10 +162,11 @@ class PyPool : public Handle {
         return unsent_count_ == 0;
     }
 
-    // A message to a worker, which goes before its next command and has no answer. Any thread.
-    void note(std::uint32_t worker, const std::string& message) {
+    // Messages to workers, which go before their next commands and have no answer. Any thread.
+    void note(const std::vector<std::pair<std::uint32_t, std::string>>& messages) {
         check("send to");
-        notes_.at(worker).push_back(message);
+        for (const auto& [worker, message] : messages) static_cast<void>(notes_.at(worker));
+        for (const auto& [worker, message] : messages) notes_[worker].push_back(message);
     }
 
     // Until all that was sent has gone. False at the deadline.
@@ -286,6 +287,7 @@ class PyPool : public Handle {
             completions_[group] = {};
             bell_.revive(group);
             groups_[group].is_new = true;
+            groups_[group].lost = false;
             groups_[group].owed = groups_[group].in_flight;
         }
         any_new_ = true;
@@ -294,6 +296,10 @@ class PyPool : public Handle {
     // Whether a group's worker was replaced and the group has not been told since.
     bool is_new(std::uint32_t group) const { return known(group).is_new; }
     bool any_new() const { return any_new_; }
+    // Losses told so far are not told again.
+    void forget_losses() {
+        for (Group& group : groups_) group.lost = false;
+    }
     // In a signal handler: the wait that it interrupted ends with a ClosedError once the handler
     // returns, and the handler itself may wait.
     void give_up_wait() {
@@ -353,6 +359,7 @@ class PyPool : public Handle {
         bool in_flight = false;
         bool is_new = false;
         bool owed = false;
+        bool lost = false;  // which has been told of, and nothing has been done about yet
         std::uint32_t frame = 0;
         std::uint32_t number = 0;
     };
@@ -463,6 +470,14 @@ class PyPool : public Handle {
                                  " lie in a ring whose positions are garbage");
     }
 
+    void raise_known_losses() const {
+        std::vector<std::uint32_t> lost;
+        for (std::uint32_t group = 0; group < groups_.size(); ++group) {
+            if (groups_[group].lost) lost.push_back(group);
+        }
+        if (!lost.empty()) raise_lost(lost);
+    }
+
     [[noreturn]] static void raise_lost(const std::vector<std::uint32_t>& groups) {
         py::dict attributes;
         attributes["members"] = py::cast(groups);
@@ -471,6 +486,7 @@ class PyPool : public Handle {
 
     // False at the deadline.
     bool wait_for(std::uint32_t groups, std::int64_t deadline) {
+        raise_known_losses();
         const Outcome outcome =
             site_([&](WaitPolicy& policy) { return bell_.wait_until(groups, deadline, policy); },
                   wanted());
@@ -478,7 +494,11 @@ class PyPool : public Handle {
         if (outcome == Outcome::kInterrupted) {
             raise("ClosedError", "cannot wait on pool: it was closed meanwhile");
         }
-        if (outcome == Outcome::kLost) raise_lost({bell_.lost().begin(), bell_.lost().end()});
+        if (outcome == Outcome::kLost) {
+            // The doorbell tells of it once, and an exception may come before it is dealt with.
+            for (const std::uint32_t group : bell_.lost()) groups_[group].lost = true;
+            raise_known_losses();
+        }
         return outcome == Outcome::kReady;
     }
 
@@ -635,11 +655,13 @@ void register_pool(py::module_& m) {
             "told are new no more. False if some of it has yet to be flushed.")
         .def(
             "note",
-            [](PyPool& self, std::uint32_t worker, const py::bytes& message) {
-                self.note(worker, message);
+            [](PyPool& self, const std::vector<std::pair<std::uint32_t, py::bytes>>& messages) {
+                std::vector<std::pair<std::uint32_t, std::string>> all;
+                for (const auto& [worker, message] : messages) all.emplace_back(worker, message);
+                self.note(all);
             },
-            py::arg("worker"), py::arg("message"),
-            "A message to a worker, before its next command.")
+            py::arg("messages"),
+            "Messages to workers, before their next commands: (worker, message) each.")
         .def(
             "flush",
             [](PyPool& self, const Seconds& timeout, const Nanoseconds& deadline) {
@@ -679,6 +701,7 @@ void register_pool(py::module_& m) {
         .def("is_new", &PyPool::is_new, py::arg("group"),
              "Whether its worker was replaced, and the group has not been told since.")
         .def("any_new", &PyPool::any_new, "Whether a group is new.")
+        .def("forget_losses", &PyPool::forget_losses, "Do not tell of losses again.")
         .def("number_of", &PyPool::number_of, py::arg("group"),
              "The number of the last command to a group; a message that answers it has the same.")
         .def("give_up_wait", &PyPool::give_up_wait,
