@@ -113,6 +113,10 @@ class _Own(_Process):
     _status: int | None = None
     _reaped = False
 
+    def __init__(self, pid: int) -> None:
+        self._owner = os.getpid()
+        super().__init__(pid)
+
     def status(self) -> int | None:
         if not self._reaped:
             # What it had started ends with it. Until it is reaped no other group has its number.
@@ -133,7 +137,9 @@ class _Own(_Process):
         super().release()
 
     def __del__(self, unclaimed: list[list[int]] = _unclaimed) -> None:
-        if not self._reaped and self.pid > 0:  # an exception came past it
+        # An exception came past it, or into the finalizer that would have ended it.
+        if not self._reaped and self.pid > 0 and os.getpid() == self._owner:
+            self.kill()
             unclaimed.append([self.pid])
 
 
@@ -586,11 +592,9 @@ def _interpreter(module: str, connection: socket.socket, *arguments: int) -> fun
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
     ]
     actions += [
-        (os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_WRONLY, 0)
+        (os.POSIX_SPAWN_DUP2, fd, fd)
         for fd in (1, 2)
-        if not os.get_inheritable(
-            fd
-        )  # a file of the user's own that took the place of a closed one
+        if not os.get_inheritable(fd)  # which took the place of one that was closed
     ]
     return functools.partial(
         os.posix_spawn,

@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from interrupts import at_point
 
 import pysampler
 from pysampler.envs.meta import TaskWrapper
@@ -214,3 +215,30 @@ def test_a_policy_may_have_a_state_that_begins_anew_with_each_sample():
         for _ in range(2):
             rollout = one.sample(5, tasks=[1])
             assert rollout.state.T.tolist() == [[0, 1, 2, 0, 1]] * 4
+
+
+def toward(observations, tasks, params):
+    return params[tasks] - observations
+
+
+def goals_of(tasks):
+    return np.array([task["goal"] for task in tasks], np.float32)
+
+
+@pytest.mark.slow
+def test_tasks_whose_giving_was_interrupted_are_given_again():
+    made = pysampler.MultiTaskSampler("Navigation2D-v0", toward, num_envs=4, seed=1)
+    with made as sampler:
+        tasks = sampler.sample_tasks(4)
+        sampler.sample(5, params=goals_of(tasks), tasks=tasks)
+        for n in range(1, 300, 5):
+            others = sampler.sample_tasks(4)
+            reached, _, where = at_point(n, lambda others=others: sampler._give(others))
+            sampler.sample(5, params=goals_of(sampler.tasks))
+            told = [task["goal"] for task in sampler.collect().tasks]
+            sampler._rollouts.pause()
+            had = sampler.envs.apply(lambda env: env.unwrapped.goal)
+            assert np.allclose(told, had), where
+            if not reached:
+                break
+        assert not reached

@@ -11,11 +11,11 @@ import numpy as np
 import psutil
 import pytest
 from gymnasium import spaces
-from interrupts import at_each_point, at_point, handler
+from interrupts import Interrupted, at_each_point, at_point, handler
 
 import pysampler
-from pysampler import nursery
-from pysampler.errors import BusyError, ClosedError
+from pysampler import nursery, places
+from pysampler.errors import BusyError, ClosedError, WorkerLostError
 
 # What an exception came past is closed when it is dropped, and Python warns of that.
 pytestmark = [
@@ -361,3 +361,199 @@ def test_nothing_is_asked_of_a_nursery_by_a_finalizer(monkeypatch):
     del envs
     gc.collect()
     assert not asked
+
+
+# -- losses ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_loss", ["restart", "raise"])
+def test_a_loss_that_is_interrupted_is_told_again(on_loss):
+    """Where others are idle, nothing but that loss will ever end the wait."""
+    for n in range(1, 200, 2 if on_loss == "raise" else 9):
+        envs = counters(4, num_workers=4, on_worker_loss=on_loss)
+        with contextlib.closing(envs):
+            envs.async_reset()
+            envs.recv()
+            envs.send([0, 0], [0, 1])
+            os.kill(envs._pool.pids[0], signal.SIGKILL)
+            told = []
+
+            def receive(envs=envs, told=told):
+                try:
+                    return envs.recv(2)
+                except (WorkerLostError, ClosedError) as error:  # closed: interrupted as it told
+                    told.append(error)
+
+            reached, results, where = at_point(n, receive)
+            if on_loss == "raise":
+                if not told and results is None:
+                    results = receive()
+                assert told or results is not None, where
+            else:
+                if results is None:
+                    results = envs.recv(2)
+                assert sorted(results[4]["env_id"]) == [0, 1], where
+            if not reached:
+                break
+    assert not reached
+
+
+@pytest.mark.slow
+@closing_while_pending
+def test_closing_while_a_worker_is_replaced_costs_no_nursery():
+    counters().close()
+    [only] = nursery._nurseries
+    for n in range(1, 400, 29):
+        envs = counters(on_worker_loss="restart")
+        envs.reset()
+        os.kill(envs._pool.pids[0], signal.SIGKILL)
+        with contextlib.suppress(ClosedError, WorkerLostError):
+            at_point(n, lambda envs=envs: envs.step([0] * 4), lambda *_, e=envs: e.close())
+        envs.close()
+        assert nursery._nurseries == [only]
+        assert only.alive
+
+
+@closing_while_pending
+def test_a_second_handler_that_closes_leaves_the_first_to_go_on():
+    class Slow(Counter):
+        def step(self, action):
+            gate = threading.Event()
+            gate.wait(0.5)  # an env that is slow
+            return super().step(action)
+
+    envs = pysampler.VectorEnv([Slow], num_workers=1)
+    envs.reset()
+    main = threading.get_ident()
+    done = []
+
+    def close(*_):
+        envs.close()
+        done.append(True)
+
+    timers = [
+        threading.Timer(at, lambda: signal.pthread_kill(main, signal.SIGUSR1)) for at in (0.1, 0.2)
+    ]
+    with handler(close):
+        for timer in timers:
+            timer.start()
+        with pytest.raises(ClosedError):
+            envs.step([0])
+        for timer in timers:
+            timer.join()
+    assert done == [True, True]
+
+
+# -- recordings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@closing_while_pending
+def test_a_recording_has_each_batch_once_whatever_interrupts(tmp_path):
+    path = tmp_path / "recording"
+    batches = []
+    with contextlib.closing(counters(6, groups=3, record=path)) as envs:
+        envs.async_reset()
+
+        def check(results, where):
+            if results is None:
+                results = envs.recv(2)
+            ids = results[4]["env_id"].tolist()
+            batches.append(ids)
+            envs.send([0] * len(ids), ids)
+            if len(batches) % 20 == 0 and os.fork() == 0:  # a buffer would be written twice
+                envs.close()
+                os._exit(0)
+
+        at_each_point(lambda: envs.recv(2), check)
+    with contextlib.closing(counters(6, groups=3, replay=path)) as envs:
+        envs.async_reset()
+        for n, ids in enumerate(batches):
+            _, results, _ = at_point(n % 90 + 1, envs.recv)
+            results = envs.recv() if results is None else results
+            assert results[4]["env_id"].tolist() == ids
+            envs.send([0] * len(ids), ids)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+# -- samplers -------------------------------------------------------------------------------------
+
+
+def policy(observations):
+    return (observations[:, 1] % 3).astype(np.int64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["centre", "workers"])
+def test_a_handler_may_close_rollouts_at_any_point(where):
+    with contextlib.closing(counters()) as envs:
+        for n in range(1, 1500, 61):
+            some = pysampler.Rollouts(envs, policy, 4, where=where)
+            next(some)
+            try:
+                reached, rollout, at = at_point(
+                    n, lambda s=some: next(s), lambda *_, s=some: s.close()
+                )
+            except ClosedError:
+                pass
+            else:
+                assert not reached or (np.diff(rollout.observations[:, :, 1], axis=0) == 1).all(), (
+                    at
+                )
+            some.close()
+            envs.reset()
+            envs.step([0] * 4)
+
+
+@pytest.mark.slow
+def test_a_handler_that_closes_rollouts_gives_no_rollout_that_was_cut_short():
+    class Slow(Counter):
+        def step(self, action):
+            threading.Event().wait(0.01)  # an env that is slow
+            return super().step(action)
+
+    with contextlib.closing(pysampler.VectorEnv([Slow] * 2, num_workers=2)) as envs:
+        some = pysampler.Rollouts(envs, policy, 40, where="workers")
+        next(some)
+        main = threading.get_ident()
+        timer = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+        with handler(lambda *_: some.close()):
+            timer.start()
+            with pytest.raises(ClosedError):
+                next(some)
+            timer.join()
+
+
+@pytest.mark.slow
+def test_a_handler_may_close_actors_at_any_point():
+    with contextlib.closing(counters()) as envs:
+        for n in range(1, 900, 37):
+            actors = pysampler.Actors(envs, policy)
+            with contextlib.suppress(ClosedError):
+                at_point(n, lambda a=actors: a.take(8, least=8), lambda *_, a=actors: a.close())
+            actors.close()
+            envs.reset()
+            envs.step([0] * 4)
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_while_rollouts_are_dropped_does_no_harm(monkeypatch):
+    with contextlib.closing(counters()) as envs:
+        some = pysampler.Rollouts(envs, policy, 4, overlap=True)
+        next(some)
+        end = places.Centre.end
+
+        def interrupted(self):
+            monkeypatch.setattr(places.Centre, "end", end)
+            raise Interrupted
+
+        monkeypatch.setattr(places.Centre, "end", interrupted)
+        _, rollout, _ = at_point(1, lambda: next(some), only=("finish",))
+        assert rollout is None
+        for _ in range(3):
+            assert (np.diff(next(some).observations[:, :, 1], axis=0) == 1).all()
+        some.close()
+        envs.reset()

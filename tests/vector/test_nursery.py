@@ -536,3 +536,64 @@ def test_a_nursery_that_dies_at_an_import_is_not_asked_for_it_again(tmp_path, mo
     for one in nursery._nurseries:
         one.leave()
     assert "ends_it" in nursery._deadly
+
+
+@pytest.mark.slow
+def test_what_envs_started_ends_with_a_program_that_ends_while_its_nursery_imports(tmp_path):
+    (tmp_path / "takes_long.py").write_text("import time\ntime.sleep(100)\n")
+    out = run(
+        """
+        import subprocess
+        import pysampler
+        from pysampler import nursery
+        from gymnasium.envs.classic_control import CartPoleEnv
+        class Simulator(CartPoleEnv):
+            def __init__(self):
+                super().__init__()
+                self.process = subprocess.Popen(["sleep", "1000"])
+                self.pid = self.process.pid
+        envs = pysampler.VectorEnv([Simulator] * 2, num_workers=2)
+        envs.reset()
+        print(*envs.get_attr("pid"), *envs._pool.pids, flush=True)
+        nursery.preload(["takes_long"])
+        """,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    wait_until(lambda: not any(alive(int(pid)) for pid in out.split()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["nursery", "spawn", "fork"])
+def test_workers_print_to_a_file_that_took_the_place_of_stdout(context, tmp_path):
+    log = tmp_path / "log"
+    run(f"""
+        import os, sys
+        os.close(1)
+        assert os.open({str(log)!r}, os.O_CREAT | os.O_WRONLY | os.O_APPEND) == 1
+        import pysampler
+        from gymnasium.envs.classic_control import CartPoleEnv
+        class Says(CartPoleEnv):
+            def step(self, action):
+                os.write(1, b"said by an env\\n")
+                return super().step(action)
+        envs = pysampler.VectorEnv([Says] * 2, num_workers=2, context={context!r})
+        envs.reset()
+        envs.step([0, 0])
+        envs.close()
+    """)
+    assert log.read_text() == "said by an env\n" * 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_children_that_an_exception_came_past_are_reaped_by_the_next_start():
+    for n in range(1, 400, 17):
+        at_point(n, lambda: pysampler.VectorEnv([TellingEnv] * 2, num_workers=2, context="fork"))
+        gc.collect()
+
+    def zombies():
+        pysampler.VectorEnv([TellingEnv], context="fork").close()
+        return [c for c in psutil.Process().children() if c.status() == psutil.STATUS_ZOMBIE]
+
+    wait_until(lambda: not zombies())
