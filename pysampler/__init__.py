@@ -12,16 +12,16 @@ A tour of the code, from the bottom up:
   ``remote`` (pickles and exceptions between processes), ``mail`` (the side channel), ``stats``
   (counters) are what both sides of a pool know.
 - ``policies`` is what acts, and writes to frames what it says; ``acting`` is that in a worker.
-- ``block`` hosts envs, ``worker`` is a process around it, ``nursery`` makes such processes,
-  ``processes`` starts, attaches and replaces those of a pool.
+- ``block`` hosts envs, ``worker`` is a process around it, ``nursery`` starts such processes, most
+  of them through ``nursery_process``; ``processes`` attaches and replaces those of a pool.
 - ``pool`` commands workers and waits for them, ``local`` is the same without any; ``results`` is
   what came back, as a vector env returns it; ``recording`` is in which batches.
 - ``piped`` are envs behind a worker function of the user's.
 - ``vector_env`` is gymnasium's ``AsyncVectorEnv`` on a pool; ``make`` makes it by name.
-- ``borrowing`` is who walks the frames of a vector env in its place. ``rollout`` is T steps of a
-  policy; ``rollouts`` samples them, with the policy in one of two ``places``, and a ``tally`` of
-  what they were. ``evaluation`` counts episodes, ``tasks`` samples many tasks, of which
-  ``envs.meta`` has some; ``replay`` keeps transitions.
+- ``borrowing`` is what walks the frames of a vector env in its place, on a ``lease``. ``rollout``
+  is T steps of a policy; ``rollouts`` samples them, with the policy in one of two ``places``, and
+  a ``tally`` of what they were. ``evaluation`` counts episodes, ``tasks`` samples many tasks, of
+  which ``envs.meta`` has some; ``replay`` keeps transitions.
 - ``alone`` is a worker that acts by itself, and hands over ``records``; ``detached`` is how its
   parent sees it: ``actors`` for a learner, in ``phases`` perhaps, and a ``watcher``. ``averaging``
   is of ``trainers``, which learn where they act. ``checkpoints`` are what to go on from.

@@ -359,9 +359,11 @@ class Nursery:
         if self._door.fileno() >= 0:
             with contextlib.suppress(OSError):
                 while self._loads and (done := self._door.recv(64, socket.MSG_DONTWAIT)):
-                    for number in [one for one in self._loads if one <= int(done)]:
-                        del self._loads[number]
-        return [name for some in self._loads.values() for name in some]
+                    # A finalizer may come here too, at any allocation.
+                    for number in list(self._loads):
+                        if number <= int(done):
+                            self._loads.pop(number, None)
+        return [name for some in list(self._loads.values()) for name in some]
 
     def told(self) -> str:
         """Say how it ended."""
@@ -579,12 +581,18 @@ def _interpreter(module: str, connection: socket.socket, *arguments: int) -> fun
     of its own, and signals that are meant for this process and its group wait until it can say that
     it outlives them.
     """
-    code = (
-        "import json, os, sys; "
-        f"os.closerange({_CONNECTION + 1}, os.sysconf('SC_OPEN_MAX')); "
-        "sys.path[:] = json.loads(sys.argv[1]); "
-        f"from {module} import main; main{(_CONNECTION, *arguments)}"
-    )
+    code = f"""
+import json, os, sys
+for fd in map(int, os.listdir("/proc/self/fd")):
+    try:
+        if fd > {_CONNECTION}:
+            os.close(fd)
+    except OSError:  # the one that it was listed with
+        pass
+sys.path[:] = json.loads(sys.argv[1])
+from {module} import main
+main{(_CONNECTION, *arguments)}
+"""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     path = json.dumps([p for p in sys.path if isinstance(p, str)])
     actions: list[tuple[Any, ...]] = [
