@@ -168,8 +168,7 @@ class BasicDoorbell {
             const Outcome outcome =
                 cell_->posts.wait_inside(seen + missing, deadline, policy, missing);
             if (outcome == Outcome::kReady || outcome == Outcome::kLost) continue;
-            // At once: whoever was to be told of a result or a loss gets an exception instead, and
-            // asks again.
+            // At once: the caller gets an exception instead of what was found, and asks again.
             if (outcome == Outcome::kInterrupted) return outcome;
             collect();
             if (!lost_.empty()) return Outcome::kLost;

@@ -1,4 +1,4 @@
-"""Somebody who walks the frames of a vector env in its place: rollouts, actors, a watcher.
+"""Base class of samplers that use a vector env exclusively: rollouts, actors, a watcher.
 
 It has a lease of the vector env, lets its envs work on frames laid out for what its policy says,
 and gives it back as it was. Meanwhile it cannot be stepped by others.

@@ -7,8 +7,8 @@ all pools of a process. ``context="fork"`` and ``"spawn"`` do without it.
     door:  this process ──▶ nursery     import these, take this line, leave
     line:  a pool       ◀─▶ nursery     fork; forked, cannot fork, ended
 
-Each pool has a line of its own, and what it asks is answered there, by number: an answer that
-nobody waits for any more is dropped. Closing a line ends the workers of that pool, and no others. A
+Each pool has a line of its own, and what it asks is answered there, by number: an answer to a
+request that was given up is dropped. Closing a line ends the workers of that pool, and no others. A
 nursery that has come to threads of its own forks no more, and leaves when its last line is closed.
 nursery_process.py is the other end.
 
@@ -275,7 +275,7 @@ class Line:
     def close(self, wait: float = 0) -> None:
         """Let the nursery end the workers of this line. Takes no lock, and may be repeated.
 
-        It closes the other end when they are reaped: waits so many seconds for that.
+        The nursery closes its end once it has reaped them: wait for that, ``wait`` seconds at most.
         """
         if os.getpid() == self._owner and self._socket.fileno() >= 0:
             wait = 0 if self.nursery.loading() else wait  # which may take it long
@@ -394,7 +394,7 @@ class Nursery:
         self._process.release()
 
     def _end_family(self) -> None:
-        """End its workers and their groups in its place: it has no time, and reaps nobody now."""
+        """End its workers and their groups: it is busy, and reaps none of them meanwhile."""
         pid = self._process.pid
         with contextlib.suppress(OSError):
             listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()

@@ -142,7 +142,7 @@ class _Nursery:
         try:
             line.send(pickle.dumps(message), socket.MSG_DONTWAIT)
         except BlockingIOError:
-            if message[0] != "ended":  # nobody has read here for long
+            if message[0] != "ended":  # the pool has not read its line for long
                 self._drop(line)
         except OSError:
             self._drop(line)
@@ -273,7 +273,7 @@ def become_worker(fd: int, outputs: list[int], parent: int, host: Any = None) ->
     """
     code = 1
     try:
-        # Nobody's stdin; 0 to 2 are open here, whatever they are.
+        # A worker has no stdin. 0 to 2 are open here, to whatever file.
         nothing = os.open(os.devnull, os.O_RDONLY)
         for number, output in enumerate([nothing, *outputs]):
             if output != number:

@@ -357,13 +357,13 @@ def needs_torch(policy: Any) -> bool:
 
 
 def get_torch_threads() -> int | None:
-    """How many threads torch uses on the CPU; None if it is not there."""
+    """Return how many threads torch uses on the CPU; None if torch is not imported."""
     torch = sys.modules.get("torch")
     return None if torch is None else int(torch.get_num_threads())
 
 
 def set_torch_threads(count: int | None) -> None:
-    """Let torch use so many, if it is there; None leaves it alone."""
+    """Set how many threads torch uses, if torch is imported. None changes nothing."""
     if count is not None and (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(count)
 

@@ -685,7 +685,7 @@ class Pool:
     def kill(self, wait: float = _REAPING) -> None:
         """End the workers, whatever they are doing, and give everything back. May be repeated.
 
-        Waits up to so many seconds until the processes are reaped; a finalizer does not.
+        Waits up to ``wait`` seconds until the processes are reaped. A finalizer passes 0.
         """
         self.closed = True
         if self._gone:

@@ -95,7 +95,7 @@ class Processes:
     def end(self, wait: float = 0) -> None:
         """End the workers, whatever they are doing; may be repeated.
 
-        Waits up to so many seconds until they are reaped and what they had started is ended.
+        Waits up to ``wait`` seconds until they are reaped and what they had started has ended.
         """
         _end(self.children, self._launcher, self._owner, wait)
 

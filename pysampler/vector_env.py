@@ -363,7 +363,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     # -- step ------------------------------------------------------------------------------------
 
     # A signal handler may raise an exception nearly anywhere. What has come back is kept until the
-    # lines behind the `with` block, in which Python runs no handler: whoever waits again gets it.
+    # lines behind the `with` block, in which Python runs no handler. The next wait returns it.
 
     def step(self, actions: Any) -> Stepped:
         """Step all envs."""
@@ -532,7 +532,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             kept = groups, self._results.read_some(groups, messages), None
         else:
             kept = None
-        if kept is None:  # an empty batch, which nobody can lose
+        if kept is None:  # an empty batch cannot be lost
             self._note_batch(())
             self._batches += 1
         self._kept = kept

@@ -21,7 +21,7 @@ struct GuardState {
     std::string closed_message;  // what an entry after close() is told
     py::object closed_error;     // and its type
     pid_t owner = pid_of(self_id());
-    std::atomic<std::uint64_t> holder = 0;  // as in self_id(); 0 if nobody is inside
+    std::atomic<std::uint64_t> holder = 0;  // as in self_id(); 0: the object is free
     std::string doing;                      // what the holder does
     bool closed = false;
     bool closed_within = false;  // by the holder's own thread: a signal handler

@@ -425,7 +425,7 @@ class PyPool : public Handle {
             if (!parcel.published) {
                 const Outcome outcome = rings_[worker].wait_room(1, deadline, policy);
                 if (outcome != Outcome::kReady) return outcome;
-                // There is room, unless somebody wrote garbage into the ring's positions.
+                // The ring says that it has room. If it has none, its positions are garbage.
                 if (!publish(worker, parcel.command)) return Outcome::kBusy;
                 parcel.published = true;
             }

@@ -75,7 +75,7 @@ class _Trace:
 def at_point(n, program, act=_raise, only=()):
     """Call a program, and ``act`` as a signal handler at its n-th point.
 
-    Returns (whether the program had so many points, what it returned or None, where it was).
+    Returns (whether the program got that far, what it returned or None, where it was).
     """
     trace = _Trace(n, only)
     result = None

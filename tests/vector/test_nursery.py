@@ -114,7 +114,7 @@ class Lines(RuleBasedStateMachine):
     @precondition(lambda self: self.launchers)
     @rule(which=st.integers(0, 9))
     def drop(self, which):
-        """Children and launcher are garbage, and nobody has closed anything."""
+        """Children and launcher are garbage, without having been closed."""
         which %= len(self.launchers)
         self.gone += [child.pid for child in self.workers.pop(which).values()]
         self.launchers.pop(which)
@@ -132,7 +132,7 @@ class Lines(RuleBasedStateMachine):
             dead = nursery._nurseries[-1]
             dead._process.kill()
             dead._process.ended(60)
-            # Its workers live on, and nobody else can end them: their launchers do it themselves.
+            # Its workers live on, and their launchers end them.
             for which, launcher in enumerate(self.launchers):
                 if any(line.nursery is dead for line in launcher._lines):
                     for child in self.workers[which].values():
@@ -235,7 +235,7 @@ class Server(gym.Wrapper):
 def test_what_an_env_started_ends_with_its_worker_and_no_other(context):
     envs = pysampler.VectorEnv([Server] * 2, num_workers=2, context=context)
     pids = [pid for both in envs.call("pids") for pid in both]
-    # In a session of its own nobody knows it for the env's.
+    # The ends of other pools' workers are none of its business.
     pysampler.VectorEnv([TellingEnv], num_workers=1).close()
     pysampler.VectorEnv([TellingEnv], num_workers=1, context="spawn").close()
     assert all(map(alive, pids))
