@@ -165,7 +165,11 @@ class PyPool : public Handle {
     // Messages to workers, which go before their next commands and have no answer. Any thread.
     void note(const std::vector<std::pair<std::uint32_t, std::string>>& messages) {
         check("send to");
-        for (const auto& [worker, message] : messages) static_cast<void>(notes_.at(worker));
+        for (const auto& [worker, message] : messages) {
+            if (worker >= layout_.workers()) {
+                throw py::index_error("cannot send to pool: no such worker");
+            }
+        }
         for (const auto& [worker, message] : messages) notes_[worker].push_back(message);
     }
 
@@ -657,6 +661,7 @@ void register_pool(py::module_& m) {
             "note",
             [](PyPool& self, const std::vector<std::pair<std::uint32_t, py::bytes>>& messages) {
                 std::vector<std::pair<std::uint32_t, std::string>> all;
+                all.reserve(messages.size());
                 for (const auto& [worker, message] : messages) all.emplace_back(worker, message);
                 self.note(all);
             },
