@@ -79,9 +79,12 @@ _unclaimed: list[list[int]] = []
 class _Process:
     """A process that this one may end."""
 
+    # As they are where an exception of a signal handler comes into __init__.
+    pid = 0
+    _pidfd: _core.Pidfd | None = None
+
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._pidfd: _core.Pidfd | None = None
         if pid > 0:
             with contextlib.suppress(ProcessLookupError):
                 self._pidfd = _core.Pidfd(pid)
@@ -112,6 +115,7 @@ class _Own(_Process):
 
     _status: int | None = None
     _reaped = False
+    _owner = 0
 
     def __init__(self, pid: int) -> None:
         self._owner = os.getpid()
