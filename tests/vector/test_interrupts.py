@@ -161,7 +161,8 @@ def test_messages_of_any_size_survive_interruptions(size):
             assert answers in (None, tuple((n, payload) for n in range(4))), where
             assert envs.step([0] * 4)[1].shape == (4,), where
 
-        assert at_each_point(lambda: envs.call("asked", payload), check) > 20
+        step = 1 if size < 1000 else 3
+        assert at_each_point(lambda: envs.call("asked", payload), check, step=step) > 20
 
 
 @pytest.mark.slow
@@ -215,7 +216,7 @@ def test_interrupting_the_making_of_a_pool_touches_no_other(context):
     with contextlib.closing(counters()) as other:
         other.reset()
         mine = set(other._pool.pids)
-        step = {"nursery": 5, "fork": 17, "spawn": 101}[context]
+        step = {"nursery": 11, "fork": 17, "spawn": 101}[context]
 
         def check(envs, where):
             if envs is not None:

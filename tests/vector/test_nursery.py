@@ -155,7 +155,8 @@ class Lines(RuleBasedStateMachine):
 
 
 Lines.TestCase.settings = settings(
-    max_examples=25,
+    max_examples=15,
+    derandomize=True,  # the campaigns are for other dice every time
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),
