@@ -81,7 +81,7 @@ class BasicDoorbell {
     }
 
     // The waiter: until `want` members are ready. kLost, at once, if a member was lost and this has
-    // not been told before, or if those who are left cannot be so many. ready() and lost() hold
+    // not been told before, or if fewer than `want` are left. ready() and lost() hold
     // what was found, unless it is kBusy or kInterrupted.
     template <class Policy>
     Outcome wait_until(std::uint32_t want, std::int64_t deadline, Policy& policy) {

@@ -188,10 +188,8 @@ class Actors(Detached):
         """Records of a call that an exception came through are taken once more."""
         if (lost := self._handed) is not None:
             rows = lost.rows.copy()
-            self._kept, self._taken, self._handed = (
-                *([rows, *self._kept], self._taken - len(rows)),
-                None,
-            )
+            kept, taken = [rows, *self._kept], self._taken - len(rows)
+            self._kept, self._taken, self._handed = kept, taken, None
 
     def _take(self, count: int, least: int, deadline: int | None) -> Records | None:
         began, waited = now(), self._waiting_ns

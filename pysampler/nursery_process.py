@@ -8,6 +8,7 @@ independent, as daemons do, and is left alone.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import os
@@ -120,7 +121,7 @@ class _Nursery:
     ) -> tuple[Any, ...]:
         """Fork a worker, and what is said about it."""
         if len(fds) < 3:  # they were sent, and found no room here
-            return "error", number, 24, "cannot start worker: too many open files"
+            return "error", number, errno.EMFILE, "cannot start worker: too many open files"
         if _threads() > self._threads:  # forks of this one would be missing them
             return "retired", number
         for pid, other in self._workers.items():

@@ -138,7 +138,7 @@ class Centre:
 
     def end(self) -> bool:
         """Stop; whether it has, so that nobody works on the pool any more."""
-        self._stop = True
+        self.stop()
         return self._thread is None or self._thread.end()
 
     def _fill(self, base: int) -> None:
@@ -432,7 +432,7 @@ class Workers:
 
     def end(self) -> bool:
         """Stop; nobody but the pool is at work."""
-        self._progress.stop()
+        self.stop()
         return True
 
 

@@ -184,7 +184,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._validate = validate
         self._guard = _core.Guard(
             "this vector env",
-            f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.",
+            str(self._closed_error()),
             _ClosedError,
         )
         # Of the calls that are made all the time.
@@ -556,16 +556,18 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     @property
     def pending(self) -> int:
         """How many envs ``recv`` has yet to return."""
-        return 0 if self.closed else max(self._pool.pending, self._envs_kept)
+        return 0 if self.closed else self._pool.pending + self._envs_kept
 
     @property
     def ready(self) -> int:
         """How many of those it would return at once."""
-        return 0 if self.closed else max(self._pool.ready, self._envs_kept)
+        return 0 if self.closed else self._pool.ready + self._envs_kept
 
     @property
     def _envs_kept(self) -> int:
-        return 0 if self._kept is None else sum(len(self._groups[g]) for g in self._kept[0])
+        """How many envs have been taken from the pool and not been returned."""
+        groups = () if self._kept is None else self._kept[0]
+        return sum(len(self._groups[g]) for g in groups if not self._pool.is_pending(g))
 
     def set_options(self, env_ids: Any, options: Any) -> int:
         """What envs are reset with from their next reset on, automatic or not: their tasks, say.
