@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from interrupts import at_point
 from made_up import TellingEnv
+from programs import completed
 
 import pysampler
 from pysampler import nursery
@@ -36,16 +37,7 @@ def wait_until(condition):
 
 def run(program, **kwargs):
     """A program of a user's: what it prints, once it has ended well."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        **kwargs,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return completed("-c", textwrap.dedent(program), **kwargs).stdout
 
 
 class Lines(RuleBasedStateMachine):

@@ -12,6 +12,7 @@ import cloudpickle
 import psutil
 import pytest
 from made_up import TellingEnv
+from programs import completed
 
 import pysampler
 from pysampler import nursery, worker
@@ -25,17 +26,7 @@ envs = pysampler.make_vec("CartPole-v1", num_envs=4, vector_kwargs={"num_workers
 
 def run(program, *arguments, **kwargs):
     """A program of a user's: what it prints, once it has ended well."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        input=program,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        **kwargs,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return completed(*arguments, input=program, **kwargs).stdout
 
 
 IN_MAIN = """

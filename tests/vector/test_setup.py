@@ -3,8 +3,6 @@
 import linecache
 import logging
 import os
-import subprocess
-import sys
 import textwrap
 import traceback
 
@@ -12,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from made_up import TellingEnv
+from programs import completed
 
 import pysampler
 from pysampler.errors import EnvError
@@ -19,15 +18,7 @@ from pysampler.errors import EnvError
 
 def run(program, **kwargs):
     """A program of a user's: what it prints, and what it says on stderr."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        **kwargs,
-    )
-    assert done.returncode == 0, done.stderr
+    done = completed("-c", textwrap.dedent(program), **kwargs)
     return done.stdout, done.stderr
 
 
