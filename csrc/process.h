@@ -1,7 +1,9 @@
 // Who am I, and does that one still live: the two questions a waiter asks about its peers.
 #pragma once
 
+#include <signal.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <string>
@@ -30,6 +32,19 @@ void set_process_title(const std::string& title);
 // From now on SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 neither end nor stop this process. They
 // are caught, not ignored: a program that it starts has their defaults again. Unblocks them.
 void outlive_signals();
+// While it lives those signals wait, for the thread that made it. In a child that is forked
+// meanwhile they do so until it outlives them.
+class BlockedSignals {
+ public:
+    BlockedSignals();
+    BlockedSignals(const BlockedSignals&) = delete;
+    BlockedSignals& operator=(const BlockedSignals&) = delete;
+    ~BlockedSignals();
+
+ private:
+    pid_t owner_ = getpid();
+    sigset_t before_;
+};
 // The defaults again, for a process forked from one that outlives them.
 void default_signals();
 

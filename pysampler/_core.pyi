@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Autoreset', 'Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'KeepInfos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'adopt_wait_costs', 'default_signals', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'outlive_signals', 'page_size', 'send_descriptors', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Autoreset', 'Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'KeepInfos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'adopt_wait_costs', 'default_signals', 'fork_with_signals_blocked', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'outlive_signals', 'page_size', 'send_descriptors', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     def __repr__(self) -> str:
         ...
@@ -1007,6 +1007,10 @@ def adopt_wait_costs(park_ns: typing.SupportsInt | typing.SupportsIndex, yield_n
 def default_signals() -> None:
     """
     Undo outlive_signals(), in a forked child.
+    """
+def fork_with_signals_blocked() -> int:
+    """
+    Call os.fork(). In the child, those signals wait until outlive_signals().
     """
 def futex_wake_count() -> int:
     ...

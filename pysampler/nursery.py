@@ -247,23 +247,24 @@ class Line:
     def fork(self, index: int) -> Child:
         """Return a new worker with this index."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            number = next(self._numbers)
-            request = pickle.dumps(("fork", number, index))
-            try:
-                socket.send_fds(self._socket, [request], [theirs.fileno(), 1, 2])
-            except OSError as error:
-                raise self._lost() from error
-        while number not in self._answers:
-            self._receive()
-        kind, _, *content = self._answers.pop(number)
-        self.used = self.used or kind == "forked"
-        if kind == "error":
-            raise OSError(*content)
-        if kind == "retired":
-            _retire(self.nursery)
-            raise _NoNurseryError("cannot start worker: the nursery has come to threads")
-        connection = Connection(ours.detach())
+        with ours:
+            with theirs:
+                number = next(self._numbers)
+                request = pickle.dumps(("fork", number, index))
+                try:
+                    socket.send_fds(self._socket, [request], [theirs.fileno(), 1, 2])
+                except OSError as error:
+                    raise self._lost() from error
+            while number not in self._answers:
+                self._receive()
+            kind, _, *content = self._answers.pop(number)
+            self.used = self.used or kind == "forked"
+            if kind == "error":
+                raise OSError(*content)
+            if kind == "retired":
+                _retire(self.nursery)
+                raise _NoNurseryError("cannot start worker: the nursery has come to threads")
+            connection = Connection(ours.detach())
         return Child(_Forked(content[0], self, connection), connection)
 
     def status_of(self, pid: int) -> int | None:
@@ -510,25 +511,20 @@ def _start_here(context: str, host: Any) -> Child:
 
 def _started_here(context: str, host: Any, parent: int) -> Child:
     ours, theirs = socket.socketpair()
-    with theirs:
+    with ours, theirs:
         if context == "spawn":
             process = _own(_interpreter("pysampler.worker", theirs, parent))
         else:
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-            try:
-                # Until it can say that it outlives them; this process's handlers are not its own.
-                signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
-                with warnings.catch_warnings():  # of forking threads: asked for
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    process = _own(os.fork)
-                if process.pid == 0:
-                    ours.close()
-                    for other in _own_ends:  # or their workers would miss their end
-                        other.close()
-                    become_worker(theirs.detach(), [1, 2], parent, host)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    connection = Connection(ours.detach())
+            with warnings.catch_warnings():  # of forking threads: asked for
+                warnings.simplefilter("ignore", DeprecationWarning)
+                # Signals wait until it outlives them; this process's handlers are not its own.
+                process = _own(_core.fork_with_signals_blocked)
+            if process.pid == 0:
+                ours.close()
+                for other in _own_ends:  # or their workers would miss their end
+                    other.close()
+                become_worker(theirs.detach(), [1, 2], parent, host)
+        connection = Connection(ours.detach())
     _own_ends.add(connection)
     return Child(process, connection)
 

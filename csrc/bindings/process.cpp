@@ -75,6 +75,13 @@ void send_descriptors(int socket, const py::bytes& message, const std::vector<in
     if (sent < 0) throw std::system_error(error, std::generic_category(), "sendmsg");
 }
 
+// Python's own functions for the mask are written in Python: an exception of a signal handler can
+// come before they have given it back.
+int fork_with_signals_blocked() {
+    const BlockedSignals blocked;
+    return py::module_::import("os").attr("fork")().cast<int>();
+}
+
 }  // namespace
 
 void register_process(py::module_& m) {
@@ -94,6 +101,8 @@ void register_process(py::module_& m) {
     m.def("outlive_signals", &outlive_signals,
           "Let SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 end neither this process nor a system "
           "call of it. Programs it starts have the defaults.");
+    m.def("fork_with_signals_blocked", &fork_with_signals_blocked,
+          "Call os.fork(). In the child, those signals wait until outlive_signals().");
     m.def("default_signals", &default_signals, "Undo outlive_signals(), in a forked child.");
 }
 

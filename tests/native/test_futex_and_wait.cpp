@@ -309,6 +309,17 @@ TEST(a_slice_interrupts_and_is_not_early_either) {
     }
 }
 
+TEST(what_wakes_past_its_slice_and_its_deadline_has_timed_out) {
+    WaitPolicy policy = support::parking();
+    policy.set_slice(kMillisecond);
+    const std::int64_t deadline = now_ns() + 2 * kMillisecond;
+    const auto late = [=](std::int64_t) {
+        until([=] { return now_ns() > deadline; });
+        return true;
+    };
+    CHECK(policy.wait(deadline, never, late, 1) == Outcome::kTimedOut);
+}
+
 TEST(a_signal_interrupts_a_wait) {
     take_signals();
     for (const bool with_deadline : {false, true}) {

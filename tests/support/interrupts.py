@@ -7,9 +7,11 @@ the n-th of these points within pysampler: its handler raises there.
 
 import _thread
 import dis
+import gc
 import itertools
 import signal
 import sys
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,7 +81,10 @@ def at_point(n, program, act=_raise, only=()):
     """
     trace = _Trace(n, only)
     result = None
-    with handler(act):
+    gc.freeze()  # what an earlier program left is not finalized at a point of this one
+    with handler(act), warnings.catch_warnings():
+        # A socket is closed by its finalizer where the exception comes past the line that does so.
+        warnings.simplefilter("ignore", ResourceWarning)
         sys.settrace(trace)
         try:
             result = program()
@@ -87,6 +92,8 @@ def at_point(n, program, act=_raise, only=()):
             pass
         finally:
             sys.settrace(None)
+            gc.collect()
+            gc.unfreeze()
     return trace.left == 0, result, trace.where
 
 
