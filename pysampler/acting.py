@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler.policies import Acting, Actor, is_module, load_weights
+from pysampler.seeds import seed_globals, seed_own
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -84,8 +84,11 @@ class Role:
     board: Any  # the place of its weights; None where they come with the policy
     progress: int
     groups: int
-    seed: int | None
+    entropy: int | list[int]  # of random numbers
+    told: int  # how many policies it had before
+    apart: bool  # in a process of its own, whose generators are not the user's
     settings: dict[str, tuple[int, np.dtype[Any]]] = field(default_factory=dict)  # and where
+    first: int = 0  # of its envs
 
 
 @dataclass
@@ -105,17 +108,37 @@ class RolledOut:
 
 
 class WorkerActing:
-    """In a worker: the policy, for the envs of its blocks."""
+    """In a worker: the policy, for the envs of its blocks.
 
-    def __init__(self, role: Role, frames: Frames, segment: Segment) -> None:
+    ``before``: what acted until now. ``again``: the worker takes the place of a lost one.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        frames: Frames,
+        segment: Segment,
+        before: WorkerActing | None = None,
+        *,
+        again: bool = False,
+    ) -> None:
         policy = pickle.loads(role.policy)
-        if role.seed is not None:
-            _seed(policy, role.seed)
         settings = {
             name: segment.array((frames.envs,), dtype, at)[1]
             for name, (at, dtype) in role.settings.items()
         }
-        self._acting = Acting(Actor(policy, frames.spec, settings), role.said, frames)
+        actor = Actor(policy, frames.spec, settings)
+        # Drawn again, the numbers of one that was lost would do again what it was lost at.
+        entropy = None if again else role.entropy
+        seeds = np.random.SeedSequence(entropy, spawn_key=(role.first, role.told))
+        seed_own(policy, seeds)
+        if before is not None:
+            actor.draw_on(before._acting.actor)
+        else:
+            actor.draw_with(entropy, frames.envs)
+            if role.apart:
+                seed_globals(seeds)
+        self._acting: Acting = Acting(actor, role.said, frames)
         self._frames = frames
         self._segment = segment
         self._progress = Progress(role.groups, segment, role.progress)
@@ -190,12 +213,3 @@ def mark_lost(frames: Frames, at: int, envs: npt.NDArray[np.int64] | slice) -> N
     frames.has_final[at + 1, envs] = LOST
     for final, seen in zip(frames.final_observations, frames.observations, strict=True):
         final[at + 1, envs] = seen[at, envs]
-
-
-def _seed(policy: Any, seed: int) -> None:
-    """The generators that a policy may use: the global ones, and its own if it takes a seed."""
-    np.random.seed(seed % 2**32)
-    if callable(own := getattr(policy, "seed", None)):
-        own(seed)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)

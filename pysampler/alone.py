@@ -80,8 +80,16 @@ class Show:
 class Alone(WorkerActing):
     """In a worker that nobody tells what to do next."""
 
-    def __init__(self, role: Role, frames: Frames, segment: Segment) -> None:
-        super().__init__(role, frames, segment)
+    def __init__(
+        self,
+        role: Role,
+        frames: Frames,
+        segment: Segment,
+        before: Alone | None,
+        *,
+        again: bool,
+    ) -> None:
+        super().__init__(role, frames, segment, before, again=again)
         self._segment = segment
         self._refresh_at = 0
         self._ring: Any = None

@@ -302,7 +302,8 @@ class EnvHost:
 
     def act_with(self, block: int, role: Role) -> None:  # noqa: ARG002
         """The policy of rollouts from now on."""
-        self._acting = Alone(role, self.frames, self.segment)
+        again = self._acting is None and bool(self._new)
+        self._acting = Alone(role, self.frames, self.segment, self._acting, again=again)
 
     def set_options(self, block: int, options: dict[int, tuple[Any, int]]) -> None:  # noqa: ARG002
         """What envs are reset with from their next reset on, and its version."""

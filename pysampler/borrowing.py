@@ -118,6 +118,7 @@ class Borrower(Closing):
         everyone = slice(0, envs.num_envs)
         own = [array.copy() for array in seen]  # which the policy may do with what it likes
         initial = actor.initial_state(envs.num_envs)
+        actor.draw_with(None, envs.num_envs)
         asked = actor(own, initial, everyone)
         said = actor.describe(*asked)
         size = room if isinstance(room, int) else room(said)

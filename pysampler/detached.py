@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler.acting import Progress
+from pysampler.acting import Progress, Role
 from pysampler.block import Failure, Restored
 from pysampler.borrowing import Borrower
 from pysampler.places import copied, pickled, tell
 from pysampler.policies import Actor, has_weights, portable, weights_of
 from pysampler.results import first
+from pysampler.seeds import entropy_of
 from pysampler.sync import Board, now
 
 if TYPE_CHECKING:
@@ -116,11 +117,18 @@ class Detached(Borrower):
             places[name] = at, value.dtype
         if self._board is not None and weights is not None:
             self._board.publish(weights)
-        seed = self._seed if isinstance(self._seed, (int, np.integer)) else None
-        tell(
-            *(envs._pool, pickled(portable(self._policy)), begun.acting.said, self._board),
-            *(self._progress, seed if self._in_workers else None, places),
+        role = Role(
+            pickled(portable(self._policy)),
+            begun.acting.said,
+            None if self._board is None else self._board.place(),
+            self._progress.offset,
+            groups=len(envs._groups),
+            entropy=entropy_of(self._seed),
+            told=0,
+            apart=self._in_workers,
+            settings=places,
         )
+        tell(envs._pool, role)
         self._ring, self._errand = self._placed(begun)
         envs._pool.watch_also(self._ring.producer())
         workers = np.array(envs._pool.worker_of)

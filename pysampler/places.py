@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
 import queue
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from pysampler.policies import (
 from pysampler.processes import GRACE
 from pysampler.remote import dumps_by_value
 from pysampler.results import first
+from pysampler.seeds import seed_own
 from pysampler.sync import Board, now
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler.frames import Frames
-    from pysampler.policies import Acting, Actor, Said
+    from pysampler.policies import Acting, Actor
     from pysampler.results import Message
     from pysampler.sync import Segment
     from pysampler.vector_env import VectorEnv
@@ -72,7 +74,14 @@ class Way:
 class Centre:
     """The policy in this process."""
 
-    def __init__(self, way: Way, acting: Acting, frames: Frames, asked: Any) -> None:
+    def __init__(
+        self,
+        way: Way,
+        acting: Acting,
+        frames: Frames,
+        asked: Any,
+        entropy: int | list[int],
+    ) -> None:
         envs = way.envs
         self.acting = acting
         self.frames = frames
@@ -108,6 +117,10 @@ class Centre:
             make = way.actor_of()
             assert make is not None
             acting.actor = make(copy.deepcopy(self._policy))
+        self._seeds = np.random.SeedSequence(entropy)  # of copies
+        acting.actor.draw_with(entropy, frames.envs)
+        if acting.actor.draws:  # what has been said was of other numbers
+            self._asked = None
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -120,11 +133,18 @@ class Centre:
             return
         if is_module(self._policy):
             copy_weights(self.acting.actor.policy, self._policy)
-        elif (now_is := _fingerprint(self._policy)) is None or now_is != self._copied_from:
-            # Not where it has not changed: its own random numbers go on.
-            self._copied_from = now_is
-            self.acting.actor.policy = copied(self._policy)
+        else:
+            self._copy()
         self._thread.do(lambda: self._fill(base))
+
+    def _copy(self) -> None:
+        """Act with the policy as it is now, unless it is what it was: its own numbers go on."""
+        now_is = _fingerprint(self._policy)
+        if now_is is None or now_is != self._copied_from:
+            self._copied_from = now_is
+            policy = copied(self._policy)
+            seed_own(policy, self._seeds.spawn(1)[0])
+            self.acting.actor.policy = policy
 
     def finish(self) -> None:
         if self._thread is None:
@@ -365,7 +385,7 @@ class Workers:
         frames: Frames,
         segment: Segment,
         weights: dict[str, npt.NDArray[Any]] | None,
-        seed: int | None,
+        entropy: int | list[int],
     ) -> None:
         self.acting = acting
         self.frames = frames
@@ -380,8 +400,8 @@ class Workers:
         self._progress = Progress(len(self._groups), segment)
         self._last = 0
         self._pickled = b""
-        # In this process the random numbers are the user's.
-        self._seed = seed if way.envs.num_workers > 0 else None
+        self._entropy = entropy
+        self._told = 0
         self.lengths = np.full(frames.envs, way.horizon)
         if is_module(self._policy):
             self._tell(pickled(portable(self._policy)))
@@ -389,8 +409,18 @@ class Workers:
     def _tell(self, policy: bytes) -> None:
         """Give the workers the policy."""
         self._pickled = policy
-        seed, self._seed = self._seed, None
-        tell(self._pool, policy, self.acting.said, self._board, self._progress, seed)
+        role = Role(
+            policy,
+            self.acting.said,
+            None if self._board is None else self._board.place(),
+            self._progress.offset,
+            groups=len(self._groups),
+            entropy=self._entropy,
+            told=self._told,
+            apart=self._envs.num_workers > 0,
+        )
+        tell(self._pool, role)
+        self._told += 1
 
     def start(self, base: int) -> None:
         if self._board is not None:
@@ -436,27 +466,9 @@ class Workers:
         return True
 
 
-def tell(
-    pool: Any,
-    policy: bytes,
-    said: Said,
-    board: Board | None,
-    progress: Progress,
-    seed: int | None,
-    settings: dict[str, tuple[int, np.dtype[Any]]] | None = None,
-) -> None:
-    """Give workers a policy, and whoever takes the place of one."""
-
-    def role(envs: range) -> tuple[Role]:
-        own = None
-        if seed is not None:  # each worker draws its own numbers, the same every time
-            sequence = np.random.SeedSequence(seed, spawn_key=(envs.start,))
-            own = int(sequence.generate_state(1)[0])
-        place = None if board is None else board.place()
-        groups = len(progress.steps)
-        return (Role(policy, said, place, progress.offset, groups, own, settings or {}),)
-
-    pool.note("act_with", role, standing=True)
+def tell(pool: Any, role: Role) -> None:
+    """Give workers a policy, and those that take the place of one."""
+    pool.note("act_with", lambda envs: (replace(role, first=envs.start),), standing=True)
 
 
 class _Thread:
@@ -523,15 +535,21 @@ def _parts(envs: VectorEnv) -> list[tuple[list[int], Any]]:
 
 
 def copied(policy: Any) -> Any:
-    """One of its own for somebody else, where it can be copied."""
+    """Return a copy of a policy; of a function, with what it refers to."""
     try:
-        return copy.deepcopy(policy)
-    except Exception:
-        return policy
+        return copy.deepcopy(policy) if is_module(policy) else pickle.loads(dumps_by_value(policy))
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            if (own := copy.deepcopy(policy)) is not policy:
+                return own
+        raise TypeError(
+            f"cannot copy the policy: {type(error).__name__}: {error}; make what it needs inside "
+            "of it, or leave it in the centre without overlap"
+        ) from error
 
 
 def _fingerprint(policy: Any) -> bytes | None:
-    """What tells whether it has changed; None if nothing does."""
+    """Return what tells whether it has changed; None if nothing does."""
     try:
         return dumps_by_value(policy)
     except Exception:

@@ -1,17 +1,24 @@
 """Policies: what acts. Any callable, or a torch module, asked with a batch of observations.
 
-``policy(observations, state)`` returns actions, or (actions, extras): a dict of arrays with a row
-for each env. ``extras["state"]`` is its recurrent state, which it gets back with the next call, row
-by row; zeros, or what its ``initial_state(count)`` says, where an episode begins (None when it is
-asked for the very first time, without such a method). A policy that takes one argument is called
-with observations alone. A ``torch.nn.Module`` is called with tensors on its device, without
-gradients; anything else with NumPy arrays. Observations may be the frames themselves: leave them
-as they are.
+``policy(observations)`` returns actions, or (actions, extras): a dict of arrays with a row for each
+env. A ``torch.nn.Module`` is called with tensors on its device, without gradients; anything else
+with NumPy arrays. Observations are the record itself: a policy that changes them in place is
+refused, and works on a copy instead. Other parameters are left alone if they have a default.
+
+A recurrent policy has a parameter named ``state``, or an attribute ``recurrent = True`` and takes
+its state second. ``extras["state"]`` is what it gets back with the next call, row by row; zeros, or
+what its ``initial_state(count)`` says, where an episode begins (None when it is asked for the very
+first time, without such a method).
+
+A policy with a parameter named ``generators`` is called with a list of ``np.random.Generator``, one
+for each row. Each env has its own, which depends on the seed and on the env alone: such a policy
+makes the same rollouts wherever it is, with any number of workers and groups. Of other random
+policies, workers have random numbers of their own: the global generators of Python, NumPy and torch
+are seeded for each, and a policy that has generators of its own may have a method ``seed(number)``.
 
 Where a policy is copied, for a worker or to act while you learn, that is: of a module, parameters
-and buffers, before each rollout; of anything else all of it, whenever that has changed. In workers,
-NumPy's and torch's global generators are seeded for each; a policy that has generators of its own
-may have a method ``seed(number)``.
+and buffers, before each rollout; of anything else all of it, whenever that has changed, and of a
+function what it refers to.
 """
 
 from __future__ import annotations
@@ -22,14 +29,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pysampler.spec import Field, build, leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import numpy.typing as npt
 
@@ -56,6 +63,8 @@ __all__ = [
 ]
 
 STATE = "state"
+GENERATORS = "generators"
+_VARIABLE = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
 @dataclass(frozen=True)
@@ -72,11 +81,49 @@ class Said:
         return (*(field for _, field in self.extras), *(self.state[1] if self.state else ()))
 
 
+@dataclass(frozen=True)
+class _Call:
+    """What a policy is called with beside what each of its kind is."""
+
+    state: Literal["by name", "by position"] | None
+    generators: bool
+
+
+def _call_of(policy: Any, always: Sequence[str], settings: Iterable[str]) -> _Call:
+    """Find out what to call a policy with: ``always`` by position, ``settings`` by name."""
+    recurrent = getattr(policy, "recurrent", None)  # a module may have a layer of that name
+    by_position: Literal["by position"] | None = "by position" if recurrent is True else None
+    try:
+        function = policy.forward if is_module(policy) else policy
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # compiled, or written in C
+        return _Call(by_position, generators=False)
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    positional = [name for name, one in parameters.items() if one.kind in kinds]
+    given = positional[: len(always) + (recurrent is True)]
+    rest = {name: one for name, one in parameters.items() if name not in given}
+    variable = [one.kind for one in rest.values() if one.kind in _VARIABLE]
+    known = {STATE, GENERATORS, *settings}
+    if (len(positional) < len(always) and inspect.Parameter.VAR_POSITIONAL not in variable) or any(
+        one.default is one.empty and one.kind not in _VARIABLE and name not in known
+        for name, one in rest.items()
+    ):
+        raise TypeError(
+            f"cannot act: the policy takes ({', '.join(parameters)}), expected "
+            f"({', '.join(always)}) and parameters with a default; with one named 'state', or the "
+            "attribute recurrent = True, if it is recurrent"
+        )
+    named = STATE in rest and recurrent is not False
+    return _Call("by name" if named else by_position, GENERATORS in rest)
+
+
 class Actor:
     """A policy with arrays in and checked arrays out.
 
     ``settings`` it is called with by name: arrays with a row for each env.
     """
+
+    _always: tuple[str, ...] = ("observations",)  # what a policy is called with by position
 
     def __init__(
         self, policy: Any, spec: Spec, settings: Mapping[str, npt.NDArray[Any]] | None = None
@@ -84,13 +131,14 @@ class Actor:
         if not callable(policy):
             raise TypeError(
                 f"cannot act: the policy is a {type(policy).__name__}, expected a function of "
-                "observations and state, or a torch module"
+                "observations, or a torch module"
             )
         self.policy = policy
         self._spec = spec
         self._module = is_module(policy)
         self._settings = dict(settings or {})
-        self._with_state = self.takes(2)
+        self._call = _call_of(policy, self._always, self._settings)
+        self._generators: list[np.random.Generator] = []
         self._plain_observations = spec.observation_tree[0] == "leaf"
         self._plain_actions = spec.action_tree[0] == "leaf"
         self.settle()
@@ -103,18 +151,20 @@ class Actor:
             device = next((p.device for p in self.policy.parameters()), None)
             self._device = None if device is None or device.type == "cpu" else device
 
-    def takes(self, count: int) -> bool:
-        """Whether it can be called with so many arguments."""
-        function = self.policy.forward if self._module else self.policy
-        try:
-            parameters = inspect.signature(function).parameters.values()
-        except (TypeError, ValueError):
-            return True
-        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-            return True
-        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-        plain = [p for p in parameters if p.kind in kinds and p.name not in self._settings]
-        return len(plain) >= count
+    @property
+    def draws(self) -> bool:
+        """Whether the policy takes its random numbers from generators of the envs."""
+        return self._call.generators
+
+    def draw_with(self, entropy: Any, envs: int) -> None:
+        """Give each env a generator of its own, of this entropy and the index of the env."""
+        if self.draws:
+            seeds = (np.random.SeedSequence(entropy, spawn_key=(env,)) for env in range(envs))
+            self._generators = list(map(np.random.default_rng, seeds))
+
+    def draw_on(self, other: Actor) -> None:
+        """Go on with the generators of another one."""
+        self._generators = other._generators
 
     def initial_state(self, count: int) -> Any:
         """Of so many envs at the beginning of their episodes; None if the policy does not say."""
@@ -131,19 +181,23 @@ class Actor:
         self, said: Any, count: int
     ) -> tuple[list[npt.NDArray[Any]], dict[str, npt.NDArray[Any]], Any]:
         """What a policy said about so many envs, taken apart."""
-        extras: Mapping[str, Any] = {}
-        pair = isinstance(said, tuple) and len(said) == 2
-        if pair and isinstance(said[1], Mapping):
+        extras: Mapping[Any, Any] = {}
+        if isinstance(said, tuple) and len(said) == 2 and isinstance(said[1], Mapping):
             said, extras = said
         elif self._pairs:
             raise TypeError(
                 "cannot act: actions are tuples here, so that the policy has to return "
                 "(actions, extras); extras may be an empty dict"
             )
-        elif pair:
+        elif isinstance(said, tuple):
+            of = ", ".join(type(one).__name__ for one in said)
             raise TypeError(
-                f"cannot act: the policy returned extras of type {type(said[1]).__name__}, "
-                "expected a dict"
+                f"cannot act: the policy returned ({of}), expected actions, or (actions, extras) "
+                "with a dict of what it says beside them, such as {'values': values}"
+            )
+        if odd := [name for name in extras if not isinstance(name, str)]:
+            raise TypeError(
+                f"cannot act: the policy's extras have the key {odd[0]!r}, expected str"
             )
         actions = self._checked(said, count)
         arrays = {}
@@ -162,16 +216,23 @@ class Actor:
 
     def _ask(self, observations: Arrays, state: Any, envs: Rows) -> Any:
         if not self._module:
-            return self.call(self._batch(observations), state, envs)
+            return self.call(self._batch(list(map(_read_only, observations))), state, envs)
         import torch  # noqa: PLC0415 - only where there is a module of it
 
         def tensor(array: npt.NDArray[Any]) -> Any:
             one = torch.from_numpy(array)
             return one if self._device is None else one.to(self._device)
 
+        tensors = [tensor(array) for array in observations]
         with torch.no_grad():
-            batch = self._batch([tensor(array) for array in observations])
-            return self.call(batch, None if state is None else _mapped(tensor, state), envs)
+            before = None if state is None else _mapped(tensor, state)
+            said = self.call(self._batch(tensors), before, envs)
+        if self._device is None and any(one._version for one in tensors):
+            raise ValueError(
+                "cannot act: the policy changed its observations in place, and with them the "
+                "record; expected it to work on a copy: observations.clone()"
+            )
+        return said
 
     def _batch(self, observations: Sequence[Any]) -> Any:
         if self._plain_observations:
@@ -180,12 +241,18 @@ class Actor:
 
     def call(self, batch: Any, state: Any, envs: Rows) -> Any:
         """Ask the policy itself."""
-        if self._settings:
-            named = {name: self._setting(array[envs]) for name, array in self._settings.items()}
-            if self._with_state:
-                return self.policy(batch, state, **named)
-            return self.policy(batch, **named)
-        return self.policy(batch, state) if self._with_state else self.policy(batch)
+        return self._called((batch,), state, envs)
+
+    def _called(self, always: tuple[Any, ...], state: Any, envs: Rows) -> Any:
+        named = {name: self._setting(array[envs]) for name, array in self._settings.items()}
+        if self._call.generators:
+            rows = np.arange(len(self._generators))[envs]
+            named[GENERATORS] = [self._generators[row] for row in rows]
+        if self._call.state == "by name":
+            named[STATE] = state
+        elif self._call.state is not None:
+            always = (*always, state)
+        return self.policy(*always, **named)
 
     def _setting(self, rows: npt.NDArray[Any]) -> Any:
         if not self._module:
@@ -463,10 +530,13 @@ def _field(array: npt.NDArray[Any]) -> Field:
 
 
 def _as_array(value: Any) -> npt.NDArray[Any]:
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("cannot act: the policy returned a masked array, expected one without")
     if isinstance(value, np.ndarray):
         array = value
     elif hasattr(value, "detach"):
-        array = value.detach().cpu().numpy()
+        value = value.detach().cpu()
+        array = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
     else:
         array = np.asarray(value)
     if array.dtype.kind not in "biufc":
@@ -476,6 +546,12 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
 
 def _castable(dtype: np.dtype[Any], to: np.dtype[Any]) -> bool:
     return dtype.itemsize <= max(8, to.itemsize) and np.can_cast(dtype, to, "same_kind")
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def no_odd(_: int) -> Any:

@@ -14,8 +14,6 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import numpy as np
-
 from pysampler import _core
 from pysampler.acting import Progress
 from pysampler.borrowing import Borrower, vector_env_of
@@ -24,6 +22,7 @@ from pysampler.numbers import whole_number
 from pysampler.places import Centre, Way, Workers, copied
 from pysampler.policies import Actor, is_module, no_odd, weights_of
 from pysampler.rollout import Rollout
+from pysampler.seeds import entropy_of
 from pysampler.spec import build
 from pysampler.sync import now
 from pysampler.tally import InfoColumns, Tally
@@ -82,8 +81,7 @@ class Rollouts(Borrower):
       they have changed. If the vector env has ``groups=2``, the policy in the centre acts for one
       half of each worker's envs while the other half steps.
     - ``overlap``: the next rollout is sampled while you use the last one, with the policy as it was
-      when you got that: ``rollout.lag`` is 1. A module is copied for it, other policies too where
-      they can be.
+      when you got that: ``rollout.lag`` is 1. The policy is copied for it.
     - ``keep``: how many of the newest rollouts stay as they are.
     - ``min_envs``, ``timeout``: the policy (in the centre) acts as soon as so many envs are ready,
       or so many seconds later for those that are; envs drift apart, and each step lands in its
@@ -95,7 +93,8 @@ class Rollouts(Borrower):
       leaves torch as it is, and so does ``overlap``.
     - ``fresh``: each rollout begins with a reset of all envs, without waiting for one another.
     - ``infos``: keys of infos that are numbers or arrays, to be in ``rollout.infos``.
-    - ``seed``: of the first reset, and of the policy's random numbers in workers.
+    - ``seed``: of the first reset, and of the policy's random numbers in workers and in
+      ``generators``.
 
     Meanwhile the vector env resets envs in the step that ends their episode, whatever its own
     ``autoreset_mode``, and cannot be stepped by others; ``close()`` gives it back. A failed env is
@@ -283,7 +282,6 @@ class Rollouts(Borrower):
         envs = self.envs
         if self._dropping is not None or envs._pool.pending:  # that was interrupted
             self._drop()
-        policy_seed = self._seed if isinstance(self._seed, (int, np.integer)) else None
         actor = self._actor
         if self._where == "workers":
             actor = self._actor_of(copied(self._way.policy))
@@ -294,6 +292,7 @@ class Rollouts(Borrower):
             board_bytes + Progress.size_of(len(envs._groups)) + (1 << 16),
             infos="all" if self._infos else "none",
         )
+        entropy = entropy_of(self._seed)
         self._seed = None
         self._slot = 0
         self._under_way = False
@@ -301,9 +300,9 @@ class Rollouts(Borrower):
         self._tally = Tally(self._slots, self.horizon, envs.num_envs)
         frames, acting = begun.frames, begun.acting
         if self._where == "workers":
-            self._place = Workers(self._way, acting, frames, begun.segment, weights, policy_seed)
+            self._place = Workers(self._way, acting, frames, begun.segment, weights, entropy)
         else:
-            self._place = Centre(self._way, acting, frames, begun.asked)
+            self._place = Centre(self._way, acting, frames, begun.asked, entropy)
         self._lease.end = _ending(weakref.ref(self._place))
 
     def _signal(self) -> None:

@@ -400,20 +400,16 @@ class _TaskRollouts(Rollouts):
 class _TaskActor(Actor):
     """Tells the policy of tasks and parameters."""
 
+    _always = ("observations", "tasks", "params")
+
     def __init__(self, policy: Any, spec: Spec, owner: _TaskRollouts) -> None:
         super().__init__(policy, spec)
         self._owner = weakref.proxy(owner)
-        if not self.takes(3):
-            raise TypeError(
-                "cannot act: expected a policy of (observations, tasks, params), and perhaps state"
-            )
-        self._with_state = self.takes(4)
 
     def call(self, batch: Any, state: Any, envs: Rows) -> Any:
         """Ask the policy itself."""
         owner = self._owner
-        rows = batch, owner.task_of[envs], owner.params
-        return self.policy(*rows, state) if self._with_state else self.policy(*rows)
+        return self._called((batch, owner.task_of[envs], owner.params), state, envs)
 
 
 def _takes_tasks(env: gym.Env[Any, Any]) -> bool:

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import pickle
-import random
 import signal
 import socket
 import sys
@@ -28,6 +27,7 @@ from pysampler.block import EnvHost, Failure, failure_of, plain
 from pysampler.frames import Frames
 from pysampler.mail import Outbox
 from pysampler.remote import dumps
+from pysampler.seeds import seed_globals
 from pysampler.stats import Counters
 from pysampler.sync import Segment, WaitPolicy, Watch
 
@@ -211,8 +211,7 @@ def _settle(setup: Setup) -> None:
     if setup.logging is not None:
         setup.logging.set_up()
     # Forks of one process must not draw the same numbers.
-    random.seed()
-    np.random.seed(None)
+    seed_globals(np.random.SeedSequence())
     _core.set_process_title(f"pysampler: worker {setup.index}/{setup.workers}")
 
 

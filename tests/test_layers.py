@@ -23,9 +23,11 @@ PYTHON = {
     "pysampler.stats": {"pysampler._core"},
     "pysampler.recording": {"pysampler.errors"},
     "pysampler.infos": {"pysampler._core", "pysampler.frames"},
+    "pysampler.seeds": set(),
     "pysampler.policies": {"pysampler.frames", "pysampler.spec"},
     "pysampler.acting": {
-        *("pysampler._core", "pysampler.frames", "pysampler.policies", "pysampler.sync"),
+        *("pysampler._core", "pysampler.frames", "pysampler.policies", "pysampler.seeds"),
+        "pysampler.sync",
     },
     "pysampler.rollout": set(),
     "pysampler.records": {
@@ -48,7 +50,8 @@ PYTHON = {
     "pysampler.lease": set(),
     "pysampler.worker": {
         *("pysampler._core", "pysampler.sync", "pysampler.frames"),
-        *("pysampler.remote", "pysampler.block", "pysampler.mail", "pysampler.stats"),
+        *("pysampler.remote", "pysampler.block", "pysampler.mail", "pysampler.seeds"),
+        "pysampler.stats",
     },
     "pysampler.processes": {
         *("pysampler._core", "pysampler.block", "pysampler.errors", "pysampler.nursery"),
@@ -89,7 +92,7 @@ PYTHON = {
     "pysampler.places": {
         *("pysampler._core", "pysampler.acting", "pysampler.block", "pysampler.frames"),
         *("pysampler.policies", "pysampler.processes", "pysampler.remote"),
-        *("pysampler.results", "pysampler.sync", "pysampler.vector_env"),
+        *("pysampler.results", "pysampler.seeds", "pysampler.sync", "pysampler.vector_env"),
     },
     "pysampler.borrowing": {
         *("pysampler.closing", "pysampler.errors", "pysampler.frames", "pysampler.lease"),
@@ -99,12 +102,14 @@ PYTHON = {
     "pysampler.rollouts": {
         *("pysampler._core", "pysampler.numbers"),
         *("pysampler.acting", "pysampler.borrowing", "pysampler.errors", "pysampler.places"),
-        *("pysampler.policies", "pysampler.rollout", "pysampler.spec", "pysampler.sync"),
+        *("pysampler.policies", "pysampler.rollout", "pysampler.seeds", "pysampler.spec"),
+        "pysampler.sync",
         *("pysampler.tally", "pysampler.vector_env"),
     },
     "pysampler.detached": {
         *("pysampler.acting", "pysampler.block", "pysampler.borrowing", "pysampler.places"),
-        *("pysampler.policies", "pysampler.results", "pysampler.sync", "pysampler.vector_env"),
+        *("pysampler.policies", "pysampler.results", "pysampler.seeds", "pysampler.sync"),
+        "pysampler.vector_env",
     },
     "pysampler.actors": {
         "pysampler.numbers",

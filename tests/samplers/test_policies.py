@@ -1,0 +1,381 @@
+"""What a policy is called with, what may become of its answer, and where its numbers come from."""
+
+import functools
+import os
+import random
+import signal
+import threading
+
+import numpy as np
+import pytest
+import torch
+from scripted import Scripted
+
+import pysampler
+
+WAYS = [
+    {"where": "centre"},
+    {"where": "centre", "overlap": True},
+    {"where": "workers"},
+]
+STILL = np.zeros((4, 2), np.float32)
+
+
+@pytest.fixture(params=[0, 2], ids=["in process", "in workers"])
+def envs(request):
+    made = pysampler.VectorEnv([lambda: Scripted("..t.")] * 4, num_workers=request.param)
+    yield made
+    made.close()
+
+
+def still(observations):
+    return np.zeros((len(observations), 2), np.float32)
+
+
+def first(envs, policy, **options):
+    """A rollout of five steps, as copies of what a learner reads."""
+    with pysampler.rollouts(envs, policy, 5, **options) as rollouts:
+        rollout = next(rollouts)
+        return {
+            "actions": rollout.actions.copy(),
+            **{name: value.copy() for name, value in rollout.extras.items()},
+        }
+
+
+# -- what it is called with ------------------------------------------------------------------------
+
+
+def deterministic(observations, deterministic=1):
+    return still(observations), {"is": np.full(len(observations), deterministic == 1)}
+
+
+def cleanrl(observations, action=None):
+    return still(observations), {"is": np.full(len(observations), action is None)}
+
+
+def by_keyword(observations, *, state):
+    count = np.zeros(len(observations)) if state is None else state
+    return still(observations), {"is": np.ones(len(observations), bool), "state": count + 1}
+
+
+def decorated(observations, deterministic=1):
+    @functools.wraps(deterministic)
+    def any_arguments(*args):
+        assert len(args) == 1
+        return still(args[0]), {"is": np.ones(len(args[0]), bool)}
+
+    return any_arguments(observations)
+
+
+class AnyArguments:
+    def __call__(self, *args, **kwargs):
+        assert not kwargs
+        return still(args[0]), {"is": np.full(len(args[0]), len(args) == 1)}
+
+
+class Default(torch.nn.Module):
+    def forward(self, observations, deterministic=1):
+        told = torch.full((len(observations),), deterministic == 1)
+        return torch.zeros(len(observations), 2), {"is": told}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize(
+    "policy",
+    [deterministic, cleanrl, by_keyword, decorated, AnyArguments(), Default()],
+    ids=lambda policy: getattr(policy, "__name__", type(policy).__name__),
+)
+def test_only_what_is_named_state_is_a_state(envs, policy, way):
+    assert first(envs, policy, **way)["is"].all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of tracing
+@pytest.mark.parametrize("how", ["traced", "compiled"])
+def test_a_module_without_names_is_called_with_observations(envs, how):
+    class Net(torch.nn.Module):
+        def forward(self, observations):
+            return torch.tanh(observations[:, :2].float())
+
+    if how == "traced":
+        net = torch.jit.trace(Net(), torch.zeros(4, 4, dtype=torch.float64))
+    else:
+        net = torch.compile(Net(), backend="eager")
+    assert first(envs, net, seed=1)["actions"].any()
+
+
+def test_evaluate_leaves_other_parameters_alone(envs):
+    told = []
+
+    def policy(observations, deterministic=1):
+        told.append(deterministic)
+        return still(observations)
+
+    pysampler.evaluate(policy, envs, 4)
+    assert set(told) == {1}
+
+
+class Hidden:
+    """Says that it is recurrent, and calls its state something else."""
+
+    recurrent = True
+
+    def __call__(self, observations, hidden, greedy=0):
+        count = np.zeros(len(observations)) if hidden is None else hidden
+        return still(observations), {"seen": count, "state": count + 1}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_policy_that_says_so_is_recurrent(envs, way):
+    assert first(envs, Hidden(), **way)["seen"].max() > 0
+
+
+class Layered(torch.nn.Module):
+    """Its layer is called what others say with a bool."""
+
+    def __init__(self):
+        super().__init__()
+        self.recurrent = torch.nn.Linear(4, 2)
+
+    def forward(self, observations):
+        return torch.tanh(self.recurrent(observations.float()))
+
+
+def test_a_layer_named_recurrent_says_nothing(envs):
+    first(envs, Layered())
+
+
+@pytest.mark.parametrize(
+    ("policy", "takes"),
+    [
+        (lambda: 0, ""),
+        (lambda observations, hidden: 0, "observations, hidden"),
+        (lambda observations, *, temperature: 0, "observations, temperature"),
+        (lambda *, observations: 0, "observations"),
+    ],
+)
+def test_what_a_policy_may_not_take(envs, policy, takes):
+    with pytest.raises(
+        TypeError, match=rf"the policy takes \({takes}\), expected \(observations\)"
+    ):
+        pysampler.rollouts(envs, policy, 5)
+    with pytest.raises(TypeError, match="named 'state', or the attribute recurrent = True"):
+        pysampler.actors(envs, policy)
+    with pytest.raises(TypeError, match=r"expected \(observations, tasks, params\)"):
+        pysampler.MultiTaskSampler("Navigation2D-v0", policy)
+
+
+def test_a_setting_is_known_by_its_name(envs):
+    def policy(observations, epsilon):
+        return still(observations) + np.float32(epsilon)[:, None]
+
+    with pysampler.actors(envs, policy, settings={"epsilon": 3}) as actors:
+        assert (actors.take(4, least=1).actions == 3).all()
+
+
+# -- what it says ----------------------------------------------------------------------------------
+
+
+def test_a_policy_that_returns_more_than_a_pair_is_told_about_extras(envs):
+    def policy(observations):
+        return still(observations), 1.0, 2.0, 3.0
+
+    with (
+        pysampler.rollouts(envs, policy, 5) as rollouts,
+        pytest.raises(
+            TypeError, match=r"returned \(ndarray, float, float, float\).*\(actions, ext"
+        ),
+    ):
+        next(rollouts)
+
+
+def test_extras_have_names(envs):
+    with (
+        pysampler.rollouts(envs, lambda o: (still(o), {None: np.zeros(4)}), 5) as rollouts,
+        pytest.raises(TypeError, match="extras have the key None, expected str"),
+    ):
+        next(rollouts)
+
+
+def test_a_masked_array_is_refused(envs):
+    with (
+        pysampler.rollouts(envs, lambda o: np.ma.masked_equal(still(o), 0), 5) as rollouts,
+        pytest.raises(TypeError, match="the policy returned a masked array"),
+    ):
+        next(rollouts)
+
+
+class Half(torch.nn.Module):
+    def forward(self, observations):
+        values = torch.full((len(observations),), 1.5, dtype=torch.bfloat16)
+        return torch.zeros(len(observations), 2, dtype=torch.bfloat16), {"value": values}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_bfloat16_is_recorded_as_float32(envs, way):
+    said = first(envs, Half(), **way)
+    assert said["value"].dtype == np.float32
+    assert (said["value"] == 1.5).all()
+
+
+def in_place(observations):
+    observations *= 2
+    return still(observations)
+
+
+class InPlace(torch.nn.Module):
+    def forward(self, observations):
+        observations[:, 1:].mul_(2)
+        return torch.zeros(len(observations), 2)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("policy", [in_place, InPlace()], ids=["function", "module"])
+def test_a_policy_cannot_change_the_record(envs, policy, way):
+    with (
+        pysampler.rollouts(envs, policy, 5, **way) as rollouts,
+        pytest.raises(ValueError, match="read-only|in place, and with them the record"),
+    ):
+        next(rollouts)
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+
+def test_a_function_that_acts_while_one_learns_is_a_copy(envs):
+    calls = []
+
+    def policy(observations):
+        calls.append(len(observations))
+        return still(observations)
+
+    with pysampler.rollouts(envs, policy, 5, overlap=True) as rollouts:
+        next(rollouts)
+        next(rollouts)
+    assert len(calls) == 1  # as it was asked what it says
+
+
+def test_a_function_that_cannot_be_copied_does_not_overlap(envs):
+    lock = threading.Lock()
+
+    def policy(observations):
+        with lock:
+            return still(observations)
+
+    with (
+        pysampler.rollouts(envs, policy, 5, overlap=True) as rollouts,
+        pytest.raises(TypeError, match="cannot copy the policy: .* without overlap"),
+    ):
+        next(rollouts)
+
+
+# -- random numbers --------------------------------------------------------------------------------
+
+
+class OfTorch(torch.nn.Module):
+    def forward(self, observations):
+        return torch.rand(len(observations), 2)
+
+
+def of_numpy(observations):
+    return np.random.random((len(observations), 2)).astype(np.float32)
+
+
+def of_python(observations):
+    return np.array([[random.random()] * 2 for _ in observations], np.float32)
+
+
+class OwnGenerator:
+    def __init__(self):
+        self.seed(0)
+
+    def seed(self, number):
+        self.generator = np.random.default_rng(number)
+
+    def __call__(self, observations):
+        return self.generator.random((len(observations), 2), np.float32)
+
+
+def with_generators(observations, generators):
+    return np.stack([one.random(2, np.float32) for one in generators])
+
+
+RANDOM = [OfTorch(), of_numpy, of_python, OwnGenerator(), with_generators]
+
+
+def named(policy):
+    return getattr(policy, "__name__", type(policy).__name__)
+
+
+def expect_own_numbers(policy, seed, context="nursery"):
+    envs = pysampler.VectorEnv([Scripted] * 4, num_workers=2, context=context)
+    runs = [first(envs, policy, where="workers", seed=seed)["actions"] for _ in range(2)]
+    for _ in range(2):
+        with pysampler.actors(envs, policy, seed=seed, steps=5) as actors:
+            batch = actors.take(4, least=4)
+            runs.append(batch.actions[np.lexsort((batch.number, batch.env))].copy())
+    envs.close()
+    for run in runs:
+        assert len(np.unique(run)) >= run.size / 2  # one of a worker may come twice
+        assert not np.isin(run[:, :2], run[:, 2:]).any()
+    assert np.array_equal(*runs[:2]) == (seed is not None)
+
+
+@pytest.mark.parametrize("seed", [None, 7, [1, None, 3, 4]], ids=str)
+@pytest.mark.parametrize("policy", RANDOM, ids=named)
+def test_workers_draw_numbers_of_their_own(policy, seed):
+    expect_own_numbers(policy, seed)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_draw_numbers_of_their_own_however_they_are_started(context):
+    expect_own_numbers(OfTorch(), None, context)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_policy_that_is_told_again_does_not_draw_again(workers):
+    """One that changes is pickled anew, with a generator that is the same in each worker."""
+    envs = pysampler.VectorEnv([Scripted] * 4, num_workers=workers)
+
+    class Changing(OwnGenerator):
+        version = 0
+
+    policy = Changing()
+    with pysampler.rollouts(envs, policy, 5, where="workers", seed=3) as rollouts:
+        actions = []
+        for policy.version in range(3):
+            actions.append(next(rollouts).actions.copy())
+    envs.close()
+    assert len(np.unique(actions)) == np.size(actions)
+
+
+WHERE = [
+    *({"num_workers": n, "where": where} for n in (0, 1, 2) for where in ("centre", "workers")),
+    {"num_workers": 2, "groups": 2, "where": "centre"},
+    {"num_workers": 2, "where": "centre", "overlap": True},
+    {"num_workers": 2, "where": "centre", "min_envs": 2},
+]
+
+
+def test_a_policy_with_generators_acts_alike_everywhere():
+    runs = []
+    for way in WHERE:
+        kwargs = {key: way[key] for key in ("num_workers", "groups") if key in way}
+        options = {key: way[key] for key in way if key not in kwargs}
+        envs = pysampler.VectorEnv([lambda: Scripted("..t.")] * 4, **kwargs)
+        with pysampler.rollouts(envs, with_generators, 5, seed=11, **options) as rollouts:
+            runs.append([next(rollouts).actions.copy() for _ in range(3)])
+        envs.close()
+    assert len(np.unique(runs[0])) == np.size(runs[0])
+    for way, run in zip(WHERE, runs, strict=True):
+        np.testing.assert_array_equal(run, runs[0], err_msg=str(way))
+
+
+@pytest.mark.parametrize("policy", [OfTorch(), with_generators], ids=named)
+def test_who_takes_the_place_of_a_lost_worker_draws_other_numbers(policy):
+    envs = pysampler.VectorEnv([Scripted] * 4, num_workers=2, on_worker_loss="restart")
+    with pysampler.rollouts(envs, policy, 5, where="workers", seed=5) as rollouts:
+        before = next(rollouts).actions.copy()
+        os.kill(envs._pool.pids[0], signal.SIGKILL)
+        after = next(rollouts).actions.copy()
+    envs.close()
+    assert len(np.unique([before, after])) == before.size * 2
