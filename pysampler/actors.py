@@ -165,17 +165,13 @@ class Actors(Detached):
         """Up to so many records, as soon as there are ``least``; None once all have stopped.
 
         After ``timeout`` seconds, those there are, perhaps none. They are views, and those of the
-        last batch are given back. Where ``least`` do not lie one behind the other, or some were too
-        old, they are copies. The first call starts the actors.
+        last batch are given back. Where ``least`` do not lie one behind the other, are more than
+        ``low`` + 1 or some were too old, they are copies. The first call starts the actors.
         """
         count = whole_number("take records", "count", count, 1)
         least = whole_number("take records", "least", least, 1)
-        if least > min(count, self._low + 1):
-            raise ValueError(
-                f"cannot take records: least {least}, expected at most the count, {count}, and "
-                f"low + 1, {self._low + 1}: actors that are blocked bring no more before there are "
-                "only low; give them a larger high"
-            )
+        if least > count:
+            raise ValueError(f"cannot take records: least {least}, expected at most count, {count}")
         deadline = arguments.deadline(timeout, "take records")
         self._expect_open()
         with self._turn.entry("take records"):
@@ -333,7 +329,9 @@ class Actors(Detached):
             have = sum(map(len, self._kept))
             rows = None
             if have < least:
-                rows = self._next(max(1, count - have), least - have, deadline)
+                # Blocked actors bring no more before only ``low`` are left.
+                needed = min(least - have, self._low + 1)
+                rows = self._next(max(1, count - have), needed, deadline)
                 if rows is None and have == 0:
                     return None, 0, []
             if rows is None or len(rows) == 0:  # enough, or all there is

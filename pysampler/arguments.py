@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import gymnasium as gym
 import numpy as np
 from gymnasium.error import CustomSpaceError
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils.shared_memory import create_shared_memory
 
 from pysampler.numbers import whole_number
@@ -92,6 +93,15 @@ def env_fns(given: Iterable[Callable[[], gym.Env[Any, Any]]]) -> list[Callable[[
                 "function that makes an env"
             )
     return functions
+
+
+def autoreset_mode(given: str | AutoresetMode) -> AutoresetMode:
+    """One of gymnasium's."""
+    try:
+        return AutoresetMode(given)
+    except ValueError:
+        modes = " or ".join(f"{mode} ({mode.value!r})" for mode in AutoresetMode)
+        raise _refuse("autoreset_mode", given, modes) from None
 
 
 def context(given: str | None) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, VectorizeMode
 
+from pysampler.numbers import whole_number
 from pysampler.vector_env import VectorEnv
 
 if TYPE_CHECKING:
@@ -43,9 +45,7 @@ def make_vec(
             raise gym.error.Error(
                 f"Invalid id type: {type(id)}. Expected `str`, `EnvSpec` or a function"
             )
-        return VectorEnv(
-            [_Maker(id, kwargs, tuple(wrappers or ()))] * num_envs, **vector_kwargs or {}
-        )
+        return _made(_Maker(id, kwargs, tuple(wrappers or ())), num_envs, vector_kwargs or {})
     spec = copy.deepcopy(id if isinstance(id, EnvSpec) else gym.spec(id))
     # What an earlier make_vec has put there, to be made again.
     env_kwargs = dict(spec.kwargs)
@@ -63,7 +63,7 @@ def make_vec(
     env_kwargs.update(kwargs)
     spec.kwargs = {}
     maker = _Maker(gym.make, {"id": spec, **env_kwargs}, tuple(wrappers))
-    envs = VectorEnv([maker] * num_envs, **vector_kwargs)
+    envs = _made(maker, num_envs, vector_kwargs)
     spec = copy.deepcopy(spec)
     spec.kwargs = {**env_kwargs, "vectorization_mode": VectorizeMode.ASYNC.value}
     if num_envs != 1:
@@ -76,6 +76,17 @@ def make_vec(
     return envs
 
 
+def _made(maker: _Maker, num_envs: int, vector_kwargs: dict[str, Any]) -> VectorEnv:
+    count = whole_number("make vector env", "num_envs", num_envs, 1)
+    try:
+        return VectorEnv([maker] * count, **vector_kwargs)
+    except TypeError as error:
+        for name in set(maker.kwargs) & set(inspect.signature(VectorEnv).parameters):
+            if f"unexpected keyword argument {name!r}" in str(error):
+                error.add_note(f"{name} is of the VectorEnv: pass vector_kwargs={{{name!r}: ...}}")
+        raise
+
+
 class _Maker:
     """Makes one env; a class, so that it pickles by reference."""
 
@@ -86,11 +97,11 @@ class _Maker:
         wrappers: tuple[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]], ...],
     ) -> None:
         self._make = make
-        self._kwargs = kwargs
+        self.kwargs = kwargs
         self._wrappers = wrappers
 
     def __call__(self) -> gym.Env[Any, Any]:
-        env = self._make(**self._kwargs)
+        env = self._make(**self.kwargs)
         for wrapper in self._wrappers:
             env = wrapper(env)
         return env

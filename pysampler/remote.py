@@ -112,7 +112,10 @@ class RemoteTraceback(Exception):  # noqa: N818
 
 def report(error: BaseException) -> Report:
     """The exception, for another process."""
-    lines = traceback.format_exception(type(error), error, _own_frames_off(error))
+    try:
+        lines = traceback.format_exception(type(error), error, _own_frames_off(error))
+    except Exception:
+        lines = [f"{type(error).__qualname__}: no traceback of it can be made\n"]
     pickled = None
     try:
         plain = dumps(error)
@@ -120,7 +123,15 @@ def report(error: BaseException) -> Report:
             pickled = plain
     except Exception:
         pass
-    return Report(type(error).__qualname__, str(error), "".join(lines), pickled)
+    return Report(type(error).__qualname__, _text_of(error), "".join(lines), pickled)
+
+
+def _text_of(error: BaseException) -> str:
+    """What it says, which is the user's code too."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"<its __str__ raised {type(another).__name__}>"
 
 
 def _own_frames_off(error: BaseException) -> types.TracebackType | None:
@@ -181,7 +192,11 @@ def _as_both(kind: type[Exception], text: str, original: Exception) -> EnvError:
             if issubclass(kind, EnvError):
                 _both[kind] = kind
             else:
-                namespace = {"__module__": EnvError.__module__, "__init__": _init_plain}
+                namespace = {
+                    "__module__": EnvError.__module__,
+                    "__init__": _init_plain,
+                    "__str__": Exception.__str__,
+                }
                 _both[kind] = type(f"EnvError[{kind.__name__}]", (EnvError, kind), namespace)
         error = _both[kind](text)
         error.__dict__.update(

@@ -92,7 +92,7 @@ class Rollouts(Borrower):
       work by spinning, which takes the CPUs from the workers; it pays for wide networks only. None
       leaves torch as it is, and so does ``overlap``.
     - ``fresh``: each rollout begins with a reset of all envs, without waiting for one another.
-    - ``infos``: keys of infos that are numbers or arrays, to be in ``rollout.infos``.
+    - ``infos``: keys of infos that are to be in ``rollout.infos``: numbers, arrays, dicts of these.
     - ``seed``: of the first reset, and of the policy's random numbers in workers and in
       ``generators``.
 

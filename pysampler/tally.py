@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler.frames import Frames
-    from pysampler.infos import Column
+    from pysampler.infos import Column, Path
     from pysampler.results import Results
 
 __all__ = ["InfoColumns", "Tally"]
@@ -84,7 +85,7 @@ class Tally:
 
 
 class InfoColumns:
-    """The infos that were asked for, as arrays over a rollout's steps.
+    """The infos that were asked for, as arrays over a rollout's steps, or dicts of such.
 
     Where an episode ended, that is what came with its last step, not with the reset after it.
     """
@@ -107,21 +108,46 @@ class InfoColumns:
         # A reset before the first step is none of the steps.
         said = [(at - steps.start, env, info) for at, env, info in rest if at >= steps.start]
         for name in names:
-            during = [c for c in columns if c.path == (name,) and c.dtype is not None]
-            final = [c for c in columns if c.path == ("final_info", name) and c.dtype is not None]
-            if during or final:
-                values, mask = _joined(frames, steps, during, final, over)
-            else:
+            here = [column for column in columns if column.dtype and name in column.path[:2]]
+            paths = {_without_final(column.path) for column in here}
+            paths = {path for path in paths if path[0] == name}
+            if not paths:
                 warnings.warn(f"no env has given an info {name!r} that is a number", stacklevel=4)
-                values, mask = np.zeros(over.shape), np.zeros(over.shape, np.bool_)
-            for t, env, info in said:
-                one = info.get("final_info", {}) if over[t, env] else info
-                if name in one and _fits(one[name], values):
-                    values[t, env] = one[name]
-                    mask[t, env] = True
-            if not valid.all():  # a step under way may yet be writing to its row
-                mask = mask & valid
-            self.values[name], self.masks[name] = values, mask
+                paths = {(name,)}
+            # Of one that is a number and a dict by turns, the number.
+            for path in [(name,)] if (name,) in paths else sorted(paths):
+                during = [column for column in here if column.path == path]
+                final = [column for column in here if column.path == ("final_info", *path)]
+                if during or final:
+                    values, mask = _joined(frames, steps, during, final, over)
+                else:
+                    values, mask = np.zeros(over.shape), np.zeros(over.shape, np.bool_)
+                for t, env, info in said:
+                    one = _at(path, info.get("final_info", {}) if over[t, env] else info)
+                    if one is not None and _fits(one, values):
+                        values[t, env] = one
+                        mask[t, env] = True
+                if not valid.all():  # a step under way may yet be writing to its row
+                    mask = mask & valid
+                _put(self.values, path, values)
+                _put(self.masks, path, mask)
+
+
+def _without_final(path: Path) -> Path:
+    return path[1:] if path[0] == "final_info" else path
+
+
+def _at(path: Path, info: Any) -> Any:
+    """What lies in a dict of dicts at a path; None if nothing does."""
+    for key in path:
+        info = info.get(key) if isinstance(info, Mapping) else None
+    return info
+
+
+def _put(tree: dict[str, Any], path: Path, value: Any) -> None:
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[path[-1]] = value
 
 
 def _joined(

@@ -174,7 +174,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.daemon = daemon
         self.worker = worker
         self.observation_mode = observation_mode
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = arguments.autoreset_mode(autoreset_mode)
         self.max_concurrency = max_concurrency
         self.num_workers = arguments.workers(num_workers, self.num_envs, max_concurrency)
         if not (worker_init is None or callable(worker_init)):

@@ -83,7 +83,7 @@ PYTHON = {
         *("pysampler.recording", "pysampler.results", "pysampler.spec", "pysampler.stats"),
         *("pysampler.sync",),
     },
-    "pysampler.make": {"pysampler.vector_env"},
+    "pysampler.make": {"pysampler.numbers", "pysampler.vector_env"},
     "pysampler.replay": {"pysampler.numbers", "pysampler.errors", "pysampler.sync"},
     "pysampler.tally": {
         *("pysampler.acting", "pysampler.frames", "pysampler.infos", "pysampler.results"),

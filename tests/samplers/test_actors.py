@@ -356,6 +356,20 @@ def test_many_at_once_are_joined_where_the_ring_comes_round():
         by_env(batches)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("max_lag", [None, 2])
+def test_a_batch_may_be_larger_than_what_waits_to_be_taken(workers, max_lag):
+    kwargs = {"high": 8, "low": 3, "max_lag": max_lag}
+    with (
+        envs_of(4, num_workers=workers) as envs,
+        pysampler.actors(envs, policy, **kwargs) as actors,
+    ):
+        batches = [batch.copy() for batch, _ in zip(actors.batches(100), range(4), strict=False)]
+        assert [len(batch) for batch in batches] == [100] * 4
+        by_env(batches)
+        assert len(actors.take(100, timeout=0, least=100)) <= 100
+
+
 # -- the end --------------------------------------------------------------------------------------
 
 
@@ -778,8 +792,8 @@ def test_bad_options_are_refused_before_anything_starts(options, match):
 
 def test_bad_requests_are_refused():
     with envs_of(num_workers=0) as envs, pysampler.actors(envs, policy, high=8, low=3) as actors:
-        with pytest.raises(ValueError, match="cannot take records: least 5"):
-            actors.take(8, least=5)
+        with pytest.raises(ValueError, match="least 9, expected at most count, 8"):
+            actors.take(8, least=9)
         with pytest.raises(ValueError, match="cannot take records: count 0"):
             actors.take(0)
         with pytest.raises(AttributeError, match="records have no 'reward'"):

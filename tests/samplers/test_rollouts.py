@@ -125,6 +125,48 @@ def test_infos_that_are_asked_for_are_those_of_the_step_not_of_the_reset_after_i
     assert all(rollout.info_masks["life"].all() for rollout in rollouts)
 
 
+class NestedInfos(gym.Wrapper):
+    """Its infos are dicts of dicts, and every third time of a type that lies in no column."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        life = info["life"]
+        odd = np.float16(life) if life % 3 == 0 else life
+        return (
+            observation,
+            reward,
+            terminated,
+            truncated,
+            {"all": {"life": life, "in": {"it": odd}}},
+        )
+
+
+@pytest.mark.parametrize("way", WAYS, ids=name_of)
+def test_dicts_of_infos_are_dicts_of_arrays(way):
+    env_fns = [lambda s=script: NestedInfos(Scripted(s)) for script in SCRIPTS]
+    rollouts = sampled(env_fns, policy, 3, infos=("all",), **way)
+    plain = [functools.partial(Scripted, script) for script in SCRIPTS]
+    expected = slow_rollout(plain, policy, 3 * HORIZON, seed=3)["life"]
+    for path in (("all", "life"), ("all", "in", "it")):
+        values = [functools.reduce(dict.get, path, rollout.infos) for rollout in rollouts]
+        np.testing.assert_array_equal(np.concatenate(values), expected)
+        masks = [functools.reduce(dict.get, path, rollout.info_masks) for rollout in rollouts]
+        assert np.concatenate(masks).all()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=name_of)
+def test_returns_of_gymnasiums_wrapper_are_those_that_are_counted(way):
+    env_fns = [
+        lambda s=script: gym.wrappers.RecordEpisodeStatistics(Scripted(s)) for script in SCRIPTS
+    ]
+    for rollout in sampled(env_fns, policy, 3, infos=("episode",), **way):
+        counted, mask = rollout.infos["episode"], rollout.info_masks["episode"]["r"]
+        at = rollout.ended.step, rollout.ended.env
+        assert set(zip(*np.nonzero(mask), strict=True)) == set(zip(*at, strict=True))
+        np.testing.assert_allclose(counted["r"][at], rollout.ended.returns)
+        np.testing.assert_array_equal(counted["l"][at], rollout.ended.lengths)
+
+
 @settings(deadline=None, max_examples=15)
 @given(
     scripts=st.lists(st.text("..tcb", min_size=1, max_size=7), min_size=3, max_size=5),

@@ -42,6 +42,29 @@ def make(count=4, **kwargs):
     )
 
 
+@pytest.mark.parametrize("num_envs", [0, -1, 2.5, "2"])
+def test_a_number_of_envs_is_whole(num_envs):
+    with pytest.raises(ValueError, match=f"num_envs {num_envs!r}, expected a whole number"):
+        pysampler.make_vec("CartPole-v1", num_envs)
+    with pytest.raises(ValueError, match=f"num_envs {num_envs!r}, expected a whole number"):
+        pysampler.make_vec(TellingEnv, num_envs)
+
+
+def test_modes_of_autoreset_are_told():
+    with pytest.raises(ValueError, match="autoreset_mode 'same', expected .*'SameStep'"):
+        make(autoreset_mode="same")
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", TellingEnv], ids=str)
+def test_an_option_that_reaches_the_envs_is_told_of(env):
+    with pytest.raises(TypeError) as raised:
+        pysampler.make_vec(env, 2, num_workers=2)
+    assert raised.value.__notes__[-1].endswith("pass vector_kwargs={'num_workers': ...}")
+    with pytest.raises(TypeError) as raised:
+        pysampler.make_vec(env, 2, unknown=2)
+    assert not any("vector_kwargs" in note for note in getattr(raised.value, "__notes__", ()))
+
+
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize(
     ("actions", "error", "message"),
