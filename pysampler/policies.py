@@ -538,10 +538,19 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
         value = value.detach().cpu()
         array = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
     else:
-        array = np.asarray(value)
+        array = _converted(value)
     if array.dtype.kind not in "biufc":
         raise TypeError(f"cannot act: the policy returned {value!r}, expected arrays of numbers")
     return array
+
+
+def _converted(value: Any) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except Exception as error:
+        raise TypeError(
+            f"cannot act: the policy returned a {type(value).__name__} that cannot be made an array"
+        ) from error
 
 
 def _castable(dtype: np.dtype[Any], to: np.dtype[Any]) -> bool:

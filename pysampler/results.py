@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -10,15 +11,15 @@ from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core
 from pysampler.block import Failure, Restored
+from pysampler.errors import EnvError
 from pysampler.infos import Infos
 from pysampler.spec import build, checked_actions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
-    from pysampler.errors import EnvError
     from pysampler.frames import Frames
     from pysampler.infos import Column
 
@@ -192,7 +193,10 @@ class Results:
         )
 
     def _built(self, leaf: Callable[[int], Any], odd: Callable[[int], Any]) -> Any:
-        return build(self._spec.observation_tree, leaf, odd)
+        if not self._odd:
+            return build(self._spec.observation_tree, leaf, odd)
+        with _batching("observations"):
+            return build(self._spec.observation_tree, leaf, odd)
 
     def _merged(
         self,
@@ -209,7 +213,8 @@ class Results:
                 infos["final_obs"][at[env]] = observation
         if rest or mixed:
             self._batcher.num_envs = len(rows)
-            infos = self._infos.merge(rows, infos, mixed, rest)
+            with _batching("infos"):
+                infos = self._infos.merge(rows, infos, mixed, rest)
             self.learn(rest)
         return infos
 
@@ -296,6 +301,15 @@ class Results:
                 told = one[1].report
                 error.add_note(f"env {one[1].env} raised {told.kind} as well: {told.text}")
         return error
+
+
+@contextmanager
+def _batching(what: str) -> Iterator[None]:
+    """What cannot be batched is an error of the envs, as an exception of theirs would be."""
+    try:
+        yield
+    except Exception as error:
+        raise EnvError(f"cannot batch {what} of envs: {type(error).__name__}: {error}") from error
 
 
 def first(failures: Sequence[tuple[int, Failure]]) -> tuple[int, Failure]:

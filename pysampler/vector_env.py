@@ -529,7 +529,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             groups = sorted({group for group, _ in failures})
             kept = groups, None, self._pool.error_of(*first(failures))
         elif groups:
-            kept = groups, self._results.read_some(groups, messages), None
+            try:
+                kept = groups, self._results.read_some(groups, messages), None
+            except EnvError as error:
+                kept = groups, None, error
         else:
             kept = None
         if kept is None:  # an empty batch cannot be lost

@@ -1,0 +1,377 @@
+"""Hostile envs and policies: whatever they return or raise is told in words, and harms no other.
+
+    python tests/faults/fuzz_envs.py --seconds 600
+
+Each case has a seed, which decides what is made, what is called, and what the envs and the policy
+return in the place of what they should. Every other env is honest and counts its steps: what a call
+returns must have its rows right. An exception must be one of pysampler's, or name what it expected,
+or come from gymnasium's own code; afterwards the vector env can be reset or closed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import faulthandler
+import functools
+import os
+import random
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+import pysampler
+from pysampler.errors import EnvError, PysamplerError
+
+HANG = 60.0  # seconds that a case may take at most
+OURS = str(Path(pysampler.__file__).parent)
+
+
+class UnwritableError(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+class Raising:
+    """Whatever is asked of it, it raises."""
+
+    def __array__(self, *_, **__):
+        raise RuntimeError("no array")
+
+    def __float__(self):
+        raise RuntimeError("no number")
+
+    __bool__ = __len__ = __iter__ = __int__ = __index__ = __float__
+    __reduce__ = __deepcopy__ = __float__
+
+
+def no_load():
+    raise RuntimeError("no load")
+
+
+class Unloadable:
+    def __reduce__(self):
+        return no_load, ()
+
+    def __deepcopy__(self, _):
+        return self
+
+
+def recursive():
+    made = []
+    made.append(made)
+    return made
+
+
+GARBAGE = [
+    *(lambda value=value: value for value in (None, 0, -1, 1.5, 2**70, 1j, "x", b"y", ..., int)),
+    *(lambda value=value: value for value in (np.nan, np.inf, True, (), (1, 2), range(3))),
+    *(
+        lambda kind=kind: kind()
+        for kind in (list, dict, set, object, Raising, Unloadable, recursive)
+    ),
+    lambda: np.zeros(0),
+    lambda: np.zeros((3, 3)),
+    lambda: np.zeros(2, np.float16),
+    lambda: np.zeros(2, complex),
+    lambda: np.array(["a", "b"]),
+    lambda: np.array([None, 1], object),
+    lambda: np.zeros((), "M8[s]"),
+    lambda: np.zeros(2, [("a", "i4")]),
+    lambda: np.zeros(4, ">f4")[::2],
+    lambda: np.ma.masked_equal(np.zeros(2, np.float32), 0),
+    lambda: np.float32(1),
+    lambda: np.bool_(1),
+    lambda: np.broadcast_to(np.float32(0), (2,)),
+    lambda: {1: 2, None: 3, "a": {"b": Raising()}},
+    lambda: {"deep": functools.reduce(lambda inner, _: {"in": inner}, range(50), 1)},
+    lambda: (value for value in "generator"),
+    lambda: memoryview(b"bytes"),
+    lambda: np.zeros(100_000),
+    lambda: lambda: 0,
+]
+RAISED = [
+    *(
+        ValueError("v"),
+        KeyError("k"),
+        UnwritableError(),
+        RecursionError(),
+        StopIteration(1),
+        OSError(2, "o"),
+    ),
+    *(
+        UnicodeDecodeError("utf8", b"a", 0, 1, "u"),
+        MemoryError(),
+        GeneratorExit(),
+        AssertionError(),
+    ),
+    ExceptionGroup("group", [UnwritableError(), TypeError("t")]),
+    SystemExit(3),
+]
+
+
+class Honest(gym.Env):
+    """Observes how many steps it has made in its life; its episodes last five."""
+
+    observation_space = spaces.Box(-1, 2.0**30, (2,), np.float32)
+    action_space = spaces.Discrete(3)
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    render_mode = "rgb_array"
+
+    def __init__(self):
+        self.steps = self.episode = 0
+
+    def _observe(self):
+        return np.array([self.steps, self.episode], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.episode = 0
+        return self._observe(), {"steps": self.steps}
+
+    def step(self, action):
+        self.steps += 1
+        self.episode += 1
+        return self._observe(), float(self.steps), False, self.episode == 5, {"steps": self.steps}
+
+    def render(self):
+        return np.full((4, 4, 3), self.steps % 256, np.uint8)
+
+    def asked(self):
+        return self.steps
+
+
+class Hostile(Honest):
+    """Now and then does something else than it should."""
+
+    def __init__(self, seed, often, dies):
+        super().__init__()
+        self.dice = random.Random(seed)
+        self.often = often
+        self.dies = dies
+
+    def _or_garbage(self, value):
+        dice = self.dice
+        if dice.random() >= self.often:
+            return value
+        kind = dice.randrange(10)
+        if kind == 0:
+            raise copy.copy(dice.choice(RAISED))
+        if kind == 1 and self.dies and dice.random() < 0.1:
+            os._exit(3)
+        if kind == 2 and isinstance(value, tuple):
+            return value[: dice.randrange(len(value))]
+        if kind == 3 and isinstance(value, tuple):
+            return [*value, None]
+        if kind < 8 and isinstance(value, tuple):
+            values = list(value)
+            values[dice.randrange(len(values))] = dice.choice(GARBAGE)()
+            return tuple(values)
+        if kind == 8 and isinstance(value, tuple):
+            return *value[:-1], {dice.choice(["steps", "a", 1]): dice.choice(GARBAGE)()}
+        return dice.choice(GARBAGE)()
+
+    def reset(self, **kwargs):
+        return self._or_garbage(super().reset(**kwargs))
+
+    def step(self, action):
+        return self._or_garbage(super().step(action))
+
+    def render(self):
+        return self._or_garbage(super().render())
+
+    def asked(self):
+        return self._or_garbage(super().asked())
+
+    def close(self):
+        self._or_garbage(None)
+
+
+class WrongError(AssertionError):
+    """What a case found."""
+
+
+class Policy:
+    def __init__(self, seed, often):
+        self.dice = random.Random(seed)
+        self.often = often
+
+    def __call__(self, observations):
+        actions = np.ones(len(observations), np.int64)
+        said = actions, {"value": observations[:, 0].copy()}
+        dice = self.dice
+        if dice.random() >= self.often:
+            return said
+        kind = dice.randrange(6)
+        if kind == 0:
+            raise copy.copy(dice.choice(RAISED[:-1]))
+        if kind == 1:
+            observations[:] = 7
+        if kind == 2:
+            return actions, {dice.choice(["value", "b", None]): dice.choice(GARBAGE)()}
+        if kind == 3:
+            return dice.choice(GARBAGE)(), said[1]
+        if kind == 4:
+            return (*said, dice.choice(GARBAGE)())
+        return dice.choice(GARBAGE)()
+
+
+class Case:
+    def __init__(self, seed):
+        self.dice = random.Random(seed)
+        self.told = Counter()  # exceptions, by type
+
+    def run(self):
+        dice = self.dice
+        workers = dice.choice([0, 1, 2])
+        often = dice.choice([0.02, 0.1, 0.5])
+        self.dies = workers > 0 and dice.random() < 0.5
+        fns = [
+            Honest if i % 2 else functools.partial(Hostile, dice.random(), often, self.dies)
+            for i in range(4)
+        ]
+        kwargs = {
+            "num_workers": workers,
+            "groups": dice.choice([1, 2]),
+            "autoreset_mode": dice.choice(["NextStep", "SameStep", "Disabled"]),
+            "infos": dice.choice(["all", "final", "none"]),
+            "copy": dice.random() < 0.7,
+            "on_worker_loss": dice.choice(["raise", "restart"]),
+        }
+        with self._telling():
+            envs = pysampler.VectorEnv(fns, **kwargs)
+            try:
+                what = dice.choice([self.steps, self.steps, self.rollouts, self.actors])
+                for _ in range(dice.randrange(1, 4)):
+                    what(envs)
+            finally:
+                with self._telling(), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    envs.close()
+                if not envs.closed:
+                    raise WrongError("close() left it open")
+
+    @contextlib.contextmanager
+    def _telling(self):
+        """An exception must say what is so in words that are meant for the user."""
+        try:
+            yield
+        except WrongError:
+            raise
+        except BaseException as error:
+            innermost = traceback.extract_tb(error.__traceback__)[-1]
+            words = str(error)
+            meant = isinstance(error, (PysamplerError, gym.error.Error)) or (
+                isinstance(error, (TypeError, ValueError)) and words.startswith("cannot ")
+            )
+            if isinstance(error, EnvError) and not words:
+                raise WrongError(f"{type(error).__name__} without a word") from error
+            if not meant and innermost.filename.startswith(OURS):
+                raise WrongError(f"{type(error).__name__}: {words}, at {innermost}") from error
+            if not isinstance(error, Exception) and not isinstance(
+                error, SystemExit | GeneratorExit
+            ):
+                raise
+            self.told[type(error).__name__] += 1
+
+    def steps(self, envs):
+        dice = self.dice
+        actions = np.ones(4, np.int64)
+        seen = None
+        for _ in range(dice.randrange(1, 12)):
+            kind = dice.randrange(8)
+            with self._telling():
+                if kind == 0 or seen is None:
+                    envs.reset(seed=dice.choice([None, 3]))
+                    seen = True
+                elif kind == 1:
+                    list(envs.call("asked"))
+                elif kind == 2:
+                    envs.render()
+                elif kind == 3:
+                    envs.set_attr("extra", [dice.choice(GARBAGE)() for _ in range(4)])
+                    repr(envs), envs.stats()
+                else:
+                    observations, *_ = envs.step(actions)
+                    steps = observations[:, 0] if self.dies else envs.get_attr("steps")
+                    for env in (1, 3):
+                        if (said := observations[env, 0]) != steps[env]:
+                            raise WrongError(f"env {env} has made {steps[env]} steps, said {said}")
+
+    def rollouts(self, envs):
+        dice = self.dice
+        where = dice.choice(["centre", "workers"])
+        overlap = where == "centre" and dice.random() < 0.5
+        policy = Policy(dice.random(), dice.choice([0, 0.1, 0.5]))
+        with (
+            self._telling(),
+            pysampler.rollouts(
+                envs, policy, 4, where=where, overlap=overlap, infos=["steps"], seed=3
+            ) as rollouts,
+        ):
+            for _ in range(4):
+                with self._telling():
+                    rollout = next(rollouts)
+                    for env in (1, 3):
+                        counted = rollout.rewards[:, env][rollout.valid[:, env]]
+                        if not rollout.lost[:, env].any() and (np.diff(counted) != 1).any():
+                            raise WrongError(f"env {env} counted {counted}")
+
+    def actors(self, envs):
+        dice = self.dice
+        policy = Policy(dice.random(), dice.choice([0, 0.1]))
+        with self._telling(), pysampler.actors(envs, policy, seed=3) as actors:
+            for _ in range(4):
+                if (records := actors.take(8)) is None:
+                    break
+                honest = records.env % 2 == 1
+                if (records.value[honest] + 1 != records.rewards[honest]).any():
+                    raise WrongError("an honest env's records are not its own")
+
+
+def campaign(seconds, seed, cases=None):
+    """Run cases until the time is over; how many, what was told, and what was wrong."""
+    end = time.monotonic() + seconds
+    told, wrong, count = Counter(), [], 0
+    while time.monotonic() < end and (cases is None or count < cases):
+        faulthandler.dump_traceback_later(HANG, exit=True)
+        case = Case(seed + count)
+        try:
+            case.run()
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            traceback.print_exc()
+            wrong.append((seed + count, f"{type(error).__name__}: {error}"))
+        faulthandler.cancel_dump_traceback_later()
+        told += case.told
+        count += 1
+    return count, told, wrong
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--case", type=int, help="only the case of this seed")
+    args = parser.parse_args()
+    faulthandler.enable()
+    warnings.simplefilter("ignore")
+    one = args.case is not None
+    print(f"from --seed {args.case if one else args.seed}", flush=True)
+    count, told, wrong = campaign(args.seconds, args.case if one else args.seed, 1 if one else None)
+    print(f"{count} cases; told: {dict(told.most_common())}")
+    for seed, what in wrong:
+        print(f"WRONG: {what}; repeat it with --case {seed}", file=sys.stderr)
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
