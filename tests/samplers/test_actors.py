@@ -336,12 +336,16 @@ def test_a_batch_stays_as_it_is_until_the_next():
             np.testing.assert_array_equal(records.rows, kept.rows)
 
 
-def test_take_returns_what_there_is_at_the_deadline(monkeypatch):
+def test_take_returns_what_there_is_at_the_deadline(monkeypatch, tmp_path):
     monkeypatch.setattr(vector_env, "GRACE", 0.1)
+    hangs = tmp_path / "hangs"
     with closing(
-        pysampler.VectorEnv([functools.partial(Mortal, "hang", 3)], num_workers=1)
+        pysampler.VectorEnv([functools.partial(Mortal, "hang", 3, hangs)], num_workers=1)
     ) as envs:
         actors = pysampler.actors(envs, lambda o: np.sin(o[:, 1:]), high=64)
+        actors.begin()
+        while not hangs.exists():
+            os.sched_yield()
         assert sum(len(actors.take(5, timeout=0.5)) for _ in range(1)) <= 2
         assert len(actors.take(5, timeout=0.01, least=5)) <= 2
         assert len(actors.take(5, timeout=0)) == 0
