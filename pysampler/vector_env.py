@@ -110,7 +110,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     - ``infos``: "all"; "final" for those of steps that end an episode, "none" for no infos of envs.
       ``final_obs`` is always there where envs are reset in the same step.
     - ``preload``: names of modules for the nursery to import before it forks the workers. By
-      default it learns them from the first vector env, for the next.
+      default it learns those of installed packages from the first vector env, for the next. A
+      generator that a module makes as it is imported is then the same in all workers: do not
+      preload such a module, or seed it in ``worker_init``.
     - ``validate``: refuse actions that are not a number.
     - ``on_worker_loss``: "raise" ``WorkerLostError``, or "restart": another worker takes its place
       with new envs. The step it was lost in ends their episodes: ``truncated``, with the last
