@@ -58,7 +58,7 @@ class Detached(Borrower):
         count = envs.num_envs
         if settings is None:
             settings = {}
-        if not isinstance(settings, Mapping):
+        if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
             raise self._refuse("settings", settings, "a dict of numbers by name")
         self._given = {name: self._setting(name, value, count) for name, value in settings.items()}
         self.settings: dict[str, npt.NDArray[Any]] = self._given
@@ -175,6 +175,11 @@ class Detached(Borrower):
                 f"{lacks}"
             )
         chosen = self._policy if weights is None else weights
+        if not (isinstance(chosen, Mapping) or hasattr(chosen, "state_dict")):
+            raise TypeError(
+                f"cannot publish weights: {type(chosen).__name__}, expected a dict of arrays, or "
+                "what has a state_dict()"
+            )
         arrays = chosen if isinstance(chosen, Mapping) else weights_of(chosen)
         with self._publishing.entry("publish weights"):
             return self._board.publish(arrays)
@@ -223,8 +228,10 @@ class Detached(Borrower):
                 pool.look_for_late()
         except BusyError:
             return False
-        except Exception:  # they have failed
-            self.let_go()
+        except Exception:
+            if self._closed:  # meanwhile, by another thread or a signal handler
+                return True
+            self.let_go()  # they have failed
             raise
         return pool.pending == 0
 

@@ -271,7 +271,13 @@ class MultiTaskSampler(Closing):
         if tasks is not None:
             self._give(tasks)
         rollouts = self._rollouts
-        if rollouts is None or rollouts.horizon != max_length or rollouts.opened:
+        # Over: a signal handler's exception came into their end.
+        if (
+            rollouts is None
+            or rollouts.horizon != max_length
+            or rollouts.opened
+            or rollouts._lease.over
+        ):
             self._end_rollouts()
             options = {**self._options, "seed": self._seed, "fresh": True}
             rollouts = _TaskRollouts(self.envs, self.policy, max_length, **options)

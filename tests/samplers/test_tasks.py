@@ -1,13 +1,14 @@
 """Many tasks at once: each env has its own, each record says which."""
 
 import functools
+import itertools
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError
-from interrupts import at_point
+from interrupts import at_each_point, at_point
 
 import pysampler
 from pysampler.envs.meta import TaskWrapper
@@ -220,6 +221,22 @@ def test_after_a_sample_that_failed_there_is_nothing_to_collect():
         one.sample(3, tasks=[3])
         assert [len(some) for some in one.collect().episodes] == [4]
     envs.close()
+
+
+@pytest.mark.slow
+def test_a_sampler_goes_on_after_an_exception_of_a_signal_handler_in_the_end_of_a_sample():
+    with sampler() as one:
+        lengths = itertools.cycle([2, 3])
+        one.sample(next(lengths), tasks=[1, 2])
+
+        def check(result, where):
+            tasks = [one.envs.stats().steps.count.sum(), -1]
+            one.sample(next(lengths), tasks=tasks)
+            for task, some in zip(tasks, one.collect().episodes, strict=True):
+                assert all((episode.observations[:, 0] == task).all() for episode in some), where
+
+        ending = ("_end_rollouts", "close", "let_go", "_give_back", "_end", "_drop_work")
+        assert at_each_point(lambda: one.sample(next(lengths)), check, only=ending) > 20
 
 
 def test_a_vector_env_of_ones_own_is_used_and_given_back():

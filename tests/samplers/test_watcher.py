@@ -328,6 +328,24 @@ def test_an_exception_of_a_signal_handler_loses_no_episode():
                 break
 
 
+@pytest.mark.slow
+def test_a_signal_handler_may_close_it_while_it_looks():
+    """What it came into ends by that, and no failure is told."""
+    for n in itertools.count(1):
+        with pysampler.watch(Says(), Told) as watcher:
+            watcher.wait(1)
+            looking = ("_look", "_wait_some", "wait", "_until", "_received")
+            reached, _, where = at_point(
+                *(n, lambda w=watcher: w.curve, lambda *_, w=watcher: w.close()), only=looking
+            )
+            assert watcher.closed == reached, where
+            assert watcher._failure is None, where
+            assert len(watcher.curve) == 1
+        if not reached:
+            break
+    assert n > 5
+
+
 def test_nothing_is_left_of_it():
     watcher = pysampler.watch(Says(), Told)
     pids = watcher.envs._pool.pids
@@ -343,6 +361,7 @@ def test_bad_options_are_refused():
         ({"fps": 0}, "cannot watch: fps 0"),
         ({"folder": 3}, "cannot watch: folder 3, expected a path"),
         ({"settings": 3}, "cannot watch: settings 3, expected a dict of numbers by name"),
+        ({"settings": {3: 1}}, r"cannot watch: settings \{3: 1\}, expected a dict of numbers"),
         ({"settings": {"scale": [[1], [1, 2]]}}, "cannot watch: setting 'scale'"),
         ({"vector_kwargs": {"num_workers": 0}}, "cannot watch: num_workers 0, expected 1"),
         ({"video_every": 0}, "cannot watch: video_every 0"),
@@ -363,6 +382,8 @@ def test_bad_options_are_refused():
         ]:
             with pytest.raises(ValueError, match=match):
                 call()
+        with pytest.raises(TypeError, match="cannot publish weights: int, expected a dict of"):
+            watcher.publish(5)
         assert len(watcher.wait(1, float("inf"))) == 1
 
 
