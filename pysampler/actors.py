@@ -7,6 +7,7 @@ actors, and an empty one the learner.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pysampler.alone import Errand
 from pysampler.borrowing import vector_env_of
 from pysampler.detached import Detached
 from pysampler.errors import ClosedError, LostError, WaitTimeoutError
-from pysampler.numbers import whole_number
+from pysampler.numbers import is_real, whole_number
 from pysampler.processes import GRACE
 from pysampler.records import Described, Records
 from pysampler.sync import SharedRing, now
@@ -145,7 +146,7 @@ class Actors(Detached):
         if self._low >= self._high:
             raise self._refuse("low", low, f"less than high, {self._high}")
         self._max_lag = None if max_lag is None else whole_number("act", "max_lag", max_lag, 0)
-        if not 0 < share <= 1:
+        if not is_real(share, 0) or not 0 < share <= 1:
             raise self._refuse("share", share, "a part of 1")
         self._share = share
         self._followers: list[Callable[[Any, int], None]] = []
@@ -219,14 +220,19 @@ class Actors(Detached):
         """
         began = now()
         version = super().publish(weights)
-        for follow in self._followers:
+        for follow in list(self._followers):  # one of them may leave
             follow(weights, self._taken)
         self._publishing_ns += now() - began
         return version
 
     def followed_by(self, follow: Callable[[Any, int], None]) -> None:
-        """Called with all that is published, and how many records had been taken."""
+        """Call a function with all that is published, and how many records had been taken."""
         self._followers.append(follow)
+
+    def unfollowed_by(self, follow: Callable[[Any, int], None]) -> None:
+        """Call it no more."""
+        with contextlib.suppress(ValueError):
+            self._followers.remove(follow)
 
     def __len__(self) -> int:
         """How many records wait to be taken."""
@@ -282,23 +288,32 @@ class Actors(Detached):
         been given back.
         """
         self._expect_open()
-        self.begin()
-        self._give_up()
-        if self._next(self._high, self._high, None) is None:
-            return 0
-        count = len(self._ring)
-        count = count - self._low if count > self._low and not self.stopped else max(1, count)
-        self._phase_end = self.passed + count
-        self._progress.paused = True
-        return count
-
-    def give_back(self, *, drop: int = 0) -> None:
-        """The records of the last batch, and so many more, which nobody wants."""
-        self._give_up()
-        while drop > 0 and (rows := self._next(drop, 1, None)) is not None:
-            drop -= len(rows)
-            self._held, self._dropped = len(rows), self._dropped + len(rows)
+        with self._turn.entry("wait for records"):
+            self._take_back()
+            self.begin()
             self._give_up()
+            if self._next(self._high, self._high, None) is None:
+                return 0
+            count = len(self._ring)
+            count = count - self._low if count > self._low and not self.stopped else max(1, count)
+            self._phase_end = self.passed + count
+            self._progress.paused = True
+            return count
+
+    def give_back(self, end: int) -> None:
+        """Give back the records of the last batch, and drop others until so many have passed."""
+        self._expect_open()
+        with self._turn.entry("give records back"):
+            self._take_back()
+            self._give_up()
+            if self.passed < end:
+                kept = sum(map(len, self._kept))
+                self._kept, self._dropped = [], self._dropped + kept
+            while (drop := end - self.passed) > 0:
+                if (rows := self._next(drop, 1, None)) is None:
+                    break
+                self._held, self._dropped = len(rows), self._dropped + len(rows)
+                self._give_up()
 
     @property
     def passed(self) -> int:

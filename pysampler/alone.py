@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,11 @@ from pysampler.acting import RolledOut, WorkerActing
 from pysampler.closing import Closing
 from pysampler.errors import StopActors
 from pysampler.records import Packer
+from pysampler.remote import Raised
 from pysampler.sync import now, sleep_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import gymnasium as gym
     import numpy.typing as npt
@@ -251,11 +253,12 @@ class Alone(WorkerActing):
             episode = np.zeros(1, EPISODE)
             episode["at"], episode["version"] = state.at, self._version
             began = now()
-            path = None
             filmed = wanted or (show.every is not None and state.shown % show.every == 0)
+            film = _Film()
             if filmed and show.folder is not None:
                 path = show.folder / f"episode-{state.shown:06}.mp4"
-            with _Film(env, path, show.fps) as film:
+                film = _Video(env, envs.start, path, show.fps)
+            with film:
                 if not self._show_one(crew, envs, episode, film, report):
                     return report
             episode["seconds"] = (now() - began) / 1e9
@@ -313,40 +316,67 @@ class Shown:
 
 
 class _Film(Closing):
-    """What an env looks like, to a file that has its name when it is whole."""
-
-    def __init__(self, env: gym.Env[Any, Any], path: Path | None, fps: int) -> None:
-        self._env = env
-        self._whole = path
-        self._writer: Any = None
-        if path is not None:
-            import imageio  # noqa: PLC0415 - only where videos are asked for
-
-            self._part = path.with_suffix(".part" + path.suffix)
-            self._writer = imageio.get_writer(self._part, fps=fps, macro_block_size=1)
+    """No film: of an episode that is not filmed."""
 
     def shoot(self) -> None:
-        """What it looks like now."""
-        if self._writer is not None:
-            self._writer.append_data(self._env.render())
+        """Take a picture of the env as it is now."""
 
     def keep(self) -> None:
-        """It is over, and well."""
-        if self._whole is not None:
-            self._writer.close()
-            self._part.rename(self._whole)
-            self._writer = None
+        """Give the file its name: the episode is over."""
 
     def close(self) -> None:
-        """If it has not been kept, there is none."""
-        if self._writer is not None:
+        """Remove the file, if it has not been kept."""
+
+
+class _Video(_Film):
+    """What an env looks like, to a file that has its name when it is whole."""
+
+    def __init__(self, env: gym.Env[Any, Any], index: int, path: Path, fps: int) -> None:
+        import imageio  # noqa: PLC0415 - only where videos are asked for
+
+        self._env, self._index, self._whole = env, index, path
+        self._part = path.with_suffix(".part" + path.suffix)
+        with _writing(path):
+            self._writer: Any = imageio.get_writer(self._part, fps=fps, macro_block_size=1)
+
+    def shoot(self) -> None:
+        """Take a picture of the env as it is now."""
+        try:
+            picture = self._env.render()
+            if not isinstance(picture, np.ndarray):
+                raise TypeError(f"it returned {type(picture).__name__}, expected an array")
+        except Exception as error:
+            raise Raised(self._index, "render()") from error
+        with _writing(self._whole):
+            self._writer.append_data(picture)
+
+    def keep(self) -> None:
+        """Give the file its name: the episode is over."""
+        with _writing(self._whole):
             self._writer.close()
+            self._part.rename(self._whole)
+        self._writer = None
+
+    def close(self) -> None:
+        """Remove the file, if it has not been kept."""
+        if self._writer is not None:
+            with contextlib.suppress(Exception):  # what went wrong before is told
+                self._writer.close()
             self._part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Tell of an exception that it is not the policy's: this file could not be written."""
+    try:
+        yield
+    except Exception as error:
+        raise Raised(None, f"writing {path}") from error
 
 
 def _append(path: Path, episode: npt.NDArray[Any]) -> None:
     """A line of a table, which begins with the names of the columns."""
-    with path.open("a") as file:
+    with _writing(path), path.open("a") as file:
         if file.tell() == 0:
             file.write(",".join(EPISODE.names or ()) + "\n")
         file.write(",".join(repr(value.item()) for value in episode) + "\n")

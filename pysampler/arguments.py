@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -11,7 +12,7 @@ from gymnasium.error import CustomSpaceError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils.shared_memory import create_shared_memory
 
-from pysampler.numbers import whole_number
+from pysampler.numbers import is_real, is_whole, whole_number
 from pysampler.nursery import CONTEXTS
 from pysampler.pool import Faults
 from pysampler.processes import Share
@@ -19,7 +20,7 @@ from pysampler.spec import Spec, leaves
 from pysampler.sync import now, usable_cpus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -28,6 +29,8 @@ OnLoss = Literal["raise", "restart"]
 OnHang = Literal["raise", "wait", "restart"]
 Wait = Literal["adaptive", "spin", "yield", "park"]
 
+# Of time-outs, in seconds: 30 years.
+LONGEST = 1e9
 # (spin, yield) in ns before a wait parks; None: learned.
 _POLICIES: dict[Wait, tuple[int, int] | None] = {
     "adaptive": None,
@@ -57,10 +60,12 @@ class Options:
         _one_of("infos", self.infos, get_args(Infos))
         _one_of("on_worker_loss", self.on_worker_loss, get_args(OnLoss))
         _one_of("on_hang", self.on_hang, get_args(OnHang))
-        if self.step_timeout is not None and not self.step_timeout > 0:
-            raise _refuse("step_timeout", self.step_timeout, "seconds > 0 or None")
-        if len(self.most_losses) != 2 or not all(limit > 0 for limit in self.most_losses):
-            raise _refuse("most_losses", self.most_losses, "(how many, within how many seconds)")
+        if self.step_timeout is not None and not (
+            is_real(self.step_timeout, 0) and 0 < self.step_timeout <= LONGEST
+        ):
+            expected = f"seconds > 0, up to {LONGEST:.0e}, or None: no time-out"
+            raise _refuse("step_timeout", self.step_timeout, expected)
+        most_losses(self.most_losses)
 
     def faults(self, seeds: Callable[[int], Sequence[int]]) -> Faults:
         """What to do about lost workers and late envs; seeds of envs that replace others."""
@@ -79,6 +84,16 @@ def _refuse(what: str, got: Any, expected: str) -> ValueError:
 def _one_of(what: str, got: Any, expected: Iterable[str]) -> None:
     if got not in expected:
         raise _refuse(what, got, "one of " + ", ".join(map(repr, expected)))
+
+
+def most_losses(given: Any, doing: str = "make vector env") -> tuple[int, float]:
+    """How many losses of one worker, within how many seconds."""
+    pair = isinstance(given, (tuple, list)) and len(given) == 2
+    if not (pair and is_whole(given[0], 1) and is_real(given[1], 0) and given[1] > 0):
+        expected = "(how many, within how many seconds)"
+        raise ValueError(f"cannot {doing}: most_losses {given!r}, expected {expected}")
+    count, seconds = given
+    return count, seconds
 
 
 def env_fns(given: Iterable[Callable[[], gym.Env[Any, Any]]]) -> list[Callable[[], Any]]:
@@ -180,7 +195,15 @@ def env_ids(given: Any) -> npt.NDArray[np.int64]:
 
 def options(given: Any, envs: Sequence[int]) -> list[tuple[int, dict[str, Any] | None]]:
     """One for each of the envs."""
-    each = [given] * len(envs) if given is None or isinstance(given, dict) else list(given)
+    if given is None or isinstance(given, dict):
+        each = [given] * len(envs)
+    elif isinstance(given, Iterable):
+        each = list(given)
+    else:
+        raise TypeError(
+            f"cannot set options: {type(given).__name__}, expected a dict, None, or a list with "
+            "one for each env"
+        )
     if len(each) != len(envs):
         raise ValueError(f"cannot set options: {len(each)} of them, expected {len(envs)}")
     for one in each:
@@ -205,13 +228,22 @@ def batch(least: int | None, most: int | None, envs: int, largest: int) -> tuple
     return least, most
 
 
+def seconds(timeout: float | None, what: str) -> float | None:
+    """How long a call may wait; as in gymnasium, less than 0 is not at all."""
+    if timeout is None:
+        return None
+    if not is_real(timeout):
+        raise ValueError(f"cannot call {what}: timeout {timeout!r}, expected seconds or None")
+    return min(timeout, LONGEST)
+
+
 def deadline(timeout: float | None, doing: str = "receive") -> int | None:
     """In ns of now()."""
     if timeout is None:
         return None
-    if not timeout >= 0:
+    if not is_real(timeout, 0):
         raise ValueError(f"cannot {doing}: timeout {timeout!r}, expected seconds >= 0 or None")
-    return now() + int(min(timeout, 1e9) * 1e9)
+    return now() + int(min(timeout, LONGEST) * 1e9)
 
 
 def reset_mask(given: Any, envs: int) -> npt.NDArray[np.bool_]:

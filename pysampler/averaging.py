@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from pysampler import _core
+from pysampler import _core, arguments
 from pysampler.block import Failure
 from pysampler.closing import Closing
-from pysampler.errors import ClosedError, EnvError, LostError
+from pysampler.errors import ClosedError, EnvError, LostError, WaitTimeoutError
 from pysampler.frames import Plan
 from pysampler.local import LocalPool
 from pysampler.numbers import whole_number
@@ -81,8 +81,9 @@ class Averaging(Closing):
     - ``seed``: those of the trainers are drawn from it.
 
     A trainer that raises is an ``EnvError``, which is also an instance of what it raised, and the
-    others are ended. A round that Ctrl-C interrupts goes on in the workers: the next one waits for
-    it and drops it, ``close()`` ends it.
+    others are ended. A round that Ctrl-C or its time-out interrupts goes on in the workers: the
+    next one waits for it and drops it, ``close()`` ends it. Weights that are nan, or inf in some
+    trainers only, are a ValueError, and the last average stays.
 
     >>> class Trainer:
     ...     def __init__(self, index, seed):
@@ -115,6 +116,9 @@ class Averaging(Closing):
         self.workers = whole_number("average", "workers", workers, 0)
         _one_of("context", context, CONTEXTS)
         _one_of("on_worker_loss", on_worker_loss, get_args(OnLoss))
+        limits = arguments.most_losses(most_losses, "average")
+        if seed is not None:
+            seed = whole_number("average", "seed", seed, 0)
         if self.workers > 0 and context != "fork":
             _expect_sendable(make)
         self._turn = _core.Guard(
@@ -133,7 +137,7 @@ class Averaging(Closing):
         if self.workers == 0:
             self._pool = LocalPool(shares[0], host)
         else:
-            faults = Faults(on_worker_loss, most_losses)
+            faults = Faults(on_worker_loss, limits)
             self._pool = Pool(shares, host, context=context, faults=faults)
         try:
             descriptions: list[Any] = self._pool.descriptions
@@ -172,16 +176,24 @@ class Averaging(Closing):
         arrays = {name: array.copy() for name, array in arrays_of(weights).items()}
         if differ := difference(fields_of(arrays), self._fields):
             raise ValueError(f"cannot set weights: {differ}")
+        for name, array in arrays.items():
+            if _has_nan(array):
+                raise ValueError(f"cannot set weights: {name} has nan, expected numbers")
         self._weights = arrays
 
-    def round(self, steps: int) -> Round:
-        """Let every trainer take the average and train for so many steps; average anew."""
+    def round(self, steps: int, timeout: float | None = None) -> Round:
+        """Let every trainer take the average and train for so many steps; average anew.
+
+        WaitTimeoutError if that takes longer than ``timeout`` seconds. Without workers it has to
+        wait for its trainer all the same.
+        """
         steps = whole_number("average", "steps", steps, 1)
+        deadline = arguments.deadline(timeout, "train")
         if self.closed:
             raise ClosedError("cannot train: this averaging is closed")
         with self._turn.entry("train"):
             try:
-                return self._round(steps)
+                return self._round(steps, deadline)
             except (EnvError, LostError):
                 self._pool.kill()
                 raise
@@ -189,14 +201,15 @@ class Averaging(Closing):
                 if self._pool.closed:
                     self._end()
 
-    def _round(self, steps: int) -> Round:
-        list(self._answers())  # of a round that was interrupted: they are dropped
+    def _round(self, steps: int, deadline: int | None) -> Round:
+        list(self._answers(deadline))  # of a round that was interrupted: they are dropped
         began = now()
         self._boards[-1].publish(self._weights)
-        said = self._ask("train", (steps,), self._everyone, "training")
-        if handed_in := [self._handed_in(index) for index in sorted(said)]:
+        said = self._ask("train", (steps,), self._everyone, "training", deadline)
+        if handed_in := {index: self._handed_in(index) for index in sorted(said)}:
             self._weights = {
-                name: _mean([weights[name] for weights in handed_in]) for name in self._fields
+                name: _mean(name, {index: weights[name] for index, weights in handed_in.items()})
+                for name in self._fields
             }
         self._rounds += 1
         told = [said.get(index, ({}, 0.0)) for index in self._everyone]
@@ -209,23 +222,33 @@ class Averaging(Closing):
             {"training": training, "waiting": waiting},
         )
 
-    def rounds(self, steps: int, count: int | None = None) -> Iterator[Round]:
-        """One after the other: so many, or for ever."""
+    def rounds(
+        self, steps: int, count: int | None = None, timeout: float | None = None
+    ) -> Iterator[Round]:
+        """One after the other: so many, or for ever; each may take ``timeout`` seconds."""
         for _ in itertools.count() if count is None else range(count):
-            yield self.round(steps)
+            yield self.round(steps, timeout)
 
     def _ask(
-        self, name: str, arguments: tuple[Any, ...], of: Sequence[int], doing: str
+        self,
+        name: str,
+        given: tuple[Any, ...],
+        of: Sequence[int],
+        doing: str,
+        deadline: int | None = None,
     ) -> dict[int, Any]:
         """What trainers say, by worker; those that were lost meanwhile say nothing."""
-        requests = dict.fromkeys(of, (name, arguments))
+        requests = dict.fromkeys(of, (name, given))
         self._pool.request([(index, 0) for index in of], requests, doing)
-        return {index: said for index, said in self._answers() if said is not None}
+        return {index: said for index, said in self._answers(deadline) if said is not None}
 
-    def _answers(self) -> Iterator[tuple[int, Any]]:
+    def _answers(self, deadline: int | None) -> Iterator[tuple[int, Any]]:
         """Of all who were asked, as they come; a failure as soon as it does."""
         while self._pool.pending:
-            groups, messages = self._pool.wait_some(1, len(self._everyone), None)
+            groups, messages = self._pool.wait_some(1, len(self._everyone), deadline)
+            if not groups and deadline is not None and now() >= deadline:
+                late = [index for index in self._everyone if self._pool.is_pending(index)]
+                raise WaitTimeoutError(f"cannot train: trainers {late} have not answered in time")
             self._pool.take(groups)
             for group, said in messages:
                 if isinstance(said, Failure):
@@ -235,7 +258,7 @@ class Averaging(Closing):
     def _handed_in(self, index: int) -> Weights:
         _, weights = self._boards[index].read()
         for name, array in weights.items():
-            if array.dtype.kind in "fc" and np.isnan(array).any():
+            if _has_nan(array):
                 raise ValueError(
                     f"cannot average weights: {name} of trainer {index} has nan, expected numbers"
                 )
@@ -278,12 +301,27 @@ class Averaging(Closing):
         return f"<pysampler.Averaging {self.workers} workers, {self._rounds} rounds{closed}>"
 
 
-def _mean(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _has_nan(array: npt.NDArray[Any]) -> bool:
+    return array.dtype.kind in "fc" and bool(np.isnan(array).any())
+
+
+def _mean(name: str, by_trainer: dict[int, npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Of floating-point arrays; of others the first."""
-    dtype = arrays[0].dtype
-    if dtype.kind not in "fc":
-        return arrays[0].copy()
-    return np.asarray(np.mean(arrays, axis=0, dtype=np.result_type(dtype, np.float64)), dtype)
+    arrays = list(by_trainer.values())
+    first = arrays[0]
+    if first.dtype.kind not in "fc":
+        return first.copy()
+    wide = np.result_type(first, np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = np.asarray(np.mean(arrays, axis=0, dtype=wide), first.dtype)
+    # A mask may be inf, in all of them.
+    if (np.isfinite(mean) | np.all([array == first for array in arrays], axis=0)).all():
+        return np.where(np.isfinite(mean), mean, first)
+    sick = [index for index, array in by_trainer.items() if not np.isfinite(array).all()]
+    raise ValueError(
+        f"cannot average weights: the mean of {name} is not finite"
+        + f": it has inf in trainers {sick}, expected numbers" * bool(sick)
+    )
 
 
 # -- arguments -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pysampler import _core
 from pysampler.alone import Alone
 from pysampler.errors import WorkerLostError
 from pysampler.infos import Column, add_columns
-from pysampler.remote import Report, dumps_by_value, report
+from pysampler.remote import Raised, Report, dumps_by_value, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,6 @@ __all__ = [
     "Description",
     "EnvHost",
     "Failure",
-    "Raised",
     "Restored",
     "call",
     "failure_of",
@@ -48,15 +47,6 @@ class Description:
     metadata: dict[str, Any]  # of the first env, as the next two
     render_mode: str | None
     name: str
-
-
-class Raised(Exception):  # noqa: N818 - not an error of its own: it carries one
-    """An env raised: which, in what, and the exception itself as the cause."""
-
-    def __init__(self, env: int | None, doing: str) -> None:
-        super().__init__(env, doing)
-        self.env = env
-        self.doing = doing
 
 
 # What the policy of a host was doing, by what the host was asked for.

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler import _core
 from pysampler.acting import Progress, Role
 from pysampler.block import Failure, Restored
 from pysampler.borrowing import Borrower
+from pysampler.errors import BusyError, ClosedError
 from pysampler.places import copied, pickled, tell
 from pysampler.policies import Actor, has_weights, portable, weights_of
 from pysampler.results import first
@@ -55,23 +57,34 @@ class Detached(Borrower):
         owned: bool,
     ) -> None:
         count = envs.num_envs
-        self._given = {
-            name: self._setting(name, value, count) for name, value in (settings or {}).items()
-        }
+        if settings is None:
+            settings = {}
+        if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
+            raise self._refuse("settings", settings, "a dict of numbers by name")
+        self._given = {name: self._setting(name, value, count) for name, value in settings.items()}
         self.settings: dict[str, npt.NDArray[Any]] = self._given
         Actor(policy, envs._spec, self._given)  # or an error
         self._policy = policy
         self._seed = seed
         self._begun = self._stop = False
         self._beginning = threading.RLock()
+        self._publishing = _core.Guard(
+            f"the weights of {self._what}", "cannot publish weights: closed", ClosedError
+        )
+        self._looking = _core.Guard(
+            f"the workers of {self._what}", "cannot look at workers: closed", ClosedError
+        )
         self._board: Board | None = None
         self._in_workers = envs.num_workers > 0
         self._borrow(envs, owned=owned)
 
     def _setting(self, name: str, value: npt.ArrayLike, envs: int) -> npt.NDArray[Any]:
-        array = np.asarray(value)
+        expected = f"a number, or one for each of {envs} envs"
+        try:
+            array = np.asarray(value)
+        except ValueError:  # rows of different lengths
+            raise self._refuse(f"setting {name!r}", value, expected) from None
         if array.dtype.kind not in "biuf" or array.shape not in ((), (envs,)):
-            expected = f"a number, or one for each of {envs} envs"
             raise self._refuse(f"setting {name!r}", value, expected)
         return np.broadcast_to(array, envs).astype(np.float64)
 
@@ -170,7 +183,14 @@ class Detached(Borrower):
                 f"{lacks}"
             )
         chosen = self._policy if weights is None else weights
-        return self._board.publish(chosen if isinstance(chosen, Mapping) else weights_of(chosen))
+        if not (isinstance(chosen, Mapping) or hasattr(chosen, "state_dict")):
+            raise TypeError(
+                f"cannot publish weights: {type(chosen).__name__}, expected a dict of arrays, or "
+                "what has a state_dict()"
+            )
+        arrays = chosen if isinstance(chosen, Mapping) else weights_of(chosen)
+        with self._publishing.entry("publish weights"):
+            return self._board.publish(arrays)
 
     @property
     def version(self) -> int:
@@ -191,25 +211,35 @@ class Detached(Borrower):
         return self._progress.stopped if self._begun else self._stop
 
     def _look(self) -> bool:
-        """Whether all have ended; what they raised. Replaces who was lost."""
+        """Return whether all have ended, or raise what they raised. Replaces those that were lost.
+
+        One thread looks at a time; another one that comes meanwhile leaves it to that.
+        """
         if self.closed:  # by another thread
             return True
         pool = self.envs._pool
         if pool.pending == 0:
             return True
         try:
-            groups, messages = pool.wait_some(1, self.envs.num_envs, now())
-            pool.take(groups)
-            failures = []
-            for group, message in messages:
-                said = message.said if isinstance(message, Restored) else message
-                things = [said] if isinstance(said, Failure) else [t for *_, t in said.leftovers]
-                failures += [(group, thing) for thing in things if isinstance(thing, Failure)]
-            if failures:
-                raise pool.error_of(*first(failures))
-            pool.look_for_late()
-        except Exception:  # they have failed
-            self.let_go()
+            with self._looking.entry("look at workers"):
+                groups, messages = pool.wait_some(1, self.envs.num_envs, now())
+                failures = []
+                for group, message in messages:
+                    said = message.said if isinstance(message, Restored) else message
+                    things = (
+                        [said] if isinstance(said, Failure) else [t for *_, t in said.leftovers]
+                    )
+                    failures += [(group, thing) for thing in things if isinstance(thing, Failure)]
+                if failures:  # not taken: a look that is interrupted here says it again
+                    raise pool.error_of(*first(failures))
+                pool.take(groups)
+                pool.look_for_late()
+        except BusyError:
+            return False
+        except Exception:
+            if self._closed:  # meanwhile, by another thread or a signal handler
+                return True
+            self.let_go()  # they have failed
             raise
         return pool.pending == 0
 
@@ -228,7 +258,7 @@ class Detached(Borrower):
 
     def _at_work(self) -> bool:
         """Whether this thread is in the middle of a call of this object."""
-        return self._beginning._is_owned()  # type: ignore[attr-defined, no-any-return]
+        return self._looking.inside or self._beginning._is_owned()  # type: ignore[attr-defined]
 
     def _signal(self) -> None:
         if hasattr(self, "_progress"):

@@ -17,6 +17,8 @@ __all__ = ["Evaluation", "evaluate"]
 
 # Steps between looks whether there are enough. What is sampled beyond is thrown away.
 _HORIZON = 64
+# Options of rollouts that make no sense here: with ``fresh`` no episode would be longer than that.
+_NOT_OURS = ("fresh", "keep", "infos", "owned")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ def evaluate(
     seed: int | None = None,
     num_envs: int | None = None,
     vector_kwargs: dict[str, Any] | None = None,
+    max_steps: int = 100_000,
     **options: Any,
 ) -> Evaluation:
     """Run a policy for just so many episodes, shared out among the envs beforehand.
@@ -58,7 +61,8 @@ def evaluate(
     Taking the first that end would prefer short ones; here each env has its number to do, and what
     it does beyond is not counted. ``envs`` is as for :func:`pysampler.rollouts`, or rollouts whose
     vector env is to be used meanwhile: their next one begins with a reset. ``options`` are further
-    ones of rollouts: ``where``, say.
+    ones of rollouts: ``where``, say. An episode that does not end within ``max_steps`` is a
+    ValueError, and nothing is returned: the env may have no end.
 
     >>> def policy(observations):
     ...     return (observations[:, 2] > 0).astype(int)
@@ -67,10 +71,18 @@ def evaluate(
     (10, True)
     """
     episodes = whole_number("evaluate", "episodes", episodes, 1)
+    max_steps = whole_number("evaluate", "max_steps", max_steps, 1)
+    if refused := [name for name in options if name in _NOT_OURS]:
+        raise ValueError(
+            f"cannot evaluate: {refused[0]} {options[refused[0]]!r}, expected other options of "
+            "rollouts: whole episodes are counted, and nothing else is kept"
+        )
     if isinstance(envs, Rollouts):
+        if num_envs is not None or vector_kwargs is not None:
+            raise ValueError("cannot evaluate: num_envs and vector_kwargs are of other envs")
         envs.pause()
         try:
-            return evaluate(policy, envs.envs, episodes, seed=seed, **options)
+            return evaluate(policy, envs.envs, episodes, seed=seed, max_steps=max_steps, **options)
         finally:
             envs.resume()
     if num_envs is None and not hasattr(envs, "num_envs"):
@@ -82,17 +94,27 @@ def evaluate(
         seed=seed,
         **options,
     ) as some:
-        return _count(some, episodes)
+        return _count(some, episodes, max_steps)
 
 
-def _count(some: Rollouts, episodes: int) -> Evaluation:
+def _count(some: Rollouts, episodes: int, max_steps: int) -> Evaluation:
     count = some.envs.num_envs
     left = np.full(count, episodes // count) + (np.arange(count) < episodes % count)
     done: list[list[tuple[float, int]]] = [[] for _ in range(count)]
-    while any(len(mine) < most for mine, most in zip(done, left, strict=True)):
-        ended = next(some).ended
+    steps = np.zeros(count, np.int64)  # since an episode ended, in whole rollouts
+    while (busy := np.array([len(mine) for mine in done]) < left).any():
+        rollout = next(some)
+        ended = rollout.ended
+        steps += rollout.lengths
+        steps[ended.env] = 0
         for env, one, length in zip(ended.env, ended.returns, ended.lengths, strict=True):
             if len(done[env]) < left[env]:
                 done[env].append((float(one), int(length)))
+                steps[env] = max(steps[env], length * (length > max_steps))
+        if len(late := np.flatnonzero(busy & (steps > max_steps))) > 0:
+            raise ValueError(
+                f"cannot evaluate: an episode of env {late[0]} has made more than {max_steps} "
+                "steps, max_steps; give envs without an end a gymnasium.wrappers.TimeLimit"
+            )
     rows = [row for mine in done for row in mine]
     return Evaluation(np.array([row[0] for row in rows]), np.array([row[1] for row in rows]))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pysampler.actors import Actors
     from pysampler.records import Records
 
@@ -26,12 +25,18 @@ class Phase:
         self.filling = filling
         self.full = now()
         self._actors = actors
-        self._end = actors.passed + count
+        self._begin = actors.passed
+        self._end = self._begin + count
 
     @property
     def left(self) -> int:
         """How many there still are."""
         return self._end - self._actors.passed
+
+    @property
+    def _untouched(self) -> bool:
+        """Whether the learner has taken none of them."""
+        return self._actors.passed == self._begin
 
     def take(self, count: int) -> Records | None:
         """Up to so many of them; None when there are no more."""
@@ -57,7 +62,9 @@ def phases(actors: Actors, high: int, low: int = 0, *, drop: bool = False) -> It
     finds the ring full begins no record, and what it has under way then, up to a trajectory of each
     of its envs or a few steps, is in the next phase: ``high`` should be several times that. If the
     learner leaves some, it finds them in the next phase, and the actors stay blocked; with ``drop``
-    they are dropped, and counted. Ends when the actors have stopped, with what there is.
+    they are dropped, and counted. Ends when the actors have stopped, with what there is, or as soon
+    as the learner takes nothing of a phase that began after that. An exception that comes while a
+    phase is awaited, Ctrl-C say, ends nothing: the next ``next()`` goes on.
 
     >>> import pysampler
     >>> def policy(observations):
@@ -73,15 +80,32 @@ def phases(actors: Actors, high: int, low: int = 0, *, drop: bool = False) -> It
     2 128
     """
     actors.mark(high, low)
-    return _phases(actors, drop=drop)
+    return _Phases(actors, drop=drop)
 
 
-def _phases(actors: Actors, *, drop: bool) -> Iterator[Phase]:
-    number = left = 0
-    filling = now()
-    while count := left or actors.wait_full():  # with some left, the actors are still blocked
-        number += 1
-        phase = Phase(actors, number, count, filling)
-        yield phase
-        actors.give_back(drop=phase.left if drop else 0)
-        filling, left = now(), phase.left
+class _Phases(Iterator[Phase]):
+    """Phases, one after the other. Where Ctrl-C came into one, the next call goes on from there."""
+
+    def __init__(self, actors: Actors, *, drop: bool) -> None:
+        self._actors = actors
+        self._drop = drop
+        self._filling: int | None = now()  # since when; None: there is a phase
+        self._phase: Phase | None = None  # the last
+        self._last = False  # it began when the actors had stopped
+
+    def __next__(self) -> Phase:
+        """The next phase."""
+        left = 0
+        if (last := self._phase) is not None:  # the learner is done with it
+            if self._last and last._untouched:
+                raise StopIteration
+            self._actors.give_back(last._end if self._drop else 0)
+            left = last.left
+        filling = self._filling = self._filling or now()
+        if (count := left or self._actors.wait_full()) == 0:
+            raise StopIteration
+        phase = Phase(self._actors, 1 if last is None else last.number + 1, count, filling)
+        stopped = self._actors.stopped
+        # Together, and at once to the learner: who is interrupted before makes it once more.
+        self._phase, self._last, self._filling = phase, stopped, None
+        return phase

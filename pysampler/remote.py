@@ -16,7 +16,7 @@ import cloudpickle
 
 from pysampler.errors import EnvError
 
-__all__ = ["Report", "dumps", "dumps_by_value", "error_from", "report"]
+__all__ = ["Raised", "Report", "dumps", "dumps_by_value", "error_from", "report"]
 
 
 def dumps(obj: Any) -> bytes:
@@ -87,6 +87,15 @@ def _importable(name: str, module: types.ModuleType) -> bool:
         return getattr(module, "__file__", None) is None and not hasattr(module, "__path__")
     origin = getattr(module, "__file__", None)
     return origin is None or spec.origin == origin
+
+
+class Raised(Exception):  # noqa: N818 - not an error of its own: it carries one
+    """An env raised: which, in what, and the exception itself as the cause."""
+
+    def __init__(self, env: int | None, doing: str) -> None:
+        super().__init__(env, doing)
+        self.env = env
+        self.doing = doing
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,8 @@ class MultiTaskSampler(Closing):
         seed: int | None = None,
         infos: Sequence[str] = (),
     ) -> None:
+        if seed is not None:
+            seed = whole_number("sample tasks", "seed", seed, 0)
         self._owned = not isinstance(envs, VectorEnv)
         if self._owned:
             envs = make_vec(
@@ -178,7 +180,7 @@ class MultiTaskSampler(Closing):
         self._options: dict[str, Any] = {"min_envs": min_envs, "timeout": timeout, "infos": infos}
         self._rollouts: _TaskRollouts | None = None
         self._rollout: Rollout | None = None
-        self._random = np.random.default_rng(None if seed is None else [abs(seed), 1])
+        self._random = np.random.default_rng(None if seed is None else [seed, 1])
         self._closed = False
         self.tasks: list[Any] = []
         self._given = True  # to the envs
@@ -198,6 +200,7 @@ class MultiTaskSampler(Closing):
 
     def sample_tasks(self, count: int) -> list[Any]:
         """So many tasks, drawn by the first env with the sampler's own random numbers."""
+        count = whole_number("sample tasks", "count", count, 1)
         if self._rollouts is not None and self._rollouts.opened:
             self._end_rollouts()
         lease = None if self._rollouts is None else self._rollouts._lease
@@ -263,15 +266,23 @@ class MultiTaskSampler(Closing):
         elif tasks is None and not self._given:
             tasks = self.tasks
         if tasks is not None:
+            self._expect_tasks(tasks)
+        self._rollout = None  # the last sample is this one, however it ends
+        if tasks is not None:
             self._give(tasks)
         rollouts = self._rollouts
-        if rollouts is None or rollouts.horizon != max_length or rollouts.opened:
+        # Over: a signal handler's exception came into their end.
+        if (
+            rollouts is None
+            or rollouts.horizon != max_length
+            or rollouts.opened
+            or rollouts._lease.over
+        ):
             self._end_rollouts()
             options = {**self._options, "seed": self._seed, "fresh": True}
             rollouts = _TaskRollouts(self.envs, self.policy, max_length, **options)
             self._rollouts, self._seed = rollouts, None
         rollouts.task_of, rollouts.params = self._task_of, params
-        self._rollout = None
         return rollouts
 
     def collect(self) -> Collected:
@@ -290,7 +301,7 @@ class MultiTaskSampler(Closing):
             episodes[self._task_of[episode.env]].append(episode)
         return Collected(list(self.tasks), episodes)
 
-    def _give(self, tasks: Sequence[Any]) -> None:
+    def _expect_tasks(self, tasks: Any) -> None:
         count = self.envs.num_envs
         if isinstance(tasks, (str, bytes)) or not isinstance(tasks, (Sequence, np.ndarray)):
             raise TypeError(f"cannot set tasks: {type(tasks).__name__}, expected a list of tasks")
@@ -299,6 +310,9 @@ class MultiTaskSampler(Closing):
                 f"cannot set tasks: {len(tasks)} of them, expected {count}, one for each env, or "
                 "a number that divides it"
             )
+
+    def _give(self, tasks: Sequence[Any]) -> None:
+        count = self.envs.num_envs
         tasks, task_of = list(tasks), np.arange(count) // (count // len(tasks))
         self._given = False  # until the envs have these, and it is known here
         version = self.envs.set_options(None, [{"task": tasks[task]} for task in task_of])

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import worker
-from pysampler.block import Raised
 from pysampler.processes import Share
+from pysampler.remote import Raised
 from pysampler.spec import Field
 from pysampler.sync import now
 

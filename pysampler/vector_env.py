@@ -772,7 +772,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Wait until all that is pending is there, and keep what is read of it."""
         if self._kept is not None:
             return
-        messages = self._pool.wait(timeout)
+        messages = self._pool.wait(arguments.seconds(timeout, what))
         if messages is None:
             raise _timed_out(what, timeout)
         try:

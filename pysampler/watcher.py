@@ -1,24 +1,28 @@
-"""Somebody who looks on while you train: episodes of the newest weights, in another process."""
+"""Looks on while you train: episodes of the newest weights, in another process."""
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import importlib
+import os
+import threading
 import warnings
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler import arguments
 from pysampler.actors import Actors
 from pysampler.alone import EPISODE, Show, Shown
 from pysampler.borrowing import vector_env_of
 from pysampler.detached import Detached
-from pysampler.errors import LostError, PysamplerError, WaitTimeoutError
+from pysampler.errors import BusyError, ClosedError, LostError, WaitTimeoutError
 from pysampler.numbers import whole_number
-from pysampler.sync import SharedRing, now
+from pysampler.sync import SharedRing, now, sleep_until
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
     import numpy.typing as npt
@@ -34,6 +38,8 @@ _SLOTS = 1024
 # What actors are given reaches a watcher too, if giving it the last took less than one part in so
 # many of the time since.
 _OFTEN = 20
+# How often one who waits for episodes looks whether some have ended, in ns.
+_NAP = 2_000_000
 
 
 def watch(
@@ -75,12 +81,10 @@ def watch(
         **({} if render_mode is None else {"render_mode": render_mode}),
     )
     try:
-        watcher = Watcher(made, policy, render_mode=render_mode, **options)
-        watcher.begin()
+        return Watcher(made, policy, render_mode=render_mode, **options)
     except BaseException:
         made.close()
         raise
-    return watcher
 
 
 class Watcher(Detached):
@@ -94,8 +98,10 @@ class Watcher(Detached):
     - ``nice``: how far it stands back behind other processes: up to 19.
     - ``fps``: of videos.
 
-    A worker that is lost is replaced; an env or a policy that raises ends the watcher with a
-    warning, and not the training.
+    A worker that is lost is replaced. An env or a policy that raises, or a file that cannot be
+    written, ends the watcher with a warning, and not the training: from then on ``publish`` and
+    ``film`` do nothing. ``curve`` has what was collected, also after ``close()``. All but
+    ``publish`` may be called in any thread, while another one publishes.
     """
 
     _purpose = "watch"
@@ -120,25 +126,38 @@ class Watcher(Detached):
         if video_every is not None:
             whole_number("watch", "video_every", video_every, 1)
         self._films = render_mode == "rgb_array" and folder is not None
-        if video_every is not None:
-            self._expect_films()
+        if fps is not None:
+            whole_number("watch", "fps", fps, 1)
         if whole_number("watch", "nice", nice, 0) > 19:
             raise self._refuse("nice", nice, "0 to 19")
         if envs.num_envs != 1:
             raise self._refuse("num_envs", envs.num_envs, "1")
+        if envs.num_workers != 1:
+            raise self._refuse("num_workers", envs.num_workers, "1: it has a process of its own")
+        if not isinstance(folder, (str, os.PathLike, type(None))):
+            raise self._refuse("folder", folder, "a path")
         self._folder = None if folder is None else Path(folder).absolute()
+        if video_every is not None:
+            self._expect_films()
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
         self._every, self._nice, self._repeat = video_every, nice, repeat
-        self._fps = fps or int(envs.metadata.get("render_fps", 30))
+        self._fps = fps or int(envs.metadata.get("render_fps") or 30)
+        self._moving = threading.RLock()  # episodes, from the ring
         self._episodes = np.empty(0, EPISODE)
+        self._held = 0  # of the last of them: still in the ring too
         self._passed = 0  # by the last wait(), or before the last weights
         self._follow_at = 0
+        self._failure: Exception | None = None
+        self._followed: weakref.ref[Actors] | None = None
         actors = policy if isinstance(policy, Actors) else None
         super().__init__(
             *(envs, policy if actors is None else actors._policy, settings, seed), owned=True
         )
+        self.begin()
+        self._version = self.version  # of the last weights that were published here
         if actors is not None:
+            self._followed = weakref.ref(actors)
             actors.followed_by(self.follow)
 
     def _expect_films(self) -> None:
@@ -146,70 +165,124 @@ class Watcher(Detached):
             raise ValueError(
                 "cannot watch: videos need a folder, and an env with render_mode='rgb_array'"
             )
-        if importlib.util.find_spec("imageio") is None:
-            raise ImportError("cannot watch: videos need imageio; pip install 'pysampler[video]'")
+        try:
+            importlib.import_module("imageio")
+            importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()
+        except (ImportError, RuntimeError) as error:
+            raise ImportError(
+                "cannot watch: videos need imageio and its ffmpeg; pip install 'pysampler[video]'"
+            ) from error
 
     @property
     def curve(self) -> npt.NDArray[Any]:
         """Episodes so far: ``at`` (how far the learner was), ``version``, ``length``, ``return``
         and ``seconds``."""
-        self.begin()
         self._tend()
-        if not self.closed:
-            new = self._ring.pop_many(_SLOTS, 0, timeout=0)
-            self._episodes = np.concatenate([self._episodes, new])
         return self._episodes
 
     def wait(self, count: int, timeout: float | None = None) -> npt.NDArray[Any]:
         """The next so many episodes; WaitTimeoutError if too few end in time.
 
         They are those that ended after the ones that the last call returned, and after the last
-        ``publish``.
+        ``publish``. ClosedError if too few ended before the watcher was stopped, closed or failed.
         """
-        deadline = None if timeout is None else now() + int(timeout * 1e9)
+        count = whole_number("watch", "count", count, 0)
+        deadline = arguments.deadline(timeout, "watch")
         have = self._passed
-        while len(self.curve) < have + count:
+        while True:
+            over = self._tend()
+            if len(self._episodes) >= have + count:
+                break
+            ended = f"{max(0, len(self._episodes) - have)} of {count} episodes ended"
+            if over:
+                raise ClosedError(f"cannot watch: it is over, and {ended}") from self._failure
             if deadline is not None and now() >= deadline:
-                raise WaitTimeoutError(f"cannot watch: fewer than {count} episodes ended in time")
-            until = now() + 20_000_000
-            try:
-                self._ring.peek(1, deadline=until if deadline is None else min(until, deadline))
-                self._ring.release(0)
-            except (LostError, WaitTimeoutError):
-                continue
-        self._passed = have + count
+                raise WaitTimeoutError(f"cannot watch: {ended} in time")
+            soon = now() + _NAP
+            sleep_until(soon if deadline is None else min(soon, deadline))
+        self._passed = max(self._passed, have + count)
         return self._episodes[have : have + count]
 
     def film(self) -> None:
         """Let the next episode be filmed, whether there are new weights or not."""
+        if self._failure is not None:
+            return
         self._expect_open()
         self._expect_films()
         self._state.wanted += 1
 
     def publish(self, weights: Any = None, at: int | None = None) -> int:
         """New weights, as for actors; ``at`` says how far the learner is, for the curve."""
-        self.begin()
+        if at is not None:
+            at = whole_number("watch", "at", at, 0)
+        self._tend()
+        if self._failure is not None:
+            return self._version
+        self._expect_open()
         if at is not None:
             self._state.at = at
-        # In this order: a thread that moves them from the ring meanwhile does not make them more.
-        self._passed = len(self._episodes) + len(self._ring)
-        return super().publish(weights)
+        with self._moving:
+            self._passed = len(self._episodes) - self._held + len(self._ring)
+        self._version = super().publish(weights)
+        return self._version
 
     def follow(self, weights: Any, at: int) -> None:
         """What actors were given, unless that was just now. What fails here is not theirs."""
         began = now()
         if self.closed or began < self._follow_at:
             return
-        self._tend()
-        if not self.closed:
+        try:
             self.publish(weights, at)
+        except (BusyError, ClosedError):  # another thread publishes, or has closed it
+            return
+        except Exception as error:
+            self._fail(error)
         self._follow_at = now() + _OFTEN * (now() - began)
 
-    def _tend(self) -> None:
+    def _tend(self) -> bool:
+        """Take over what has ended; whether nothing more comes. A failure is a warning."""
+        self._collect()
         try:
-            self._look()
-        except PysamplerError as error:
-            warnings.warn(f"nobody watches any more: {error}", stacklevel=3)
+            over = not self._mine or self._look()
+        except ClosedError:  # by another thread
+            over = True
+        except Exception as error:
+            self._fail(error)
+            over = True
+        if over:
+            self._collect()
+        return over
+
+    def _collect(self) -> None:
+        """Move the episodes that have ended out of the ring."""
+        if not (self._begun and self._mine) or self._moving._is_owned():  # type: ignore[attr-defined]
+            return  # in a signal handler: what it came into does that
+        with self._moving, contextlib.suppress(ClosedError, LostError, WaitTimeoutError):
+            self._give_up()
+            while True:
+                new = self._ring.peek(_SLOTS, timeout=0)
+                # Together: who is interrupted after it goes on from here.
+                self._episodes, self._held = np.concatenate([self._episodes, new]), len(new)
+                self._give_up()
+
+    def _give_up(self) -> None:
+        """What has been taken over out of the ring."""
+        if self._held > 0:
+            held, self._held = self._held, 0
+            self._ring.release(held)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        self.let_go()
+        warnings.warn(f"nobody watches any more: {error}", stacklevel=4)
+
+    def let_go(self) -> None:
+        """Close, but for the vector env."""
+        if not self._closed:
+            self._collect()  # it stays readable
+        super().let_go()
+        if self._followed is not None and (actors := self._followed()) is not None:
+            actors.unfollowed_by(self.follow)
 
     def _room(self, said: Said) -> int:  # noqa: ARG002
         return SharedRing.size_of(_SLOTS, EPISODE, (), 2, None, None) + 4096

@@ -35,7 +35,7 @@ PYTHON = {
     },
     "pysampler.alone": {
         *("pysampler._core", "pysampler.acting", "pysampler.closing", "pysampler.errors"),
-        *("pysampler.frames", "pysampler.records", "pysampler.sync"),
+        *("pysampler.frames", "pysampler.records", "pysampler.remote", "pysampler.sync"),
     },
     "pysampler.block": {
         *("pysampler._core", "pysampler.acting", "pysampler.alone", "pysampler.errors"),
@@ -107,6 +107,7 @@ PYTHON = {
         *("pysampler.tally", "pysampler.vector_env"),
     },
     "pysampler.detached": {
+        *("pysampler._core", "pysampler.errors"),
         *("pysampler.acting", "pysampler.block", "pysampler.borrowing", "pysampler.places"),
         *("pysampler.policies", "pysampler.results", "pysampler.seeds", "pysampler.sync"),
         "pysampler.vector_env",
@@ -119,17 +120,17 @@ PYTHON = {
     },
     "pysampler.phases": {"pysampler.actors", "pysampler.records", "pysampler.sync"},
     "pysampler.watcher": {
-        "pysampler.numbers",
+        *("pysampler.arguments", "pysampler.numbers"),
         *("pysampler.actors", "pysampler.alone", "pysampler.borrowing", "pysampler.detached"),
         *("pysampler.errors", "pysampler.policies", "pysampler.sync", "pysampler.vector_env"),
     },
     "pysampler.checkpoints": {"pysampler.numbers", "pysampler.errors", "pysampler.replay"},
     "pysampler.trainers": {
-        *("pysampler.block", "pysampler.frames", "pysampler.processes", "pysampler.spec"),
-        *("pysampler.sync", "pysampler.worker"),
+        *("pysampler.block", "pysampler.frames", "pysampler.processes", "pysampler.remote"),
+        *("pysampler.spec", "pysampler.sync", "pysampler.worker"),
     },
     "pysampler.averaging": {
-        *("pysampler._core", "pysampler.numbers"),
+        *("pysampler._core", "pysampler.arguments", "pysampler.numbers"),
         *("pysampler.block", "pysampler.closing", "pysampler.errors", "pysampler.frames"),
         *("pysampler.local", "pysampler.nursery", "pysampler.pool", "pysampler.processes"),
         *("pysampler.remote", "pysampler.spec", "pysampler.sync", "pysampler.trainers"),

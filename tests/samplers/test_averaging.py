@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from interrupts import at_each_point
 
 from pysampler.averaging import Averaging
-from pysampler.errors import BusyError, ClosedError, EnvError, WorkerLostError
+from pysampler.errors import BusyError, ClosedError, EnvError, WaitTimeoutError, WorkerLostError
 
 WORKERS = [0, 2]
 DTYPES = ("f2", "f4", "f8", "g", "c8", "c16", "i1", "i4", "i8", "u2", "?")
@@ -203,6 +204,9 @@ def test_weights_may_be_set():
             averaging.weights = {"w": np.array([1, 2])}
         with pytest.raises(ValueError, match=r"names \['v'\], expected \['w'\]"):
             averaging.weights = {"v": np.zeros(2)}
+        with pytest.raises(ValueError, match="cannot set weights: w has nan, expected numbers"):
+            averaging.weights = {"w": np.array([1, np.nan])}
+        assert averaging.weights["w"].tolist() == [13.0, 23.0]
 
 
 def test_a_round_says_where_the_time_went():
@@ -369,6 +373,39 @@ def test_nan_is_refused_and_the_average_stays(nothing_left):
         assert averaging.weights["w"].tolist() == [6.0, 6.0]
 
 
+class Overflows(Adds):
+    """Its weights are told: by trainer, for each round."""
+
+    def __init__(self, told, index, seed):
+        super().__init__(index, seed)
+        self.told = told[index]
+
+    def state_dict(self):
+        return {"w": np.array([1.0, self.told if self.rounds == 1 else 0.0])}
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ((np.inf, -np.inf), r"the mean of w is not finite: it has inf in trainers \[0, 1\]"),
+        ((0.0, -np.inf), r"the mean of w is not finite: it has inf in trainers \[1\], expected"),
+        ((1.7e308, 1.6e308), "cannot average weights: the mean of w is not finite$"),
+    ],
+)
+def test_inf_is_refused_and_the_average_stays(told, message, nothing_left):
+    with Averaging(functools.partial(Overflows, told), 2) as averaging:
+        with pytest.raises(ValueError, match=message):
+            averaging.round(1)
+        assert averaging.weights["w"].tolist() == [1.0, 0.0]
+        averaging.round(1)
+
+
+def test_a_mask_that_is_inf_in_all_stays(nothing_left):
+    with Averaging(functools.partial(Overflows, (-np.inf, -np.inf)), 2) as averaging:
+        averaging.round(1)
+        assert averaging.weights["w"].tolist() == [1.0, -np.inf]
+
+
 @pytest.mark.parametrize("workers", WORKERS)
 def test_nan_at_the_beginning_is_refused(workers, nothing_left):
     def make(index, seed):
@@ -408,6 +445,11 @@ def test_weights_that_differ_are_refused(one, message, when, nothing_left):
         ({"workers": -1}, ValueError, "workers -1, expected a whole number of at least 0"),
         ({"workers": True}, ValueError, "workers True"),
         ({"context": "thread"}, ValueError, "context 'thread', expected one of 'nursery'"),
+        ({"most_losses": 3}, ValueError, r"most_losses 3, expected \(how many, within how many"),
+        ({"most_losses": (0, 1.0)}, ValueError, r"most_losses \(0, 1.0\)"),
+        ({"most_losses": ("a", 1.0)}, ValueError, r"most_losses \('a', 1.0\)"),
+        ({"most_losses": (3, "b")}, ValueError, r"most_losses \(3, 'b'\)"),
+        ({"seed": -1}, ValueError, "seed -1, expected a whole number of at least 0"),
         ({"on_worker_loss": "ignore"}, ValueError, "on_worker_loss 'ignore', expected one of"),
     ],
 )
@@ -420,6 +462,10 @@ def test_wrong_steps_are_refused():
     with Averaging(Adds, 0) as averaging:
         with pytest.raises(ValueError, match="cannot average: steps 0, expected a whole number"):
             averaging.round(0)
+        for timeout in (-1, "x", float("nan")):
+            with pytest.raises(ValueError, match=f"cannot train: timeout {timeout!r}, expected"):
+                averaging.round(1, timeout)
+        averaging.round(1, float("inf"))
         averaging.round(1)
 
 
@@ -568,6 +614,37 @@ def test_ctrl_c_leaves_a_round_that_the_next_one_drops(fifos, monkeypatch):
         round_ = averaging.round(1)
         assert [report["began"] for report in round_.reports] == [1.5, 1.5]
         assert averaging.weights["w"].tolist() == [3.0, 3.0]
+
+
+def test_a_round_that_takes_too_long_is_left_and_the_next_one_drops_it(fifos):
+    with Averaging(functools.partial(Hangs, fifos), 2) as averaging:
+        averaging.round(1, timeout=60)
+        thread = at_work(fifos, lambda: None)
+        for _ in range(2):  # the second finds the first one's under way
+            told = r"cannot train: trainers \[1\] have not answered in time"
+            with pytest.raises(WaitTimeoutError, match=told):
+                averaging.round(1, timeout=0.05)
+        thread.join()
+        (fifos / "go on").write_text("")
+        [round_] = averaging.rounds(1, 1, timeout=60)
+        assert [report["began"] for report in round_.reports] == [1.5, 1.5]
+        assert averaging.weights["w"].tolist() == [3.0, 3.0]
+
+
+@pytest.mark.slow
+def test_a_round_may_be_interrupted_at_each_point(nothing_left):
+    with Averaging(Adds, 2) as averaging:
+        trained = 0
+
+        def check(result, where):
+            nonlocal trained
+            began = averaging.weights["w"][0]
+            assert began == trained + 1.5 if result else began in (trained, trained + 1.5), where
+            assert [r["began"] for r in averaging.round(1).reports] == [began] * 2, where
+            trained = averaging.weights["w"][0]
+            assert trained == began + 1.5, where
+
+        assert at_each_point(lambda: averaging.round(1), check) > 100
 
 
 def test_ctrl_c_and_close_wait_for_nobody(fifos, monkeypatch, nothing_left):

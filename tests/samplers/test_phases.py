@@ -1,6 +1,7 @@
 """Phases: the actors fill the ring, the learner drains it, in turn; nothing recorded is lost."""
 
 import functools
+import itertools
 import os
 import signal
 from contextlib import closing
@@ -9,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from interrupts import at_point
 from scripted import by_env
 
 import pysampler
@@ -178,6 +180,64 @@ def test_all_of_a_phase_come_in_one_batch():
                 break
         actors.close()
         by_env(batches)
+
+
+@pytest.mark.parametrize("left", [0, 24])
+@pytest.mark.parametrize("drop", [False, True])
+def test_what_interrupts_the_wait_for_a_phase_does_not_end_them(left, drop):
+    """Each record is taken or dropped once, whatever an exception of a signal handler came into."""
+    with envs_of(num_workers=2) as envs:
+        actors = pysampler.actors(envs, act)
+        phases = pysampler.phases(actors, 64, drop=drop)
+        batches = []
+        for n in itertools.count(1):
+            reached, phase, where = at_point(n, lambda: next(phases))
+            assert (phase is None) == reached, where
+            phase = next(phases) if phase is None else phase
+            assert phase.number == n, where
+            assert phase.left > 0, where
+            while phase.left > left:
+                batches.append(phase.take(phase.left - left).copy())
+            if not reached:
+                break
+        actors.stop()
+        batches += [records.copy() for records in actors.batches(64, least=1)]
+        stats = actors.stats()
+        assert stats.taken == sum(map(len, batches))
+        assert stats.taken + stats.dropped == envs.stats().steps.count.sum()
+        assert (stats.dropped > 0) == (drop and left > 0)
+        if not drop:
+            by_env(batches)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_they_end_after_a_stop_though_the_learner_takes_nothing(workers):
+    with envs_of(num_workers=workers) as envs:
+        actors = pysampler.actors(envs, act)
+        numbers = []
+        for phase in pysampler.phases(actors, 64):
+            numbers.append(phase.number)
+            if phase.number == 2:
+                actors.stop()
+            assert phase.number < 10
+        assert numbers == [1, 2, 3]
+        assert sum(map(len, actors.batches(64, least=1))) == envs.stats().steps.count.sum()
+
+
+def test_records_that_were_on_their_way_to_an_interrupted_learner_stay_in_their_phase():
+    with envs_of(num_workers=2) as envs:
+        actors = pysampler.actors(envs, act)
+        phases = pysampler.phases(actors, 64)
+        batches = []
+        first = next(phases)
+        actors._handed = first.take(16)  # an exception came before the caller had them
+        second = next(phases)
+        assert (first.left, second.left) == (64, 64)
+        batches += [records.copy() for records in second.batches(16)]
+        actors.stop()
+        batches += [records.copy() for records in actors.batches(64, least=1)]
+        rows = by_env(batches)
+        assert [len(rows[env]) for env in range(4)] == envs.stats().steps.count.tolist()
 
 
 def test_bad_marks_are_refused():

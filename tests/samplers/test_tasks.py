@@ -1,12 +1,14 @@
 """Many tasks at once: each env has its own, each record says which."""
 
 import functools
+import itertools
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from interrupts import at_point
+from gymnasium.error import AlreadyPendingCallError
+from interrupts import at_each_point, at_point
 
 import pysampler
 from pysampler.envs.meta import TaskWrapper
@@ -191,8 +193,50 @@ def test_what_is_wrong_is_told_before_anything_is_sent():
     with pytest.raises(TypeError, match="observations, tasks, params"):
         pysampler.MultiTaskSampler("Navigation2D-v0", lambda observations: observations)
     envs.close()
+    for seed in (-3, "x", 2.5):
+        with pytest.raises(
+            ValueError, match=f"cannot sample tasks: seed {seed!r}, expected a whole"
+        ):
+            sampler(seed=seed)
+    with sampler(seed=np.int64(3)) as one, pytest.raises(ValueError, match="tasks: count 0"):
+        one.sample_tasks(0)
     with pytest.raises(pysampler.errors.EnvError, match="no method sample_tasks"):
         pysampler.MultiTaskSampler("CartPole-v1", policy, num_envs=2)
+
+
+def test_after_a_sample_that_failed_there_is_nothing_to_collect():
+    envs = pysampler.VectorEnv([lambda: TaskWrapper(Told())] * 4, num_workers=2)
+    with pysampler.MultiTaskSampler(envs, policy) as one:
+        one.sample(3, tasks=[8, 9])
+        with pytest.raises(ValueError, match="max_length 0"):
+            one.sample(0, tasks=[1, 2])
+        assert one.collect().tasks == [8, 9]  # nothing was begun
+        one._end_rollouts()
+        with pysampler.rollouts(envs, lambda seen: np.zeros((len(seen), 1)), 2):
+            for tasks in ([1, 2], None):
+                with pytest.raises(AlreadyPendingCallError):
+                    one.sample(3, tasks=tasks)
+                with pytest.raises(ValueError, match="nothing has been sampled"):
+                    one.collect()
+        one.sample(3, tasks=[3])
+        assert [len(some) for some in one.collect().episodes] == [4]
+    envs.close()
+
+
+@pytest.mark.slow
+def test_a_sampler_goes_on_after_an_exception_of_a_signal_handler_in_the_end_of_a_sample():
+    with sampler() as one:
+        lengths = itertools.cycle([2, 3])
+        one.sample(next(lengths), tasks=[1, 2])
+
+        def check(result, where):
+            tasks = [one.envs.stats().steps.count.sum(), -1]
+            one.sample(next(lengths), tasks=tasks)
+            for task, some in zip(tasks, one.collect().episodes, strict=True):
+                assert all((episode.observations[:, 0] == task).all() for episode in some), where
+
+        ending = ("_end_rollouts", "close", "let_go", "_give_back", "_end", "_drop_work")
+        assert at_each_point(lambda: one.sample(next(lengths)), check, only=ending) > 20
 
 
 def test_a_vector_env_of_ones_own_is_used_and_given_back():

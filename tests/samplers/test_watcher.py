@@ -2,18 +2,24 @@
 
 import csv
 import functools
+import itertools
 import os
+import shutil
 import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
 from gymnasium import spaces
+from interrupts import at_point
 from scripted import Mortal, Scripted, policy
 
 import pysampler
-from pysampler.errors import ClosedError, WaitTimeoutError
+from pysampler.errors import BusyError, ClosedError, StopActors, WaitTimeoutError
 
 
 class Told(gym.Env):
@@ -142,13 +148,15 @@ def test_who_waits_for_a_watcher_that_is_killed_waits_for_the_next():
 def test_a_watcher_that_fails_warns_and_the_training_goes_on():
     says = functools.partial(Mortal, "raise", 3)
     with (
-        pysampler.actors(Mortal, sine, num_envs=2) as actors,
+        pysampler.actors(Mortal, Sine(), num_envs=2) as actors,
         pysampler.watch(actors, says) as watcher,
     ):
         with pytest.warns(UserWarning, match="nobody watches any more: env 0 .* raised ValueError"):
             look_until_it_is_over(watcher)
-        with pytest.raises(ClosedError):
-            watcher.curve  # noqa: B018
+        assert len(watcher.curve) == 0  # of the only episode there is no end
+        with pytest.raises(ClosedError, match="it is over, and 0 of 1 episodes ended"):
+            watcher.wait(1)
+        actors.publish()  # to the others
         assert len(actors.take(8)) > 0
 
 
@@ -157,8 +165,185 @@ def look_until_it_is_over(watcher):
         watcher.curve  # noqa: B018
 
 
-def sine(observations):
-    return np.sin(observations[:, 1:])
+class Sine(Says):
+    """Has a weight, for which it does not care."""
+
+    def __call__(self, observations):
+        return np.sin(observations[:, 1:])
+
+
+class FailsLater(Told):
+    """Its third episode raises."""
+
+    episodes = 0
+
+    def reset(self, **kwargs):
+        self.episodes += 1
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        if self.episodes == 3:
+            raise ValueError("told to")
+        return super().step(action)
+
+
+def test_what_a_watcher_that_failed_has_collected_stays_readable_and_nothing_raises():
+    with pysampler.watch(Says(), FailsLater, repeat=True) as watcher:
+        with pytest.warns(UserWarning, match="nobody watches any more: env 0 .* raised ValueError"):
+            look_until_it_is_over(watcher)
+        assert len(watcher.curve) == 2
+        assert len(watcher.wait(2)) == 2
+        assert watcher.publish({"weight": 5}) == 1
+        watcher.film()
+        with pytest.raises(ClosedError, match="it is over, and 0 of 1") as caught:
+            watcher.wait(1)
+        assert isinstance(caught.value.__cause__, ValueError)
+    assert len(watcher.curve) == 2
+
+
+def test_what_was_collected_stays_readable_when_it_is_closed():
+    with pysampler.watch(Says(), Told) as watcher:
+        while watcher._state.shown < 1 or len(watcher._ring) < 1:
+            os.sched_yield()
+    assert watcher.curve["length"].tolist() == [3]
+    with pytest.raises(ClosedError):
+        watcher.publish({"weight": 1})
+    with pytest.raises(ClosedError):
+        watcher.film()
+
+
+class Quits(Says):
+    def __call__(self, observations):
+        if self.weight == 1:
+            raise StopActors
+        return super().__call__(observations)
+
+
+def test_who_waits_is_told_when_nothing_more_comes():
+    with pysampler.watch(Says(), Told) as watcher:
+        watcher.wait(1)
+        watcher.stop()
+        with pytest.raises(ClosedError, match="it is over, and 0 of 3 episodes ended"):
+            watcher.wait(3)
+    with pysampler.watch(Quits(), Told) as watcher:
+        watcher.wait(1)
+        watcher.publish({"weight": 1})
+        with pytest.raises(ClosedError, match="it is over, and 0 of 1 episodes ended"):
+            watcher.wait(1)
+        assert len(watcher.curve) == 1
+
+
+def in_threads(*functions):
+    """Call functions again and again, each in a thread of its own, for 200 calls of the first."""
+    raised = []
+    over = threading.Event()
+
+    def run(function, count):
+        try:
+            while count != 0 and not over.is_set():
+                function()
+                count -= 1
+        except BaseException as error:
+            raised.append(error)
+        finally:
+            if count >= 0:
+                over.set()
+
+    counts = [200] + [-1] * (len(functions) - 1)
+    threads = [
+        threading.Thread(target=run, args=pair) for pair in zip(functions, counts, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert raised == []
+
+
+def test_threads_may_look_at_it_while_others_publish():
+    with (
+        pysampler.actors(Told, Says(), num_envs=2) as actors,
+        pysampler.watch(actors, Told, repeat=True) as watcher,
+    ):
+        in_threads(
+            lambda: watcher.wait(1, 10),
+            actors.publish,
+            lambda: watcher.curve,
+            lambda: watcher.curve,
+        )
+        assert not watcher.closed
+        assert (watcher.curve["length"] == 3).all()
+        assert len(watcher.curve) >= 200
+
+
+def test_it_may_be_made_and_closed_while_another_thread_publishes():
+    def cycle():
+        with pysampler.watch(actors, Told) as watcher:
+            assert len(watcher.wait(1, 30)) == 1
+
+    with pysampler.actors(Told, Says(), num_envs=2) as actors:
+        actors.begin()
+        over = threading.Event()
+        raised = []
+
+        def publish():
+            try:
+                while not over.is_set():
+                    actors.publish()
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        try:
+            for _ in range(8):
+                cycle()
+        finally:
+            over.set()
+            thread.join()
+        assert raised == []
+        assert actors._followers == []
+
+
+def test_threads_that_publish_at_once_are_told():
+    with pysampler.watch(Says(), Told) as watcher:
+        entered = watcher._publishing.entry("publish weights")
+        told = "another thread is using the weights of a watcher"
+        with ThreadPoolExecutor(1) as pool, entered, pytest.raises(BusyError, match=told):
+            pool.submit(watcher.publish).result()
+        watcher.publish()
+
+
+@pytest.mark.slow
+def test_an_exception_of_a_signal_handler_loses_no_episode():
+    with pysampler.watch(Says(), Told) as watcher:
+        watcher.wait(1)
+        for n in itertools.count(1):
+            watcher.publish({"weight": n})
+            while len(watcher._ring) == 0:
+                os.sched_yield()
+            reached, _, where = at_point(n, lambda: watcher.curve)
+            assert watcher.curve["return"].tolist() == [3.0 * i for i in range(n + 1)], where
+            if not reached:
+                break
+
+
+@pytest.mark.slow
+def test_a_signal_handler_may_close_it_while_it_looks():
+    """What it came into ends by that, and no failure is told."""
+    for n in itertools.count(1):
+        with pysampler.watch(Says(), Told) as watcher:
+            watcher.wait(1)
+            looking = ("_look", "_wait_some", "wait", "_until", "_received")
+            reached, _, where = at_point(
+                *(n, lambda w=watcher: w.curve, lambda *_, w=watcher: w.close()), only=looking
+            )
+            assert watcher.closed == reached, where
+            assert watcher._failure is None, where
+            assert len(watcher.curve) == 1
+        if not reached:
+            break
+    assert n > 5
 
 
 def test_nothing_is_left_of_it():
@@ -172,11 +357,80 @@ def test_nothing_is_left_of_it():
 def test_bad_options_are_refused():
     for options, match in [
         ({"nice": 20}, "cannot watch: nice 20"),
+        ({"fps": -1}, "cannot watch: fps -1, expected a whole number of at least 1"),
+        ({"fps": 0}, "cannot watch: fps 0"),
+        ({"folder": 3}, "cannot watch: folder 3, expected a path"),
+        ({"settings": 3}, "cannot watch: settings 3, expected a dict of numbers by name"),
+        ({"settings": {3: 1}}, r"cannot watch: settings \{3: 1\}, expected a dict of numbers"),
+        ({"settings": {"scale": [[1], [1, 2]]}}, "cannot watch: setting 'scale'"),
+        ({"vector_kwargs": {"num_workers": 0}}, "cannot watch: num_workers 0, expected 1"),
         ({"video_every": 0}, "cannot watch: video_every 0"),
         ({"video_every": 2}, "videos need a folder"),
         ({"settings": {"scale": [1, 2]}}, "cannot watch: setting 'scale'"),
     ]:
         with pytest.raises(ValueError, match=match):
             pysampler.watch(Says(), Told, **options)
-    with pysampler.watch(Says(), Told) as watcher, pytest.raises(ValueError, match="videos need"):
-        watcher.film()
+    with pysampler.watch(Says(), Told) as watcher:
+        for call, match in [
+            (watcher.film, "videos need"),
+            (lambda: watcher.wait(-1), "cannot watch: count -1, expected a whole number"),
+            (lambda: watcher.wait("x"), "cannot watch: count 'x'"),
+            (lambda: watcher.wait(1, "x"), "cannot watch: timeout 'x', expected seconds >= 0"),
+            (lambda: watcher.wait(1, float("nan")), "cannot watch: timeout nan"),
+            (lambda: watcher.wait(1, -1), "cannot watch: timeout -1"),
+            (lambda: watcher.publish(at=-1), "cannot watch: at -1"),
+        ]:
+            with pytest.raises(ValueError, match=match):
+                call()
+        with pytest.raises(TypeError, match="cannot publish weights: int, expected a dict of"):
+            watcher.publish(5)
+        assert len(watcher.wait(1, float("inf"))) == 1
+
+
+def test_imageio_and_its_ffmpeg_are_asked_for_at_once(tmp_path, monkeypatch):
+    options = {"folder": tmp_path / "films", "video_every": 2}
+    for missing in ("imageio", "imageio_ffmpeg"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, missing, None)
+            with pytest.raises(ImportError, match="videos need imageio and its ffmpeg; pip"):
+                pysampler.watch(Says(), Told, "rgb_array", **options)
+    assert not options["folder"].exists()
+
+
+class Invisible(Told):
+    def __init__(self, render_mode=None, picture=None):
+        super().__init__(render_mode)
+        self.picture = picture
+
+    def render(self):
+        if self.picture is None:
+            raise ValueError("told to")
+        return self.picture
+
+
+@pytest.mark.parametrize(
+    ("picture", "told"),
+    [
+        (None, r"env 0 in worker 0 .* raised ValueError in render\(\): told to"),
+        (["a"], r"env 0 in worker 0 .* raised TypeError in render\(\): it returned list, expected"),
+    ],
+)
+def test_what_render_raises_is_the_envs(tmp_path, picture, told):
+    pytest.importorskip("imageio_ffmpeg", reason="videos")
+    env = functools.partial(Invisible, picture=picture)
+    with pysampler.watch(Says(), env, "rgb_array", folder=tmp_path, video_every=1) as watcher:
+        with pytest.warns(UserWarning, match=told):
+            look_until_it_is_over(watcher)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_gone_is_told_as_such(tmp_path):
+    folder = tmp_path / "some where"
+    with pysampler.watch(Says(), Told, folder=folder) as watcher:
+        watcher.wait(1)
+        shutil.rmtree(folder)
+        watcher.publish()
+        told = "the host of envs in worker 0 .* raised FileNotFoundError writing .*/returns.csv"
+        with pytest.warns(UserWarning, match=told):
+            look_until_it_is_over(watcher)
+        assert len(watcher.curve) == 2

@@ -319,6 +319,20 @@ def test_a_step_that_times_out_stays_pending():
     envs.close()
 
 
+def test_a_wrong_timeout_is_told_and_the_step_stays_pending():
+    envs = make()
+    envs.reset_async()
+    for timeout in ("x", float("nan")):
+        with pytest.raises(ValueError, match=f"cannot call reset_wait: timeout {timeout!r}, expec"):
+            envs.reset_wait(timeout=timeout)
+    envs.reset_wait(timeout=float("inf"))
+    envs.step_async([0] * 4)
+    assert envs.step_wait(timeout=float("inf"))[1].tolist() == [1] * 4
+    envs.call_async("has_wrapper_attr", "task")
+    envs.call_wait(timeout=1e300)
+    envs.close()
+
+
 def test_close_does_not_wait_for_ever_for_an_env_that_hangs(monkeypatch, nothing_left):
     monkeypatch.setattr("pysampler.vector_env.GRACE", 0.1)
     envs = make()

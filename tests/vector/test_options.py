@@ -79,7 +79,8 @@ def test_wrong_options():
     for ids, options, error, match in [
         ([2], {}, IndexError, "env 2"),
         ([0], [{}, {}], ValueError, "2 of them"),
-        ([0], 3, TypeError, "int"),
+        ([0], 3, TypeError, "cannot set options: int, expected a dict, None, or a list with one"),
+        (None, 5, TypeError, "cannot set options: int, expected a dict, None, or a list with one"),
         ([0, 1], [{}, 3], TypeError, "int"),
     ]:
         with pytest.raises(error, match=match):

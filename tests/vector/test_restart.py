@@ -290,7 +290,10 @@ WRONG = [
     ({"on_hang": "kill"}, "on_hang 'kill'"),
     ({"step_timeout": 0}, "step_timeout 0"),
     ({"step_timeout": float("nan")}, "step_timeout nan"),
+    ({"step_timeout": float("inf")}, "step_timeout inf, expected seconds > 0, up to"),
+    ({"step_timeout": "x"}, "step_timeout 'x'"),
     ({"most_losses": (0, 1)}, "most_losses"),
+    ({"most_losses": 3}, r"most_losses 3, expected \(how many, within how many seconds\)"),
 ]
 
 
