@@ -18,7 +18,6 @@ import os
 import re
 import shutil
 import sys
-import zipfile
 from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler.errors import LayoutError
+from pysampler.files import in_file, open_regular, read_arrays, sync_directory, write_arrays
 from pysampler.numbers import is_whole, whole_number
 from pysampler.replay import Replay
 
@@ -123,15 +123,15 @@ class Checkpoints:
             for name, replay in replays.items():
                 replay.save(_replay(saving, name))
             with (saving / "state.npz").open("wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
+                write_arrays(file, arrays)
                 file.flush()
                 os.fsync(file.fileno())
-            _sync(saving)
+            sync_directory(saving)
             saving.rename(path)
-            _sync(self.directory)
+            sync_directory(self.directory)
             for step in self.steps()[: -self.keep]:
                 self._path(step).rename(removing)
-                shutil.rmtree(removing)
+                _remove(removing)
         except BaseException:
             self._clear()
             raise
@@ -139,7 +139,8 @@ class Checkpoints:
     def _clear(self) -> None:
         """Away with what a save has left that was killed."""
         for name in (_SAVING, _REMOVING):
-            shutil.rmtree(self.directory / name, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                _remove(self.directory / name)
 
     def restore(self, /, *, step: int | None = None, **parts: Any) -> dict[str, Any] | None:
         """The newest checkpoint, or that of a step; None if there is none at all.
@@ -173,8 +174,10 @@ class Checkpoints:
 
     def _load(self, step: int) -> dict[str, Any]:
         state = self._path(step) / "state.npz"
-        with _whole(state), np.load(state, allow_pickle=False) as arrays:
-            about = json.loads(arrays["about"].tobytes())
+        with _whole(state):
+            with open_regular(state, ValueError) as file:
+                arrays = read_arrays(file)
+            about = json.loads(arrays.pop("about").tobytes())
             got, expected = (about["format"], about["step"]), (_FORMAT, step)
             if got != expected:
                 raise ValueError(f"format and step {got}, expected {expected}")
@@ -194,25 +197,20 @@ def _replay(directory: Path, name: str) -> Path:
     return directory / f"{name}.replay.npz"
 
 
-def _sync(directory: Path) -> None:
-    """Have the names in it on the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _remove(path: Path) -> None:
+    """Remove a checkpoint: of one that was moved elsewhere, the link in its place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 @contextlib.contextmanager
 def _whole(path: Path) -> Iterator[None]:
-    """Read from an archive: whatever is wrong with it, or with what it holds, is a LayoutError."""
+    """Read a file: whatever is wrong with it, or with what it holds, is a LayoutError."""
     try:
-        # Whoever reads less of a member than there is does not learn that its sum is wrong.
-        with zipfile.ZipFile(path) as archive:
-            if (bad := archive.testzip()) is not None:
-                raise zipfile.BadZipFile(f"wrong sum of {bad!r}")
         yield
-    except (ImportError, PermissionError):  # no torch for the tensors, nor damage
+    except (ImportError, PermissionError, MemoryError):  # no torch for the tensors: no damage
         raise
     except Exception as error:  # whatever garbage leads to
         raise LayoutError(
@@ -272,7 +270,7 @@ def _packed(value: Any, arrays: dict[str, npt.NDArray[Any]], where: tuple[Any, .
         pairs = [[_packed(key, arrays, where), child(key, one)] for key, one in value.items()]
         return [kind.__name__, pairs, child(_METADATA, getattr(value, _METADATA, None))]
     if kind is np.ndarray or isinstance(value, (np.number, np.bool_)):
-        if value.dtype.hasobject or _in_file(value.dtype) != value.dtype:
+        if value.dtype.hasobject or in_file(value.dtype) != value.dtype:
             raise _refusal(where, f"an array of {value.dtype}", "one of numbers or text")
         return ["array" if kind is np.ndarray else "number", put(np.asarray(value))]
     torch = sys.modules.get("torch")
@@ -292,7 +290,8 @@ def _packed(value: Any, arrays: dict[str, npt.NDArray[Any]], where: tuple[Any, .
     )
 
 
-def _unpacked(packed: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
+def _unpacked(packed: Any, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+    """What was packed. Each array is a leaf once."""
     match packed:
         case ["int", digits]:
             return int(digits, 16)
@@ -303,13 +302,13 @@ def _unpacked(packed: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
         case ["tuple", *values]:
             return tuple(_unpacked(one, arrays) for one in values)
         case ["array", at]:
-            return arrays[at]
+            return arrays.pop(at)
         case ["number", at]:
-            return arrays[at][()]
+            return arrays.pop(at)[()]
         case ["tensor", at, *dtype]:
             import torch  # noqa: PLC0415 - only where there are tensors
 
-            tensor = torch.from_numpy(arrays[at])
+            tensor = torch.from_numpy(arrays.pop(at))
             return tensor.view(getattr(torch, dtype[0])) if dtype else tensor
         case [kind, pairs, metadata]:
             made = _DICTS[kind]({_unpacked(k, arrays): _unpacked(v, arrays) for k, v in pairs})
@@ -319,11 +318,6 @@ def _unpacked(packed: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
         case list():
             raise ValueError(f"a node {packed!r}")
     return packed
-
-
-def _in_file(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """What a file makes of it: bytes, of types that are not NumPy's."""
-    return np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype))
 
 
 def _refusal(where: tuple[Any, ...], got: str, expected: str) -> TypeError:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-__all__ = ["is_real", "is_whole", "whole_number"]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["fitting_array", "is_real", "is_whole", "plain_array", "whole_number"]
+
+_NUMBERS = "biufc"  # kinds of dtypes
 
 
 def is_whole(got: Any, least: int) -> bool:
@@ -28,3 +33,64 @@ def whole_number(doing: str, what: str, got: Any, least: int) -> int:
             f"cannot {doing}: {what} {got!r}, expected a whole number of at least {least}"
         )
     return int(got)
+
+
+def plain_array(doing: str, what: str, got: Any) -> npt.NDArray[Any]:
+    """Return ``got`` as an array, or raise ValueError: also where a mask would be lost."""
+    try:
+        masked = _is_masked(got)
+        array = None if masked else np.asarray(got)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"cannot {doing}: {what} cannot be made an array: {error}") from error
+    if array is None:
+        raise ValueError(f"cannot {doing}: {what} is masked, expected an array without a mask")
+    return array
+
+
+def _is_masked(got: Any) -> bool:
+    return isinstance(got, np.ma.MaskedArray) or (
+        isinstance(got, (list, tuple)) and any(map(_is_masked, got))
+    )
+
+
+def fitting_array(doing: str, what: str, got: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return ``got`` as an array of ``dtype``, or raise ValueError if a value does not fit.
+
+    Floats may be rounded to floats. Nothing else is changed.
+    """
+    array = plain_array(doing, what, got)
+    if array.dtype == dtype:
+        return array
+    if not _fits(array, dtype):
+        values, expected = "", f"{dtype}"
+        if array.dtype.kind in _NUMBERS and dtype.kind in _NUMBERS:
+            values = f" from {array.min()} to {array.max()}"
+            if dtype.kind in "biu":
+                expected = "whole numbers from {} to {}".format(*_limits(dtype))
+        raise ValueError(f"cannot {doing}: {what} of {array.dtype}{values}, expected {expected}")
+    with np.errstate(all="ignore"):
+        return array.astype(dtype)
+
+
+def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
+    if dtype.kind == "b":
+        return 0, 1
+    limits = np.iinfo(dtype)
+    return limits.min, limits.max
+
+
+def _fits(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    kind, safe = array.dtype.kind, np.can_cast(array.dtype, dtype, "safe")
+    if array.size == 0:
+        return True
+    if kind not in _NUMBERS or dtype.kind not in _NUMBERS:
+        return safe and kind == dtype.kind
+    if safe or (kind == "c" and dtype.kind != "c"):
+        return safe
+    if dtype.kind in "fc":
+        with np.errstate(all="ignore"):
+            lost = np.isfinite(array) & ~np.isfinite(array.astype(dtype))
+        return not lost.any()
+    least, most = _limits(dtype)
+    whole = kind != "f" or bool((array == np.trunc(array)).all())
+    return whole and bool(least <= array.min().item() and array.max().item() <= most)

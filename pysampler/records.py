@@ -20,11 +20,12 @@ each leaf is a field: ``observations['camera']``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler.numbers import plain_array
 from pysampler.policies import STATE, rebuilt
 from pysampler.rollout import gae
 from pysampler.spec import build, places
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Described", "Packer", "Records"]
 
-# What every record has, and what depends on the spaces.
-_OF_ALL = "env", "version", "number", "rewards", "terminated", "truncated", "returns", "lengths"
+# What a record has once, however many steps it has; what every record has; and what depends on the
+# spaces.
+_ONCE = "env", "version", "number"
+_OF_ALL = *_ONCE, "rewards", "terminated", "truncated", "returns", "lengths"
 _OWN = *_OF_ALL, "observations", "next_observations", "actions", STATE
 
 
@@ -67,7 +70,7 @@ class Described:
         """Of a record."""
         time = () if self.steps is None else (self.steps,)
         spec, said = self.spec, self.said
-        fields: list[Any] = [(name, np.int64) for name in ("env", "version", "number")]
+        fields: list[Any] = [(name, np.int64) for name in _ONCE]
         for name in ("observations", "next_observations"):
             for place, field in zip(places(spec.observation_tree), spec.observations, strict=True):
                 fields.append((name + place, field.dtype, (*time, *field.shape)))
@@ -87,7 +90,14 @@ class Described:
 
     @property
     def like(self) -> dict[str, npt.NDArray[Any]]:
-        """One of each field that is of a step, and not of what comes with every one."""
+        """One of each field that is of a step, and not of what comes with every one.
+
+        Of records of T steps the recurrent state is not among them: of the later steps nothing
+        knows theirs.
+        """
+        if self.steps is not None:
+            of_steps = replace(self, steps=None).like
+            return {name: one for name, one in of_steps.items() if not name.startswith(STATE)}
         record = np.zeros((), self.dtype)
         names = [name for name in self.dtype.names or () if name not in _OF_ALL]
         return {name: record[name] for name in names}
@@ -214,6 +224,16 @@ class Records:
     def __getitem__(self, which: slice | npt.NDArray[Any]) -> Records:
         return Records(self.rows[which], self._described, self._convert)
 
+    def by_step(self, name: str) -> npt.NDArray[Any]:
+        """A field as ``[n * T, ...]``: what a record has once is there for each of its steps."""
+        array = self.rows[name]
+        steps = self._described.steps
+        if steps is None:
+            return np.asarray(array)
+        if name in _ONCE or name.startswith(STATE):
+            return np.repeat(array, steps, axis=0)
+        return np.asarray(array.reshape(-1, *array.shape[2:]))
+
     def copy(self) -> Records:
         """With memory of its own."""
         return Records(self.rows.copy(), self._described, self._convert)
@@ -231,12 +251,26 @@ class Records:
         ``values`` are of ``observations``, ``next_values`` of ``next_observations``, by the same
         network: what actors said at the time was by others.
         """
-        values, after = np.asarray(values), np.asarray(next_values)
         rows = self.rows
-        cut = rows["truncated"].T
+        if self._described.steps is None:
+            raise ValueError(
+                "cannot estimate advantages: of records of single steps, expected records of T "
+                "steps: actors(..., steps=T)"
+            )
+        doing = "estimate advantages"
+        given = {"values": values, "next_values": next_values}
+        arrays = {name: plain_array(doing, name, one) for name, one in given.items()}
+        for name, array in arrays.items():
+            if array.shape != rows["rewards"].shape:
+                raise ValueError(
+                    f"cannot {doing}: {name} of shape {array.shape}, expected "
+                    f"{rows['rewards'].shape}"
+                )
+        before, after = arrays.values()
+        terminated, truncated = rows["terminated"].T, rows["truncated"].T
         advantages, returns = gae(
-            *(rows["rewards"].T, values.T, after[:, -1], rows["terminated"].T, cut),
-            after.T[cut],
+            *(rows["rewards"].T, before.T, after[:, -1], terminated, truncated),
+            after.T[truncated & ~terminated],
             gamma=gamma,
             lam=lam,
         )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +11,18 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler.errors import LayoutError
-from pysampler.numbers import whole_number
+from pysampler.files import in_file, open_regular, read_arrays, replacing, write_arrays
+from pysampler.numbers import fitting_array, is_whole, plain_array, whole_number
 from pysampler.sync import Segment
 
 if TYPE_CHECKING:
+    import os
+
     import numpy.typing as npt
 
 __all__ = ["Batch", "Replay"]
 
-_FORMAT = "pysampler replay 1"
+_FORMAT = "pysampler replay 2"
 # What a record has beside the fields of the user's.
 _OWN = {
     "rewards": np.dtype(np.float64),
@@ -31,6 +32,8 @@ _OWN = {
 }
 _LINK = "following"
 _LINE = 128
+# Priorities, to the power of alpha: neither sums of them nor weights become 0 or infinite.
+_LEAST, _MOST = 1e-100, 1e100
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Batch:
     # terminated. Truncated episodes go on from their last observation.
     discounts: Any
     weights: Any  # of importance: 1 where all are as likely
-    indices: npt.NDArray[np.int64]  # for ``update``
+    indices: npt.NDArray[np.int64]  # for ``update``: numbers of the records, which are never reused
 
     def torch(self, device: Any = None) -> Batch:
         """With tensors: of the same memory, or on a device."""
@@ -96,17 +99,20 @@ class Replay:
     ) -> None:
         self.capacity = whole_number("make replay", "capacity", capacity, 1)
         self.n_step = whole_number("make replay", "n_step", n_step, 1)
-        if not 0 <= gamma <= 1 or not alpha >= 0:
+        if not 0 <= gamma <= 1 or not 0 <= alpha < np.inf:
             raise ValueError(
-                f"cannot make replay: gamma {gamma!r} and alpha {alpha!r}, expected 0 to 1, and at "
-                "least 0"
+                f"cannot make replay: gamma {gamma!r} and alpha {alpha!r}, expected 0 to 1, and a "
+                "number of at least 0"
             )
         if not isinstance(like, Mapping) or not like or like.keys() & {*_OWN, _LINK}:
             raise ValueError(
                 f"cannot make replay: fields {like!r}, expected names and arrays, none of them "
                 f"{sorted((*_OWN, _LINK))}"
             )
-        shapes = {name: (np.asarray(one).dtype, np.shape(one)) for name, one in like.items()}
+        if unnamed := [name for name in like if not isinstance(name, str)]:
+            raise ValueError(f"cannot make replay: field {unnamed[0]!r}, expected a name: a str")
+        examples = {name: plain_array("make replay", name, one) for name, one in like.items()}
+        shapes = {name: (one.dtype, one.shape) for name, one in examples.items()}
         for name, (dtype, _) in shapes.items():
             if dtype.hasobject:
                 raise ValueError(f"cannot make replay: {name} holds Python objects")
@@ -157,29 +163,34 @@ class Replay:
         """Records, each env's in the order it made them.
 
         If they are given, their ``numbers`` in the life of their env tell where some are missing,
-        and ``begins`` where an episode begins though the last one had no end.
+        and ``begins`` where an episode begins though the last one had no end. A value that its
+        field cannot hold is a ValueError, and nothing is added.
         """
-        own = {"rewards": rewards, "terminated": terminated, "truncated": truncated, "env": env}
-        given: dict[str, Any] = {**fields, **own}
-        if fields.keys() != set(self._names):
+        if not isinstance(fields, Mapping) or fields.keys() != set(self._names):
+            got = [*fields] if isinstance(fields, Mapping) else fields
             raise ValueError(
-                f"cannot add to replay: fields {sorted(fields)}, expected {sorted(self._names)}"
+                f"cannot add to replay: fields {got!r}, expected {sorted(self._names)}"
             )
-        arrays = {name: np.asarray(value) for name, value in given.items()}
-        count = len(arrays["rewards"])
-        whole = np.zeros(count, np.int64) if numbers is None else np.asarray(numbers, np.int64)
-        fresh = np.zeros(count, np.bool_) if begins is None else np.asarray(begins, np.bool_)
-        for name, marks in (("numbers", whole), ("begins", fresh)):
-            if marks.shape != (count,):
+        rewards = plain_array("add to replay", "rewards", rewards)
+        count = len(rewards) if rewards.ndim else 1
+
+        def converted(name: str, given: Any, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            array = fitting_array("add to replay", name, given, like.dtype)
+            if array.shape != (count, *like.shape[1:]):
                 raise ValueError(
-                    f"cannot add to replay: {name} of shape {marks.shape}, expected {(count,)}"
+                    f"cannot add to replay: {name} of shape {array.shape}, expected "
+                    f"{(count, *like.shape[1:])}"
                 )
-        for name, array in arrays.items():
-            expected = (count, *self._fields[name].shape[1:])
-            if array.shape != expected:
-                raise ValueError(
-                    f"cannot add to replay: {name} of shape {array.shape}, expected {expected}"
-                )
+            return array
+
+        own = {"rewards": rewards, "terminated": terminated, "truncated": truncated, "env": env}
+        arrays = {
+            name: converted(name, given, self._fields[name])
+            for name, given in {**fields, **own}.items()
+        }
+        zeros = np.zeros(count, np.int64)
+        whole = zeros if numbers is None else converted("numbers", numbers, zeros)
+        fresh = converted("begins", zeros if begins is None else begins, zeros.astype(np.bool_))
         if count > self.capacity:  # only the newest have room
             skipped = count - self.capacity
             arrays = {name: array[skipped:] for name, array in arrays.items()}
@@ -207,23 +218,18 @@ class Replay:
 
         Of their fields those are kept that the replay was made for: ``like=actors.like`` is all.
         """
-        rows = records.rows
-        whole = (len(rows),) if rows["rewards"].ndim == 1 else rows["rewards"].shape
-
-        def column(name: str) -> npt.NDArray[Any]:
-            array = rows[name]
-            if len(whole) == 1:
-                return np.asarray(array)
-            if array.shape[:2] != whole:
-                array = np.broadcast_to(array[:, None], (*whole, *array.shape[1:]))
-            return np.asarray(array.reshape(-1, *array.shape[2:]))
-
+        there = records.rows.dtype.names
+        if missing := [name for name in self._names if name not in there]:
+            raise ValueError(f"cannot add to replay: records have no {missing}, but {[*there]}")
+        column = records.by_step
+        numbers = column("number")
+        if records.rows["rewards"].ndim == 2:
+            count, steps = records.rows["rewards"].shape
+            numbers = numbers * steps + np.tile(np.arange(steps), count)
         self.add(
             {name: column(name) for name in self._names},
             **{name: column(name) for name in _OWN},
-            numbers=column("number") * whole[-1] + np.tile(np.arange(whole[-1]), whole[0])
-            if len(whole) == 2
-            else rows["number"],
+            numbers=numbers,
             begins=column("lengths") == 1,
         )
 
@@ -239,8 +245,8 @@ class Replay:
         """Which record follows each, of the same env and episode."""
         following = self._fields[_LINK]
         following[numbers % self.capacity] = -1
-        env = arrays["env"].astype(np.int64)
-        over = (arrays["terminated"] != 0) | (arrays["truncated"] != 0)
+        env = arrays["env"]
+        over = arrays["terminated"] | arrays["truncated"]
         order = np.argsort(env, kind="stable")
         same = env[order[1:]] == env[order[:-1]]
         before, after = order[:-1][same], order[1:][same]
@@ -277,6 +283,9 @@ class Replay:
 
     def sample(self, count: int, *, beta: float = 0.4) -> Batch:
         """So many, with repetition. ``beta``: how far weights make up for unequal priorities."""
+        count = whole_number("sample from replay", "count", count, 1)
+        if not 0 <= beta <= 1:
+            raise ValueError(f"cannot sample from replay: beta {beta!r}, expected 0 to 1")
         if len(self) == 0:
             raise ValueError("cannot sample from replay: it is empty")
         if self._tree is None:
@@ -290,42 +299,76 @@ class Replay:
 
     def _batch(self, slots: npt.NDArray[np.int64], weights: npt.NDArray[Any]) -> Batch:
         fields = self._fields
-        total = np.zeros(len(slots))
-        discounts = np.ones(len(slots))
+        rewards = fields["rewards"]
+        total = rewards[slots]
+        discounts = np.full(len(slots), self.gamma)
         at = slots.copy()
-        going = np.ones(len(slots), np.bool_)
-        for step in range(self.n_step):
-            total += np.where(going, discounts * fields["rewards"][at], 0.0)
-            discounts = np.where(going, discounts * self.gamma, discounts)
-            if step + 1 < self.n_step:
-                following = fields[_LINK][at]
-                going &= following >= 0
-                at = np.where(going, following % self.capacity, at)
-        discounts = np.where(fields["terminated"][at], 0.0, discounts)
+        going = np.arange(len(slots))  # whose episodes go on
+        for _ in range(self.n_step - 1):
+            following = fields[_LINK][at[going]]
+            going = going[following >= 0]
+            if len(going) == 0:
+                break
+            at[going] = following[following >= 0] % self.capacity
+            total[going] += discounts[going] * rewards[at[going]]
+            discounts[going] *= self.gamma
+        discounts[fields["terminated"][at]] = 0.0
         return Batch(
             {name: fields[name][slots] for name in self._names if not name.startswith("next_")},
             {name: fields[name][at] for name in self._names if name.startswith("next_")},
             *(total.astype(np.float32), discounts.astype(np.float32), weights),
-            slots,
+            self._numbers(slots),
         )
 
-    def update(self, indices: npt.NDArray[np.int64], priorities: npt.ArrayLike) -> None:
-        """The priorities of records that were sampled: positive numbers."""
+    def _numbers(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return how many records had been added before those in ``slots``."""
+        newest = self._added - 1
+        return newest - (newest - slots) % self.capacity
+
+    def update(self, indices: npt.ArrayLike, priorities: npt.ArrayLike) -> None:
+        """Set the priorities of sampled records: positive numbers, for the ``indices`` of a batch.
+
+        Records that newer ones have replaced since then are skipped.
+        """
+        doing = "set priorities"
         if self._tree is None:
-            raise ValueError("cannot set priorities: alpha is 0, all records are as likely")
-        values = np.asarray(priorities, np.float64)
-        if values.shape != np.shape(indices) or not (values > 0).all() or np.isinf(values).any():
+            raise ValueError(f"cannot {doing}: alpha is 0, all records are as likely")
+        numbers = plain_array(doing, "indices", indices)
+        if numbers.size and numbers.dtype.kind not in "iu":
+            raise TypeError(f"cannot {doing}: indices of {numbers.dtype}, expected whole numbers")
+        values = fitting_array(doing, "priorities", priorities, np.dtype(np.float64))
+        if values.shape != numbers.shape or not (values > 0).all() or np.isinf(values).any():
             raise ValueError(
-                f"cannot set priorities: {values!r}, expected a positive number for each of "
-                f"{len(indices)} indices"
+                f"cannot {doing}: {values!r}, expected a positive number for each of "
+                f"{numbers.size} indices"
             )
-        self._tree.set(np.asarray(indices), values**self.alpha)
+        with np.errstate(over="ignore", under="ignore"):
+            powers = values**self.alpha
+        if (wrong := values[(powers < _LEAST) | (powers > _MOST)]).size:
+            raise ValueError(
+                f"cannot {doing}: {wrong[0].item()} to the power of alpha, {self.alpha}, expected "
+                f"{_LEAST} to {_MOST}"
+            )
+        if (wrong := numbers[(numbers < 0) | (numbers >= self._added)]).size:
+            raise IndexError(
+                f"cannot {doing}: index {wrong[0]}, expected those of {self._added} records: the "
+                "indices of a batch"
+            )
+        there = numbers >= self._added - len(self)
+        self._tree.set(numbers[there].astype(np.int64) % self.capacity, powers[there])
 
     # -- on disk ---------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """All of it in one file, which is replaced as a whole: there is never half of it."""
-        path = Path(path)
+        """All of it in one file, which is replaced as a whole: there is never half of it.
+
+        ValueError if something else than a regular file lies there: a link, or a device.
+        """
+        for name in self._names:
+            if in_file(dtype := self._fields[name].dtype) != dtype:
+                raise ValueError(
+                    f"cannot save replay: {name} is of {dtype}, expected numbers or text"
+                )
         about = {
             "format": _FORMAT,
             "capacity": self.capacity,
@@ -333,64 +376,81 @@ class Replay:
             "gamma": self.gamma,
             "alpha": self.alpha,
             "added": self._added,
-            "last": self._last.tolist(),
+            "highest": 1.0 if self._tree is None else self._tree.highest,
             "random": self._random.bit_generator.state,
             "names": self._names,
         }
-        arrays: dict[str, Any] = {
-            f"field {name}": array[: len(self)] for name, array in self._fields.items()
-        }
+        arrays = {str(i): one[: len(self)] for i, one in enumerate(self._fields.values())}
+        arrays["last"] = self._last
         if self._tree is not None:
             arrays["priorities"] = self._tree.leaves[: len(self)]
         arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-            try:
-                np.savez(file, allow_pickle=False, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-                Path(file.name).replace(path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        path = Path(path)
+        with replacing(
+            path, lambda what: ValueError(f"cannot save replay: {path} is {what}")
+        ) as file:
+            write_arrays(file, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Replay:
         """What ``save`` wrote. LayoutError if it is damaged, or something else."""
-        with Path(path).open("rb") as file:
+        path = Path(path)
+        with open_regular(
+            path, lambda what: LayoutError(f"cannot load replay: {path} is {what}")
+        ) as file:
             try:
                 return cls._loaded(file)
+            except MemoryError:  # there is too little for it
+                raise
             except Exception as error:  # whatever garbage leads to
                 raise LayoutError(
-                    f"cannot load replay: {os.fspath(path)!r} is damaged, or no file of a replay: "
+                    f"cannot load replay: {str(path)!r} is damaged, or no file of a replay: "
                     f"{type(error).__name__}: {error}"
                 ) from error
 
     @classmethod
     def _loaded(cls, file: IO[bytes]) -> Replay:
-        with np.load(file, allow_pickle=False) as arrays:
-            about = json.loads(arrays["about"].tobytes())
-            if about["format"] != _FORMAT:
-                raise ValueError(f"format {about['format']!r}, expected {_FORMAT!r}")
-            names = [*about["names"], *_OWN, *([_LINK] if about["n_step"] > 1 else [])]
-            fields = {name: arrays[f"field {name}"] for name in names}
-            priorities = arrays["priorities"] if about["alpha"] > 0 else None
+        arrays = read_arrays(file)
+        about = json.loads(arrays["about"].tobytes())
+        if about["format"] != _FORMAT:
+            raise ValueError(f"format {about['format']!r}, expected {_FORMAT!r}")
+        names, added = about["names"], about["added"]
+        likes = {name: arrays[str(i)] for i, name in enumerate(names)}
+        if len(likes) != len(names) or not is_whole(added, 0) or added >= 1 << 62:
+            raise ValueError(f"fields {names} of {added!r} records")
         replay = cls(
             about["capacity"],
-            {name: np.zeros(fields[name].shape[1:], fields[name].dtype) for name in about["names"]},
+            {name: np.zeros(one.shape[1:], one.dtype) for name, one in likes.items()},
             n_step=about["n_step"],
             gamma=about["gamma"],
             alpha=about["alpha"],
         )
-        replay._added = about["added"]
-        replay._last = np.array(about["last"], np.int64).reshape(3, -1)
+        replay._added = added
         replay._random.bit_generator.state = about["random"]
-        for name, array in fields.items():
-            if len(array) != len(replay):  # which would be spread over all of them
-                raise ValueError(f"{len(array)} of {name!r}, expected {len(replay)}")
-            replay._fields[name][: len(replay)] = array
-        if replay._tree is not None and priorities is not None:
-            replay._tree.set(np.arange(len(replay)), priorities)
+        count = len(replay)
+        for i, (name, to) in enumerate(replay._fields.items()):
+            array = arrays[str(i)]
+            if (array.shape, array.dtype) != ((count, *to.shape[1:]), to.dtype):
+                raise ValueError(f"{name!r} of {array.shape} {array.dtype}, expected {count} rows")
+            to[:count] = array
+        replay._set_last(arrays["last"])
+        if replay._tree is not None:
+            replay._tree.restore(arrays["priorities"], count, about["highest"])
         return replay
+
+    def _set_last(self, last: npt.NDArray[Any]) -> None:
+        """Take over which records are the newest of their envs; ValueError if it makes no sense."""
+        envs, newest, _ = last
+        expected = last.dtype == np.int64 and (np.diff(envs) > 0).all()
+        if not expected or (newest < -1).any() or (newest >= self._added).any():
+            raise ValueError("no newest records of envs")
+        if self.n_step > 1:
+            following = self._fields[_LINK][: len(self)]
+            numbers = self._numbers(np.arange(len(self)))
+            onward = (following > numbers) & (following < self._added)
+            if not (onward | (following == -1)).all():
+                raise ValueError("records that follow none")
+        self._last = last
 
     def __repr__(self) -> str:
         return f"<pysampler.Replay {len(self):,} of {self.capacity:,} records>"
@@ -417,6 +477,15 @@ class _SumTree:
         while len(nodes) and nodes[0] > 0:
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
             nodes = np.unique(nodes // 2)
+
+    def restore(self, priorities: npt.NDArray[Any], count: int, highest: float) -> None:
+        """Set the first ``count``, and the highest there ever was."""
+        there = np.append(priorities, highest)
+        expected = priorities.shape == (count,) and priorities.dtype == np.float64
+        if not expected or not ((there >= _LEAST) & (there <= _MOST) & (there <= highest)).all():
+            raise ValueError("no priorities of its records")
+        self.set(np.arange(count), priorities)
+        self.highest = float(highest)
 
     def draw(
         self, random: np.random.Generator, count: int

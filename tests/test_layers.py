@@ -21,7 +21,8 @@ PYTHON = {
     "pysampler.frames": {"pysampler.spec"},
     "pysampler.remote": {"pysampler.errors"},
     "pysampler.stats": {"pysampler._core"},
-    "pysampler.recording": {"pysampler.errors"},
+    "pysampler.files": set(),
+    "pysampler.recording": {"pysampler.errors", "pysampler.files"},
     "pysampler.infos": {"pysampler._core", "pysampler.frames"},
     "pysampler.seeds": set(),
     "pysampler.policies": {"pysampler.frames", "pysampler.spec"},
@@ -31,7 +32,8 @@ PYTHON = {
     },
     "pysampler.rollout": set(),
     "pysampler.records": {
-        *("pysampler.frames", "pysampler.policies", "pysampler.rollout", "pysampler.spec"),
+        *("pysampler.frames", "pysampler.numbers", "pysampler.policies", "pysampler.rollout"),
+        *("pysampler.spec",),
     },
     "pysampler.alone": {
         *("pysampler._core", "pysampler.acting", "pysampler.closing", "pysampler.errors"),
@@ -84,7 +86,9 @@ PYTHON = {
         *("pysampler.sync",),
     },
     "pysampler.make": {"pysampler.numbers", "pysampler.vector_env"},
-    "pysampler.replay": {"pysampler.numbers", "pysampler.errors", "pysampler.sync"},
+    "pysampler.replay": {
+        *("pysampler.errors", "pysampler.files", "pysampler.numbers", "pysampler.sync"),
+    },
     "pysampler.tally": {
         *("pysampler.acting", "pysampler.frames", "pysampler.infos", "pysampler.results"),
         *("pysampler.rollout",),
@@ -124,7 +128,9 @@ PYTHON = {
         *("pysampler.actors", "pysampler.alone", "pysampler.borrowing", "pysampler.detached"),
         *("pysampler.errors", "pysampler.policies", "pysampler.sync", "pysampler.vector_env"),
     },
-    "pysampler.checkpoints": {"pysampler.numbers", "pysampler.errors", "pysampler.replay"},
+    "pysampler.checkpoints": {
+        *("pysampler.errors", "pysampler.files", "pysampler.numbers", "pysampler.replay"),
+    },
     "pysampler.trainers": {
         *("pysampler.block", "pysampler.frames", "pysampler.processes", "pysampler.remote"),
         *("pysampler.spec", "pysampler.sync", "pysampler.worker"),

@@ -1,6 +1,7 @@
 """What is saved comes back bit by bit, and what has the name of a checkpoint is whole."""
 
 import inspect
+import io
 import json
 import os
 import random
@@ -109,6 +110,12 @@ def test_a_tree_comes_back_as_it_was(tree):
         rest = checkpoints.restore(held=held)
     assert rest.keys() == {"tree", "step"}
     assert bits(rest["tree"]) == bits(held.state) == bits(tree)
+
+
+def test_a_dtype_with_a_long_description_comes_back(tmp_path):
+    array = np.zeros(2, [(f"{i} \N{GREEK SMALL LETTER PI}", "f4", (2,)) for i in range(1000)])
+    Checkpoints(tmp_path).save(0, array=array)
+    same(Checkpoints(tmp_path).restore()["array"], array)
 
 
 def test_odd_arrays_and_numbers_come_back(tmp_path):
@@ -331,6 +338,33 @@ def test_what_else_lies_there_is_left_alone(tmp_path):
     assert checkpoints.restore() == {"step": 2}
 
 
+@pytest.mark.parametrize("what", ["link", "broken link", "file"])
+def test_an_old_checkpoint_that_is_no_directory_goes_with_the_others(what, tmp_path):
+    checkpoints = Checkpoints(tmp_path / "here", keep=1)
+    path = checkpoints.save(1, x=1)
+    elsewhere = path.rename(tmp_path / "another disk")
+    if what == "file":
+        path.write_text("moved to another disk")
+    else:
+        path.symlink_to(elsewhere if what == "link" else tmp_path / "nothing")
+    for step in (2, 3):
+        checkpoints.save(step, x=step)
+        assert names(tmp_path / "here") == [f"checkpoint-{step:012d}"]
+        assert checkpoints.restore() == {"x": step, "step": step}
+    assert names(elsewhere) == ["state.npz"]  # the link goes, not what it leads to
+
+
+@pytest.mark.parametrize("name", [".saving", ".removing"])
+def test_what_lies_where_a_save_writes_goes(name, tmp_path):
+    checkpoints = Checkpoints(tmp_path / "here", keep=1)
+    checkpoints.save(1, x=1)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "here" / name).symlink_to(tmp_path / "elsewhere")
+    checkpoints.save(2, x=2)
+    assert names(tmp_path) == ["elsewhere", "here"]
+    assert names(tmp_path / "here") == ["checkpoint-000000000002"]
+
+
 def test_a_directory_that_cannot_be_listed_is_not_one_without_checkpoints(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
@@ -523,6 +557,33 @@ def test_a_file_that_is_missing_or_another_is_refused(file, tmp_path):
     assert refuses(checkpoints, path / file)
 
 
+@pytest.mark.parametrize("file", FILES)
+def test_a_pipe_or_a_device_is_no_file_of_a_checkpoint(file, tmp_path):
+    checkpoints, path = saved_one(tmp_path)
+    (path / file).unlink()
+    os.mkfifo(path / file)
+    assert refuses(checkpoints, path / file)
+    (path / file).unlink()
+    (path / file).symlink_to("/dev/zero")
+    assert refuses(checkpoints, path / file)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_that_says_it_is_huge_is_refused(file, tmp_path):
+    checkpoints, path = saved_one(tmp_path)
+    with zipfile.ZipFile(path / file) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    huge = io.BytesIO()
+    np.lib.format.write_array_header_2_0(
+        huge, {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)}
+    )
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(path / file, "w", compression) as archive:
+            for name, part in parts.items():
+                archive.writestr(name, huge.getvalue() if name == "0.npy" else part)
+        assert refuses(checkpoints, path / file)
+
+
 @pytest.mark.parametrize("what", ["empty directory", "file"])
 def test_a_name_alone_is_no_checkpoint(what, tmp_path):
     checkpoints, _ = saved_one(tmp_path)
@@ -539,6 +600,7 @@ def test_a_name_alone_is_no_checkpoint(what, tmp_path):
         ({"trees": {"held": ["what"]}}, "a node"),
         ({"trees": {"held": ["what", 1, 2]}}, "KeyError"),
         ({"trees": {"held": ["array", "7"]}}, "KeyError"),
+        ({"trees": {"held": ["list", ["array", "0"], ["array", "0"]]}}, "KeyError"),
         ({"trees": None}, "AttributeError"),
         ({"replays": ["replay", "other"]}, "other.replay.npz"),
     ],
@@ -570,7 +632,7 @@ def test_what_is_pickled_is_refused(tmp_path):
 def test_what_cannot_be_written_leaves_what_there_was(tmp_path, monkeypatch):
     checkpoints, _ = saved_one(tmp_path)
     before = names(tmp_path)
-    monkeypatch.setattr(np, "savez", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(np.lib.format, "write_array", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         checkpoints.save(3, x=np.zeros(3))
     assert names(tmp_path) == before

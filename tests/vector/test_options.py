@@ -1,8 +1,11 @@
 """Options that travel with commands; recordings; counters."""
 
+import contextlib
 import functools
 import json
+import os
 import random
+import zlib
 
 import gymnasium as gym
 import numpy as np
@@ -13,6 +16,7 @@ from made_up import SpaceEnv, TellingEnv, same
 
 import pysampler
 from pysampler.errors import EnvError, ReplayError
+from pysampler.recording import Recorder, Replayer
 
 
 class Tasked(gym.Env):
@@ -148,7 +152,7 @@ def run(delays, **kwargs):
 def test_a_run_repeats_exactly(tmp_path):
     path = tmp_path / "recording"
     recorded = run(delays=True, record=path)
-    assert path.stat().st_size < 100 + 8 * len(recorded)  # a few bytes a batch
+    assert path.stat().st_size < 100 + 12 * len(recorded)  # a few bytes a batch
     replayed = run(delays=False, replay=path)
     assert len({tuple(batch[4]["env_id"]) for batch in recorded}) > 5  # chance had its say
     same(replayed, recorded)
@@ -172,26 +176,150 @@ def test_a_recording_of_something_else_is_refused(tmp_path):
     head = whole.partition(b"\n")[0]
     assert json.loads(head)["groups"] == [1] * 6
 
-    path.write_bytes(head + b"\n" + bytes([2, 0]))
+    record(path, 6, [[4]])
+    path.write_bytes(path.read_bytes()[:-3])
     envs = replay(num_workers=2, groups=3)
     envs.async_reset()
     with pytest.raises(ReplayError, match="damaged after batch 0"):
         envs.recv()
     closed(envs)
 
-    path.write_bytes(head + b"\n" + bytes([1, 4]))
+    record(path, 6, [[4]])
     envs = replay(num_workers=2, groups=3)
     envs.async_reset(env_ids=[0])
     with pytest.raises(ReplayError, match="env 4 is in it, and has nothing pending"):
         envs.recv()
     closed(envs)
 
-    path.write_bytes(head + b"\n")
+    record(path, 6, [])
     envs = replay(num_workers=2, groups=3)
     envs.async_reset()
     with pytest.raises(ReplayError, match="ends after 0 batches"):
         envs.recv()
     closed(envs)
+
+
+def groups_of(count):
+    return [range(i, i + 1) for i in range(count)]
+
+
+def record(path, count, batches):
+    with contextlib.closing(Recorder(path, groups_of(count))) as recorder:
+        for number, groups in enumerate(batches):
+            recorder.write(number, groups)
+
+
+def replayed(path, count):
+    """The batches, and what is said where they end."""
+    batches = []
+    with pytest.raises(ReplayError) as told:
+        replayer = Replayer(path, groups_of(count))
+        while True:
+            batches.append(replayer.read())
+            replayer.done(len(batches) - 1)
+    assert str(told.value).startswith(f"cannot replay {path}: ")
+    return batches, str(told.value).removeprefix(f"cannot replay {path}: ")
+
+
+BATCHES = [[0], [2, 1], [], [199], list(range(200)), [7, 150]]
+
+
+def test_batches_come_back_up_to_the_first_that_is_damaged(tmp_path):
+    path = tmp_path / "recording"
+    record(path, 200, BATCHES)
+    assert replayed(path, 200) == (BATCHES, "it ends after 6 batches")
+    whole = path.read_bytes()
+    head = whole.index(b"\n") + 1
+    for at in range(len(whole)):
+        for damaged in (
+            whole[:at],
+            whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :],
+            whole[:at] + whole[at + 1 :],
+            whole[:at] + b"\0" + whole[at:],
+        ):
+            if damaged == whole:
+                continue
+            path.write_bytes(damaged)
+            batches, told = replayed(path, 200)
+            assert batches == BATCHES[: len(batches)]
+            assert len(batches) < 6 or told == "it ends after 6 batches"
+            if at < head + 4:
+                assert not batches
+            elif told != f"it ends after {len(batches)} batches":
+                assert told == f"damaged after batch {len(batches)}"
+
+
+def test_batches_in_another_order_are_found(tmp_path):
+    path = tmp_path / "recording"
+    record(path, 4, [[0], [1], [2]])
+    whole = path.read_bytes()
+    begin = whole.index(b"\n") + 5
+    for order in ([1, 0, 2], [0, 0, 1], [0, 2, 1], [2]):
+        parts = [whole[begin + 6 * i : begin + 6 * i + 6] for i in order]
+        path.write_bytes(whole[:begin] + b"".join(parts))
+        batches, told = replayed(path, 4)
+        assert batches == [[0], [1], [2]][: len(batches)]
+        assert "damaged" in told
+
+
+@pytest.mark.parametrize("groups", [[1, 1], [4], [0, 1, 2, 3, 0], [1 << 62]])
+def test_a_batch_that_cannot_be_is_damaged_whatever_its_checksum(groups, tmp_path):
+    path = tmp_path / "recording"
+    record(path, 4, [[0], groups])
+    assert replayed(path, 4) == ([[0]], "damaged after batch 1")
+
+
+@pytest.mark.parametrize(
+    ("head", "told"),
+    [
+        (b"", "not a recording"),
+        (b"\0" * 100, "not a recording"),
+        (b"[" * 100_000, "not a recording"),
+        (b"[]", "not a recording"),
+        (b"{}", "not a recording"),
+        (b'{"format": 2}', "not a recording"),
+        (
+            b'{"format": "pysampler recording 1", "groups": [1]}',
+            "'pysampler recording 1', expected",
+        ),
+        (b'{"format": "pysampler recording 2"}', "it is of envs in groups of None"),
+        (b'{"format": "pysampler recording 2", "groups": {}}', "it is of envs in groups of {}"),
+        (
+            b'{"format": "pysampler recording 2", "groups": ["x"]}',
+            r"in groups of ['x'], these are 2",
+        ),
+    ],
+)
+def test_a_first_line_of_something_else_is_refused(head, told, tmp_path):
+    path = tmp_path / "recording"
+    line = head + b"\n"
+    path.write_bytes(line + zlib.crc32(line).to_bytes(4, "little"))
+    batches, said = replayed(path, 2)
+    assert batches == []
+    assert told in said
+
+
+def test_what_is_no_file_is_no_recording(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind in (
+        (tmp_path / "pipe", "pipe"),
+        (tmp_path, "directory"),
+        ("/dev/zero", "device"),
+    ):
+        with pytest.raises(ReplayError, match=f"it is a {kind}, expected a regular file"):
+            Replayer(path, groups_of(2))
+        with pytest.raises(ValueError, match=f"cannot record to .* it is a {kind}, expected a reg"):
+            Recorder(path, groups_of(2))
+    with pytest.raises(FileNotFoundError):
+        Replayer(tmp_path / "nothing", groups_of(2))
+
+
+def test_a_disk_that_takes_a_part_gets_the_rest(tmp_path, monkeypatch):
+    path = tmp_path / "recording"
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:3], at))
+    record(path, 200, BATCHES)
+    assert replayed(path, 200) == (BATCHES, "it ends after 6 batches")
 
 
 def closed(envs):
@@ -264,8 +392,7 @@ def test_a_masked_reset_counts_for_those_it_resets():
 
 def test_replaying_an_empty_batch_does_not_wait(tmp_path):
     path = tmp_path / "recording"
-    header = {"format": "pysampler recording 1", "groups": [1]}
-    path.write_bytes(json.dumps(header).encode() + b"\n" + bytes([0, 1, 0]))
+    record(path, 1, [[], [0]])
     envs = pysampler.VectorEnv([TellingEnv], num_workers=1, replay=path)
     envs.async_reset()
     assert len(envs.recv(timeout=1e6)[1]) == 0
