@@ -604,6 +604,11 @@ main{(_CONNECTION, *arguments)}
         for fd in (1, 2)
         if not os.get_inheritable(fd)  # which took the place of one that was closed
     ]
+    if not sys.executable:
+        raise PysamplerError(
+            f"cannot start workers: sys.executable is {sys.executable!r}, expected the path of the "
+            'interpreter; set it, or pass context="fork"'
+        )
     return functools.partial(
         os.posix_spawn,
         sys.executable,

@@ -107,7 +107,7 @@ class Processes:
             index=index,
             workers=len(self._shares),
             environment=nursery.environment(),
-            directory=os.getcwd(),  # noqa: PTH109
+            directory=_directory(),
             path=[p for p in sys.path if isinstance(p, str)],
             arguments=list(sys.argv),
             logging=None if self._context == "fork" else Logging.here(),
@@ -228,6 +228,14 @@ class Processes:
         """Let the nursery import what the workers had to: for the next pool, or a replacement."""
         with contextlib.suppress(PysamplerError, OSError):
             nursery.preload(self.modules)
+
+
+def _directory() -> str | None:
+    """The current one; None if it was deleted."""
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        return None
 
 
 def _pickle(host: Host) -> bytes:

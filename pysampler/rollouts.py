@@ -336,7 +336,8 @@ class Rollouts(Borrower):
     def pause(self) -> None:
         """Give the vector env back for a while; the next rollout begins with a reset."""
         self._expect_open()
-        self._give_back()
+        with self._turn.entry("pause rollouts"):
+            self._give_back()
 
     def resume(self) -> None:
         """After ``pause``. Nothing may be pending."""

@@ -50,7 +50,7 @@ class Setup:
     index: int
     workers: int
     environment: dict[str, str]
-    directory: str
+    directory: str | None  # that it works in; None if it was deleted
     path: list[str]
     arguments: list[str]
     host: bytes | None  # pickled (function, arguments), or inherited
@@ -199,8 +199,9 @@ def _settle(setup: Setup) -> None:
     """Look like the process the user wrote the envs in."""
     os.environ.clear()
     os.environ.update(setup.environment)
-    with contextlib.suppress(OSError):
-        os.chdir(setup.directory)
+    if setup.directory is not None:
+        with contextlib.suppress(OSError):
+            os.chdir(setup.directory)
     sys.path[:] = setup.path
     sys.argv[:] = setup.arguments
     sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115

@@ -339,3 +339,16 @@ def test_an_env_that_fails_in_its_first_reset_may_be_tried_again():
             next(rollouts)
         assert next(rollouts).valid.all()
     envs.close()
+
+
+def test_a_policy_cannot_pause_the_rollouts_it_acts_for():
+    def policy(observations):
+        rollouts.pause()
+
+    envs = pysampler.VectorEnv([Scripted] * 2, num_workers=0)
+    with (
+        pysampler.rollouts(envs, policy, 4) as rollouts,
+        pytest.raises(BusyError, match="cannot pause rollouts"),
+    ):
+        next(rollouts)
+    envs.close()

@@ -1,5 +1,6 @@
 """How a worker is set up before its envs are made, and how what goes wrong there is told."""
 
+import functools
 import linecache
 import logging
 import os
@@ -252,4 +253,97 @@ def test_tracebacks_show_lines_that_only_the_parent_knows():
     with pytest.raises(ZeroDivisionError) as caught:
         envs.apply(cell["fails"])
     assert "return 1 / 0  # in a cell" in "".join(traceback.format_exception(caught.value))
+    envs.close()
+
+
+@pytest.mark.slow
+def test_a_program_in_a_deleted_directory_has_workers():
+    out, said = run(
+        """
+        import os, tempfile
+        directory = tempfile.mkdtemp()
+        os.chdir(directory)
+        os.rmdir(directory)
+        import pysampler
+        envs = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs={"num_workers": 2})
+        envs.reset()
+        print(envs.step([0, 0])[1])
+        envs.close()
+        """
+    )
+    assert (out, said) == ("[1. 1.]\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executable", [None, ""])
+@pytest.mark.parametrize("context", ["nursery", "spawn"])
+def test_a_program_without_an_interpreter_is_told_what_to_do(executable, context):
+    out, said = run(
+        f"""
+        import sys
+        import pysampler
+        sys.executable = {executable!r}
+        try:
+            pysampler.make_vec("CartPole-v1", vector_kwargs={{"context": {context!r}}})
+        except pysampler.errors.PysamplerError as error:
+            print(error)
+        """
+    )
+    assert "expected the path of the interpreter; set it, or pass context=" in out, said
+
+
+# -- exceptions -----------------------------------------------------------------------------------
+
+
+class UnwritableError(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+class Raising(TellingEnv):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def step(self, action):
+        raise self.error
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (UnwritableError(), EnvError, "UnwritableError stepping: <its __str__ raised ValueError>"),
+        (UnicodeDecodeError("utf8", b"a", 0, 1, "odd"), UnicodeDecodeError, "position 0: odd"),
+        (KeyError("k"), KeyError, "env 0 .*raised KeyError stepping: 'k'"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "",
+)
+def test_an_exception_with_a_text_of_its_own_is_told(workers, error, kind, text):
+    envs = pysampler.VectorEnv([functools.partial(Raising, error)] * 2, num_workers=workers)
+    envs.reset()
+    with pytest.raises(kind, match=text) as raised:
+        envs.step([0, 0])
+    assert isinstance(raised.value, EnvError)
+    envs.close()
+
+
+class Infos(TellingEnv):
+    def step(self, action):
+        return *super().step(self.OK)[:4], {"odd": np.zeros(int(action) + 1)}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("partial", [False, True])
+def test_infos_that_cannot_be_batched_are_an_error_of_the_envs(workers, partial):
+    """gymnasium puts arrays of one key into one array, which has the shape of the first."""
+    envs = pysampler.VectorEnv([Infos] * 2, num_workers=workers, groups=2)
+    for _ in range(2):
+        envs.reset()
+        with pytest.raises(EnvError, match="cannot batch infos of envs: ValueError"):
+            if partial:
+                envs.send([1, 2], [0, 1])
+                envs.recv(2)
+            else:
+                envs.step([1, 2])
     envs.close()
