@@ -8,7 +8,6 @@ actors, and an empty one the learner.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from pysampler.borrowing import vector_env_of
 from pysampler.detached import Detached
 from pysampler.errors import ClosedError, LostError, WaitTimeoutError
 from pysampler.numbers import is_real, whole_number
-from pysampler.processes import GRACE
 from pysampler.records import Described, Records
 from pysampler.sync import SharedRing, now
 
@@ -437,12 +435,7 @@ class Actors(Detached):
         return self._turn.inside or super()._at_work()
 
     def _end(self) -> bool:
-        super()._end()
-        # A thread that takes records sees that it is closed, and leaves.
-        deadline = now() + int(GRACE * 1e9)
-        while self._turn.busy and now() < deadline:
-            time.sleep(0.001)
-        return not self._turn.busy
+        return super()._end() and self._left(self._turn)
 
     def __repr__(self) -> str:
         return f"<pysampler.Actors of {self.envs!r}{', closed' * self.closed}>"

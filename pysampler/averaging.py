@@ -226,6 +226,8 @@ class Averaging(Closing):
         self, steps: int, count: int | None = None, timeout: float | None = None
     ) -> Iterator[Round]:
         """One after the other: so many, or for ever; each may take ``timeout`` seconds."""
+        if count is not None:
+            count = whole_number("average", "count", count, 0)
         for _ in itertools.count() if count is None else range(count):
             yield self.round(steps, timeout)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from pysampler.borrowing import Borrower
 from pysampler.errors import BusyError, ClosedError
 from pysampler.places import copied, pickled, tell
 from pysampler.policies import Actor, has_weights, portable, weights_of
+from pysampler.processes import GRACE
 from pysampler.results import first
 from pysampler.seeds import entropy_of
 from pysampler.sync import Board, now
@@ -96,6 +98,7 @@ class Detached(Borrower):
         with self._beginning:
             if self._begun:
                 return
+            self._expect_open()
             try:
                 self._begin()
             except BaseException:
@@ -222,6 +225,8 @@ class Detached(Borrower):
             return True
         try:
             with self._looking.entry("look at workers"):
+                if self.closed:
+                    return True
                 groups, messages = pool.wait_some(1, self.envs.num_envs, now())
                 failures = []
                 for group, message in messages:
@@ -266,7 +271,16 @@ class Detached(Borrower):
 
     def _end(self) -> bool:
         self._signal()
-        return True
+        if self._beginning.acquire(timeout=GRACE):  # once another thread has left begin()
+            self._beginning.release()
+        return self._left(self._looking)
+
+    def _left(self, guard: _core.Guard) -> bool:
+        """Wait until another thread is not inside: it sees that this is closed, and leaves."""
+        deadline = now() + int(GRACE * 1e9)
+        while guard.busy and now() < deadline:
+            time.sleep(0.001)
+        return not guard.busy
 
     def _refuse(self, what: str, got: Any, expected: str) -> ValueError:
         return ValueError(f"cannot {self._purpose}: {what} {got!r}, expected {expected}")

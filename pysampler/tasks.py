@@ -164,6 +164,7 @@ class MultiTaskSampler(Closing):
     ) -> None:
         if seed is not None:
             seed = whole_number("sample tasks", "seed", seed, 0)
+        arguments.deadline(timeout, "sample tasks")  # or an error
         self._owned = not isinstance(envs, VectorEnv)
         if self._owned:
             envs = make_vec(

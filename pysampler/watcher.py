@@ -274,7 +274,7 @@ class Watcher(Detached):
     def _fail(self, error: Exception) -> None:
         self._failure = error
         self.let_go()
-        warnings.warn(f"nobody watches any more: {error}", stacklevel=4)
+        warnings.warn(f"the watcher has ended: {error}", stacklevel=4)
 
     def let_go(self) -> None:
         """Close, but for the vector env."""

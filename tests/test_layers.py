@@ -111,7 +111,7 @@ PYTHON = {
         *("pysampler.tally", "pysampler.vector_env"),
     },
     "pysampler.detached": {
-        *("pysampler._core", "pysampler.errors"),
+        *("pysampler._core", "pysampler.errors", "pysampler.processes"),
         *("pysampler.acting", "pysampler.block", "pysampler.borrowing", "pysampler.places"),
         *("pysampler.policies", "pysampler.results", "pysampler.seeds", "pysampler.sync"),
         "pysampler.vector_env",
@@ -120,7 +120,7 @@ PYTHON = {
         "pysampler.numbers",
         *("pysampler.alone", "pysampler.borrowing", "pysampler.detached", "pysampler.errors"),
         *("pysampler.arguments", "pysampler.policies", "pysampler.records", "pysampler.sync"),
-        *("pysampler._core", "pysampler.processes", "pysampler.vector_env"),
+        *("pysampler._core", "pysampler.vector_env"),
     },
     "pysampler.phases": {"pysampler.actors", "pysampler.records", "pysampler.sync"},
     "pysampler.watcher": {

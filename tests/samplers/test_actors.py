@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import gymnasium as gym
@@ -814,3 +815,32 @@ def test_a_name_of_the_policys_that_records_have_is_refused(name):
         pytest.raises(ValueError, match=f"'{name}' is the name of something else"),
     ):
         pysampler.actors(envs, clashing).take(1)
+
+
+class Held(Scripted):
+    """Tells that it is being reset, and waits to go on."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def reset(self, **kwargs):
+        (self.folder / "at work").write_text("")
+        (self.folder / "go on").read_text()
+        return super().reset(**kwargs)
+
+
+def test_who_closes_actors_waits_for_a_thread_that_begins_them(tmp_path):
+    os.mkfifo(tmp_path / "at work")
+    os.mkfifo(tmp_path / "go on")
+    actors = pysampler.actors(functools.partial(Held, tmp_path), policy)
+    with ThreadPoolExecutor(2) as threads:
+        beginning = threads.submit(actors.begin)
+        (tmp_path / "at work").read_text()
+        closing = threads.submit(actors.close)
+        while not actors.closed:
+            os.sched_yield()
+        (tmp_path / "go on").write_text("")
+        assert isinstance(beginning.exception(), ClosedError)
+        closing.result()
+    assert actors.envs.closed

@@ -465,6 +465,8 @@ def test_wrong_steps_are_refused():
         for timeout in (-1, "x", float("nan")):
             with pytest.raises(ValueError, match=f"cannot train: timeout {timeout!r}, expected"):
                 averaging.round(1, timeout)
+        with pytest.raises(ValueError, match="cannot average: count 'x', expected a whole number"):
+            next(averaging.rounds(1, "x"))
         averaging.round(1, float("inf"))
         averaging.round(1)
 

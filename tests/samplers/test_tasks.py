@@ -198,6 +198,8 @@ def test_what_is_wrong_is_told_before_anything_is_sent():
             ValueError, match=f"cannot sample tasks: seed {seed!r}, expected a whole"
         ):
             sampler(seed=seed)
+    with pytest.raises(ValueError, match="cannot sample tasks: timeout 'x', expected seconds"):
+        sampler(timeout="x")
     with sampler(seed=np.int64(3)) as one, pytest.raises(ValueError, match="tasks: count 0"):
         one.sample_tasks(0)
     with pytest.raises(pysampler.errors.EnvError, match="no method sample_tasks"):

@@ -151,7 +151,7 @@ def test_a_watcher_that_fails_warns_and_the_training_goes_on():
         pysampler.actors(Mortal, Sine(), num_envs=2) as actors,
         pysampler.watch(actors, says) as watcher,
     ):
-        with pytest.warns(UserWarning, match="nobody watches any more: env 0 .* raised ValueError"):
+        with pytest.warns(UserWarning, match="the watcher has ended: env 0 .* raised ValueError"):
             look_until_it_is_over(watcher)
         assert len(watcher.curve) == 0  # of the only episode there is no end
         with pytest.raises(ClosedError, match="it is over, and 0 of 1 episodes ended"):
@@ -189,7 +189,7 @@ class FailsLater(Told):
 
 def test_what_a_watcher_that_failed_has_collected_stays_readable_and_nothing_raises():
     with pysampler.watch(Says(), FailsLater, repeat=True) as watcher:
-        with pytest.warns(UserWarning, match="nobody watches any more: env 0 .* raised ValueError"):
+        with pytest.warns(UserWarning, match="the watcher has ended: env 0 .* raised ValueError"):
             look_until_it_is_over(watcher)
         assert len(watcher.curve) == 2
         assert len(watcher.wait(2)) == 2
@@ -303,6 +303,15 @@ def test_it_may_be_made_and_closed_while_another_thread_publishes():
             thread.join()
         assert raised == []
         assert actors._followers == []
+
+
+def test_it_may_be_closed_while_another_thread_looks():
+    for _ in range(10):
+        with pysampler.watch(Says(), Told, repeat=True) as watcher:
+            thread = threading.Thread(target=look_until_it_is_over, args=[watcher])
+            thread.start()
+            watcher.wait(1)
+        thread.join()
 
 
 def test_threads_that_publish_at_once_are_told():
