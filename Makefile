@@ -43,13 +43,14 @@ test-native: $(VENV)/native.stamp
 	$(BIN)/cmake --build build/native
 	$(BIN)/ctest --test-dir build/native --output-on-failure
 
-test-faults: $(VENV)/package.stamp $(VENV)/test.stamp $(VENV)/native.stamp  ## kills and signals at random points, at length
+test-faults: $(VENV)/package.stamp $(VENV)/test.stamp $(VENV)/native.stamp  ## kills, signals and damage at random points, at length
 	$(CMAKE) -S . -B build/native $(NATIVE_OFF)
 	$(BIN)/cmake --build build/native
 	PYSAMPLER_FAULT_ROUNDS=1000 $(BIN)/ctest --test-dir build/native --output-on-failure -V -R 'faults|kill_points'
 	PYSAMPLER_FAULT_ROUNDS=300 $(BIN)/python -m pytest tests/faults/test_kills.py -s
 	$(BIN)/python tests/faults/campaign.py --seconds 600 --out benchmarks/results >/dev/null
 	$(BIN)/python tests/faults/parent.py --seconds 600 --out benchmarks/results >/dev/null
+	$(BIN)/python tests/faults/fuzz_files.py --seconds 600 --out benchmarks/results >/dev/null
 	$(BIN)/python tests/faults/soak.py --out benchmarks/results
 
 lint: $(VENV)/package.stamp $(VENV)/lint.stamp $(VENV)/native.stamp  ## formatters in check mode, linters, types, stubs

@@ -238,7 +238,7 @@ class Actors(Detached):
 
     @property
     def like(self) -> dict[str, npt.NDArray[Any]]:
-        """What :class:`pysampler.Replay` needs to keep such records."""
+        """What :class:`pysampler.Replay` needs to keep such records, or the steps of such."""
         self.begin()
         return self._described.like
 

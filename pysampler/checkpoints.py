@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler.errors import LayoutError
-from pysampler.files import in_file, open_regular, read_arrays, sync_directory, write_arrays
+from pysampler.files import (
+    fingerprint,
+    in_file,
+    open_regular,
+    read_arrays,
+    sync_directory,
+    write_arrays,
+)
 from pysampler.numbers import is_whole, whole_number
 from pysampler.replay import Replay
 
@@ -36,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoints"]
 
-_FORMAT = "pysampler checkpoint 1"
+_FORMAT = "pysampler checkpoint 2"
 _SAVING, _REMOVING = ".saving", ".removing"
 _NAME = re.compile("checkpoint-([0-9]{12}|[1-9][0-9]{12,})")
 _DICTS = {kind.__name__: kind for kind in (dict, OrderedDict, Counter)}
@@ -107,23 +114,29 @@ class Checkpoints:
             for name, part in parts.items()
             if name not in replays
         }
-        about = {"format": _FORMAT, "step": int(step), "trees": trees, "replays": list(replays)}
-        arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-        self._write(self._path(step), arrays, replays)
+        about = {"format": _FORMAT, "step": int(step), "trees": trees}
+        self._write(self._path(step), about, arrays, replays)
         return self._path(step)
 
     def _write(
-        self, path: Path, arrays: Mapping[str, npt.NDArray[Any]], replays: Mapping[str, Replay]
+        self,
+        path: Path,
+        about: Mapping[str, Any],
+        arrays: Mapping[str, npt.NDArray[Any]],
+        replays: Mapping[str, Replay],
     ) -> None:
         saving, removing = self.directory / _SAVING, self.directory / _REMOVING
         self.directory.mkdir(parents=True, exist_ok=True)
         try:
             self._clear()
             saving.mkdir()
+            prints = {}
             for name, replay in replays.items():
                 replay.save(_replay(saving, name))
+                prints[name] = fingerprint(_replay(saving, name))
+            text = json.dumps({**about, "replays": prints}).encode()
             with (saving / "state.npz").open("wb") as file:
-                write_arrays(file, arrays)
+                write_arrays(file, {**arrays, "about": np.frombuffer(text, np.uint8)})
                 file.flush()
                 os.fsync(file.fileno())
             sync_directory(saving)
@@ -182,11 +195,15 @@ class Checkpoints:
             if got != expected:
                 raise ValueError(f"format and step {got}, expected {expected}")
             saved = {name: _unpacked(tree, arrays) for name, tree in about["trees"].items()}
-            replays = list(about["replays"])
-        for name in replays:
+            prints = dict(about["replays"])
+            if wrong := [name for name in (*saved, *prints) if not name.isidentifier()]:
+                raise ValueError(f"a part {wrong[0]!r}")
+        for name, expected in prints.items():
             replay = _replay(self._path(step), name)
             with _whole(replay):
                 saved[name] = Replay.load(replay)
+                if fingerprint(replay) != expected:
+                    raise ValueError("of another checkpoint")
         return saved
 
     def _path(self, step: int) -> Path:

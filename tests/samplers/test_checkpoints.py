@@ -178,7 +178,7 @@ def test_a_file_is_an_archive_of_arrays_alone(tmp_path):
         assert {"0.npy", "1.npy", "about.npy"} <= {*archive.namelist()}
     with np.load(path / "state.npz", allow_pickle=False) as arrays:
         about = json.loads(arrays["about"].tobytes())
-    assert (about["format"], about["step"]) == ("pysampler checkpoint 1", 1)
+    assert (about["format"], about["step"]) == ("pysampler checkpoint 2", 1)
 
 
 # -- torch -----------------------------------------------------------------------------------------
@@ -558,6 +558,15 @@ def test_a_file_that_is_missing_or_another_is_refused(file, tmp_path):
 
 
 @pytest.mark.parametrize("file", FILES)
+def test_a_file_of_another_checkpoint_is_refused(file, tmp_path):
+    checkpoints, path = saved_one(tmp_path / "here")
+    other = Checkpoints(tmp_path / "there").save(2, held=Holder(TREE), replay=make_replay(21))
+    (path / file).write_bytes((other / file).read_bytes())
+    with pytest.raises(LayoutError, match="replay.replay.npz.* of another checkpoint"):
+        checkpoints.restore()
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_a_pipe_or_a_device_is_no_file_of_a_checkpoint(file, tmp_path):
     checkpoints, path = saved_one(tmp_path)
     (path / file).unlink()
@@ -595,14 +604,18 @@ def test_a_name_alone_is_no_checkpoint(what, tmp_path):
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ({"format": "pysampler checkpoint 2"}, "pysampler checkpoint 2"),
-        ({"step": 1}, r"expected \('pysampler checkpoint 1', 2\)"),
+        ({"format": "pysampler checkpoint 1"}, "pysampler checkpoint 1"),
+        ({"step": 1}, r"expected \('pysampler checkpoint 2', 2\)"),
         ({"trees": {"held": ["what"]}}, "a node"),
         ({"trees": {"held": ["what", 1, 2]}}, "KeyError"),
         ({"trees": {"held": ["array", "7"]}}, "KeyError"),
         ({"trees": {"held": ["list", ["array", "0"], ["array", "0"]]}}, "KeyError"),
         ({"trees": None}, "AttributeError"),
-        ({"replays": ["replay", "other"]}, "other.replay.npz"),
+        ({"replays": ["replay"]}, "ValueError"),
+        ({"replays": {"other": 1}}, "other.replay.npz"),
+        ({"replays": {"replay": 1}}, "replay.replay.npz.*of another checkpoint"),
+        ({"replays": {"../replay": 1}}, r"state.npz.* a part '../replay'"),
+        ({"trees": {"a b": 1}}, "a part 'a b'"),
     ],
 )
 def test_another_format_is_refused(said, text, tmp_path):
