@@ -1,7 +1,8 @@
-"""A minute of each fault campaign: against the workers, and against their parent.
+"""A minute of each fault campaign, against the workers and against their parent, and a little of
+the fuzzer of the primitives.
 
-PYSAMPLER_FAULT_SECONDS and PYSAMPLER_FAULT_SEED set how long, and which cases; what it prints says
-how to repeat a single one.
+PYSAMPLER_FAULT_SECONDS and PYSAMPLER_FAULT_SEED set how long the campaigns take, and which cases;
+what they print says how to repeat a single one.
 """
 
 import os
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import completed
 
 SECONDS = os.environ.get("PYSAMPLER_FAULT_SECONDS", "60")
 SEED = os.environ.get("PYSAMPLER_FAULT_SEED")
@@ -31,3 +33,11 @@ def test_nothing_hangs_is_lost_or_left(campaign, tmp_path):
     [told] = tmp_path.glob("*.md") or [None]
     assert done.returncode == 0, (told and told.read_text(), done.stderr[-3000:])
     print(told.read_text())
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_no_argument_crashes_a_primitive():
+    program = str(Path(__file__).with_name("fuzz_primitives.py"))
+    print(completed(program, "--seconds", "20", "--seed", SEED or "1").stdout)
