@@ -50,7 +50,9 @@ test-faults: $(VENV)/package.stamp $(VENV)/test.stamp $(VENV)/native.stamp  ## k
 	PYSAMPLER_FAULT_ROUNDS=300 $(BIN)/python -m pytest tests/faults/test_kills.py -s
 	$(BIN)/python tests/faults/campaign.py --seconds 600 --out benchmarks/results >/dev/null
 	$(BIN)/python tests/faults/parent.py --seconds 600 --out benchmarks/results >/dev/null
-	$(BIN)/python tests/faults/fuzz_files.py --seconds 600 --out benchmarks/results >/dev/null
+	$(BIN)/python tests/faults/fuzz_envs.py --seconds 600
+	$(BIN)/python tests/faults/fuzz_files.py --seconds 600
+	$(BIN)/python tests/faults/fuzz_primitives.py --seconds 600
 	$(BIN)/python tests/faults/soak.py --out benchmarks/results
 
 lint: $(VENV)/package.stamp $(VENV)/lint.stamp $(VENV)/native.stamp  ## formatters in check mode, linters, types, stubs

@@ -4,8 +4,10 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Autoreset', 'Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'KeepInfos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'adopt_wait_costs', 'default_signals', 'fork_with_signals_blocked', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'outlive_signals', 'page_size', 'send_descriptors', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'adopt_wait_costs', 'default_signals', 'fork_with_signals_blocked', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'outlive_signals', 'page_size', 'send_descriptors', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
 class WaitCosts:
+    def __reduce__(self) -> tuple:
+        ...
     def __repr__(self) -> str:
         ...
     @property
@@ -18,6 +20,8 @@ class WaitCosts:
     def yield_ns(self) -> int:
         ...
 class WaitStats:
+    def __reduce__(self) -> tuple:
+        ...
     def __repr__(self) -> str:
         ...
     @property
@@ -42,6 +46,8 @@ class WaitPolicy:
         Never learns: spins for `spin_ns`, yields for `yield_ns`, then sleeps.
         """
     def __init__(self) -> None:
+        ...
+    def __reduce__(self) -> tuple:
         ...
     def __repr__(self) -> str:
         ...
@@ -76,6 +82,8 @@ class Segment:
         ...
     @typing.overload
     def __init__(self, size: typing.Any) -> None:
+        ...
+    def __reduce__(self) -> tuple:
         ...
     def __repr__(self) -> str:
         ...
@@ -113,6 +121,8 @@ class Segment:
         Bytes, the header included.
         """
 class Loss:
+    def __reduce__(self) -> tuple:
+        ...
     def __repr__(self) -> str:
         ...
     def __str__(self) -> str:
@@ -130,10 +140,14 @@ class Loss:
     def signal(self) -> int | None:
         ...
 class Part:
+    def __reduce__(self) -> tuple:
+        ...
     def __repr__(self) -> str:
         ...
 class Watch:
     def __init__(self) -> None:
+        ...
+    def __reduce__(self) -> tuple:
         ...
     def __repr__(self) -> str:
         ...
@@ -149,7 +163,7 @@ class Watch:
         """
         Stops watching.
         """
-    def wait(self, *, known: typing.SupportsInt | typing.SupportsIndex = 0, timeout: float | None = None, deadline: int | None = None) -> list[Loss]:
+    def wait(self, *, known: typing.Any = 0, timeout: float | None = None, deadline: int | None = None) -> list[Loss]:
         """
         Until more than `known` processes were lost; those beyond the first `known`, perhaps none at the deadline.
         """
@@ -175,6 +189,8 @@ class Doorbell:
         Bytes it takes in a segment, for so many members.
         """
     def __init__(self, segment: Segment, members: typing.Any, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
+        ...
+    def __reduce__(self) -> tuple:
         ...
     def __repr__(self) -> str:
         ...
@@ -239,6 +255,8 @@ class Flag:
         """
     def __init__(self, segment: Segment, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
+    def __reduce__(self) -> tuple:
+        ...
     def __repr__(self) -> str:
         ...
     def beside(self, doorbell: Doorbell) -> None:
@@ -302,6 +320,8 @@ class Ring:
     def __init__(self, segment: Segment, slots: typing.Any, dtype: numpy.dtype[typing.Any], shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], high: typing.Any = None, low: typing.Any = None, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
     def __len__(self) -> int:
+        ...
+    def __reduce__(self) -> tuple:
         ...
     def __repr__(self) -> str:
         ...
@@ -379,6 +399,8 @@ class SharedRing:
     def __init__(self, segment: Segment, slots: typing.Any, dtype: numpy.dtype[typing.Any], shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], producers: typing.Any = 64, high: typing.Any = None, low: typing.Any = None, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
     def __len__(self) -> int:
+        ...
+    def __reduce__(self) -> tuple:
         ...
     def __repr__(self) -> str:
         ...
@@ -472,6 +494,8 @@ class ByteRing:
         ...
     def __len__(self) -> int:
         ...
+    def __reduce__(self) -> tuple:
+        ...
     def __repr__(self) -> str:
         ...
     def close(self) -> None:
@@ -536,9 +560,11 @@ class ByteRing:
         """
 class Board:
     @staticmethod
-    def size_of(words: typing.SupportsInt | typing.SupportsIndex, buffers: typing.SupportsInt | typing.SupportsIndex) -> int:
+    def size_of(words: typing.Any, buffers: typing.Any) -> int:
         ...
-    def __init__(self, segment: Segment, words: typing.SupportsInt | typing.SupportsIndex, buffers: typing.SupportsInt | typing.SupportsIndex, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
+    def __init__(self, segment: Segment, words: typing.Any, buffers: typing.Any, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
+        ...
+    def __reduce__(self) -> tuple:
         ...
     def __repr__(self) -> str:
         ...
@@ -547,8 +573,6 @@ class Board:
     def _publish_words(self) -> int:
         ...
     def _read_words(self, out: numpy.typing.NDArray[numpy.uint64]) -> int:
-        ...
-    def _wait_version(self, version: typing.SupportsInt | typing.SupportsIndex, *, timeout: float | None = None, deadline: int | None = None) -> bool:
         ...
     def _write(self, at: typing.SupportsInt | typing.SupportsIndex, field: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]) -> None:
         ...
@@ -559,6 +583,10 @@ class Board:
     def replaced(self) -> None:
         """
         The writer that died has been replaced: waits are waits again.
+        """
+    def wait(self, newer_than: typing.Any = 0, *, timeout: float | None = None, deadline: int | None = None) -> bool:
+        """
+        Until there is a version beyond `newer_than`; False at the deadline.
         """
     def writer(self) -> Part:
         """
@@ -584,6 +612,8 @@ class Meter:
     FIRST_BUCKET: typing.ClassVar[int] = 18
     def __init__(self, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8], workers: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8], index: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
+    def __reduce__(self) -> tuple:
+        ...
     def at(self, env: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
         This env is at work now.
@@ -593,7 +623,8 @@ class Meter:
         No env is.
         """
 class Block:
-    pass
+    def __reduce__(self) -> tuple:
+        ...
 class Pool:
     @staticmethod
     def size_of(groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> int:
@@ -601,6 +632,8 @@ class Pool:
         Bytes it takes in a segment.
         """
     def __init__(self, segment: Segment, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], weights: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], capacity: typing.SupportsInt | typing.SupportsIndex, policy: WaitPolicy | None = None) -> None:
+        ...
+    def __reduce__(self) -> tuple:
         ...
     def __repr__(self) -> str:
         ...
@@ -738,6 +771,8 @@ class Pool:
 class Worker:
     def __init__(self, segment: Segment, offset: typing.SupportsInt | typing.SupportsIndex, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], index: typing.SupportsInt | typing.SupportsIndex, meter: Meter, policy: WaitPolicy | None = None) -> None:
         ...
+    def __reduce__(self) -> tuple:
+        ...
     def complete(self, group: typing.SupportsInt | typing.SupportsIndex, message: bool) -> None:
         """
         The group is done; whether a message follows.
@@ -754,10 +789,14 @@ class Command:
     NOTE: typing.ClassVar[int] = 2
     REQUEST: typing.ClassVar[int] = 1
     STEP: typing.ClassVar[int] = 0
+    def __reduce__(self) -> tuple:
+        ...
 class Entry:
     def __enter__(self) -> None:
         ...
     def __exit__(self, arg0: typing.Any, arg1: typing.Any, arg2: typing.Any) -> None:
+        ...
+    def __reduce__(self) -> tuple:
         ...
     @property
     def nested(self) -> bool:
@@ -766,6 +805,8 @@ class Entry:
         """
 class Guard:
     def __init__(self, thing: str, closed_message: str, closed_error: typing.Any) -> None:
+        ...
+    def __reduce__(self) -> tuple:
         ...
     def close(self) -> None:
         """
@@ -802,6 +843,8 @@ class Guard:
 class Pidfd:
     def __init__(self, pid: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
+    def __reduce__(self) -> tuple:
+        ...
     def close(self) -> None:
         """
         Close the descriptor.
@@ -821,6 +864,8 @@ class Pidfd:
 class Infos:
     def __init__(self, area: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8], envs: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
+    def __reduce__(self) -> tuple:
+        ...
     def add_column(self, path: tuple, mask: typing.SupportsInt | typing.SupportsIndex, dtype: numpy.dtype[typing.Any], shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], form: str, values: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
         A place for numbers, or arrays of a shape.
@@ -838,108 +883,14 @@ class Infos:
         """
         How many places there are.
         """
-class Autoreset:
-    """
-    Members:
-    
-      NEXT_STEP
-    
-      SAME_STEP
-    
-      DISABLED
-    """
-    DISABLED: typing.ClassVar[Autoreset]
-    NEXT_STEP: typing.ClassVar[Autoreset]
-    SAME_STEP: typing.ClassVar[Autoreset]
-    __members__: typing.ClassVar[dict[str, Autoreset]]
-    @typing.overload
-    def __eq__(self, other: Autoreset) -> bool:
-        ...
-    @typing.overload
-    def __eq__(self, other: typing.Any) -> bool:
-        ...
-    def __getstate__(self) -> int:
-        ...
-    def __hash__(self) -> int:
-        ...
-    def __index__(self) -> int:
-        ...
-    def __init__(self, value: typing.SupportsInt | typing.SupportsIndex) -> None:
-        ...
-    def __int__(self) -> int:
-        ...
-    @typing.overload
-    def __ne__(self, other: Autoreset) -> bool:
-        ...
-    @typing.overload
-    def __ne__(self, other: typing.Any) -> bool:
-        ...
-    def __repr__(self) -> str:
-        ...
-    def __setstate__(self, state: typing.SupportsInt | typing.SupportsIndex) -> None:
-        ...
-    def __str__(self) -> str:
-        ...
-    @property
-    def name(self) -> str:
-        ...
-    @property
-    def value(self) -> int:
-        ...
-class KeepInfos:
-    """
-    Members:
-    
-      NONE
-    
-      FINAL
-    
-      ALL
-    """
-    ALL: typing.ClassVar[KeepInfos]
-    FINAL: typing.ClassVar[KeepInfos]
-    NONE: typing.ClassVar[KeepInfos]
-    __members__: typing.ClassVar[dict[str, KeepInfos]]
-    @typing.overload
-    def __eq__(self, other: KeepInfos) -> bool:
-        ...
-    @typing.overload
-    def __eq__(self, other: typing.Any) -> bool:
-        ...
-    def __getstate__(self) -> int:
-        ...
-    def __hash__(self) -> int:
-        ...
-    def __index__(self) -> int:
-        ...
-    def __init__(self, value: typing.SupportsInt | typing.SupportsIndex) -> None:
-        ...
-    def __int__(self) -> int:
-        ...
-    @typing.overload
-    def __ne__(self, other: KeepInfos) -> bool:
-        ...
-    @typing.overload
-    def __ne__(self, other: typing.Any) -> bool:
-        ...
-    def __repr__(self) -> str:
-        ...
-    def __setstate__(self, state: typing.SupportsInt | typing.SupportsIndex) -> None:
-        ...
-    def __str__(self) -> str:
-        ...
-    @property
-    def name(self) -> str:
-        ...
-    @property
-    def value(self) -> int:
-        ...
 class EnvBlock(Block):
     ERROR: typing.ClassVar[int] = 3
     FINAL_OBS: typing.ClassVar[int] = 1
     INFO: typing.ClassVar[int] = 0
     ODD_OBS: typing.ClassVar[int] = 2
-    def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, frames: typing.Any, infos: Infos, meter: Meter, autoreset: Autoreset, keep: KeepInfos) -> None:
+    def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, frames: typing.Any, infos: Infos, meter: Meter, autoreset: str, keep: str) -> None:
+        ...
+    def __reduce__(self) -> tuple:
         ...
     def replace(self, seeds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
         """
@@ -965,12 +916,14 @@ class EnvBlock(Block):
         """
         What had no place in the frame: (kind, env, object) each.
         """
-    def use(self, frames: typing.Any, infos: Infos, autoreset: Autoreset, keep: KeepInfos) -> None:
+    def use(self, frames: typing.Any, infos: Infos, autoreset: str, keep: str) -> None:
         """
         Work on other frames from now on; the envs stay as they are.
         """
 class Batch:
     def __init__(self, frames: typing.Any, infos: Infos, copy: bool, groups: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], spare: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __reduce__(self) -> tuple:
         ...
     def groups_of(self, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.int64]) -> list[int]:
         """

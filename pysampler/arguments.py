@@ -215,7 +215,7 @@ def options(given: Any, envs: Sequence[int]) -> list[tuple[int, dict[str, Any] |
 def batch(least: int | None, most: int | None, envs: int, largest: int) -> tuple[int, int]:
     """How many envs to receive, given how many the largest group has."""
     least = None if least is None else min(whole_number("receive", "min_envs", least, 0), envs)
-    most = envs if most is None else whole_number("receive", "max_envs", most, 1)
+    most = envs if most is None else min(whole_number("receive", "max_envs", most, 1), envs)
     if most < largest:
         raise ValueError(
             f"cannot receive: max_envs {most}, but groups have up to {largest} envs; expected at "

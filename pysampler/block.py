@@ -157,16 +157,17 @@ class EnvHost:
         self._infos = _core.Infos(frames.infos, frames.envs)
         self._known: set[int] = set()
         self.add_columns(0, columns)
-        how = getattr(_core.Autoreset, autoreset), getattr(_core.KeepInfos, keep)
         for block in self.blocks:
-            block.use(frames, self._infos, *how)
+            block.use(frames, self._infos, autoreset, keep)
         if self.blocks:
             return
         at = 0
         for size in self.sizes:
             envs = self.envs[at : at + size]
             first = self.first + at
-            self.blocks.append(_core.EnvBlock(envs, first, frames, self._infos, self._meter, *how))
+            self.blocks.append(
+                _core.EnvBlock(envs, first, frames, self._infos, self._meter, autoreset, keep)
+            )
             at += size
 
     def answer(self, name: str, block: int, frame: int, arguments: tuple[Any, ...]) -> Any:

@@ -43,6 +43,10 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
     }
 }
 
+void Batch::known(std::uint32_t frame) const {
+    if (frame >= count_) throw py::index_error("no such frame");
+}
+
 bool Batch::held(std::uint32_t frame) const {
     return !lent_.empty() &&
            std::any_of(lent_[frame].begin(), lent_[frame].end(),
@@ -58,6 +62,7 @@ bool Batch::may_lend(std::uint32_t frame) const {
 }
 
 std::uint32_t Batch::next(std::uint32_t frame) const {
+    known(frame);
     for (std::uint32_t i = 1; i < count_; ++i) {
         const std::uint32_t other = (frame + i) % count_;
         if (!held(other)) return other;
@@ -66,6 +71,7 @@ std::uint32_t Batch::next(std::uint32_t frame) const {
 }
 
 bool Batch::write(std::uint32_t frame, const py::handle& actions) {
+    known(frame);
     if (!single_action_ || !action_leaves_[0].matches_all(actions.ptr(), envs_)) return false;
     for (const auto& [first, count] : groups_) {
         action_types_.mutable_at(frame, first, 0) = action_leaves_[0].type_num();
@@ -109,6 +115,7 @@ bool Batch::write_some(const Parts& parts, const py::handle& actions) {
         return false;
     }
     for (const auto& [group, frame] : parts) {
+        known(frame);
         frame_of_.at(group) = frame;
         action_types_.mutable_at(frame, groups_[group].first, 0) = action_leaves_[0].type_num();
     }
@@ -120,12 +127,14 @@ bool Batch::write_some(const Parts& parts, const py::handle& actions) {
 }
 
 py::tuple Batch::read(std::uint32_t frame) const {
+    known(frame);
     return results(observations(frame), Selection({frame, 0, envs_}));
 }
 
 py::tuple Batch::read_some(const Parts& parts) const {
     Selection batch;
     for (const auto& [group, frame] : parts) {
+        known(frame);
         const auto [first, count] = groups_.at(group);
         batch.add({frame, first, count});
     }
@@ -198,7 +207,7 @@ struct Read {
 }  // namespace
 
 void register_batch(py::module_& m) {
-    py::class_<Batch> batch(m, "Batch");
+    Class<Batch> batch(m, "Batch");
     batch
         .def(py::init<const py::object&, const std::shared_ptr<Infos>&, bool, Batch::Groups,
                       std::uint32_t>(),

@@ -52,6 +52,7 @@ class Batch {
     // frames would stay free, the rows are copied after all.
     static constexpr std::size_t kLent = 1 << 16;  // bytes of a leaf; smaller ones copy as fast
 
+    void known(std::uint32_t frame) const;
     bool held(std::uint32_t frame) const;
     bool may_lend(std::uint32_t frame) const;
 

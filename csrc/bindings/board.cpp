@@ -11,12 +11,25 @@ namespace {
 
 using Words = std::atomic<std::uint64_t>;
 
-struct BoardLayout {
-    BoardLayout(std::uint64_t words_each, std::uint64_t buffers)
-        : stamps(sizeof(BoardCell)),
-          words(stamps + buffers * sizeof(Board::Stamp)),
-          bytes(words + buffers * words_each * sizeof(Words)) {}
+// More than there will ever be; positions compare up to half their range.
+constexpr std::uint64_t kMostVersions = 1ULL << 60;
 
+struct BoardLayout {
+    BoardLayout(const py::object& words_of_one, const py::object& buffer_count)
+        : words_each(whole(words_of_one, "make board", "words", 0)),
+          buffers(whole(buffer_count, "make board", "buffers", 1)),
+          stamps(sizeof(BoardCell)),
+          words(stamps + buffers * sizeof(Board::Stamp)) {
+        constexpr std::uint64_t kMost = 1ULL << 60;  // bytes
+        if (buffers > UINT32_MAX || words_each > kMost / sizeof(Words) / buffers) {
+            throw py::value_error("cannot make board: " + std::to_string(buffers) + " buffers of " +
+                                  std::to_string(words_each) + " words are too large");
+        }
+        bytes = words + buffers * words_each * sizeof(Words);
+    }
+
+    std::uint64_t words_each;
+    std::uint64_t buffers;
     std::size_t stamps;
     std::size_t words;
     std::size_t bytes;
@@ -24,34 +37,24 @@ struct BoardLayout {
 
 class PyBoard : public Handle {
  public:
-    PyBoard(const PySegment& segment, std::uint64_t words_each, std::uint32_t buffers,
+    PyBoard(const PySegment& segment, const py::object& words, const py::object& buffers,
             const py::object& offset, const std::optional<WaitPolicy>& policy)
-        : Handle("board", segment.segment(),
-                 place(segment, offset, BoardLayout(words_each, buffers).bytes)),
-          layout_(words_each, buffers),
-          cell_(reinterpret_cast<BoardCell*>(this->segment()->at(this->offset(), layout_.bytes))),
-          board_(cell_, at<Board::Stamp>(layout_.stamps), at<Words>(layout_.words), buffers,
-                 words_each),
-          site_(policy) {
-        named("Board");
-        if (offset.is_none()) new (cell_) BoardCell;
-    }
+        : PyBoard(segment, BoardLayout(words, buffers), offset, policy) {}
 
     std::uint64_t begin() {
-        check("publish to");
+        const Pin pin(*this, "publish to");
         return board_.begin();
     }
 
     // The bytes of one field, to word `at` of the version begun.
     void write(std::uint64_t at, const py::array& field) {
-        check("publish to");
+        const Pin pin(*this, "publish to");
         const auto bytes = static_cast<std::size_t>(field.nbytes());
         if (!(field.flags() & py::array::c_style) || at > board_.words_each() ||
             round_up(bytes, 8) / 8 > board_.words_each() - at) {
             throw py::value_error("cannot publish to board: the field does not fit");
         }
         const auto* from = static_cast<const std::byte*>(field.data());
-        const auto keep_mapped = segment();
         Released released;
         std::size_t done = 0;
         if (reinterpret_cast<std::uintptr_t>(from) % 8 == 0) {
@@ -67,20 +70,20 @@ class PyBoard : public Handle {
     }
 
     std::uint64_t publish() {
-        check("publish to");
+        const Pin pin(*this, "publish to");
         return board_.publish();
     }
 
     // Copies the newest version; its number, 0 if there is none.
     std::uint64_t read(py::array_t<std::uint64_t>& out) {
-        check("read");
+        const Pin pin(*this, "read");
         if (static_cast<std::uint64_t>(out.size()) != board_.words_each() ||
-            !(out.flags() & py::array::c_style)) {
+            !(out.flags() & py::array::c_style) || !out.writeable()) {
             throw py::value_error("cannot read board: buffer of " + std::to_string(out.size()) +
-                                  " words, expected " + std::to_string(board_.words_each()));
+                                  " words, expected " + std::to_string(board_.words_each()) +
+                                  ", contiguous and writeable");
         }
         std::uint64_t* to = out.mutable_data();
-        const auto keep_mapped = segment();
         for (;;) {
             std::uint64_t version;
             {
@@ -92,10 +95,14 @@ class PyBoard : public Handle {
         }
     }
 
-    bool wait(std::uint64_t version, const Seconds& timeout, const Nanoseconds& deadline) {
-        check("wait on");
+    bool wait(const py::object& newer_than, const Seconds& timeout, const Nanoseconds& deadline) {
+        const std::uint64_t version = whole(newer_than, "wait on board", "newer_than", 0) + 1;
+        if (version > kMostVersions) {
+            throw py::value_error("cannot wait on board: newer_than " + text(version - 1) +
+                                  ", expected one below 2**60");
+        }
         const std::int64_t until = deadline_of(timeout, deadline);
-        const auto keep_mapped = segment();
+        const Pin pin(*this, "wait on");
         const Outcome outcome =
             site_([&](WaitPolicy& policy) { return board_.wait_version(version, until, policy); });
         if (outcome == Outcome::kLost) lost("wait on", "writer");
@@ -103,16 +110,16 @@ class PyBoard : public Handle {
     }
 
     std::uint64_t version() const {
-        check("look at");
+        const Pin pin(*this, "look at");
         return board_.version();
     }
     Part writer() const {
-        check("watch");
+        const Pin pin(*this, "watch");
         return {"board's writer",
-                [segment = segment(), cell = cell_](int) { cell->version.mark_lost(); }};
+                [segment = pin.segment(), cell = cell_](int) { cell->version.mark_lost(); }};
     }
     void replaced() {
-        check("use");
+        const Pin pin(*this, "use");
         board_.clear_lost();
     }
 
@@ -126,12 +133,20 @@ class PyBoard : public Handle {
     }
 
  private:
-    template <class T>
-    T* at(std::size_t offset) {
-        return reinterpret_cast<T*>(reinterpret_cast<std::byte*>(cell_) + offset);
+    PyBoard(const PySegment& segment, const BoardLayout& layout, const py::object& offset,
+            const std::optional<WaitPolicy>& policy)
+        : PyBoard(Place(segment, offset, layout.bytes), layout, policy) {}
+
+    PyBoard(const Place& place, const BoardLayout& layout, const std::optional<WaitPolicy>& policy)
+        : Handle("board", place.segment, place.at),
+          cell_(place.make<BoardCell>()),
+          board_(cell_, reinterpret_cast<Board::Stamp*>(place.memory + layout.stamps),
+                 reinterpret_cast<Words*>(place.memory + layout.words),
+                 static_cast<std::uint32_t>(layout.buffers), layout.words_each),
+          site_(policy) {
+        named("Board");
     }
 
-    BoardLayout layout_;
     BoardCell* cell_;
     Board board_;
     Site site_;
@@ -141,8 +156,8 @@ class PyBoard : public Handle {
 
 void register_board(py::module_& m) {
     const auto none = py::none();
-    py::class_<PyBoard>(m, "Board")
-        .def(py::init<const PySegment&, std::uint64_t, std::uint32_t, const py::object&,
+    Class<PyBoard>(m, "Board")
+        .def(py::init<const PySegment&, const py::object&, const py::object&, const py::object&,
                       const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("words"), py::arg("buffers"), py::arg("offset") = none,
              py::arg("policy") = std::nullopt)
@@ -150,8 +165,9 @@ void register_board(py::module_& m) {
         .def("_write", &PyBoard::write, py::arg("at"), py::arg("field"))
         .def("_publish_words", &PyBoard::publish)
         .def("_read_words", &PyBoard::read, py::arg("out").noconvert())
-        .def("_wait_version", &PyBoard::wait, py::arg("version"), py::kw_only(),
-             py::arg("timeout") = none, py::arg("deadline") = none)
+        .def("wait", &PyBoard::wait, py::arg("newer_than") = 0, py::kw_only(),
+             py::arg("timeout") = none, py::arg("deadline") = none,
+             "Until there is a version beyond `newer_than`; False at the deadline.")
         .def("writer", &PyBoard::writer, "What a Watch marks lost when the writer dies.")
         .def("replaced", &PyBoard::replaced,
              "The writer that died has been replaced: waits are waits again.")
@@ -162,7 +178,7 @@ void register_board(py::module_& m) {
         .def_property_readonly("offset", &PyBoard::offset, "Where it begins in its segment.")
         .def_static(
             "size_of",
-            [](std::uint64_t words, std::uint32_t buffers) {
+            [](const py::object& words, const py::object& buffers) {
                 return BoardLayout(words, buffers).bytes;
             },
             py::arg("words"), py::arg("buffers"))

@@ -21,24 +21,12 @@ class PyByteRing : public Handle {
  public:
     PyByteRing(const PySegment& segment, const py::object& capacity, const py::object& offset,
                const std::optional<WaitPolicy>& policy)
-        : Handle("byte ring", segment.segment(),
-                 place(segment, offset, bytes(capacity_of(capacity)), Segment::page())),
-          capacity_(capacity_of(capacity)),
-          twice_(this->segment()->map_twice(this->offset(), capacity_)),
-          cell_(cell_at(this->segment()->at(this->offset() + capacity_, sizeof(RingCell)),
-                        offset.is_none())),
-          ring_(cell_, twice_.get(), capacity_),
-          room_(policy),
-          ready_(policy) {
-        named("ByteRing");
-    }
+        : PyByteRing(segment, capacity_of(capacity), offset, policy) {}
 
     // The array, whole pages, then the cell.
     static std::size_t bytes(std::uint64_t capacity) { return capacity + sizeof(RingCell); }
 
     void send(const py::buffer& message, const Seconds& timeout, const Nanoseconds& deadline) {
-        const Turn turn(*this, producing_, "send to");
-        const auto keep_twice = twice_;
         const py::buffer_info info = message.request();
         if (PyBuffer_IsContiguous(info.view(), 'C') == 0) {
             throw py::value_error("cannot send to byte ring: the message is not contiguous");
@@ -46,6 +34,7 @@ class PyByteRing : public Handle {
         const auto* from = static_cast<const std::byte*>(info.ptr);
         const auto size = static_cast<std::size_t>(info.size * info.itemsize);
         const std::int64_t until = deadline_of(timeout, deadline);
+        const Turn turn(*this, producing_, "send to");
         std::uint64_t written = 0;
         const Outcome outcome = room_(
             [&](WaitPolicy& policy) { return ring_.write({from, size}, written, until, policy); });
@@ -55,9 +44,9 @@ class PyByteRing : public Handle {
 
     // A copy of the next message.
     py::bytes recv(const Seconds& timeout, const py::object& limit, const Nanoseconds& deadline) {
+        const Receiving receiving(timeout, limit, deadline);
         const Turn turn(*this, consuming_, "receive from");
-        const auto keep_twice = twice_;
-        wait_message("receive from", timeout, limit, deadline);
+        wait_message("receive from", receiving);
         const auto message = ring_.message();
         py::bytes copy(reinterpret_cast<const char*>(message.data()), message.size());
         ring_.release();
@@ -68,11 +57,12 @@ class PyByteRing : public Handle {
     // view of memory that may go before it.
     py::memoryview peek(const Seconds& timeout, const py::object& limit,
                         const Nanoseconds& deadline) {
+        const Receiving receiving(timeout, limit, deadline);
         const Turn turn(*this, consuming_, "peek into");
-        const auto twice = twice_;
-        wait_message("peek into", timeout, limit, deadline);
+        wait_message("peek into", receiving);
         const auto message = ring_.message();
         const auto size = static_cast<py::ssize_t>(message.size());
+        const auto twice = twice_.lock();  // the turn keeps it
         const std::byte* first = twice.get();
         if (message.data() < first || message.data() >= first + 2 * capacity_) {
             return {py::bytes(reinterpret_cast<const char*>(message.data()), message.size())};
@@ -89,24 +79,24 @@ class PyByteRing : public Handle {
     }
 
     std::uint64_t size() const {
-        check("look at");
+        const Pin pin(*this, "look at");
         return ring_.size();
     }
     std::uint64_t capacity() const { return capacity_; }
     std::uint64_t largest_whole() const { return ring_.largest_whole(); }
 
     Part producer() const {
-        check("watch");
+        const Pin pin(*this, "watch");
         return {"byte ring's producer",
-                [segment = segment(), cell = cell_](int) { cell->tail.mark_lost(); }};
+                [segment = pin.segment(), cell = cell_](int) { cell->tail.mark_lost(); }};
     }
     Part consumer() const {
-        check("watch");
+        const Pin pin(*this, "watch");
         return {"byte ring's consumer",
-                [segment = segment(), cell = cell_](int) { cell->head.mark_lost(); }};
+                [segment = pin.segment(), cell = cell_](int) { cell->head.mark_lost(); }};
     }
     void replaced() {
-        check("use");
+        const Pin pin(*this, "use");
         ring_.clear_lost();
     }
 
@@ -114,12 +104,7 @@ class PyByteRing : public Handle {
     void renew() {
         const Turn turn(*this, producing_, "renew");
         const Turn other(*this, consuming_, "renew");
-        ring_ = ByteRing(new (cell_) RingCell, twice_.get(), capacity_);
-    }
-
-    void close_ring() {
-        if (!closed()) twice_.reset();
-        close();
+        ring_ = ByteRing(new (cell_) RingCell, twice_.lock().get(), capacity_);
     }
 
     std::string state() const {
@@ -132,15 +117,32 @@ class PyByteRing : public Handle {
     }
 
  private:
-    static RingCell* cell_at(std::byte* at, bool fresh) {
-        return fresh ? new (at) RingCell : reinterpret_cast<RingCell*>(at);
+    PyByteRing(const PySegment& segment, std::uint64_t capacity, const py::object& offset,
+               const std::optional<WaitPolicy>& policy)
+        : PyByteRing(Place(segment, offset, bytes(capacity), Segment::page()), capacity, policy) {}
+
+    PyByteRing(const Place& place, std::uint64_t capacity, const std::optional<WaitPolicy>& policy)
+        : Handle("byte ring", place.segment, place.at),
+          capacity_(capacity),
+          twice_(also(place.segment->map_twice(place.at, capacity))),
+          cell_(place.make<RingCell>(capacity)),
+          ring_(cell_, twice_.lock().get(), capacity),
+          room_(policy),
+          ready_(policy) {
+        named("ByteRing");
     }
 
-    void wait_message(const char* verb, const Seconds& timeout, const py::object& limit,
-                      const Nanoseconds& deadline) {
-        const std::uint64_t most =
-            limit.is_none() ? ~std::uint64_t{0} : whole(limit, "receive", "limit", 0);
-        const std::int64_t until = deadline_of(timeout, deadline);
+    struct Receiving {
+        Receiving(const Seconds& timeout, const py::object& limit, const Nanoseconds& deadline)
+            : most(whole_or_none(limit, "receive", "limit", 0).value_or(~std::uint64_t{0})),
+              until(deadline_of(timeout, deadline)) {}
+
+        std::uint64_t most;
+        std::int64_t until;
+    };
+
+    void wait_message(const char* verb, const Receiving& receiving) {
+        const auto [most, until] = receiving;
         Outcome outcome;
         try {
             outcome = ready_([&](WaitPolicy& policy) { return ring_.read(most, until, policy); });
@@ -153,7 +155,7 @@ class PyByteRing : public Handle {
     }
 
     std::uint64_t capacity_;
-    std::shared_ptr<std::byte> twice_;
+    std::weak_ptr<std::byte> twice_;  // mapped for as long as the handle is
     RingCell* cell_;
     ByteRing ring_;
     Site room_;
@@ -166,7 +168,7 @@ class PyByteRing : public Handle {
 
 void register_byte_ring(py::module_& m) {
     const auto none = py::none();
-    py::class_<PyByteRing>(m, "ByteRing")
+    Class<PyByteRing>(m, "ByteRing")
         .def(py::init<const PySegment&, const py::object&, const py::object&,
                       const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("capacity"), py::arg("offset") = none,
@@ -196,7 +198,7 @@ void register_byte_ring(py::module_& m) {
         .def("replaced", &PyByteRing::replaced,
              "The side that died has been replaced: waits are waits again.")
         .def("renew", &PyByteRing::renew, "Empty, and as new: who was at the other end is dead.")
-        .def("close", &PyByteRing::close_ring, "Let go of the memory.")
+        .def("close", &PyByteRing::close, "Let go of the memory.")
         .def("__len__", &PyByteRing::size)
         .def_property_readonly("capacity", &PyByteRing::capacity,
                                "Bytes it holds, headers included.")

@@ -31,23 +31,25 @@ std::uint32_t member_count(const py::object& members) {
 
 PyDoorbell::PyDoorbell(const PySegment& segment, const py::object& members,
                        const py::object& offset, const std::optional<WaitPolicy>& policy)
-    : Handle("doorbell", segment.segment(),
-             place(segment, offset, Doorbell::bytes(member_count(members)))),
-      count_(member_count(members)),
-      cell_(reinterpret_cast<Doorbell::Cell*>(
-          this->segment()->at(this->offset(), Doorbell::bytes(count_)))),
+    : PyDoorbell(segment, member_count(members), offset, policy) {}
+
+PyDoorbell::PyDoorbell(const PySegment& segment, std::uint32_t count, const py::object& offset,
+                       const std::optional<WaitPolicy>& policy)
+    : PyDoorbell(Place(segment, offset, Doorbell::bytes(count)), count, policy) {}
+
+PyDoorbell::PyDoorbell(const Place& place, std::uint32_t count,
+                       const std::optional<WaitPolicy>& policy)
+    : Handle("doorbell", place.segment, place.at),
+      count_(count),
+      cell_(place.make<Doorbell::Cell>()),
       members_(reinterpret_cast<Doorbell::Member*>(cell_ + 1)),
       bell_(cell_, members_, count_),
       site_(policy) {
     named("Doorbell");
-    if (offset.is_none()) {
-        new (cell_) Doorbell::Cell;
-        for (std::uint32_t i = 0; i < count_; ++i) new (members_ + i) Doorbell::Member;
-    }
+    for (std::uint32_t i = 0; place.fresh && i < count_; ++i) new (members_ + i) Doorbell::Member;
 }
 
 std::uint32_t PyDoorbell::index(const py::handle& member, const char* verb) const {
-    check(verb);
     const std::uint64_t i = whole(member, "use doorbell", "member", 0);
     if (i >= count_) {
         throw py::index_error("cannot " + std::string(verb) + " doorbell: member " +
@@ -57,12 +59,13 @@ std::uint32_t PyDoorbell::index(const py::handle& member, const char* verb) cons
 }
 
 bool PyDoorbell::post(const py::handle& member) {
-    return bell_.post(index(member, "post to"), now_ns());
+    const std::uint32_t i = index(member, "post to");
+    const Pin pin(*this, "post to");
+    return bell_.post(i, now_ns());
 }
 
 py::array PyDoorbell::wait(const py::object& want, const Seconds& timeout,
                            const Nanoseconds& deadline) {
-    const Turn turn(*this, waiter_, "wait on");
     const std::uint64_t count =
         want.is_none() ? count_ : whole(want, "wait on doorbell", "count", 1);
     if (count > count_) {
@@ -70,6 +73,7 @@ py::array PyDoorbell::wait(const py::object& want, const Seconds& timeout,
                               ", expected at most its members, " + std::to_string(count_));
     }
     const std::int64_t until = deadline_of(timeout, deadline);
+    const Turn turn(*this, waiter_, "wait on");
     const Outcome outcome = site_([&](WaitPolicy& policy) {
         return bell_.wait_until(static_cast<std::uint32_t>(count), until, policy);
     });
@@ -95,27 +99,33 @@ std::size_t PyDoorbell::take(const py::object& members) {
     const bool many = PyIndex_Check(members.ptr()) == 0 ||
                       (py::isinstance<py::array>(members) &&
                        py::reinterpret_borrow<py::array>(members).ndim() > 0);
-    if (!many) return bell_.take(index(members, "take from"));
     std::vector<std::uint32_t> all;  // each a member, before the first is taken
-    for (const py::handle member : members) all.push_back(index(member, "take from"));
+    if (many) {
+        for (const py::handle member : members) all.push_back(index(member, "take from"));
+    } else {
+        all.push_back(index(members, "take from"));
+    }
+    const Pin pin(*this, "take from");
     return static_cast<std::size_t>(
         std::count_if(all.begin(), all.end(), [this](std::uint32_t i) { return bell_.take(i); }));
 }
 
 // What is ready now, taken, longest ready first.
 py::array PyDoorbell::take_ready() {
-    check("take from");
+    const Pin pin(*this, "take from");
     const std::vector<std::uint32_t> taken = bell_.ready_now();
     for (const std::uint32_t i : taken) bell_.take(i);
     return to_array(taken);
 }
 
 void PyDoorbell::revive(const py::object& member) {
-    bell_.revive(index(member, "revive member of"));
+    const std::uint32_t i = index(member, "revive member of");
+    const Pin pin(*this, "revive member of");
+    bell_.revive(i);
 }
 
 std::vector<std::uint32_t> PyDoorbell::lost_members() const {
-    check("look at");
+    const Pin pin(*this, "look at");
     std::vector<std::uint32_t> lost;
     for (std::uint32_t i = 0; i < count_; ++i) {
         if (bell_.is_lost(i)) lost.push_back(i);
@@ -125,15 +135,16 @@ std::vector<std::uint32_t> PyDoorbell::lost_members() const {
 
 Part PyDoorbell::member(const py::object& member) const {
     const std::uint32_t i = index(member, "watch");
+    const Pin pin(*this, "watch");
     return {"doorbell's member " + std::to_string(i),
-            [segment = segment(), cell = cell_, members = members_, count = count_, i](int) {
+            [segment = pin.segment(), cell = cell_, members = members_, count = count_, i](int) {
                 Doorbell(cell, members, count).mark_lost(i);
             }};
 }
 
 std::function<std::uint64_t()> PyDoorbell::wanted_by_waiter() const {
-    check("use");
-    return [segment = segment(), cell = cell_] { return cell->posts.wanted(); };
+    const Pin pin(*this, "use");
+    return [segment = pin.segment(), cell = cell_] { return cell->posts.wanted(); };
 }
 
 std::string PyDoorbell::state() const {
@@ -150,7 +161,7 @@ std::string PyDoorbell::state() const {
 }
 
 void register_doorbell(py::module_& m) {
-    py::class_<PyDoorbell> doorbell(m, "Doorbell");
+    Class<PyDoorbell> doorbell(m, "Doorbell");
     doorbell
         .def(py::init<const PySegment&, const py::object&, const py::object&,
                       const std::optional<WaitPolicy>&>(),

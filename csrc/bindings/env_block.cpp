@@ -23,6 +23,21 @@ std::array<PyObject*, count> take_apart(py::object& results, const char* method)
     return parts;
 }
 
+Autoreset autoreset_of(const std::string& name) {
+    if (name == "NEXT_STEP") return Autoreset::kNextStep;
+    if (name == "SAME_STEP") return Autoreset::kSameStep;
+    if (name == "DISABLED") return Autoreset::kDisabled;
+    throw py::value_error("cannot make block: autoreset " + name +
+                          ", expected NEXT_STEP, SAME_STEP or DISABLED");
+}
+
+KeepInfos keep_of(const std::string& name) {
+    if (name == "NONE") return KeepInfos::kNone;
+    if (name == "FINAL") return KeepInfos::kFinal;
+    if (name == "ALL") return KeepInfos::kAll;
+    throw py::value_error("cannot make block: keep " + name + ", expected NONE, FINAL or ALL");
+}
+
 bool truth(PyObject* value) {
     if (value == Py_True) return true;
     if (value == Py_False) return false;
@@ -35,9 +50,8 @@ bool truth(PyObject* value) {
 
 EnvBlock::EnvBlock(const py::list& envs, std::size_t first, const py::object& frames,
                    const std::shared_ptr<Infos>& infos, const std::shared_ptr<Meter>& meter,
-                   Autoreset autoreset, KeepInfos keep)
-    : envs_(envs),
-      first_(first),
+                   const std::string& autoreset, const std::string& keep)
+    : first_(first),
       count_(envs.size()),
       obs_(frames.attr("spec").attr("observation_tree"), leaves_of(frames.attr("observations"))),
       action_(frames.attr("spec").attr("action_tree"), leaves_of(frames.attr("default_actions"))),
@@ -46,11 +60,14 @@ EnvBlock::EnvBlock(const py::list& envs, std::size_t first, const py::object& fr
       seeds_(count_),
       shown_(count_),
       reset_keywords_(py::make_tuple("seed", "options")) {
+    for (const py::handle env : envs) envs_.push_back(py::reinterpret_borrow<py::object>(env));
     use(frames, infos, autoreset, keep);
 }
 
 void EnvBlock::use(const py::object& frames, const std::shared_ptr<Infos>& infos,
-                   Autoreset autoreset, KeepInfos keep) {
+                   const std::string& autoreset, const std::string& keep) {
+    const Autoreset mode = autoreset_of(autoreset);
+    keep_ = keep_of(keep);
     obs_leaves_ = leaves_of(frames.attr("observations"));
     final_leaves_ = leaves_of(frames.attr("final_observations"));
     action_leaves_ = leaves_of(frames.attr("default_actions"));
@@ -72,8 +89,7 @@ void EnvBlock::use(const py::object& frames, const std::shared_ptr<Infos>& infos
         types_in_use_.push_back(values.dtype().num());
     }
     infos_ = infos;
-    autoreset_ = autoreset;
-    keep_ = keep;
+    autoreset_ = mode;
 }
 
 // The parent may write actions of another dtype than the space's, as it was given them.
@@ -111,7 +127,7 @@ bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
     for_each(frame, [&](std::size_t i) {
         const py::object call = calls[i];
         if (call.is_none()) {
-            if (shown_[i]) store_obs(frame, i, shown_[i].ptr());
+            if (const py::object shown = shown_[i]) store_obs(frame, i, shown.ptr());
             return;
         }
         reset_one(frame, i, py::object(call[py::int_(0)]).ptr(),
@@ -191,7 +207,7 @@ void EnvBlock::guarded(std::size_t i, Work&& work) {
 
 void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
     doing_ = Doing::kStep;
-    PyObject* call[] = {PyList_GET_ITEM(envs_.ptr(), static_cast<Py_ssize_t>(i)), action};
+    PyObject* call[] = {envs_[i].ptr(), action};
     py::object results = checked(PyObject_VectorcallMethod(step_name_.ptr(), call, 2, nullptr));
     const auto [obs, reward, terminated, truncated, info] = take_apart<5>(results, "step");
     const std::size_t env = first_ + i;
@@ -236,7 +252,7 @@ py::object EnvBlock::call_reset(std::size_t i, PyObject* seed, PyObject* options
     }
     if (none(options)) options = Py_None;
     keywords |= !none(seed) || !none(options);
-    PyObject* call[] = {PyList_GET_ITEM(envs_.ptr(), static_cast<Py_ssize_t>(i)), seed, options};
+    PyObject* call[] = {envs_[i].ptr(), seed, options};
     return checked(PyObject_VectorcallMethod(reset_name_.ptr(), call, 1,
                                              keywords ? reset_keywords_.ptr() : nullptr));
 }
@@ -317,19 +333,11 @@ void EnvBlock::leave(Leftover kind, std::size_t i, const py::object& object) {
 }
 
 void register_env_block(py::module_& m) {
-    py::enum_<Autoreset>(m, "Autoreset")
-        .value("NEXT_STEP", Autoreset::kNextStep)
-        .value("SAME_STEP", Autoreset::kSameStep)
-        .value("DISABLED", Autoreset::kDisabled);
-    py::enum_<KeepInfos>(m, "KeepInfos")
-        .value("NONE", KeepInfos::kNone)
-        .value("FINAL", KeepInfos::kFinal)
-        .value("ALL", KeepInfos::kAll);
-    py::class_<EnvBlock, Block> block(m, "EnvBlock");
+    Class<EnvBlock, Block> block(m, "EnvBlock");
     block
         .def(
             py::init<const py::list&, std::size_t, const py::object&, const std::shared_ptr<Infos>&,
-                     const std::shared_ptr<Meter>&, Autoreset, KeepInfos>(),
+                     const std::shared_ptr<Meter>&, const std::string&, const std::string&>(),
             py::arg("envs"), py::arg("first"), py::arg("frames"), py::arg("infos"),
             py::arg("meter"), py::arg("autoreset"), py::arg("keep"))
         .def("use", &EnvBlock::use, py::arg("frames"), py::arg("infos"), py::arg("autoreset"),

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "block.h"
@@ -27,11 +28,11 @@ class EnvBlock : public Block {
     // block's first env.
     EnvBlock(const py::list& envs, std::size_t first, const py::object& frames,
              const std::shared_ptr<Infos>& infos, const std::shared_ptr<Meter>& meter,
-             Autoreset autoreset, KeepInfos keep);
+             const std::string& autoreset, const std::string& keep);
 
     // Works on other frames of the same spec from now on. The envs stay as they are.
-    void use(const py::object& frames, const std::shared_ptr<Infos>& infos, Autoreset autoreset,
-             KeepInfos keep);
+    void use(const py::object& frames, const std::shared_ptr<Infos>& infos,
+             const std::string& autoreset, const std::string& keep);
 
     bool step(std::uint32_t frame) override { return step_with(frame, std::nullopt); }
     // With these actions instead of those in the frame.
@@ -70,7 +71,7 @@ class EnvBlock : public Block {
     template <class Work>
     void guarded(std::size_t i, Work&& work);
 
-    py::list envs_;
+    std::vector<py::object> envs_;
     std::size_t first_;
     std::size_t count_;
     std::vector<Leaf> obs_leaves_;

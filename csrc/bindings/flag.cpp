@@ -13,30 +13,26 @@ class PyFlag : public Handle {
  public:
     PyFlag(const PySegment& segment, const py::object& offset,
            const std::optional<WaitPolicy>& policy)
-        : Handle("flag", segment.segment(), place(segment, offset, sizeof(Flag))), site_(policy) {
-        named("Flag");
-        std::byte* at = this->segment()->at(this->offset(), sizeof(Flag));
-        flag_ = offset.is_none() ? new (at) Flag : reinterpret_cast<Flag*>(at);
-    }
+        : PyFlag(Place(segment, offset, sizeof(Flag)), policy) {}
 
     bool set() {
-        check("set");
+        const Pin pin(*this, "set");
         return flag_->set();
     }
 
     bool clear() {
-        check("clear");
+        const Pin pin(*this, "clear");
         return flag_->clear();
     }
 
     bool is_set() const {
-        check("look at");
+        const Pin pin(*this, "look at");
         return flag_->is_set();
     }
 
     bool wait(const py::handle& timeout, const py::handle& deadline) {
-        check("wait on");
         const std::int64_t until = deadline_of(timeout, deadline);
+        const Pin pin(*this, "wait on");
         if (flag_->is_set()) return true;
         const Turn turn(*this, waiter_, "wait on");
         switch (site_([&](WaitPolicy& policy) { return flag_->wait_until(until, policy); })) {
@@ -57,18 +53,19 @@ class PyFlag : public Handle {
     }
 
     bool poster_lost() const {
-        check("look at");
+        const Pin pin(*this, "look at");
         return flag_->lost();
     }
 
     void replaced() {
-        check("use");
+        const Pin pin(*this, "use");
         flag_->clear_lost();
     }
 
     Part poster() const {
-        check("watch");
-        return {"flag's poster", [segment = segment(), flag = flag_](int) { flag->mark_lost(); }};
+        const Pin pin(*this, "watch");
+        return {"flag's poster",
+                [segment = pin.segment(), flag = flag_](int) { flag->mark_lost(); }};
     }
 
     WaitStats stats() const { return site_.policy().stats(); }
@@ -83,6 +80,11 @@ class PyFlag : public Handle {
     }
 
  private:
+    PyFlag(const Place& place, const std::optional<WaitPolicy>& policy)
+        : Handle("flag", place.segment, place.at), flag_(place.make<Flag>()), site_(policy) {
+        named("Flag");
+    }
+
     Flag* flag_;
     Site site_;
     Side waiter_;
@@ -91,7 +93,7 @@ class PyFlag : public Handle {
 }  // namespace
 
 void register_flag(py::module_& m) {
-    py::class_<PyFlag> flag(m, "Flag");
+    Class<PyFlag> flag(m, "Flag");
     flag.def(py::init<const PySegment&, const py::object&, const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("offset") = py::none(), py::arg("policy") = std::nullopt)
         .def("set", &PyFlag::set, "Post. False if the last post has not been cleared.")

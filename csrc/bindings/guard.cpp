@@ -126,8 +126,13 @@ struct Exit {
 
 }  // namespace
 
+template <>
+inline constexpr bool is_bound<Entry> = true;
+template <>
+inline constexpr bool is_bound<Guard> = true;
+
 void register_guard(py::module_& m) {
-    py::class_<Entry> entry(m, "Entry");
+    Class<Entry> entry(m, "Entry");
     entry.def("__enter__", &Entry::enter)
         .def("__exit__", [](Entry& self, const py::object& type, const py::object&,
                             const py::object&) { self.exit(type); })
@@ -135,7 +140,7 @@ void register_guard(py::module_& m) {
                                "Whether this thread was inside already: a signal handler closes.");
     Hot<Entry, Enter>::install(entry, "__enter__");
     Hot<Entry, Exit>::install(entry, "__exit__");
-    py::class_<Guard>(m, "Guard")
+    Class<Guard>(m, "Guard")
         .def(py::init<std::string, std::string, py::object>(), py::arg("thing"),
              py::arg("closed_message"), py::arg("closed_error"))
         .def("entry", &Guard::entry, py::arg("what"),

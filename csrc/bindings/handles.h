@@ -28,6 +28,9 @@ class PyDoorbell : public Handle {
     std::function<std::uint64_t()> wanted_by_waiter() const;
 
  private:
+    PyDoorbell(const PySegment& segment, std::uint32_t count, const py::object& offset,
+               const std::optional<WaitPolicy>& policy);
+    PyDoorbell(const Place& place, std::uint32_t count, const std::optional<WaitPolicy>& policy);
     std::uint32_t index(const py::handle& member, const char* verb) const;
 
     std::uint32_t count_;

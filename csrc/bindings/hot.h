@@ -10,18 +10,17 @@
 #include <string>
 #include <vector>
 
-namespace pysampler::bindings {
+#include "support.h"
 
-namespace py = pybind11;
+namespace pysampler::bindings {
 
 // The C++ object in a Python one of its class; nullptr if that has other C++ bases beside.
 template <class T>
 T* unwrap(PyObject* self) {
     const auto* instance = reinterpret_cast<const py::detail::instance*>(self);
     if (!instance->simple_layout) return nullptr;
-    if (void* object = instance->simple_value_holder[0]) return static_cast<T*>(object);
-    throw py::type_error(std::string("cannot use ") + Py_TYPE(self)->tp_name +
-                         ": its __init__ has not been called");
+    if (!instance->simple_holder_constructed) refuse_unmade(self);
+    return static_cast<T*>(instance->simple_value_holder[0]);
 }
 
 // `Call` is a static `PyObject* call(T&, PyObject* const* args, Py_ssize_t count, PyObject* names)`

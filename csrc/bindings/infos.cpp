@@ -108,6 +108,9 @@ std::optional<py::dict> Infos::store_in(Node& node, std::uint32_t frame, std::si
     Py_ssize_t position = 0;
     std::size_t guess = 0;
     while (PyDict_Next(info, &position, &key, &value)) {
+        // A key's __hash__, or the collector, may take them out of the dict.
+        const auto held_key = py::reinterpret_borrow<py::object>(key);
+        const auto held_value = py::reinterpret_borrow<py::object>(value);
         Node* child = find(node, key, guess);
         if (child == nullptr) {
             keep(key, value);
@@ -248,7 +251,7 @@ py::object Infos::row_of(const Node& node, std::uint32_t frame, std::size_t env)
 }
 
 void register_infos(py::module_& m) {
-    py::class_<Infos, std::shared_ptr<Infos>>(m, "Infos")
+    Class<Infos, std::shared_ptr<Infos>>(m, "Infos")
         .def(py::init<const py::array_t<std::uint8_t>&, std::size_t>(), py::arg("area"),
              py::arg("envs"))
         .def("add_node", &Infos::add_node, py::arg("path"), py::arg("mask"),

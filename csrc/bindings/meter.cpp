@@ -20,7 +20,7 @@ T* meters(const py::array_t<std::uint8_t>& rows) {
 }  // namespace
 
 void register_meter(py::module_& m) {
-    py::class_<Meter, std::shared_ptr<Meter>> meter(m, "Meter");
+    Class<Meter, std::shared_ptr<Meter>> meter(m, "Meter");
     meter
         .def(py::init([](const py::array_t<std::uint8_t>& envs,
                          const py::array_t<std::uint8_t>& workers, std::size_t index) {

@@ -45,7 +45,7 @@ void translate(std::exception_ptr error) {
 
 }  // namespace
 
-PYBIND11_MODULE(_core, m) {
+PYBIND11_MODULE(_core_of_main_interpreter, m) {
     check_system();
     py::register_exception_translator(translate);
     m.attr("layout_version") = kLayoutVersion;
@@ -68,3 +68,13 @@ PYBIND11_MODULE(_core, m) {
 }
 
 }  // namespace pysampler::bindings
+
+// What Python calls to import the module. In a subinterpreter, pybind11 would wait for ever.
+extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {
+    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+        PyErr_SetString(PyExc_ImportError,
+                        "cannot import pysampler in a subinterpreter: expected the main one");
+        return nullptr;
+    }
+    return pysampler::bindings::PyInit__core_of_main_interpreter();
+}

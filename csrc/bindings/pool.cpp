@@ -47,25 +47,24 @@ Completion* completions_at(std::byte* base, const PoolLayout& layout) {
 // The parent's end of a worker's inbox: messages, each after the command it belongs to.
 class Inbox {
  public:
-    Inbox(const PySegment& segment, std::uint64_t capacity)
+    // At `offset` of the segment; the part before its cell is mapped twice in a row at `twice`.
+    Inbox(const Segment& segment, std::size_t offset, std::byte* twice, std::uint64_t capacity)
         : capacity_(capacity),
-          offset_(segment.segment()->allocate(capacity + sizeof(RingCell), Segment::page())),
-          twice_(segment.segment()->map_twice(offset_, capacity)),
-          cell_(new (segment.segment()->at(offset_ + capacity, sizeof(RingCell))) RingCell),
-          ring_(cell_, twice_.get(), capacity) {}
+          offset_(offset),
+          twice_(twice),
+          cell_(new (segment.at(offset + capacity, sizeof(RingCell))) RingCell),
+          ring_(cell_, twice, capacity) {}
 
-    void renew() { ring_ = ByteRing(new (cell_) RingCell, twice_.get(), capacity_); }
-    void close() { twice_.reset(); }
+    void renew() { ring_ = ByteRing(new (cell_) RingCell, twice_, capacity_); }
 
     ByteRing& ring() { return ring_; }
     RingCell* cell() const { return cell_; }
     std::size_t offset() const { return offset_; }
-    std::shared_ptr<std::byte> mapping() const { return twice_; }
 
  private:
     std::uint64_t capacity_;
     std::size_t offset_;
-    std::shared_ptr<std::byte> twice_;
+    std::byte* twice_;
     RingCell* cell_;
     ByteRing ring_;
 };
@@ -98,10 +97,17 @@ class PyPool : public Handle {
     PyPool(const PySegment& segment, const std::vector<std::uint32_t>& groups,
            const std::vector<std::uint64_t>& weights, std::uint64_t capacity,
            const std::optional<WaitPolicy>& policy)
-        : Handle("pool", segment.segment(), place(segment, py::none(), layout_of(groups).bytes())),
+        : PyPool(Place(segment, py::none(), layout_of(groups).bytes()), groups, weights, capacity,
+                 policy) {}
+
+    PyPool(const Place& place, const std::vector<std::uint32_t>& groups,
+           const std::vector<std::uint64_t>& weights, std::uint64_t capacity,
+           const std::optional<WaitPolicy>& policy)
+        : Handle("pool", place.segment, place.at),
           layout_(groups),
-          bell_(make(base(), layout_)),
-          completions_(completions_at(base(), layout_)),
+          base_(place.memory),
+          bell_(make(base_, layout_)),
+          completions_(completions_at(base_, layout_)),
           groups_(layout_.groups()),
           unsent_(layout_.workers()),
           notes_(layout_.workers()),
@@ -113,10 +119,13 @@ class PyPool : public Handle {
             throw py::value_error("cannot make pool: expected a weight for each group");
         }
         for (std::uint32_t worker = 0; worker < layout_.workers(); ++worker) {
-            RingCell* cell = ring_cell(base(), layout_, worker);
+            RingCell* cell = ring_cell(base_, layout_, worker);
             rings_.emplace_back(cell, PoolLayout::geometry());
             slots_.push_back(command_slots(cell));
-            inboxes_.emplace_back(segment, capacity);
+            const std::size_t inbox =
+                place.segment->allocate(capacity + sizeof(RingCell), Segment::page());
+            inboxes_.emplace_back(*place.segment, inbox,
+                                  also(place.segment->map_twice(inbox, capacity)).get(), capacity);
             for (std::uint32_t i = 0; i < layout_.groups_of(worker); ++i) {
                 worker_of_.push_back(worker);
             }
@@ -125,7 +134,7 @@ class PyPool : public Handle {
 
     // A step of every group. False if some of it has yet to be flushed.
     bool step(std::uint32_t frame) {
-        check("send to");
+        const Pin pin(*this, "send to");
         for (std::uint32_t group = 0; group < layout_.groups(); ++group) expect_idle(group);
         for (std::uint32_t group = 0; group < layout_.groups(); ++group) {
             post({group, Command::kStep, frame, std::nullopt});
@@ -135,7 +144,7 @@ class PyPool : public Handle {
 
     // A step of some groups, each with its frame. False as above.
     bool step_some(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& parts) {
-        check("send to");
+        const Pin pin(*this, "send to");
         for (const auto& [group, frame] : parts) {
             known(group);
             expect_idle(group);
@@ -147,11 +156,9 @@ class PyPool : public Handle {
     // What each group is asked for; with it, groups that are `told` are new no more. False as
     // above.
     bool send(const std::vector<Request>& requests, const std::vector<std::uint32_t>& told) {
-        check("send to");
+        const Pin pin(*this, "send to");
         for (const Request& request : requests) {
-            if (request.group >= layout_.groups()) {
-                throw py::index_error("cannot send to pool: no such group");
-            }
+            known(request.group);
             expect_idle(request.group);
         }
         for (const std::uint32_t group : told) known(group);
@@ -164,12 +171,8 @@ class PyPool : public Handle {
 
     // Messages to workers, which go before their next commands and have no answer. Any thread.
     void note(const std::vector<std::pair<std::uint32_t, std::string>>& messages) {
-        check("send to");
-        for (const auto& [worker, message] : messages) {
-            if (worker >= layout_.workers()) {
-                throw py::index_error("cannot send to pool: no such worker");
-            }
-        }
+        const Pin pin(*this, "send to");
+        for (const auto& [worker, message] : messages) known_worker(worker);
         for (const auto& [worker, message] : messages) notes_[worker].push_back(message);
     }
 
@@ -234,13 +237,13 @@ class PyPool : public Handle {
 
     // Groups have come back and said what they had to say, or nothing more is expected of them.
     void take(const std::vector<std::uint32_t>& groups) {
-        check("take from");
+        const Pin pin(*this, "take from");
         for (const std::uint32_t group : groups) known(group);
         for (const std::uint32_t group : groups) take(group);
     }
 
     void take_all() {
-        check("take from");
+        const Pin pin(*this, "take from");
         for (std::uint32_t group = 0; pending_ > 0 && group < layout_.groups(); ++group) {
             take(group);
         }
@@ -251,7 +254,7 @@ class PyPool : public Handle {
 
     // Weights of what has come back and was not taken.
     std::uint64_t ready_weight() const {
-        check("look at");
+        const Pin pin(*this, "look at");
         std::uint64_t weight = 0;
         for (std::uint32_t group = 0; group < layout_.groups(); ++group) {
             if (groups_[group].in_flight && bell_.is_ready(group)) weight += weights_[group];
@@ -265,7 +268,7 @@ class PyPool : public Handle {
     std::uint64_t pending_weight() const { return pending_weight_; }
     bool in_flight(std::uint32_t group) const { return known(group).in_flight; }
     bool is_ready(std::uint32_t group) const {
-        check("look at");
+        const Pin pin(*this, "look at");
         known(group);
         return bell_.is_ready(group);
     }
@@ -278,9 +281,10 @@ class PyPool : public Handle {
     // are in flight stay so, and are owed(): they must be sent something once more. Again and again
     // if need be.
     void renew(std::uint32_t worker) {
-        check("renew");
-        Inbox& inbox = inboxes_.at(worker);
-        RingCell* cell = new (ring_cell(base(), layout_, worker)) RingCell;
+        known_worker(worker);
+        const Pin pin(*this, "renew");
+        Inbox& inbox = inboxes_[worker];
+        RingCell* cell = new (ring_cell(base_, layout_, worker)) RingCell;
         rings_[worker] = Ring(cell, PoolLayout::geometry());
         inbox.renew();
         unsent_count_ -= unsent_[worker].size();
@@ -313,26 +317,25 @@ class PyPool : public Handle {
         bell_.give_up_wait();
     }
 
-    std::size_t inbox(std::uint32_t worker) const { return inboxes_.at(worker).offset(); }
+    std::size_t inbox(std::uint32_t worker) const {
+        known_worker(worker);
+        return inboxes_[worker].offset();
+    }
     Part inbox_consumer(std::uint32_t worker) const {
-        check("watch");
+        known_worker(worker);
+        const Pin pin(*this, "watch");
         return {"pool's inbox " + std::to_string(worker),
-                [segment = segment(), cell = inboxes_.at(worker).cell()](int) {
+                [segment = pin.segment(), cell = inboxes_[worker].cell()](int) {
                     cell->head.mark_lost();
                 }};
     }
 
-    void close_pool() {
-        if (closed()) return;
-        for (Inbox& inbox : inboxes_) inbox.close();
-        close();
-    }
-
     Part member(std::uint32_t group) const {
-        check("watch");
-        auto* cell = bell_cell(base(), layout_);
+        known(group);
+        const Pin pin(*this, "watch");
+        auto* cell = bell_cell(base_, layout_);
         return {"pool's group " + std::to_string(group),
-                [segment = segment(), cell, count = layout_.groups(), group](int) {
+                [segment = pin.segment(), cell, count = layout_.groups(), group](int) {
                     Doorbell(cell, bell_members(cell), count).mark_lost(group);
                 }};
     }
@@ -345,8 +348,6 @@ class PyPool : public Handle {
     }
 
  private:
-    std::byte* base() const { return segment()->at(offset(), layout_.bytes()); }
-
     static Doorbell make(std::byte* base, const PoolLayout& layout) {
         for (std::uint32_t worker = 0; worker < layout.workers(); ++worker) {
             new (ring_cell(base, layout, worker)) RingCell;
@@ -370,7 +371,13 @@ class PyPool : public Handle {
 
     const Group& known(std::uint32_t group) const {
         if (group < groups_.size()) return groups_[group];
-        throw py::index_error("cannot use pool: no such group");
+        throw py::index_error("cannot use pool: group " + std::to_string(group) +
+                              ", expected one below " + std::to_string(groups_.size()));
+    }
+    void known_worker(std::uint32_t worker) const {
+        if (worker < layout_.workers()) return;
+        throw py::index_error("cannot use pool: worker " + std::to_string(worker) +
+                              ", expected one below " + std::to_string(layout_.workers()));
     }
 
     void expect_idle(std::uint32_t group) const {
@@ -447,7 +454,6 @@ class PyPool : public Handle {
     bool flush_until(std::int64_t deadline) {
         for (std::uint32_t worker = 0; unsent_count_ > 0 && worker < layout_.workers(); ++worker) {
             if (unsent_[worker].empty()) continue;
-            const auto mapped = inboxes_[worker].mapping();
             const Outcome outcome = site_(
                 [&](WaitPolicy& policy) { return deliver(worker, deadline, policy); }, wanted());
             if (outcome == Outcome::kLost) {
@@ -507,6 +513,7 @@ class PyPool : public Handle {
     }
 
     PoolLayout layout_;
+    std::byte* base_;
     Doorbell bell_;
     Completion* completions_;
     std::vector<Ring> rings_;
@@ -534,14 +541,18 @@ class PyWorker : public Handle {
     PyWorker(const PySegment& segment, std::size_t offset, const std::vector<std::uint32_t>& groups,
              std::uint32_t index, const std::shared_ptr<Meter>& meter,
              const std::optional<WaitPolicy>& policy)
-        : Handle("worker", segment.segment(),
-                 place(segment, py::int_(offset), layout_of(groups).bytes())),
+        : PyWorker(Place(segment, py::int_(offset), layout_of(groups).bytes()), groups, index,
+                   meter, policy) {}
+
+    PyWorker(const Place& place, const std::vector<std::uint32_t>& groups, std::uint32_t index,
+             const std::shared_ptr<Meter>& meter, const std::optional<WaitPolicy>& policy)
+        : Handle("worker", place.segment, place.at),
           layout_(groups),
-          index_(index),
-          cell_(ring_cell(base(), layout_, index)),
+          index_(index < groups.size() ? index : throw py::index_error("no such worker")),
+          cell_(ring_cell(place.memory, layout_, index)),
           ring_(cell_, PoolLayout::geometry()),
-          completions_(completions_at(base(), layout_)),
-          bell_(bell_cell(base(), layout_), bell_members(bell_cell(base(), layout_)),
+          completions_(completions_at(place.memory, layout_)),
+          bell_(bell_cell(place.memory, layout_), bell_members(bell_cell(place.memory, layout_)),
                 layout_.groups()),
           meter_(meter),
           site_(policy) {
@@ -555,8 +566,9 @@ class PyWorker : public Handle {
     // over, `flush()` when there is nothing else to do; both return whether there is more to flush.
     py::tuple serve(const py::list& blocks, const py::object& report, const py::object& flush) {
         const Turn turn(*this, serving_, "serve");
+        const py::tuple held(blocks);  // which `report` may take out of the list
         std::vector<Block*> all;
-        for (const py::handle block : blocks) all.push_back(block.cast<Block*>());
+        for (const py::handle block : held) all.push_back(&block.cast<Block&>());
         const std::uint32_t first = layout_.first_group(index_);
         bool unsent = flush().cast<bool>();
         for (;;) {
@@ -590,6 +602,7 @@ class PyWorker : public Handle {
 
     // The group is done; a message follows, or none.
     void complete(std::uint32_t group, bool message) {
+        if (group >= layout_.groups()) throw py::index_error("cannot complete: no such group");
         const std::int64_t ended = now_ns();
         completions_[group] = {message ? 1U : 0U, began_, ended};
         bell_.post(group, ended);  // releases it
@@ -599,8 +612,6 @@ class PyWorker : public Handle {
     void set_left_over(bool left_over) { left_over_ = left_over; }
 
  private:
-    std::byte* base() const { return segment()->at(offset(), layout_.bytes()); }
-
     PoolLayout layout_;
     std::uint32_t index_;
     RingCell* cell_;
@@ -637,8 +648,8 @@ std::vector<Request> requests_of(const py::iterable& requests) {
 }  // namespace
 
 void register_pool(py::module_& m) {
-    const py::class_<Block> block(m, "Block");  // only a base
-    py::class_<PyPool> pool(m, "Pool");
+    const Class<Block> block(m, "Block");  // only a base
+    Class<PyPool> pool(m, "Pool");
     pool.def(py::init<const PySegment&, const std::vector<std::uint32_t>&,
                       const std::vector<std::uint64_t>&, std::uint64_t,
                       const std::optional<WaitPolicy>&>(),
@@ -725,7 +736,7 @@ void register_pool(py::module_& m) {
                                "Groups of which a message follows, after a wait.")
         .def_property_readonly("pending", &PyPool::pending, "How many groups are in flight.")
         .def_property_readonly("offset", &PyPool::offset, "Where it begins in its segment.")
-        .def("close", &PyPool::close_pool, "Let go of the memory.")
+        .def("close", &PyPool::close, "Let go of the memory.")
         .def_static(
             "size_of",
             [](const std::vector<std::uint32_t>& groups) { return layout_of(groups).bytes(); },
@@ -735,7 +746,7 @@ void register_pool(py::module_& m) {
     Hot<PyPool, Timed<&PyPool::wait>>::install(pool, "wait");
     Hot<PyPool, Plain<&PyPool::has_messages>>::install(pool, "has_messages");
     Hot<PyPool, Plain<&PyPool::any_new>>::install(pool, "any_new");
-    py::class_<PyWorker>(m, "Worker")
+    Class<PyWorker>(m, "Worker")
         .def(py::init<const PySegment&, std::size_t, const std::vector<std::uint32_t>&,
                       std::uint32_t, const std::shared_ptr<Meter>&,
                       const std::optional<WaitPolicy>&>(),
@@ -748,7 +759,7 @@ void register_pool(py::module_& m) {
              "The group is done; whether a message follows.")
         .def("set_left_over", &PyWorker::set_left_over, py::arg("left_over"),
              "Whether the next step is to be reported in any case.");
-    py::class_<Command> command(m, "Command");
+    Class<Command> command(m, "Command");
     command.attr("STEP") = static_cast<std::uint32_t>(Command::kStep);
     command.attr("REQUEST") = static_cast<std::uint32_t>(Command::kRequest);
     command.attr("NOTE") = static_cast<std::uint32_t>(Command::kNote);

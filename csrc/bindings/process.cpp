@@ -84,8 +84,11 @@ int fork_with_signals_blocked() {
 
 }  // namespace
 
+template <>
+inline constexpr bool is_bound<Pidfd> = true;
+
 void register_process(py::module_& m) {
-    py::class_<Pidfd>(m, "Pidfd")
+    Class<Pidfd>(m, "Pidfd")
         .def(py::init<pid_t>(), py::arg("pid"))
         .def("fileno", &Pidfd::fileno, "Return the descriptor, -1 once it is closed.")
         .def("ended", &Pidfd::ended, "Return whether the process has ended.")

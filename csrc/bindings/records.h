@@ -117,23 +117,33 @@ inline std::uint64_t least_of(const py::object& least, std::uint64_t count, cons
     return wanted;
 }
 
+// What is asked of pop_many().
+struct Popping {
+    Popping(const py::object& up_to, const py::object& at_least, const Seconds& timeout,
+            const Nanoseconds& deadline)
+        : count(whole(up_to, "pop from ring", "count", 1)),
+          least(least_of(at_least, count, "pop from ring")),
+          until(deadline_of(timeout, deadline)) {}
+
+    std::uint64_t count;
+    std::uint64_t least;
+    std::int64_t until;
+};
+
 // The records that are there once `least` are, or at the deadline, up to `most`; perhaps none. None
 // is taken before it returns, so that Ctrl-C loses none; a producer that waits to be drained to the
 // low mark therefore has to leave enough, and `least` is cut to that.
 template <class AnyRing>
-py::array pop_many(const Handle& handle, AnyRing& ring, const Record& record, Site& site,
-                   const std::byte* slots, const py::object& count, const py::object& least,
-                   const Seconds& timeout, const Nanoseconds& deadline, std::uint64_t waiter) {
-    const std::uint64_t asked = whole(count, "pop from ring", "count", 1);
-    const std::uint64_t wanted = least_of(least, asked, "pop from ring");
-    const std::uint64_t most = std::min(asked, ring.geometry().slots);
-    const std::uint64_t want = std::min({wanted, most, ring.geometry().low + 1});
-    const std::int64_t until = deadline_of(timeout, deadline);
+py::array pop_many_of(const Handle& handle, AnyRing& ring, const Record& record, Site& site,
+                      const std::byte* slots, const Popping& popping, std::uint64_t waiter) {
+    const std::uint64_t most = std::min(popping.count, ring.geometry().slots);
+    const std::uint64_t want = std::min({popping.least, most, ring.geometry().low + 1});
     py::array records(record.dtype(), record.shape_of(most));
     auto* to = static_cast<std::byte*>(records.mutable_data());
     std::uint64_t popped = 0;
     const Outcome outcome = site([&](WaitPolicy& policy) {
-        const Outcome waited = want == 0 ? Outcome::kReady : ring.wait_ready(want, until, policy);
+        const Outcome waited =
+            want == 0 ? Outcome::kReady : ring.wait_ready(want, popping.until, policy);
         if (waited != Outcome::kInterrupted && waited != Outcome::kBusy) {
             popped = copy_out(ring, slots, to, most);
         }

@@ -23,9 +23,9 @@ class PyRing : public Handle {
     // -- the producer ---
 
     py::array claim(const py::object& count, const Seconds& timeout, const Nanoseconds& deadline) {
-        const Turn turn(*this, producing_, "claim in");
         const std::uint64_t want = whole(count, "claim in ring", "count", 1);
         const std::int64_t until = deadline_of(timeout, deadline);
+        const Turn turn(*this, producing_, "claim in");
         const Outcome outcome =
             room_([&](WaitPolicy& policy) { return ring_.wait_room(1, until, policy); });
         check_sound();
@@ -37,8 +37,9 @@ class PyRing : public Handle {
     }
 
     void publish(const py::object& count) {
+        const auto asked = whole_or_none(count, "publish", "count", 0);
         const Turn turn(*this, producing_, "publish in");
-        const std::uint64_t n = count.is_none() ? claimed_ : whole(count, "publish", "count", 0);
+        const std::uint64_t n = asked.value_or(claimed_);
         if (n > claimed_) not_held("publish", n, claimed_, "claimed");
         claimed_ = 0;
         ring_.publish(n);
@@ -46,10 +47,10 @@ class PyRing : public Handle {
 
     std::uint64_t push_many(const py::array& records, const Seconds& timeout,
                             const Nanoseconds& deadline) {
+        const std::int64_t until = deadline_of(timeout, deadline);
         const Turn turn(*this, producing_, "push to");
         if (claimed_ > 0) still_held("push to", claimed_, "claimed", "published");
         const std::uint64_t total = record_.count_of(records);
-        const std::int64_t until = deadline_of(timeout, deadline);
         const auto* from = static_cast<const std::byte*>(records.data());
         std::uint64_t pushed = 0;
         const Outcome outcome = room_([&](WaitPolicy& policy) {
@@ -77,11 +78,11 @@ class PyRing : public Handle {
 
     py::array peek(const py::object& count, const py::object& least, const Seconds& timeout,
                    const Nanoseconds& deadline) {
-        const Turn turn(*this, consuming_, "peek into");
         const std::uint64_t want = whole(count, "peek into ring", "count", 1);
         const std::uint64_t need = std::clamp<std::uint64_t>(
             least_of(least, want, "peek into ring"), 1, ring_.geometry().high);
         const std::int64_t until = deadline_of(timeout, deadline);
+        const Turn turn(*this, consuming_, "peek into");
         Run run = ring_.peek(want);
         if (run.count < need) {
             const Outcome outcome =
@@ -96,8 +97,9 @@ class PyRing : public Handle {
     }
 
     void release(const py::object& count) {
+        const auto asked = whole_or_none(count, "release", "count", 0);
         const Turn turn(*this, consuming_, "release in");
-        const std::uint64_t n = count.is_none() ? peeked_ : whole(count, "release", "count", 0);
+        const std::uint64_t n = asked.value_or(peeked_);
         if (n > peeked_) not_held("release", n, peeked_, "peeked at");
         peeked_ = 0;
         ring_.release(n);
@@ -105,10 +107,11 @@ class PyRing : public Handle {
 
     py::array pop_many(const py::object& count, const py::object& least, const Seconds& timeout,
                        const Nanoseconds& deadline) {
+        const Popping popping(count, least, timeout, deadline);
         const Turn turn(*this, consuming_, "pop from");
         if (peeked_ > 0) still_held("pop from", peeked_, "peeked at", "released");
-        py::array records = bindings::pop_many(*this, ring_, record_, ready_, slots_, count, least,
-                                               timeout, deadline, cell_->tail.waiter());
+        py::array records =
+            pop_many_of(*this, ring_, record_, ready_, slots_, popping, cell_->tail.waiter());
         check_sound();
         return records;
     }
@@ -116,23 +119,23 @@ class PyRing : public Handle {
     // -- anyone ---
 
     std::uint64_t size() const {
-        check("look at");
+        const Pin pin(*this, "look at");
         return ring_.size();
     }
     const RingGeometry& geometry() const { return ring_.geometry(); }
 
     Part producer() const {
-        check("watch");
+        const Pin pin(*this, "watch");
         return {"ring's producer",
-                [segment = segment(), cell = cell_](int) { cell->tail.mark_lost(); }};
+                [segment = pin.segment(), cell = cell_](int) { cell->tail.mark_lost(); }};
     }
     Part consumer() const {
-        check("watch");
+        const Pin pin(*this, "watch");
         return {"ring's consumer",
-                [segment = segment(), cell = cell_](int) { cell->head.mark_lost(); }};
+                [segment = pin.segment(), cell = cell_](int) { cell->head.mark_lost(); }};
     }
     void replaced() {
-        check("use");
+        const Pin pin(*this, "use");
         ring_.clear_lost();
     }
 
@@ -153,21 +156,20 @@ class PyRing : public Handle {
            const std::optional<WaitPolicy>& policy)
         : PyRing(segment, record, geometry_of(record, slots, high, low), offset, policy) {}
 
-    PyRing(const PySegment& segment, Record record, const RingGeometry& geometry,
+    PyRing(const PySegment& segment, const Record& record, const RingGeometry& geometry,
            const py::object& offset, const std::optional<WaitPolicy>& policy)
-        : Handle("ring", segment.segment(), place(segment, offset, bytes(record, geometry))),
+        : PyRing(Place(segment, offset, bytes(record, geometry)), record, geometry, policy) {}
+
+    PyRing(const Place& place, Record record, const RingGeometry& geometry,
+           const std::optional<WaitPolicy>& policy)
+        : Handle("ring", place.segment, place.at),
           record_(std::move(record)),
-          cell_(cell_at(this->segment()->at(this->offset(), bytes(record_, geometry)),
-                        offset.is_none())),
+          cell_(place.make<RingCell>()),
           slots_(reinterpret_cast<std::byte*>(cell_) + kCellBytes),
           ring_(cell_, geometry),
           room_(policy),
           ready_(policy) {
         named("Ring");
-    }
-
-    static RingCell* cell_at(std::byte* at, bool fresh) {
-        return fresh ? new (at) RingCell : reinterpret_cast<RingCell*>(at);
     }
 
     void check_sound() const {
@@ -199,7 +201,7 @@ class PyRing : public Handle {
 
 void register_ring(py::module_& m) {
     const auto none = py::none();
-    py::class_<PyRing>(m, "Ring")
+    Class<PyRing>(m, "Ring")
         .def(py::init<const PySegment&, const py::object&, const py::dtype&,
                       const std::vector<py::ssize_t>&, const py::object&, const py::object&,
                       const py::object&, const std::optional<WaitPolicy>&>(),

@@ -30,16 +30,21 @@ PySegment attach(int fd) {
 std::pair<std::size_t, py::array> array(const PySegment& self,
                                         const std::vector<py::ssize_t>& shape,
                                         const py::dtype& dtype, const py::object& offset) {
-    self.check("make array in");
-    std::size_t bytes = static_cast<std::size_t>(dtype.itemsize());
-    for (const py::ssize_t n : shape) bytes *= static_cast<std::size_t>(n);
-    const std::size_t at = place(self, offset, bytes);
-    return {at, view(self.segment(), self.segment()->at(at, bytes), dtype, shape)};
+    auto bytes = static_cast<std::size_t>(dtype.itemsize());
+    for (const py::ssize_t n : shape) {
+        if (n < 0 || __builtin_mul_overflow(bytes, static_cast<std::size_t>(n), &bytes)) {
+            throw py::value_error("cannot make array: shape " + text(shape) +
+                                  " is negative or too large");
+        }
+    }
+    const Place place(self, offset, bytes);
+    return {place.at, view(place.segment, place.memory, dtype, shape)};
 }
 
 std::string repr(const PySegment& self) {
     if (self.closed()) return self.repr("");
-    const Segment& segment = *self.segment();
+    const Pin pin(self, "look at");
+    const Segment& segment = *pin.segment();
     char id[17];
     std::snprintf(id, sizeof id, "%016llx", static_cast<unsigned long long>(segment.id()));
     return self.repr(std::string(id) + ", " + std::to_string(segment.size()) + " bytes, " +
@@ -49,8 +54,9 @@ std::string repr(const PySegment& self) {
 }  // namespace
 
 void register_segment(py::module_& m) {
-    py::class_<PySegment>(m, "Segment")
-        .def(py::init<const PySegment&>(), py::arg("same"))  // another handle to it
+    Class<PySegment>(m, "Segment")
+        .def(py::init([](const PySegment& same) { return PySegment(Pin(same, "use").segment()); }),
+             py::arg("same"))  // another handle to it
         .def(py::init(&create), py::arg("size"))
         .def_static("attach", &attach, py::arg("fd"), "The segment behind a file descriptor.")
         .def("array", &array, py::arg("shape"), py::arg("dtype"), py::arg("offset") = py::none(),
@@ -59,32 +65,16 @@ void register_segment(py::module_& m) {
              "Let go of the memory, once no handle and no view needs it.")
         .def_property_readonly("closed", &PySegment::closed, "Whether close() was called.")
         .def_property_readonly(
-            "fd",
-            [](const PySegment& self) {
-                self.check("use");
-                return self.segment()->fd();
-            },
+            "fd", [](const PySegment& self) { return Pin(self, "use").segment()->fd(); },
             "The memfd.")
         .def_property_readonly(
-            "id",
-            [](const PySegment& self) {
-                self.check("use");
-                return self.segment()->id();
-            },
+            "id", [](const PySegment& self) { return Pin(self, "use").segment()->id(); },
             "A random number, the same in every process.")
         .def_property_readonly(
-            "size",
-            [](const PySegment& self) {
-                self.check("use");
-                return self.segment()->size();
-            },
+            "size", [](const PySegment& self) { return Pin(self, "use").segment()->size(); },
             "Bytes, the header included.")
         .def_property_readonly(
-            "left",
-            [](const PySegment& self) {
-                self.check("use");
-                return self.segment()->left();
-            },
+            "left", [](const PySegment& self) { return Pin(self, "use").segment()->left(); },
             "Bytes not allocated yet.")
         .def("__repr__", &repr);
     m.def("memory_left", &memory_left);

@@ -49,10 +49,10 @@ class PySharedRing : public Handle {
     // -- a producer ---
 
     py::array claim(const Seconds& timeout, const Nanoseconds& deadline) {
+        const std::int64_t until = deadline_of(timeout, deadline);
         const Turn turn(*this, producing_, "claim in");
         join();
         if (claimed_) throw py::value_error("cannot claim in ring: a slot is claimed already");
-        const std::int64_t until = deadline_of(timeout, deadline);
         while (!(claimed_ = ring_.claim())) {
             check_sound();
             const Outcome outcome =
@@ -67,10 +67,10 @@ class PySharedRing : public Handle {
 
     std::uint64_t push_many(const py::array& records, const Seconds& timeout,
                             const Nanoseconds& deadline) {
+        const std::int64_t until = deadline_of(timeout, deadline);
         const Turn turn(*this, producing_, "push to");
         join();
         const std::uint64_t total = record_.count_of(records);
-        const std::int64_t until = deadline_of(timeout, deadline);
         const auto* from = static_cast<const std::byte*>(records.data());
         std::uint64_t pushed = 0;
         const Outcome outcome = room_([&](WaitPolicy& policy) {
@@ -102,8 +102,8 @@ class PySharedRing : public Handle {
 
     // For one who found it full, however often he asks: a claim would take what room there is.
     bool wait_drained(const Seconds& timeout, const Nanoseconds& deadline) {
-        const Turn turn(*this, producing_, "wait for");
         const std::int64_t until = deadline_of(timeout, deadline);
+        const Turn turn(*this, producing_, "wait for");
         const Outcome outcome =
             room_([&](WaitPolicy& policy) { return ring_.wait_room(until, policy); });
         if (outcome == Outcome::kTimedOut) return false;
@@ -120,11 +120,11 @@ class PySharedRing : public Handle {
 
     py::array peek(const py::object& count, const py::object& least, const Seconds& timeout,
                    const Nanoseconds& deadline) {
-        const Turn turn(*this, consuming_, "peek into");
         const std::uint64_t want = whole(count, "peek into ring", "count", 1);
         const std::uint64_t need = std::clamp<std::uint64_t>(
             least_of(least, want, "peek into ring"), 1, ring_.geometry().high);
         const std::int64_t until = deadline_of(timeout, deadline);
+        const Turn turn(*this, consuming_, "peek into");
         Run run = ring_.peek(want);
         if (run.count < need) {
             const Outcome outcome =
@@ -139,8 +139,9 @@ class PySharedRing : public Handle {
     }
 
     void release(const py::object& count) {
+        const auto asked = whole_or_none(count, "release", "count", 0);
         const Turn turn(*this, consuming_, "release in");
-        const std::uint64_t n = count.is_none() ? peeked_ : whole(count, "release", "count", 0);
+        const std::uint64_t n = asked.value_or(peeked_);
         if (n > peeked_) not_held("release", n, peeked_, "peeked at");
         peeked_ = 0;
         ring_.release(n);
@@ -148,16 +149,17 @@ class PySharedRing : public Handle {
 
     py::array pop_many(const py::object& count, const py::object& least, const Seconds& timeout,
                        const Nanoseconds& deadline) {
+        const Popping popping(count, least, timeout, deadline);
         const Turn turn(*this, consuming_, "pop from");
         if (peeked_ > 0) still_held("pop from", peeked_, "peeked at", "released");
-        return bindings::pop_many(*this, ring_, record_, ready_, slots_, count, least, timeout,
-                                  deadline, cell_->published.waiter());
+        return pop_many_of(*this, ring_, record_, ready_, slots_, popping,
+                           cell_->published.waiter());
     }
 
     // -- anyone ---
 
     std::uint64_t size() const {
-        check("look at");
+        const Pin pin(*this, "look at");
         return ring_.size();
     }
     const RingGeometry& geometry() const { return ring_.geometry(); }
@@ -165,19 +167,19 @@ class PySharedRing : public Handle {
 
     // Whichever process the watch is told of.
     Part producer() const {
-        check("watch");
+        const Pin pin(*this, "watch");
         return {"ring's producer",
-                [segment = segment(), parts = parts_, geometry = ring_.geometry()](int pid) {
+                [segment = pin.segment(), parts = parts_, geometry = ring_.geometry()](int pid) {
                     SharedRing(parts, geometry).mark_producer_lost(pid);
                 }};
     }
     Part consumer() const {
-        check("watch");
+        const Pin pin(*this, "watch");
         return {"ring's consumer",
-                [segment = segment(), cell = cell_](int) { cell->head.mark_lost(); }};
+                [segment = pin.segment(), cell = cell_](int) { cell->head.mark_lost(); }};
     }
     void replaced() {
-        check("use");
+        const Pin pin(*this, "use");
         ring_.clear_lost();
     }
 
@@ -198,19 +200,21 @@ class PySharedRing : public Handle {
         : PySharedRing(segment, record, geometry_of(record, slots, high, low),
                        producer_count(producers), offset, policy) {}
 
-    PySharedRing(const PySegment& segment, Record record, const RingGeometry& geometry,
+    PySharedRing(const PySegment& segment, const Record& record, const RingGeometry& geometry,
                  std::uint64_t producers, const py::object& offset,
                  const std::optional<WaitPolicy>& policy)
-        : Handle("ring", segment.segment(),
-                 place(segment, offset, Layout(record, geometry, producers).bytes)),
+        : PySharedRing(Place(segment, offset, Layout(record, geometry, producers).bytes), record,
+                       geometry, producers, policy) {}
+
+    PySharedRing(const Place& place, Record record, const RingGeometry& geometry,
+                 std::uint64_t producers, const std::optional<WaitPolicy>& policy)
+        : Handle("ring", place.segment, place.at),
           record_(std::move(record)),
           layout_(record_, geometry, producers),
-          base_(this->segment()->at(this->offset(), layout_.bytes)),
-          cell_(offset.is_none() ? new (base_) SharedRingCell
-                                 : reinterpret_cast<SharedRingCell*>(base_)),
-          slots_(base_ + layout_.slots),
-          parts_{cell_, reinterpret_cast<Atomic*>(base_ + layout_.owners),
-                 reinterpret_cast<Atomic*>(base_ + layout_.words),
+          cell_(place.make<SharedRingCell>()),
+          slots_(place.memory + layout_.slots),
+          parts_{cell_, reinterpret_cast<Atomic*>(place.memory + layout_.owners),
+                 reinterpret_cast<Atomic*>(place.memory + layout_.words),
                  static_cast<std::uint32_t>(producers)},
           ring_(parts_, geometry),
           room_(policy),
@@ -258,7 +262,6 @@ class PySharedRing : public Handle {
 
     Record record_;
     Layout layout_;
-    std::byte* base_;
     SharedRingCell* cell_;
     std::byte* slots_;
     SharedRing::Parts parts_;
@@ -276,7 +279,7 @@ class PySharedRing : public Handle {
 
 void register_shared_ring(py::module_& m) {
     const auto none = py::none();
-    py::class_<PySharedRing>(m, "SharedRing")
+    Class<PySharedRing>(m, "SharedRing")
         .def(py::init<const PySegment&, const py::object&, const py::dtype&,
                       const std::vector<py::ssize_t>&, const py::object&, const py::object&,
                       const py::object&, const py::object&, const std::optional<WaitPolicy>&>(),

@@ -41,16 +41,9 @@ bool Space::store(std::uint32_t frame, std::size_t env, PyObject* value,
             bool same = PyDict_CheckExact(value) &&
                         PyDict_GET_SIZE(value) == static_cast<Py_ssize_t>(children_.size());
             for (const auto& [key, child] : children_) {
-                // A borrowed item of a dict that nobody changes meanwhile, or a new one.
-                py::object made;
-                PyObject* item =
-                    PyDict_CheckExact(value) ? PyDict_GetItemWithError(value, key.ptr()) : nullptr;
-                if (item == nullptr) {
-                    if (PyErr_Occurred()) throw py::error_already_set();
-                    made = checked(PyObject_GetItem(value, key.ptr()));
-                    item = made.ptr();
-                }
-                same &= child.store(frame, env, item, odd, leaves);
+                // The caller's own: what is stored may be taken out of the dict meanwhile.
+                const auto item = checked(PyObject_GetItem(value, key.ptr()));
+                same &= child.store(frame, env, item.ptr(), odd, leaves);
             }
             return same;
         }

@@ -19,9 +19,19 @@
 #include "segment.h"
 #include "wait.h"
 
+namespace pysampler {
+struct Loss;
+class Meter;
+class Block;
+struct Command;
+}  // namespace pysampler
+
 namespace pysampler::bindings {
 
 namespace py = pybind11;
+
+class Infos;
+class Batch;
 
 // -- errors -------------------------------------------------------------------------------------
 
@@ -43,19 +53,27 @@ std::string text(const T& value) {
 // A whole number that must be at least `least`; Python's own ints of any size, numpy's too.
 inline std::uint64_t whole(const py::handle& value, const char* verb_and_thing, const char* what,
                            std::uint64_t least) {
-    const auto refuse = [&](const std::string& got) {
-        throw py::value_error(std::string("cannot ") + verb_and_thing + ": " + what + " " + got +
-                              ", expected a whole number of at least " + std::to_string(least));
+    const auto refuse = [&](const std::string& expected) {
+        throw py::value_error(std::string("cannot ") + verb_and_thing + ": " + what + " " +
+                              std::string(py::repr(value)) + ", expected a whole number " +
+                              expected);
     };
-    if (!PyIndex_Check(value.ptr()) || PyBool_Check(value.ptr())) refuse(py::repr(value));
+    const auto enough = [least] { return "of at least " + std::to_string(least); };
+    if (!PyIndex_Check(value.ptr()) || PyBool_Check(value.ptr())) refuse(enough());
     const py::object index = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
     if (!index) throw py::error_already_set();
     int overflow = 0;
     const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
-    if (overflow != 0 || number < 0 || static_cast<std::uint64_t>(number) < least) {
-        refuse(py::repr(value));
-    }
+    if (overflow > 0) refuse("below 2**63");
+    if (overflow < 0 || number < 0 || static_cast<std::uint64_t>(number) < least) refuse(enough());
     return static_cast<std::uint64_t>(number);
+}
+
+inline std::optional<std::uint64_t> whole_or_none(const py::handle& value,
+                                                  const char* verb_and_thing, const char* what,
+                                                  std::uint64_t least) {
+    if (value.is_none()) return std::nullopt;
+    return whole(value, verb_and_thing, what, least);
 }
 
 // -- deadlines ----------------------------------------------------------------------------------
@@ -188,21 +206,22 @@ class Site {
 
 // -- handles ------------------------------------------------------------------------------------
 
-// A part of a segment that Python holds. Closing drops the mapping, once no view is left.
+// A part of a segment that Python holds. Its memory is reached through a Pin only.
 class Handle {
+    friend class Pin;
+
  public:
     Handle(const char* name, std::shared_ptr<Segment> segment, std::size_t offset)
         : name_(name), segment_(std::move(segment)), offset_(offset) {}
 
-    void close() { segment_.reset(); }
-    bool closed() const { return segment_ == nullptr; }
-    std::size_t offset() const { return offset_; }
-    const std::shared_ptr<Segment>& segment() const { return segment_; }
-
-    void check(const char* verb) const {
-        if (segment_) return;
-        raise("ClosedError", std::string("cannot ") + verb + " " + name_ + ": it is closed");
+    // The memory goes once no call is at work in it and no view is left.
+    void close() {
+        closed_ = true;
+        if (pins_ == 0) unmap();
     }
+    bool closed() const { return closed_; }
+    std::size_t offset() const { return offset_; }
+
     [[noreturn]] void busy(const char* verb, std::uint64_t waiter) const {
         raise("BusyError", std::string("cannot ") + verb + " " + name_ + ": " +
                                (waiter == 0 ? "another thread" : waiter_text(waiter)) +
@@ -217,8 +236,8 @@ class Handle {
     }
 
     std::string repr(const std::string& state) const {
-        return std::string("<pysampler.sync.") + class_name_ +
-               (segment_ ? " " + state : " closed") + ">";
+        return std::string("<pysampler.sync.") + class_name_ + (closed_ ? " closed" : " " + state) +
+               ">";
     }
 
     static std::string waiter_text(std::uint64_t id) {
@@ -227,12 +246,49 @@ class Handle {
 
  protected:
     void named(const char* class_name) { class_name_ = class_name; }
+    // Memory that is mapped beside the segment, for as long as that is.
+    const std::shared_ptr<std::byte>& also(std::shared_ptr<std::byte> mapping) {
+        return beside_.emplace_back(std::move(mapping));
+    }
 
  private:
+    void unmap() {
+        segment_.reset();
+        beside_.clear();
+    }
+
     const char* name_;  // as in an error
     const char* class_name_ = "";
     std::shared_ptr<Segment> segment_;
+    std::vector<std::shared_ptr<std::byte>> beside_;
     std::size_t offset_;
+    bool closed_ = false;
+    unsigned pins_ = 0;  // changed with the GIL only
+};
+
+// A call that is at work in the memory of a handle, which must be open when it begins: the memory
+// stays, whoever closes the handle meanwhile.
+//
+// Arguments are converted before: that may run Python, which may close the handle.
+class Pin {
+ public:
+    Pin(const Handle& handle, const char* verb) : handle_(const_cast<Handle&>(handle)) {
+        if (handle.closed_) {
+            raise("ClosedError",
+                  std::string("cannot ") + verb + " " + handle.name_ + ": it is closed");
+        }
+        ++handle_.pins_;
+    }
+    Pin(const Pin&) = delete;
+    Pin& operator=(const Pin&) = delete;
+    ~Pin() {
+        if (--handle_.pins_ == 0 && handle_.closed_) handle_.unmap();
+    }
+
+    const std::shared_ptr<Segment>& segment() const { return handle_.segment_; }
+
+ private:
+    Handle& handle_;
 };
 
 class PySegment : public Handle {
@@ -243,16 +299,29 @@ class PySegment : public Handle {
     }
 };
 
-// Where a part lies: at `offset`, or freshly allocated if it is None.
-inline std::size_t place(const PySegment& segment, const py::object& offset, std::size_t bytes,
-                         std::size_t align = kLine) {
-    segment.check("use");
-    const std::size_t at = offset.is_none()
-                               ? segment.segment()->allocate(bytes, align)
-                               : static_cast<std::size_t>(whole(offset, "attach", "offset", 0));
-    segment.segment()->at(at, bytes, align);
-    return at;
-}
+// A part of a segment: at `offset`, or freshly allocated if it is None.
+struct Place {
+    Place(const PySegment& in, const py::object& offset, std::size_t size,
+          std::size_t align = kLine)
+        : fresh(offset.is_none()),
+          at(fresh ? 0 : static_cast<std::size_t>(whole(offset, "attach", "offset", 0))) {
+        const Pin pin(in, "use");
+        segment = pin.segment();
+        if (fresh) at = segment->allocate(size, align);
+        memory = segment->at(at, size, align);
+    }
+
+    bool fresh;
+    std::size_t at;
+    std::shared_ptr<Segment> segment;
+    std::byte* memory;
+
+    // Makes a T there, unless another handle has.
+    template <class T>
+    T* make(std::size_t offset = 0) const {
+        return fresh ? new (memory + offset) T : reinterpret_cast<T*>(memory + offset);
+    }
+};
 
 // A side of a handle at which one thread at a time may be. Changed with the GIL only.
 class Side {
@@ -266,25 +335,20 @@ class Side {
     std::uint64_t by_ = 0;  // as in self_id()
 };
 
-// A call at a side: keeps the memory mapped, whoever closes the handle meanwhile, and others out.
-class Turn {
+// A call at a side: keeps others out of it.
+class Turn : public Pin {
  public:
-    Turn(const Handle& handle, Side& side, const char* verb) : side_(side) {
-        handle.check(verb);
+    Turn(const Handle& handle, Side& side, const char* verb) : Pin(handle, verb), side_(side) {
         // A child made by fork while a thread was here has no such thread.
         if (side.by_ != 0 && pid_of(side.by_) == pid_of(self_id())) handle.busy(verb, side.by_);
         side.by_ = self_id();
-        segment_ = handle.segment();
     }
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
     ~Turn() { side_.by_ = 0; }
 
-    const std::shared_ptr<Segment>& segment() const { return segment_; }
-
  private:
     Side& side_;
-    std::shared_ptr<Segment> segment_;
 };
 
 // The `peer` of a handle's wait is what the other side is called.
@@ -323,6 +387,37 @@ struct Part {
     std::function<void(int)> lost;  // given the pid
 };
 
+// -- classes ------------------------------------------------------------------------------------
+
+template <class T, class... Classes>
+inline constexpr bool is_one_of = (std::is_same_v<T, Classes> || ...);
+
+// Whether T is a class of ours that Python knows. One that only its own file names says so there.
+template <class T>
+inline constexpr bool is_bound =
+    std::is_base_of_v<Handle, T> || std::is_base_of_v<Block, T> ||
+    is_one_of<T, WaitCosts, WaitStats, WaitPolicy, Part, Loss, Meter, Command, Infos, Batch>;
+
+// As py::class_. Objects cannot be used before their __init__ was called (see the casters below),
+// nor be pickled, unless a class in Python that derives from it knows how.
+template <class T, class... Options>
+class Class : public py::class_<T, Options...> {
+    static_assert(is_bound<T>);
+
+ public:
+    Class(py::module_& m, const char* name) : py::class_<T, Options...>(m, name) {
+        this->def("__reduce__", [name](const py::object&) -> py::tuple {
+            throw py::type_error(std::string("cannot pickle or copy ") + name +
+                                 ": it stays in the process that made it");
+        });
+    }
+};
+
+[[noreturn]] inline void refuse_unmade(PyObject* object) {
+    throw py::type_error(std::string("cannot use ") + Py_TYPE(object)->tp_name +
+                         ": its __init__ has not been called");
+}
+
 // -- the table of contents of module.cpp ----------------------------------------------------------
 
 void register_wait(py::module_&);
@@ -343,3 +438,34 @@ void register_env_block(py::module_&);
 void register_batch(py::module_&);
 
 }  // namespace pysampler::bindings
+
+namespace pybind11::detail {
+
+// pybind11 would hand out memory in which no object was made.
+template <class T>
+    requires pysampler::bindings::is_bound<T>
+class type_caster<T> : public type_caster_base<T> {
+ public:
+    bool load(handle source, bool convert) {
+        return this->template load_impl<type_caster>(source, convert);
+    }
+    void load_value(value_and_holder&& loaded) {
+        if (!loaded.holder_constructed()) {
+            pysampler::bindings::refuse_unmade(reinterpret_cast<PyObject*>(loaded.inst));
+        }
+        type_caster_base<T>::load_value(std::move(loaded));
+    }
+};
+
+// None is no object either.
+template <class T>
+    requires pysampler::bindings::is_bound<T>
+class type_caster<std::shared_ptr<T>> : public copyable_holder_caster<T, std::shared_ptr<T>> {
+ public:
+    bool load(handle source, bool convert) {
+        return !source.is_none() && make_caster<T>().load(source, convert) &&
+               copyable_holder_caster<T, std::shared_ptr<T>>::load(source, convert);
+    }
+};
+
+}  // namespace pybind11::detail

@@ -33,7 +33,7 @@ std::string repr(const WaitPolicy& policy) {
 }  // namespace
 
 void register_wait(py::module_& m) {
-    py::class_<WaitCosts>(m, "WaitCosts")
+    Class<WaitCosts>(m, "WaitCosts")
         .def_readonly("park_ns", &WaitCosts::park_ns)
         .def_readonly("yield_ns", &WaitCosts::yield_ns)
         .def_readonly("cpus", &WaitCosts::cpus)
@@ -42,7 +42,7 @@ void register_wait(py::module_& m) {
                    ", yield_ns=" + std::to_string(c.yield_ns) + ", cpus=" + std::to_string(c.cpus) +
                    ")";
         });
-    py::class_<WaitStats>(m, "WaitStats")
+    Class<WaitStats>(m, "WaitStats")
         .def_readonly("waits", &WaitStats::waits)
         .def_readonly("parks", &WaitStats::parks)
         .def_readonly("awake_ns", &WaitStats::awake_ns)
@@ -54,7 +54,7 @@ void register_wait(py::module_& m) {
                    ", awake_ns=" + std::to_string(s.awake_ns) +
                    ", parked_ns=" + std::to_string(s.parked_ns) + ")";
         });
-    py::class_<WaitPolicy>(m, "WaitPolicy")
+    Class<WaitPolicy>(m, "WaitPolicy")
         .def(py::init<>())
         .def_static("fixed", &fixed, py::kw_only(), py::arg("spin_ns") = 0, py::arg("yield_ns") = 0,
                     "Never learns: spins for `spin_ns`, yields for `yield_ns`, then sleeps.")

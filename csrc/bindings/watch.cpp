@@ -45,10 +45,11 @@ class PyWatch {
         open("add to")->add(pid, [code] { _exit(code); });
     }
 
-    std::vector<Loss> wait(std::uint64_t known, const Seconds& timeout,
+    std::vector<Loss> wait(const py::object& told, const Seconds& timeout,
                            const Nanoseconds& deadline) {
-        const auto watch = open("wait on");
+        const std::uint64_t known = whole(told, "wait on watch", "known", 0);
         const std::int64_t until = deadline_of(timeout, deadline);
+        const auto watch = open("wait on");
         Site site(std::nullopt);
         const Outcome outcome =
             site([&](WaitPolicy& policy) { return watch->wait(known, until, policy); });
@@ -93,18 +94,20 @@ class PyWatch {
 
 }  // namespace
 
+template <>
+inline constexpr bool is_bound<PyWatch> = true;
+
 void register_watch(py::module_& m) {
     const auto none = py::none();
-    py::class_<Loss>(m, "Loss")
+    Class<Loss>(m, "Loss")
         .def_readonly("pid", &Loss::pid)
         .def_readonly("noticed_at", &Loss::noticed_at)
         .def_readonly("exit_code", &Loss::exit_code)
         .def_readonly("signal", &Loss::signal)
         .def("__str__", &describe)
         .def("__repr__", [](const Loss& loss) { return "<" + describe(loss) + ">"; });
-    py::class_<Part>(m, "Part").def("__repr__",
-                                    [](const Part& part) { return "<" + part.name + ">"; });
-    py::class_<PyWatch>(m, "Watch")
+    Class<Part>(m, "Part").def("__repr__", [](const Part& part) { return "<" + part.name + ">"; });
+    Class<PyWatch>(m, "Watch")
         .def(py::init<>())
         .def("_add_pid", &PyWatch::add, py::arg("pid"), py::arg("parts"), py::arg("alone") = false)
         .def("_forget_pid", &PyWatch::forget, py::arg("pid"))

@@ -69,9 +69,11 @@ class Board(Handle, _core.Board):
 
     def publish(self, fields: Mapping[str, npt.ArrayLike]) -> int:
         """All fields, as one new version; returns its number."""
+        if not isinstance(fields, Mapping):
+            raise TypeError(f"cannot publish to board: fields {fields!r}, expected a mapping")
         if fields.keys() != self._fields.keys():
             raise ValueError(
-                f"cannot publish to board: fields {sorted(fields)}, expected {sorted(self._fields)}"
+                f"cannot publish to board: fields {list(fields)}, expected {list(self._fields)}"
             )
         arrays = []
         for name, (dtype, shape) in self._fields.items():
@@ -94,18 +96,12 @@ class Board(Handle, _core.Board):
         """The newest version and a copy of its fields."""
         if out is None:
             out = self._split(np.zeros(self._geometry[0], np.uint64))
-        words = next(iter(out.values())).base if out else None
-        if words is None or words.dtype != np.uint64 or out.keys() != self._fields.keys():
+        elif not isinstance(out, dict) or out.keys() != self._fields.keys():
+            raise ValueError("cannot read board: out is not what an earlier read returned")
+        words = getattr(next(iter(out.values())), "base", None)
+        if not isinstance(words, np.ndarray) or words.dtype != np.uint64:
             raise ValueError("cannot read board: out is not what an earlier read returned")
         return self._read_words(words), out
-
-    def wait(
-        self, newer_than: int = 0, *, timeout: float | None = None, deadline: int | None = None
-    ) -> bool:
-        """Until there is a version beyond ``newer_than``."""
-        if newer_than < 0:
-            raise ValueError(f"cannot wait on board: newer_than {newer_than}, expected at least 0")
-        return self._wait_version(newer_than + 1, timeout=timeout, deadline=deadline)
 
     def _split(self, words: npt.NDArray[np.uint64]) -> dict[str, npt.NDArray[Any]]:
         out = {}

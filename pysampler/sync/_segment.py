@@ -45,6 +45,8 @@ class Segment(Closing, _core.Segment):
     @classmethod
     def from_fd(cls, fd: int) -> Segment:
         """The segment behind a file descriptor from elsewhere, which stays the caller's."""
+        if not isinstance(fd, int) or not 0 <= fd < 2**31:
+            raise ValueError(f"cannot attach segment: fd {fd!r}, expected a file descriptor")
         core = _core.Segment.attach(fd)
         known = _mapped_here.get(core.id)
         if known is not None and not known.closed:
@@ -157,7 +159,7 @@ def whole_shape(shape: int | Sequence[int], what: str) -> tuple[int, ...]:
     """The shape as a tuple of whole numbers of at least 0."""
     lengths: tuple[Any, ...] = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     for n in lengths:
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not 0 <= n < 2**63:
             raise ValueError(
                 f"cannot make {what}: shape {shape!r}, expected whole numbers of at least 0"
             )
@@ -194,6 +196,8 @@ class Array(Handle):
         dtype: np.dtype[Any],
         offset: int | None = None,
     ) -> None:
+        if not isinstance(segment, Segment):
+            raise TypeError(f"cannot make array: segment {segment!r}, expected a Segment")
         self._segment = segment
         self.offset, self._view = segment.array(shape, dtype, offset)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Protocol
 
+import numpy as np
+
 from pysampler import _core
 from pysampler._core import Loss
 from pysampler.closing import Closing
@@ -71,6 +73,8 @@ class Watch(Closing, _core.Watch):
 
     def leave_with(self, process: int | _Process | None = None, code: int = 1) -> None:
         """End this process, at once and without cleaning up, when that one (its parent) ends."""
+        if not isinstance(code, int) or not 0 <= code < 256:
+            raise ValueError(f"cannot leave: code {code!r}, expected 0 to 255")
         pid = os.getppid() if process is None else _pid(process)
         self._leave_with_pid(pid, code)
         _for_life.append(self)
@@ -84,6 +88,6 @@ _for_life: list[Watch] = []
 
 def _pid(process: int | _Process) -> int:
     pid = process if isinstance(process, int) else getattr(process, "pid", None)
-    if pid is None or isinstance(pid, bool) or pid <= 0:
+    if not isinstance(pid, (int, np.integer)) or isinstance(pid, bool) or not 0 < pid < 2**31:
         raise ValueError(f"cannot watch {process!r}: expected a pid, or a process that was started")
-    return pid
+    return int(pid)

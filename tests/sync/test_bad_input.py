@@ -174,6 +174,90 @@ BAD = {
         ValueError,
         "cannot publish to board: a has shape (2,), expected (1,)",
     ),
+    "array of 2**64": (
+        lambda: sync.Array((1 << 64,)),
+        ValueError,
+        "cannot make array: shape (18446744073709551616,), expected whole numbers of at least 0",
+    ),
+    "array beyond all numbers": (
+        lambda: sync.Array((1 << 40, 1 << 40), np.uint8, sync.Segment(64)),
+        ValueError,
+        "cannot make array: shape [1099511627776, 1099511627776] is negative or too large",
+    ),
+    "array in what is no segment": (
+        lambda: sync.Array(3, np.uint8, 5),
+        TypeError,
+        "cannot make array: segment 5, expected a Segment",
+    ),
+    "ring of 2**64 slots": (
+        lambda: sync.Ring(1 << 64),
+        ValueError,
+        "cannot make ring: slots 18446744073709551616, expected a whole number below 2**63",
+    ),
+    "ring of huge records": (
+        lambda: sync.Ring(4, shape=1 << 64),
+        ValueError,
+        "cannot make ring: shape 18446744073709551616, expected whole numbers of at least 0",
+    ),
+    "board read into a number": (
+        lambda: sync.Board({"a": np.zeros(1)}).read(5),
+        ValueError,
+        "cannot read board: out is not what an earlier read returned",
+    ),
+    "board read into numbers": (
+        lambda: sync.Board({"a": np.zeros(1)}).read({"a": 1}),
+        ValueError,
+        "cannot read board: out is not what an earlier read returned",
+    ),
+    "board read into what is read-only": (
+        lambda: (
+            (board := sync.Board({"a": np.zeros(1)})),
+            (out := board.read()[1])["a"].base.setflags(write=False),
+            board.read(out),
+        ),
+        ValueError,
+        "cannot read board: buffer of 1 words, expected 1, contiguous and writeable",
+    ),
+    "board published nothing": (
+        lambda: sync.Board({"a": np.zeros(1)}).publish(None),
+        TypeError,
+        "cannot publish to board: fields None, expected a mapping",
+    ),
+    "board published names that do not sort": (
+        lambda: sync.Board({"a": np.zeros(1)}).publish({1: 1, "b": 2}),
+        ValueError,
+        "cannot publish to board: fields [1, 'b'], expected ['a']",
+    ),
+    "wait for a version that is no number": (
+        lambda: sync.Board({"a": np.zeros(1)}).wait("new"),
+        ValueError,
+        "cannot wait on board: newer_than 'new', expected a whole number of at least 0",
+    ),
+    "wait for a version that never comes": (
+        lambda: sync.Board({"a": np.zeros(1)}).wait(1 << 61),
+        ValueError,
+        "cannot wait on board: newer_than 2305843009213693952, expected one below 2**60",
+    ),
+    "watch of a huge pid": (
+        lambda: sync.Watch().add(1 << 64),
+        ValueError,
+        "cannot watch 18446744073709551616: expected a pid",
+    ),
+    "watch that knows of -1": (
+        lambda: sync.Watch().wait(known=-1),
+        ValueError,
+        "cannot wait on watch: known -1, expected a whole number of at least 0",
+    ),
+    "leave with a huge code": (
+        lambda: sync.Watch().leave_with(1, 1 << 64),
+        ValueError,
+        "cannot leave: code 18446744073709551616, expected 0 to 255",
+    ),
+    "segment of a huge fd": (
+        lambda: sync.Segment.from_fd(1 << 64),
+        ValueError,
+        "cannot attach segment: fd 18446744073709551616, expected a file descriptor",
+    ),
     "watch of nobody": (lambda: sync.Watch().add(0), ValueError, "cannot watch 0: expected a pid"),
     "segment too small": (
         lambda: sync.Ring(1024, segment=sync.Segment(1)),

@@ -10,6 +10,7 @@ import threading
 
 import numpy as np
 import pytest
+from programs import completed
 
 from pysampler import _core, errors, sync
 
@@ -119,6 +120,100 @@ print("well")
 
 def test_closing_under_a_waiter_crashes_nobody():
     assert run(CLOSE) == "well\n"
+
+
+CONVERT = """
+import sys
+import numpy as np
+from pysampler import _core, errors, sync
+
+class Closes:
+    "Closes a handle where it is converted, and then is a good argument."
+
+    def __init__(self, handle, value):
+        self.handle, self.value = handle, value
+
+    def closed(self, *_, **__):
+        self.handle.close()
+        return self.value
+
+    __index__ = __array__ = closed
+
+    def __float__(self):
+        return float(self.closed())
+
+    def __iter__(self):
+        return iter([self.closed()])
+
+def board():
+    return sync.Board({"a": np.zeros(1)})
+
+CALLS = [
+    (sync.Flag, lambda f: f.wait(Closes(f, 0.0001))),
+    (sync.Flag, lambda f: f.wait(deadline=Closes(f, 1))),
+    (lambda: sync.Doorbell(2), lambda b: b.post(Closes(b, 1))),
+    (lambda: sync.Doorbell(2), lambda b: b.take(Closes(b, 1))),
+    (lambda: sync.Doorbell(2), lambda b: b.take([0, Closes(b, 1)])),
+    (lambda: sync.Doorbell(2), lambda b: b.revive(Closes(b, 1))),
+    (lambda: sync.Doorbell(2), lambda b: b.member(Closes(b, 1))),
+    (lambda: sync.Doorbell(2), lambda b: b.wait(Closes(b, 1), timeout=0)),
+    (board, lambda b: b.wait(0, timeout=Closes(b, 0.0001))),
+    (board, lambda b: b.wait(Closes(b, 0), timeout=0)),
+    (board, lambda b: b.publish({"a": Closes(b, np.zeros(1))})),
+    (lambda: sync.Ring(4), lambda r: r.push_many(Closes(r, np.zeros(1)))),
+    (lambda: sync.Ring(4), lambda r: r.push(1.0, timeout=Closes(r, 1))),
+    (lambda: sync.Ring(4), lambda r: r.claim(Closes(r, 1))),
+    (lambda: sync.Ring(4), lambda r: r.publish(Closes(r, 0))),
+    (lambda: sync.Ring(4), lambda r: r.pop_many(Closes(r, 1), 0)),
+    (lambda: sync.Ring(4), lambda r: r.release(Closes(r, 0))),
+    (lambda: sync.SharedRing(4), lambda r: r.push(1.0, timeout=Closes(r, 1))),
+    (lambda: sync.SharedRing(4), lambda r: r.claim(timeout=Closes(r, 1))),
+    (lambda: sync.SharedRing(4), lambda r: r.peek(Closes(r, 1))),
+    (lambda: sync.SharedRing(4), lambda r: r.wait_drained(timeout=Closes(r, 1))),
+    (lambda: sync.ByteRing(4096), lambda r: r.send(b"x", Closes(r, 1))),
+    (lambda: sync.ByteRing(4096), lambda r: r.recv(Closes(r, 1))),
+    (lambda: sync.ByteRing(4096), lambda r: r.recv(0, limit=Closes(r, 1))),
+    (sync.Watch, lambda w: w.wait(known=Closes(w, 0), timeout=0)),
+    (sync.Watch, lambda w: w.wait(timeout=Closes(w, 0))),
+    (lambda: sync.Segment(64), lambda s: s.array((1,), np.dtype(np.uint8), Closes(s, 128))),
+    (lambda: sync.Segment(640), lambda s: _core.Flag(s, Closes(s, 128))),
+]
+for n, (make, call) in enumerate(CALLS):
+    print(n, file=sys.stderr)
+    try:
+        print(n, call(make()))
+    except errors.ClosedError:
+        pass
+print("well")
+"""
+
+
+def test_a_handle_that_converting_an_argument_closes_says_so():
+    assert completed("-c", CONVERT).stdout == "well\n"
+
+
+TWO_SIZES = """
+from pysampler import _core, sync
+
+class Grows:
+    "Is another number every time."
+
+    def __init__(self, *sizes):
+        self.sizes = list(sizes)
+
+    def __index__(self):
+        return self.sizes.pop(0)
+
+segment = sync.Segment(1 << 20)
+bell = _core.Doorbell(segment, Grows(1, 1000))
+assert bell.members == 1
+ring = _core.ByteRing(segment, Grows(4096, 65536))
+assert ring.capacity == 4096
+"""
+
+
+def test_an_argument_is_converted_once():
+    completed("-c", TWO_SIZES)
 
 
 EXIT = """
@@ -263,6 +358,15 @@ def test_a_doorbell_does_not_wait_for_more_than_are_left():
         bell.take([0])
         with pytest.raises(errors.LostError, match="members 0, 1 lost"):
             bell.wait(2)
+
+
+def test_a_board_is_never_larger_than_its_segment():
+    large = np.broadcast_to(np.zeros(1, "u1"), 1 << 62)
+    with pytest.raises(ValueError, match="cannot make board: .* are too large"):
+        sync.Board(dict.fromkeys("abcd", large))
+    words = (1 << 61) // 3 + 1
+    with pytest.raises(ValueError, match="are too large"):
+        _core.Board(sync.Segment(64), words, 24)
 
 
 def test_closing_a_watch_ends_the_waits_for_it():

@@ -14,6 +14,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from made_up import SpaceEnv, TellingEnv
+from programs import completed
 
 import pysampler
 from pysampler.errors import BusyError, ClosedError, EnvError, PysamplerError, WorkerLostError
@@ -412,3 +413,65 @@ def test_nan_is_refused_where_it_is_asked_for():
         envs.step(bad)
     envs.step(np.zeros((2, 2), np.float32))
     envs.close()
+
+
+EMPTIES = """
+import contextlib, sys
+import gymnasium as gym, numpy as np
+import pysampler
+
+BOX = gym.spaces.Box(-1, 1, (2,))
+
+class Empties:
+    "Empties the dict that holds it where it is converted or hashed."
+
+    def __init__(self, holder):
+        self.holder = holder
+
+    def __array__(self, *_, **__):
+        self.holder.clear()
+        return np.zeros(2, np.float32)
+
+    def __hash__(self):
+        if sys._getframe(1).f_code.co_name != "_both":  # not where it becomes a key
+            self.holder.clear()
+        return 7
+
+    def _both(self):
+        self.holder[self] = [1]
+        self.holder["x"] = 1.0
+
+class Env(gym.Env):
+    observation_space = gym.spaces.Dict(a=BOX, b=gym.spaces.Tuple([BOX, BOX]))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        zeros = np.zeros(2, np.float32)
+        return {"a": zeros, "b": (zeros, zeros)}, {"x": 1.0}
+
+    def step(self, action):
+        obs, info = self.reset()
+        if action:
+            obs["b"] = Empties(obs), obs["a"]
+        else:
+            Empties(info)._both()
+        return obs, 1.0, False, False, info
+
+with contextlib.closing(pysampler.VectorEnv([Env] * 2, num_workers=0)) as envs:
+    envs.reset()
+    for action in (1, 0):
+        envs.step(np.full(2, action))
+print("well")
+"""
+
+
+def test_values_that_empty_the_dict_they_came_in_crash_nothing():
+    # What is freed is overwritten at once.
+    assert completed("-c", EMPTIES, env=os.environ | {"PYTHONMALLOC": "debug"}).stdout == "well\n"
+
+
+def test_as_many_envs_are_received_as_there_are_whatever_the_number():
+    with contextlib.closing(pysampler.VectorEnv([TellingEnv] * 2, num_workers=1)) as envs:
+        for asked in ({"min_envs": 2**63}, {"max_envs": 2**64}, {"max_envs": 10**30}):
+            envs.async_reset()
+            assert len(envs.recv(**asked)[1]) == 2

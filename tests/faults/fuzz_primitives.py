@@ -1,0 +1,453 @@
+"""Random operations on the primitives with hostile arguments, while threads close them.
+
+    python tests/faults/fuzz_primitives.py --seconds 600
+
+Each case has a seed, which decides what is made, what is called with what, and by how many threads.
+It runs in a child: one that crashes, does not get on for a while, or raises what no caller can
+understand is reported with its seed and the last operations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import itertools
+import random
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from pysampler import errors, sync
+from pysampler.sync._segment import Handle
+
+HANG = 30.0  # seconds that a case may take at most
+CASES = 100  # in one child
+OPERATIONS = 60  # of a thread, in one case
+LARGEST = 64 << 20  # bytes of a segment
+TELL = 12  # operations that a report shows
+
+# What a primitive may raise, whatever it is given.
+EXPECTED = (
+    *(errors.PysamplerError, TypeError, ValueError, OverflowError, IndexError, BufferError),
+    *(MemoryError, OSError),
+)
+# What shows that an error comes from within.
+INTERNAL = re.compile(
+    r"Unable to (cast|load|convert)|bad_alloc|std::|vector|basic_string|returned .*NULL"
+    r"|error return without exception|unknown (internal )?error"
+)
+
+
+class Raises(Exception):  # noqa: N818
+    """What a hostile argument raises where it is converted."""
+
+
+class Converted:
+    """Does something, and then is another value, wherever it is converted."""
+
+    def __init__(self, act, value):
+        self.act, self.value = act, value
+
+    def __repr__(self):
+        return f"<converted to {self.value!r}>"
+
+    def _convert(self, *_, **__):
+        self.act()
+        return self.value
+
+    __index__ = __int__ = __float__ = __array__ = _convert
+
+    def __iter__(self):
+        self.act()
+        return iter([self.value, self])
+
+    def __len__(self):
+        return int(self._convert())
+
+
+def raises():
+    raise Raises
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+NUMBERS = [
+    *(0, 1, 2, 3, 7, 8, 64, 4096, -1, -(2**31), 2**30, 2**31, 2**32, 2**53, 2**61, 2**62 - 1),
+    *(2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**64), 10**30, True, False),
+    *(0.0, -0.0, 0.5, 1e-9, 1e300, float("nan"), float("inf"), -float("inf"), Fraction(1, 10_000)),
+    *(Decimal("NaN"), Decimal("0.0001"), 1j, np.int8(-1), np.uint64(2**64 - 1), np.float32(1)),
+    *(np.True_, np.array(3), np.array([1, 2]), np.array([]), np.float16("nan")),
+]
+OTHERS = [None, "", "abc", b"", b"abc", (), [], {}, [0], [0, 1], [None], object(), int, print, ...]
+
+
+def released():
+    view = memoryview(bytearray(8))
+    view.release()
+    return view
+
+
+def read_only():
+    array = np.arange(4.0)
+    array.flags.writeable = False
+    return array
+
+
+ARRAYS = [
+    lambda: np.zeros(4),
+    lambda: np.zeros(0),
+    lambda: np.zeros((2, 3), np.int8),
+    lambda: np.arange(16.0)[::2],
+    lambda: np.arange(16.0)[::-1],
+    lambda: np.zeros((4, 4), order="F")[:, 1],
+    lambda: np.broadcast_to(np.float32(1), (1000,)),
+    lambda: np.zeros(3, object),
+    lambda: np.zeros(3, "M8[ns]"),
+    lambda: np.zeros(3, "V0"),
+    lambda: np.zeros(3, [("a", "u1"), ("b", "f8")]),
+    lambda: np.zeros(3, ">f8"),
+    lambda: np.array(["abc"]),
+    lambda: np.frombuffer(bytearray(33), np.uint8, 32, 1).view(np.float64),  # not aligned
+    lambda: np.float64(3),
+    lambda: bytearray(100),
+    lambda: memoryview(b"abcdef")[::2],
+    lambda: bytes(9000),
+    read_only,
+    released,
+]
+
+
+class Hostile:
+    """Makes arguments; `handles` are what some of them close."""
+
+    def __init__(self, dice, handles):
+        self.dice, self.handles = dice, handles
+
+    def number(self):
+        return self.dice.choice(NUMBERS)
+
+    def small(self):
+        return self.dice.choice([0, 1, 1, 2, 3, 8])
+
+    def close_one(self):
+        self.dice.choice([one for one in self.handles if hasattr(one, "close")]).close()
+
+    def any(self):
+        kind = self.dice.random()
+        if kind < 0.35:
+            return self.number()
+        if kind < 0.5:
+            return self.dice.choice(OTHERS)
+        if kind < 0.7:
+            return self.dice.choice(ARRAYS)()
+        if kind < 0.8:
+            act = self.dice.choice([self.close_one, self.close_one, raises, lambda: None])
+            return Converted(act, self.dice.choice([0, 1, 0.0001, 2**64, "x", np.zeros(1)]))
+        if kind < 0.9:
+            return self.dice.choice(self.handles)
+        kind = type(self.dice.choice(self.handles))
+        return kind.__new__(kind) if kind.__init__ is not object.__init__ else kind
+
+    def count(self):
+        return self.small() if self.dice.random() < 0.6 else self.any()
+
+    def records(self):
+        if self.dice.random() < 0.5:
+            return np.zeros(self.small())
+        return self.any()
+
+    def message(self):
+        if self.dice.random() < 0.5:
+            return bytes(self.dice.choice([0, 1, 100, 5000]))
+        return self.any()
+
+    def wait(self):
+        """How long to wait: always given, and never long."""
+        if self.dice.random() < 0.7:
+            return {"timeout": self.dice.choice([0, 1e-4, 1e-3])}
+        act = self.dice.choice([self.close_one, raises, lambda: None])
+        name = self.dice.choice(["timeout", "deadline"])
+        quick = [0, -1, float("nan"), "a", b"", [], object(), np.array([0.0, 1.0]), -(2**64)]
+        quick += [Converted(act, 0), Converted(act, 0.0001), Converted(act, -1)]
+        return {name: self.dice.choice(quick)}
+
+
+# -- what is called --------------------------------------------------------------------------------
+# (name, what makes the positional arguments, whether it waits)
+
+HANDLE = [
+    *(("close", "", False), ("closed", None, False), ("offset", None, False)),
+    *(("segment", None, False), ("place", "", False), ("__reduce__", "", False)),
+    *(("__repr__", "", False), ("__enter__", "", False), ("__init__", "n", False)),
+    *(("__init__", "aa", False), ("stats", None, False), ("replaced", "", False)),
+    *(("slots", None, False), ("__len__", "", False)),
+]
+SIDES = [("producer", "", False), ("consumer", "", False)]
+PUSHES = [
+    ("push", "r", True),
+    ("push_many", "r", True),
+    ("pop", "", True),
+    ("pop_many", "cc", True),
+]
+SLOTS = [("publish", "c", False), ("publish", "", False), ("peek", "c", True), ("peek", "cc", True)]
+SLOTS += [("release", "", False), ("release", "c", False), *PUSHES, *SIDES]
+CALLS = {
+    sync.Flag: [
+        *(("set", "", False), ("clear", "", False), ("is_set", "", False), ("wait", "", True)),
+        *(("beside", "a", False), ("poster", "", False), ("poster_lost", None, False)),
+    ],
+    sync.Doorbell: [
+        *(("post", "c", False), ("take", "c", False), ("take", "a", False), ("wait", "c", True)),
+        *(("take_ready", "", False), ("revive", "c", False), ("member", "c", False)),
+        *(("lost", None, False), ("members", None, False), ("wait", "", True)),
+    ],
+    sync.Ring: [("claim", "c", True), ("claim", "", True), *SLOTS],
+    sync.SharedRing: [
+        *(("claim", "", True), ("abandon", "", False), ("leave", "", False)),
+        *(("wait_drained", "", True), *SLOTS),
+    ],
+    sync.ByteRing: [
+        *(("send", "m", True), ("recv", "", True), ("peek", "", True), ("release", "", False)),
+        *(("renew", "", False), ("recv_into", "a", True), ("capacity", None, False), *SIDES),
+    ],
+    sync.Board: [
+        *(("publish", "f", False), ("publish", "a", False), ("read", "", False)),
+        *(("read", "a", False), ("wait", "c", True), ("writer", "", False)),
+        *(("version", None, False), ("_begin", "", False), ("_write", "ca", False)),
+        *(("_publish_words", "", False), ("_read_words", "a", False)),
+    ],
+    sync.Array: [("view", None, False), ("__array__", "a", False)],
+    sync.Segment: [
+        *(
+            ("array", "asc", False),
+            ("array", "as", False),
+            ("fd", None, False),
+            ("id", None, False),
+        ),
+        *(("size", None, False), ("left", None, False), ("close", "", False)),
+        *(("__repr__", "", False), ("__init__", "n", False), ("from_fd", "a", False)),
+    ],
+    sync.Watch: [
+        *(("add", "pa", False), ("add", "paa", False), ("forget", "p", False)),
+        *(("settle", "p", False), ("wait", "", True), ("losses", None, False)),
+        *(("watched", None, False), ("close", "", False), ("__repr__", "", False)),
+        *(("_add_pid", "aa", False), ("__init__", "", False)),
+    ],
+    sync.WaitPolicy: [
+        *(("fixed", "a", False), ("usual_ns", None, False), ("stats", None, False)),
+        *(("__repr__", "", False), ("__reduce_ex__", "c", False)),
+    ],
+}
+
+
+def makers(hostile):
+    """Each makes something of good arguments, or of others."""
+
+    def policy():
+        some = [None, None, sync.WaitPolicy(), sync.WaitPolicy.fixed(spin_ns=1000, yield_ns=1000)]
+        return {"policy": hostile.dice.choice(some)}
+
+    def fields():
+        return {"a": np.zeros(3), "b": np.zeros((2, 2), np.int8)}
+
+    good = [
+        lambda: sync.Flag(**policy()),
+        lambda: sync.Doorbell(3, **policy()),
+        lambda: sync.Ring(8, **policy()),
+        lambda: sync.SharedRing(8, producers=2, **policy()),
+        lambda: sync.ByteRing(4096, **policy()),
+        lambda: sync.Board(fields(), **policy()),
+        lambda: sync.Array((2, 3)),
+        lambda: sync.Segment(1 << 16),
+        sync.Watch,
+        sync.WaitPolicy,
+    ]
+
+    def segment():
+        return hostile.dice.choice([None, None, sync.Segment(1 << 14), hostile.any()])
+
+    bad = [
+        lambda: sync.Flag(segment(), policy=hostile.any()),
+        lambda: sync.Doorbell(hostile.any(), segment()),
+        lambda: sync.Ring(hostile.count(), hostile.any(), hostile.any(), segment()),
+        lambda: sync.Ring(8, high=hostile.any(), low=hostile.any()),
+        lambda: sync.SharedRing(8, producers=hostile.any(), segment=segment()),
+        lambda: sync.SharedRing(hostile.any(), np.int8, hostile.any()),
+        lambda: sync.ByteRing(hostile.any(), segment()),
+        lambda: sync.Board({"a": hostile.any()}, segment(), buffers=hostile.count()),
+        lambda: sync.Board(hostile.any()),
+        lambda: sync.Array(hostile.any(), hostile.any(), segment()),
+        lambda: sync.Segment(hostile.any()),
+        lambda: sync.WaitPolicy.fixed(spin_ns=hostile.any(), yield_ns=hostile.any()),
+    ]
+    return good, bad
+
+
+class Case:
+    """One program of a few threads."""
+
+    def __init__(self, seed, note):
+        self.seed, self.note = seed, note
+        self.dice = random.Random(seed)
+        self.handles = [sync.Flag()]
+        self.wrong = []
+        good, bad = makers(Hostile(self.dice, self.handles))
+        for make in self.dice.choices(good, k=3):
+            self.handles.append(make())
+        for make in self.dice.choices(bad, k=3):
+            self.expected("make", make)
+
+    def expected(self, name, call):
+        """What the call returns; an error that it may not raise is noted."""
+        try:
+            return call()
+        except Raises:
+            return None
+        except BaseException as error:
+            text = str(error)
+            internal = INTERNAL.search(text) or not isinstance(error, EXPECTED)
+            if isinstance(error, MemoryError):
+                internal = not text.startswith("cannot ")
+            if internal:
+                where = "".join(traceback.format_exc().splitlines(keepends=True)[-4:])
+                self.wrong.append(f"{name}: {type(error).__name__}: {text}\n{where}")
+        return None
+
+    def operate(self, seed):
+        dice = random.Random(seed)
+        hostile = Hostile(dice, self.handles)
+        for _ in range(OPERATIONS):
+            handle = dice.choice(self.handles)
+            kind = next(kind for kind in type(handle).__mro__ if kind in CALLS)
+            calls = CALLS[kind] + (HANDLE if issubclass(kind, Handle) else [])
+            name, arguments, waits = dice.choice(calls)
+            if name == "close" and dice.random() < 0.5:
+                continue
+            if kind is sync.Array and name in ("stats", "replaced", "slots", "__len__"):
+                continue
+            self.note(f"{self.seed} {kind.__name__}.{name}")
+            given = [] if arguments is None else [self.argument(hostile, one) for one in arguments]
+            options = hostile.wait() if waits else {}
+            if not hasattr(kind, name):
+                continue
+            shown = f"{kind.__name__}.{name}({given!r:.300}, {options!r})"
+            self.note(f"{self.seed} {shown}")
+            if arguments is None:
+                self.expected(shown, lambda h=handle, n=name: getattr(h, n))
+            else:
+                call = getattr(handle, name)
+                self.expected(shown, lambda c=call, g=given, o=options: c(*g, **o))
+
+    def argument(self, hostile, kind):
+        dice = hostile.dice
+        if kind == "p":  # a pid: never one that a loss could be told of
+            return dice.choice([2**22 + 1, -1, 0, 2**40, None, "a", object()])
+        if kind == "s":
+            return dice.choice([np.dtype("u1"), np.dtype("f8"), np.dtype("V0"), "f4", None])
+        if kind == "f":
+            return {"a": hostile.any(), "b": np.zeros((2, 2))}
+        make = {"a": hostile.any, "n": hostile.any, "c": hostile.count, "r": hostile.records}
+        return make.get(kind, hostile.message)()
+
+    def run(self):
+        seeds = [self.dice.random() for _ in range(self.dice.choice([1, 2, 3]))]
+        threads = [
+            threading.Thread(
+                target=self.expected, args=("a thread", lambda s=seed: self.operate(s))
+            )
+            for seed in seeds
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for handle in self.handles:
+            if hasattr(handle, "close"):
+                handle.close()
+
+
+# -- the child: a number of cases ------------------------------------------------------------------
+
+
+def child(seed, count, notes):
+    """Runs the cases; what it is at is the last line of the notes."""
+    faulthandler.enable()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, LARGEST))  # of a segment
+    lock = threading.Lock()
+    with Path(notes).open("w") as file:
+
+        def note(text):
+            with lock:
+                file.write(f"{threading.get_ident() % 1000} {' '.join(text.split())}\n")
+                file.flush()
+
+        for n in range(count):
+            faulthandler.dump_traceback_later(HANG, exit=True)
+            case = Case(seed + n, note)
+            case.run()
+            for wrong in case.wrong:
+                print(f"case {seed + n}: {wrong}")
+    faulthandler.cancel_dump_traceback_later()
+
+
+# -- the parent ------------------------------------------------------------------------------------
+
+
+def campaign(seconds, seed, one):
+    """What went wrong, and how many cases and operations there were."""
+    wrong = []
+    done = Counter()
+    end = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as folder:
+        notes = Path(folder) / "notes"
+        for first in itertools.count(seed, CASES):
+            count = 1 if one else CASES
+            command = [sys.executable, "-W", "ignore", __file__, "--child", str(first)]
+            command += ["--count", str(count), "--notes", str(notes)]
+            ended = subprocess.run(command, capture_output=True, text=True, check=False)
+            told = notes.read_text().splitlines()
+            done["operations"] += len(told)
+            done["cases"] += count
+            if ended.returncode != 0:
+                what = "\n  ".join([f"the child ended with {ended.returncode} at", *told[-TELL:]])
+                wrong.append(f"{what}\n{ended.stderr[-3000:]}")
+            if ended.stdout:
+                wrong.append(ended.stdout[:3000])
+            if one or time.monotonic() > end or len(wrong) >= 5:
+                return wrong, done
+    raise AssertionError
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--case", type=int, help="only the case of this seed")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--notes", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child is not None:
+        child(args.child, args.count, args.notes)
+        return False
+    seed = args.seed if args.case is None else args.case
+    wrong, done = campaign(args.seconds, seed, one=args.case is not None)
+    print(f"seed {seed}: {done['cases']:,} cases, {done['operations']:,} operations")
+    for what in wrong:
+        print(f"WRONG, repeat it with --case: {what}", file=sys.stderr)
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

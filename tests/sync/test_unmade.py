@@ -1,0 +1,84 @@
+"""Objects whose ``__init__`` was never called, and what does not pickle: a TypeError, no crash."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+from programs import completed
+
+from pysampler import _core, sync
+
+CLASSES = sorted(name for name, one in vars(_core).items() if inspect.isclass(one))
+
+CALL_ALL = """
+import sys
+from pysampler import _core
+
+cls = getattr(_core, sys.argv[1])
+others = {"__init__", "__reduce__", "__module__", "__doc__", "_pybind11_conduit_v1_"}
+for name, member in vars(cls).items():
+    if name in others or isinstance(member, (staticmethod, int)):
+        continue
+    print(name, file=sys.stderr)
+    call = member.__get__ if hasattr(member, "fget") else member
+    told = set()
+    for count in range(9):
+        for value in (None, 0, [], b""):
+            try:
+                call(cls.__new__(cls), *[value] * count)
+                told.add("no error")
+            except TypeError as error:
+                told.add(str(error).partition(": ")[2])
+    assert "its __init__ has not been called" in told and "no error" not in told, (name, told)
+"""
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_no_method_of_an_object_that_was_not_made_crashes(name):
+    completed("-c", CALL_ALL, name)
+
+
+def test_an_object_that_was_not_made_is_no_argument_either():
+    unmade = _core.Segment.__new__(_core.Segment)
+    for call in (_core.Flag, _core.Segment):
+        with pytest.raises(TypeError, match="has not been called"):
+            call(unmade)
+    with pytest.raises(TypeError, match="has not been called"):
+        sync.Flag().beside(sync.Doorbell.__new__(sync.Doorbell))
+    with pytest.raises(TypeError, match="has not been called"):
+        sync.Flag(policy=_core.WaitPolicy.__new__(_core.WaitPolicy))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_no_class_of_ours_pickles_by_itself(name):
+    cls = getattr(_core, name)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(TypeError, match=f"cannot pickle or copy {name}"):
+            pickle.dumps(cls.__new__(cls), protocol)
+    for copied in (copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match=f"cannot pickle or copy {name}"):
+            copied(cls.__new__(cls))
+
+
+@pytest.mark.parametrize("make", [sync.WaitPolicy, sync.Watch, sync.wait_costs])
+def test_what_has_no_place_in_another_process_does_not_pickle(make):
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(TypeError, match="cannot pickle or copy"):
+            pickle.dumps(make(), protocol)
+
+
+def test_a_subinterpreter_is_refused():
+    program = """
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+interpreters.run_string(interpreters.create(), '''
+try:
+    import pysampler
+except ImportError as error:
+    print(error)
+''')
+"""
+    assert "subinterpreter" in completed("-W", "ignore", "-c", program).stdout
