@@ -164,7 +164,7 @@ class EnvHost:
         self.frames = frames
         self.segment = segment
         self._acting: Alone | None = None
-        self._infos = _core.Infos(frames.infos, frames.envs)
+        self._infos = _core.Infos()
         self._known: set[int] = set()
         self.add_columns(0, columns)
         how = getattr(_core.Autoreset, autoreset), getattr(_core.KeepInfos, keep)
@@ -292,7 +292,7 @@ class EnvHost:
         """Where infos have a place from now on."""
         new = [column for column in columns if column.mask not in self._known]
         self._known.update(column.mask for column in new)
-        add_columns(self._infos, new)
+        add_columns(self._infos, self.frames, new)
 
     def replace(self, block: int, seeds: Sequence[int]) -> None:  # noqa: ARG002
         """These envs take the place of lost ones; seeds of their next resets."""

@@ -130,6 +130,10 @@ class Processes:
                 answers[index] = answer
         return [answers[index][0] for index in range(len(answers))], answers[0][1]
 
+    def socket_of(self, index: int) -> int:
+        """Return the descriptor of the socket to a worker, the one that is there now."""
+        return self.children[index].connection.fileno()
+
     def attach(self, attachments: Sequence[Attachment], fd: int, frames: Placed) -> None:
         """Attach them to a segment, and to that of the frames, and wait until they are."""
         for index, attachment in enumerate(attachments):

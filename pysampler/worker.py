@@ -264,7 +264,8 @@ class _Server:
         policy = wait_policy(at.policy)
         self.core = _core.Worker(segment, at.pool, at.groups, setup.index, meter, policy)
         self.inbox = _core.ByteRing(segment, at.capacity, offset=at.inbox)
-        self.outbox = Outbox(_core.ByteRing(segment, at.capacity, offset=at.outbox))
+        ring = _core.ByteRing(segment, at.capacity, offset=at.outbox)
+        self.outbox = Outbox(ring, connection.fileno())
 
     def lay_out(self, number: int) -> None:
         """Go on with the frames of that number, which the parent has told of, or will."""
@@ -274,8 +275,7 @@ class _Server:
         if self.layout == self.laid_out:  # this worker began with them
             return
         self.laid_out = self.layout
-        memory = segment.array((layout.plan.size,), np.dtype(np.uint8), layout.frames)[1]
-        self.host.attach(Frames(layout.plan, memory), segment, *layout.host)
+        self.host.attach(Frames(layout.plan, segment, layout.frames), segment, *layout.host)
 
     def run(self) -> None:
         while True:

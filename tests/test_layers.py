@@ -18,7 +18,7 @@ PYTHON = {
     "pysampler.sync._board": {"pysampler._core", "pysampler.sync._segment"},
     "pysampler.sync._watch": {"pysampler.closing", "pysampler._core"},
     "pysampler.spec": set(),
-    "pysampler.frames": {"pysampler.spec"},
+    "pysampler.frames": {"pysampler.spec", "pysampler.sync"},
     "pysampler.remote": {"pysampler.errors"},
     "pysampler.stats": {"pysampler._core"},
     "pysampler.recording": {"pysampler.errors"},
