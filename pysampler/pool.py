@@ -122,7 +122,12 @@ class Pool:
         self._told_late: set[tuple[int, int]] = set()
         if context == "nursery" and preload:
             nursery.preload(preload)
-        self._processes = Processes(self.shares, [make(share) for share in shares], context)
+        self._processes = Processes(
+            self.shares,
+            [make(share) for share in shares],
+            context,
+            replaced="restart" in (self._faults.on_worker_loss, self._faults.on_hang),
+        )
         self.descriptions = self._processes.descriptions
 
     def lay_out(self, plan: Plan, room: int, host: tuple[Any, ...]) -> tuple[Frames, Segment]:

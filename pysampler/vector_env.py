@@ -247,6 +247,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             )
         try:
             self._open(self._pool.descriptions, options)
+            self._pool.descriptions.clear()  # envs' spaces may be large
             if replay is not None:
                 self._replayer = Replayer(replay, self._groups)
             if record is not None:

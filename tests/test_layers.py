@@ -51,8 +51,8 @@ PYTHON = {
         *("pysampler.remote", "pysampler.block", "pysampler.mail", "pysampler.stats"),
     },
     "pysampler.processes": {
-        *("pysampler._core", "pysampler.block", "pysampler.errors", "pysampler.nursery"),
-        *("pysampler.remote", "pysampler.sync", "pysampler.worker"),
+        *("pysampler._core", "pysampler.block", "pysampler.errors", "pysampler.frames"),
+        *("pysampler.nursery", "pysampler.remote", "pysampler.sync", "pysampler.worker"),
     },
     "pysampler.pool": {
         *("pysampler._core", "pysampler.sync", "pysampler.errors"),
