@@ -12,7 +12,7 @@ FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-python test-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
-  bench-core sanitize models aarch64 wheel packages contract clean
+  bench-cliffs bench-core sanitize models aarch64 wheel packages contract clean
 
 help:  ## what there is
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -74,7 +74,7 @@ format: $(VENV)/lint.stamp  ## formatters
 stubs: $(VENV)/package.stamp $(VENV)/lint.stamp  ## pysampler/_core.pyi, made from the module
 	$(BIN)/python tests/stubs.py
 
-bench: bench-vector bench-partial bench-samplers bench-actors bench-core  ## every benchmark, peers in turn; results in benchmarks/results
+bench: bench-vector bench-partial bench-samplers bench-actors bench-cliffs bench-core  ## every benchmark, peers in turn; results in benchmarks/results
 
 bench-vector: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/vector.py --out benchmarks/results
@@ -89,6 +89,9 @@ bench-samplers: $(VENV)/package.stamp $(VENV)/bench.stamp
 bench-actors: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/dqn.py --out benchmarks/results
 	$(BIN)/python benchmarks/actors.py --out benchmarks/results
+
+bench-cliffs: $(VENV)/package.stamp $(VENV)/bench.stamp
+	$(BIN)/python benchmarks/cliffs.py --out benchmarks/results
 
 bench-core: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(CMAKE) -S . -B build/bench -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_BENCHMARKS=ON

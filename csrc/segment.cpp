@@ -88,16 +88,21 @@ std::size_t cgroup_left(const std::string& folder, bool v2) {
 
 // In pieces: before 6.11 a signal undoes the whole call, and a profiler's timer may well send one
 // every 10 ms.
-int take_pages(int fd, std::size_t size) {
+void take_pages(int fd, std::size_t from, std::size_t size) {
     constexpr std::size_t piece = 4 << 20;
-    for (std::size_t at = 0; at < size;) {
-        const std::size_t length = std::min(piece, size - at);
+    for (std::size_t at = from; at < from + size;) {
+        const std::size_t length = std::min(piece, from + size - at);
         const int refused = posix_fallocate(fd, static_cast<off_t>(at), static_cast<off_t>(length));
         if (refused == EINTR) continue;
-        if (refused != 0) return refused;
+        if (refused == ENOSPC || refused == ENOMEM || refused == EFBIG) {
+            throw OutOfMemory(too_large(size, std::generic_category().message(refused)));
+        }
+        if (refused != 0) {
+            throw std::system_error(refused, std::generic_category(),
+                                    "cannot make segment: fallocate");
+        }
         at += length;
     }
-    return 0;
 }
 
 int open_memfd() {
@@ -121,18 +126,21 @@ std::byte* map(int fd, std::size_t size) {
     return static_cast<std::byte*>(base);
 }
 
-void check_room(std::size_t size) {
+void check_left(std::size_t size) {
+    const std::size_t left = memory_left();
+    if (size > left) {
+        throw OutOfMemory(
+            too_large(size, "the machine and its limits leave " + std::to_string(left) + " bytes"));
+    }
+}
+
+void check_file_size(std::size_t size) {
     rlimit file_size;
     // Beyond it the kernel sends SIGXFSZ, which kills: look first.
     if (getrlimit(RLIMIT_FSIZE, &file_size) == 0 && file_size.rlim_cur != RLIM_INFINITY &&
         size > file_size.rlim_cur) {
         throw OutOfMemory(too_large(size, "the file size limit (ulimit -f) is " +
                                               std::to_string(file_size.rlim_cur) + " bytes"));
-    }
-    const std::size_t left = memory_left();
-    if (size > left) {
-        throw OutOfMemory(
-            too_large(size, "the machine and its limits leave " + std::to_string(left) + " bytes"));
     }
 }
 
@@ -158,23 +166,23 @@ std::size_t memory_left() {
 
 std::size_t Segment::page() noexcept { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 
-std::shared_ptr<Segment> Segment::create(std::size_t payload) {
-    if (payload > kUnlimited / 4) throw OutOfMemory(too_large(payload, "no machine has so much"));
-    const std::size_t size = round_up(sizeof(SegmentHeader) + payload, page());
-    check_room(size);
+std::shared_ptr<Segment> Segment::create(std::size_t payload, std::size_t room) {
+    for (const std::size_t bytes : {payload, room}) {
+        if (bytes > kUnlimited / 4) throw OutOfMemory(too_large(bytes, "no machine has so much"));
+    }
+    const std::size_t end = round_up(sizeof(SegmentHeader) + payload, page());
+    const std::size_t size = end + round_up(room, page());
+    check_file_size(size);
+    check_left(end);
     const WaitCosts& costs = WaitCosts::here();
     Fd fd(open_memfd());
     // Takes the pages now: ENOMEM here rather than SIGBUS in the middle of a night.
-    const int refused = take_pages(fd.get(), size);
-    if (refused == ENOSPC || refused == ENOMEM || refused == EFBIG) {
-        throw OutOfMemory(too_large(size, std::generic_category().message(refused)));
-    }
-    if (refused != 0) {
-        throw std::system_error(refused, std::generic_category(), "cannot make segment: fallocate");
-    }
+    take_pages(fd.get(), 0, end);
+    if (ftruncate(fd.get(), static_cast<off_t>(size)) != 0) fail("cannot make segment: ftruncate");
     std::shared_ptr<Segment> segment(new Segment(fd.get(), map(fd.get(), size), size));
     fd.take();
-    madvise(segment->base_, size, MADV_POPULATE_WRITE);  // 5.14; else the first touch maps a page
+    segment->end_ = end;
+    madvise(segment->base_, end, MADV_POPULATE_WRITE);  // 5.14; else the first touch maps a page
     if (fcntl(segment->fd_, F_ADD_SEALS, kSeals) != 0) fail("cannot seal segment");
     if (getrandom(&segment->id_, sizeof segment->id_, 0) != sizeof segment->id_) fail("getrandom");
     segment->creator_ = getpid();
@@ -220,7 +228,8 @@ std::shared_ptr<Segment> Segment::attach(int owned) {
     return segment;
 }
 
-Segment::Segment(int fd, std::byte* base, std::size_t size) : fd_(fd), base_(base), size_(size) {}
+Segment::Segment(int fd, std::byte* base, std::size_t size)
+    : fd_(fd), base_(base), size_(size), end_(size) {}
 
 Segment::~Segment() {
     munmap(base_, size_);
@@ -235,12 +244,23 @@ std::size_t Segment::allocate(std::size_t bytes, std::size_t align) {
                           std::to_string(creator_) + ", this is pid " + std::to_string(getpid()));
     }
     const std::size_t offset = round_up(used_, std::max(align, kLine));
-    if (offset > size_ || bytes > size_ - offset) {
+    if (offset > end_ || bytes > end_ - offset) {
         throw OutOfMemory("cannot allocate in segment: " + std::to_string(bytes) + " bytes, " +
-                          std::to_string(left()) + " of " + std::to_string(size_) + " left");
+                          std::to_string(left()) + " of " + std::to_string(end_) + " left");
     }
     used_ = round_up(offset + bytes, kLine);
     return offset;
+}
+
+void Segment::take(std::size_t offset, std::size_t bytes) {
+    if (!mine() || offset < end_) {
+        throw LayoutError("cannot take room of segment: it is not in this process, or not there");
+    }
+    at(offset, bytes, 1);
+    const std::size_t from = offset / page() * page();
+    const std::size_t size = round_up(offset + bytes, page()) - from;
+    check_left(size);
+    take_pages(fd_, from, size);
 }
 
 std::byte* Segment::at(std::size_t offset, std::size_t bytes, std::size_t align) const {

@@ -29,8 +29,9 @@ class OutOfMemory : public std::runtime_error {
 
 class Segment {
  public:
-    // At least `payload` bytes to allocate from. Throws OutOfMemory, std::system_error.
-    static std::shared_ptr<Segment> create(std::size_t payload);
+    // At least `payload` bytes to allocate from, and behind them `room` bytes that have addresses,
+    // and no memory before take(). Throws OutOfMemory, std::system_error.
+    static std::shared_ptr<Segment> create(std::size_t payload, std::size_t room = 0);
     // Takes ownership of `fd`, also when it throws. Throws LayoutError, std::system_error.
     static std::shared_ptr<Segment> attach(int fd);
 
@@ -42,12 +43,16 @@ class Segment {
     std::size_t size() const noexcept { return size_; }
     std::uint64_t id() const noexcept { return id_; }
     // Bytes still to allocate, in the process that made it; 0 elsewhere.
-    std::size_t left() const noexcept { return mine() ? size_ - used_ : 0; }
+    std::size_t left() const noexcept { return mine() ? end_ - used_ : 0; }
     bool mine() const noexcept;
 
     // The creator: the offset of fresh, zeroed bytes on lines of their own. Never given back.
     // Throws OutOfMemory, and LayoutError in another process.
     std::size_t allocate(std::size_t bytes, std::size_t align = kLine);
+
+    // The creator: memory for these bytes of the room. May be repeated. Throws OutOfMemory, and
+    // LayoutError unless they lie there.
+    void take(std::size_t offset, std::size_t bytes);
 
     // Throws LayoutError unless [offset, offset + bytes) lies behind the header, aligned.
     std::byte* at(std::size_t offset, std::size_t bytes, std::size_t align = kLine) const;
@@ -65,6 +70,7 @@ class Segment {
     std::byte* base_;
     std::size_t size_;
     std::uint64_t id_ = 0;
+    std::size_t end_;  // of what is allocated from; behind it is the room
     std::size_t used_ = sizeof(SegmentHeader);
     int creator_ = 0;  // pid, as this process knows it; 0 if attached
 };

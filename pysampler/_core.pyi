@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'adopt_wait_costs', 'default_signals', 'fork_with_signals_blocked', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'outlive_signals', 'page_size', 'send_descriptors', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'adopt_wait_costs', 'default_signals', 'fork_with_signals_blocked', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'outlive_signals', 'page_size', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     def __reduce__(self) -> tuple:
         ...
@@ -81,7 +81,7 @@ class Segment:
     def __init__(self, same: Segment) -> None:
         ...
     @typing.overload
-    def __init__(self, size: typing.Any) -> None:
+    def __init__(self, size: typing.Any, room: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
         ...
     def __reduce__(self) -> tuple:
         ...
@@ -94,6 +94,10 @@ class Segment:
     def close(self) -> None:
         """
         Let go of the memory, once no handle and no view needs it.
+        """
+    def take(self, offset: typing.SupportsInt | typing.SupportsIndex, bytes: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Have memory for these bytes of the room.
         """
     @property
     def closed(self) -> bool:
@@ -862,15 +866,15 @@ class Pidfd:
         Send SIGKILL, unless the process has ended.
         """
 class Infos:
-    def __init__(self, area: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8], envs: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def __init__(self) -> None:
         ...
     def __reduce__(self) -> tuple:
         ...
-    def add_column(self, path: tuple, mask: typing.SupportsInt | typing.SupportsIndex, dtype: numpy.dtype[typing.Any], shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], form: str, values: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def add_column(self, path: tuple, mask: typing.Annotated[numpy.typing.ArrayLike, numpy.bool], values: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], form: str) -> None:
         """
         A place for numbers, or arrays of a shape.
         """
-    def add_node(self, path: tuple, mask: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def add_node(self, path: tuple, mask: typing.Annotated[numpy.typing.ArrayLike, numpy.bool]) -> None:
         """
         A place for nested dicts at the end of this path of keys.
         """
@@ -943,7 +947,7 @@ class Batch:
         """
     def write(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: typing.Any) -> bool:
         """
-        Whether the actions were one array of just the right kind, and lie in the frame now.
+        Whether the actions were of a common kind, and lie in the frame now.
         """
     def write_some(self, parts: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], actions: typing.Any) -> bool:
         """
@@ -977,9 +981,17 @@ def outlive_signals() -> None:
     """
     Let SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 end neither this process nor a system call of it. Programs it starts have the defaults.
     """
+def receive_parcel(socket: typing.SupportsInt | typing.SupportsIndex, parcels: list) -> None:
+    """
+    Append the bytes of the next parcel to a list: nothing comes in between, not even Ctrl-C.
+    """
 def send_descriptors(socket: typing.SupportsInt | typing.SupportsIndex, message: bytes, descriptors: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
     """
     Send a short message and descriptors through a Unix socket, all or nothing.
+    """
+def send_parcel(socket: typing.SupportsInt | typing.SupportsIndex, head: bytes, body: bytes) -> bool:
+    """
+    Send bytes in memory of their own, without waiting; False if that cannot be now.
     """
 def set_process_title(title: str) -> None:
     """

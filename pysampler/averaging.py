@@ -157,7 +157,7 @@ class Averaging(Closing):
         count = len(of_each)
         like = {name: np.empty(field.shape, field.dtype) for name, field in fields.items()}
         size = sum(array.nbytes + 8 for array in like.values())
-        plan = Plan(_NO_SPEC, count, 1, final=False, infos=False)
+        plan = Plan(_NO_SPEC, count, 1, final=False)
         _, segment = self._pool.lay_out(plan, (count + 1) * (_BUFFERS * size + _BESIDE), ())
         self._boards = [Board(like, segment, buffers=_BUFFERS) for _ in range(count + 1)]
         *own, average = [board.place() for board in self._boards]

@@ -15,7 +15,7 @@ from pysampler import _core
 from pysampler.alone import Alone
 from pysampler.errors import WorkerLostError
 from pysampler.infos import Column, add_columns
-from pysampler.remote import Raised, Report, dumps_by_value, report
+from pysampler.remote import Raised, Report, dumps, dumps_by_value, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -107,6 +107,14 @@ def plain(leftovers: list[tuple[int, int, Any]]) -> list[tuple[int, int, Any]]:
     ]
 
 
+def _shared(space: gym.Space[Any], known: dict[bytes, gym.Space[Any]]) -> gym.Space[Any]:
+    """Return one space for all that are the same: a pickle of them has it once."""
+    try:
+        return known.setdefault(dumps(space), space)
+    except Exception:  # what cannot be pickled is told of when all are
+        return space
+
+
 class EnvHost:
     """Envs ``first`` and following, in groups of the given sizes."""
 
@@ -130,9 +138,10 @@ class EnvHost:
     def describe(self) -> Description:
         """The spaces of every env, and what else is asked of the first."""
         env = self.envs[0]
+        known: dict[bytes, gym.Space[Any]] = {}
         return Description(
-            [e.observation_space for e in self.envs],
-            [e.action_space for e in self.envs],
+            [_shared(e.observation_space, known) for e in self.envs],
+            [_shared(e.action_space, known) for e in self.envs],
             dict(env.metadata),
             env.render_mode,
             env.spec.id if env.spec is not None else type(env.unwrapped).__name__,
@@ -154,7 +163,7 @@ class EnvHost:
         self.frames = frames
         self.segment = segment
         self._acting: Alone | None = None
-        self._infos = _core.Infos(frames.infos, frames.envs)
+        self._infos = _core.Infos()
         self._known: set[int] = set()
         self.add_columns(0, columns)
         for block in self.blocks:
@@ -283,7 +292,7 @@ class EnvHost:
         """Where infos have a place from now on."""
         new = [column for column in columns if column.mask not in self._known]
         self._known.update(column.mask for column in new)
-        add_columns(self._infos, new)
+        add_columns(self._infos, self.frames, new)
 
     def replace(self, block: int, seeds: Sequence[int]) -> None:  # noqa: ARG002
         """These envs take the place of lost ones; seeds of their next resets."""

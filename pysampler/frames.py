@@ -13,7 +13,8 @@ where they lie, a frame is read without a copy, and T frames in a row are a roll
 ``has_final``                  1: there is a final observation; 2: and a message says more of it;
                                3: it was lost in this step (rollouts only)
 ``options_versions``           which options an episode was reset with; 0: none
-``infos``                      bytes, shared out among columns (infos.py)
+``infos``                      bytes for columns (infos.py), behind all the others: they have no
+                               memory before there are columns
 ``extras``                     what a policy said beside its actions: one array for each field
 ============================== ================================================================
 """
@@ -21,6 +22,7 @@ where they lie, a frame is read without a copy, and T frames in a row are a roll
 from __future__ import annotations
 
 import math
+import resource
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +32,24 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler.spec import Field, Spec
+    from pysampler.sync import Segment
 
-__all__ = ["Frames", "Plan"]
+__all__ = ["Frames", "Plan", "info_room"]
 
 LINE = 128  # bytes; csrc/layout.h
 # An action keeps the dtype it was given, of up to this many bytes an element.
 WIDEST = 8
+# Bytes of an env and frame that columns of infos may come to: nine for a number. It is less where
+# addresses are short.
+_INFOS, _INFOS_IF_LIMITED = 8192, 1024
+
+
+def info_room(envs: int, frames: int) -> int:
+    """Bytes for columns of infos."""
+    limits = [resource.getrlimit(of)[0] for of in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)]
+    limited = any(limit != resource.RLIM_INFINITY for limit in limits)
+    each = _INFOS_IF_LIMITED if limited else _INFOS
+    return max(envs * frames * each, 1 << 16)
 
 
 @dataclass(frozen=True)
@@ -47,7 +61,7 @@ class Plan:
     count: int
     final: bool  # whether envs are reset in the step that ends their episode
     extras: tuple[Field, ...] = ()
-    infos: bool = True  # whether there is room for columns of them
+    infos: int = 0  # bytes for columns of them, of all frames
 
     @property
     def fields(self) -> list[tuple[str, tuple[int, ...], npt.DTypeLike]]:
@@ -64,26 +78,30 @@ class Plan:
             ("truncated", (envs,), np.bool_),
             ("has_final", (envs,), np.uint8),
             ("options_versions", (envs,), np.int64),
-            ("infos", (_info_bytes(envs) if self.infos else 0,), np.uint8),
             *(("extras", (envs, *f.shape), f.dtype) for f in self.extras),
         ]
 
     @property
     def size(self) -> int:
-        """Bytes it takes."""
+        """Bytes it takes, without those for infos."""
         sizes = [_bytes(shape, dtype) * self.count for _, shape, dtype in self.fields]
         return sum(map(_lines, sizes))
 
 
 class Frames:
-    """Frames over some memory: ``plan.size`` bytes of zeros, at first."""
+    """Frames in a segment made with ``plan.infos`` bytes of room: zeros, at first.
 
-    def __init__(self, plan: Plan, memory: npt.NDArray[np.uint8]) -> None:
+    Those that lie there already begin at an offset.
+    """
+
+    def __init__(self, plan: Plan, segment: Segment, at: int | None = None) -> None:
+        self.offset, memory = segment.array((plan.size,), np.dtype(np.uint8), at)
+        self._segment = segment
+        self._infos_at = segment.size - plan.infos
         self.plan = plan
         self.spec = plan.spec
         self.envs = plan.envs
         self.count = plan.count
-        self.memory = memory
         arrays: dict[str, list[npt.NDArray[Any]]] = {
             "observations": [],
             "final_observations": [],
@@ -106,7 +124,14 @@ class Frames:
         [self.truncated] = arrays["truncated"]
         [self.has_final] = arrays["has_final"]
         [self.options_versions] = arrays["options_versions"]
-        [self.infos] = arrays["infos"]
+        _, self.infos = segment.array((plan.infos,), np.dtype(np.uint8), self._infos_at)
+        self.memory = memory  # all that there is
+
+    def take_infos(self, size: int) -> None:
+        """Have memory for so many bytes of infos; MemoryError if there is none. May be repeated."""
+        end = self._infos_at + size
+        self._segment.take(self._infos_at, size)
+        self.memory = self._segment.array((end - self.offset,), np.dtype(np.uint8), self.offset)[1]
 
     @property
     def default_actions(self) -> list[npt.NDArray[Any]]:
@@ -126,11 +151,6 @@ def _bytes(shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
 
 def _action_bytes(field: Field, envs: int) -> int:
     return math.prod(field.shape) * max(field.dtype.itemsize, WIDEST) * envs
-
-
-def _info_bytes(envs: int) -> int:
-    # 9 bytes an env for a number: a hundred of them, or fewer and some arrays.
-    return max(envs * 1024, 4096)
 
 
 def _lines(size: int) -> int:

@@ -7,6 +7,7 @@ channel and is merged in here. Either way the result is that of ``VectorEnv._add
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,15 +26,22 @@ if TYPE_CHECKING:
 __all__ = ["Column", "Infos", "add_columns"]
 
 Path = tuple[str, ...]
-# Python's own numbers, numpy's, or arrays.
-Form = Literal["python", "scalar", "array"]
+# Python's own numbers, numpy's, those of numpy's that gymnasium makes no array of, or arrays.
+Form = Literal["python", "scalar", "object", "array"]
 # Keys whose values have had so many types stay with the side channel.
 ALTERNATIVES = 4
+# How often a key may have a value of no such form before that is told of.
+_OFTEN = 1000
+
+_log = logging.getLogger("pysampler")
 
 
 @dataclass(frozen=True)
 class Column:
-    """Where the values of a key lie in each frame; without a dtype, where nested dicts are."""
+    """Where the values of a key lie: ``[frames, envs, ...]``, and a mask ``[frames, envs]``.
+
+    Without a dtype, where nested dicts are.
+    """
 
     path: Path
     mask: int
@@ -43,23 +51,25 @@ class Column:
     values: int = 0
 
     def views(self, frames: Frames) -> list[npt.NDArray[Any]]:
-        """``[frames, envs, ...]``: the values, if it has any, and where there are some."""
-        envs = frames.envs
-        mask = frames.infos[:, self.mask : self.mask + envs].view(np.bool_)
-        if self.dtype is None:
-            return [mask]
-        end = self.values + envs * math.prod(self.shape) * self.dtype.itemsize
-        values = frames.infos[:, self.values : end].view(self.dtype)
-        return [values.reshape(frames.count, envs, *self.shape), mask]
+        """The values, if it has any, and where there are some."""
+
+        def view(at: int, dtype: np.dtype[Any], *shape: int) -> npt.NDArray[Any]:
+            shape = frames.count, frames.envs, *shape
+            end = at + math.prod(shape) * dtype.itemsize
+            return frames.infos[at:end].view(dtype).reshape(shape)
+
+        mask = view(self.mask, np.dtype(np.bool_))
+        return [mask] if self.dtype is None else [view(self.values, self.dtype, *self.shape), mask]
 
 
-def add_columns(infos: _core.Infos, columns: Sequence[Column]) -> None:
+def add_columns(infos: _core.Infos, frames: Frames, columns: Sequence[Column]) -> None:
     """Tell one side of the frames about new columns."""
-    for c in columns:
-        if c.dtype is None:
-            infos.add_node(c.path, c.mask)
+    for column in columns:
+        *values, mask = column.views(frames)
+        if values:
+            infos.add_column(column.path, mask, values[0], column.form)
         else:
-            infos.add_column(c.path, c.mask, c.dtype, list(c.shape), c.form, c.values)
+            infos.add_node(column.path, mask)
 
 
 class Infos:
@@ -71,13 +81,15 @@ class Infos:
         columns: list[Column],
         add_info: Callable[[Any, Any, int], dict[str, Any]],
     ) -> None:
-        self.core = _core.Infos(frames.infos, frames.envs)
+        self.core = _core.Infos()
         self.columns = columns  # grows
-        self._envs = frames.envs
-        self._left = frames.infos.shape[1]
+        self._frames = frames
+        self._rows = frames.count * frames.envs
         self._next = 0
         self._known: dict[tuple[Path, Any], Column] = {}
         self._types: dict[Path, int] = {}
+        self._others: dict[Path, int] = {}  # how often values had no form, until that was told
+        self._told = False  # that infos are slow
         self._add_info = add_info
 
     def merge(
@@ -115,7 +127,7 @@ class Infos:
             self._learn(info, ())
         # Ctrl-C may have come before the last of them were added.
         new = self.columns[self.core.count :]
-        add_columns(self.core, new)
+        add_columns(self.core, self._frames, new)
         return new
 
     def _learn(self, info: dict[Any, Any], path: Path) -> None:
@@ -129,6 +141,10 @@ class Infos:
                     self._learn(value, here)
             elif (kind := _kind(value)) is not None:
                 self._place(here, kind)
+            elif not self._told:
+                self._others[here] = self._others.get(here, 0) + 1
+                if self._others[here] == _OFTEN:
+                    self._tell(here, f"{type(value).__name__}, expected a number or an array")
 
     def _place(
         self, path: Path, kind: tuple[np.dtype[Any], tuple[int, ...], Form] | None
@@ -137,23 +153,39 @@ class Infos:
         if known is not None:
             return known
         if kind is None:
-            column = Column(path, mask=self._next)
-            size = self._envs
+            column = Column(path, self._next)
+            end = self._next + self._rows
         else:
             if self._types.get(path, 0) == ALTERNATIVES:
+                self._tell(path, f"another type than {ALTERNATIVES} before it")
                 return None
             dtype, shape, form = kind
-            values = -(-(self._next + self._envs) // 16) * 16
+            values = _lines(self._next + self._rows)
             column = Column(path, self._next, dtype, shape, form, values)
-            size = values - self._next + self._envs * int(np.prod(shape)) * dtype.itemsize
-        size = -(-size // 16) * 16
-        if self._next + size > self._left:
+            end = values + self._rows * math.prod(shape) * dtype.itemsize
+        try:
+            if end > len(self._frames.infos):
+                raise MemoryError("there is no room left for infos")
+            self._frames.take_infos(end)
+        except MemoryError as error:
+            self._tell(path, str(error))
             return None
-        self._next += size
+        self._next = _lines(end)
         self.columns.append(column)
         self._types[path] = self._types.get(path, 0) + 1
         self._known[path, kind] = column
         return column
+
+    def _tell(self, path: Path, why: str) -> None:
+        """Say once that there are infos which are slow."""
+        if not self._told:
+            self._told = True
+            place = "".join(f"[{key!r}]" for key in path)
+            _log.warning("info%s is pickled with every step, which is slow: %s", place, why)
+
+
+def _lines(size: int) -> int:
+    return -(-size // 16) * 16
 
 
 def _kind(value: Any) -> tuple[np.dtype[Any], tuple[int, ...], Form] | None:
@@ -164,6 +196,8 @@ def _kind(value: Any) -> tuple[np.dtype[Any], tuple[int, ...], Form] | None:
     if cls is np.ndarray:
         plain = value.dtype.isnative and value.dtype.kind in "biufc"
         return (value.dtype, value.shape, "array") if plain else None
+    if cls is np.bool_:
+        return np.dtype(cls), (), "object"
     if issubclass(cls, np.number):
         dtype = np.dtype(cls)
         return (dtype, (), "scalar") if dtype.kind in "iufc" else None

@@ -51,8 +51,8 @@ class LocalPool:
 
     def lay_out(self, plan: Plan, room: int, host: tuple[Any, ...]) -> tuple[Frames, Segment]:
         """Lay out frames, in a segment with some room beside them."""
-        segment = Segment(plan.size + room)
-        frames = Frames(plan, segment.array((plan.size,), np.dtype(np.uint8), None)[1])
+        segment = Segment(plan.size + room, plan.infos)
+        frames = Frames(plan, segment)
         self._host.attach(frames, segment, *host)
         return frames, segment
 

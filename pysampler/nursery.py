@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import itertools
 import json
 import os
 import pickle
+import resource
 import select
 import signal
 import socket
@@ -45,7 +47,7 @@ from pysampler.nursery_process import become_worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["CONTEXTS", "Child", "Launcher", "preload"]
+__all__ = ["CONTEXTS", "Child", "Launcher", "allow_workers", "open_files", "preload"]
 
 CONTEXTS = ("nursery", "fork", "spawn")
 
@@ -67,6 +69,9 @@ _WORD = 1.0
 _PADDING = "pysampler ".ljust(160, "-")
 # What a new interpreter is deaf to until it has said what becomes of it.
 _BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# File descriptors of this process for each worker: its connection, both ends of it at first, and
+# two that tell of its end; and some for the rest of a pool.
+_FILES_EACH, _FILES = 4, 32
 # The descriptor at which a new interpreter finds its connection.
 _CONNECTION = 3
 
@@ -565,6 +570,37 @@ def await_ends(children: Iterable[Child], deadline: float) -> None:
     """Wait until the children have ended, or until that time of time.monotonic()."""
     for child in children:
         child.ended(max(0.0, deadline - time.monotonic()))
+
+
+_files_before: int | None = None  # the limit on open files, if it was raised here
+
+
+def allow_workers(count: int) -> None:
+    """Raise this process's limit on open files as far as so many more workers need it.
+
+    OSError if that is more than it may be. Workers have the limit that there was before: what an
+    env runs may rely on small numbers (``select`` does).
+    """
+    global _files_before
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    already = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    needed = already + _FILES_EACH * count + _FILES
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise OSError(
+            errno.EMFILE,
+            f"cannot start {count} workers: they need {needed} open files, the hard limit is "
+            f"{hard}; raise it (ulimit -Hn), or pass a smaller num_workers",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    _files_before = soft if _files_before is None else _files_before
+
+
+def open_files() -> int:
+    """Return the limit on open files of a worker: what this process's was before it was raised."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return soft if _files_before is None else min(soft, _files_before)
 
 
 def environment() -> dict[str, str]:

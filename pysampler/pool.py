@@ -7,6 +7,7 @@ of that as names and arguments.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import pickle
 import time
@@ -121,7 +122,12 @@ class Pool:
         self._told_late: set[tuple[int, int]] = set()
         if context == "nursery" and preload:
             nursery.preload(preload)
-        self._processes = Processes(self.shares, [make(share) for share in shares], context)
+        self._processes = Processes(
+            self.shares,
+            [make(share) for share in shares],
+            context,
+            replaced="restart" in (self._faults.on_worker_loss, self._faults.on_hang),
+        )
         self.descriptions = self._processes.descriptions
 
     def lay_out(self, plan: Plan, room: int, host: tuple[Any, ...]) -> tuple[Frames, Segment]:
@@ -130,14 +136,14 @@ class Pool:
         The first time, attach the workers to everything else too. Nothing may be in flight. One
         that is interrupted must be repeated before anything else is asked.
         """
-        segment = Segment(plan.size + room)
-        frames_at, memory = segment.array((plan.size,), np.dtype(np.uint8), None)
-        self._layout = worker.Layout(self._layouts + 1, frames_at, plan, host)
+        segment = Segment(plan.size + room, plan.infos)
+        frames = Frames(plan, segment)
+        self._layout = worker.Layout(self._layouts + 1, frames.offset, plan, host)
         self._frames_segment = segment
         self._layouts += 1
         if not hasattr(self, "_core"):
             self._attach(plan.envs)
-            return Frames(plan, memory), segment
+            return frames, segment
         # Who is lost meanwhile, and replaced, begins with these frames.
         self._finish_replacing()
         for index in range(len(self.shares)):
@@ -153,7 +159,7 @@ class Pool:
         parts, self._parts = self._parts, []  # of what lay beside the last frames
         for index in range(len(self.shares)) if parts else ():
             self._watch_worker(index)
-        return Frames(plan, memory), segment
+        return frames, segment
 
     def _attach(self, envs: int) -> None:
         workers = len(self.shares)
@@ -168,9 +174,7 @@ class Pool:
         policy = worker.wait_policy(self._policy)
         self._core = _core.Pool(segment, self.groups, weights, SIDE_CHANNEL, policy)
         self._outboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
-        self._mail = [
-            Inbox(ring, self._groups_of(index)) for index, ring in enumerate(self._outboxes)
-        ]
+        self._mail = [self._inbox(index) for index in range(workers)]
         costs = wait_costs()
         self._attachments = [
             Attachment(
@@ -195,6 +199,10 @@ class Pool:
             self._watch_worker(index)
         if self._learn_modules:
             self._processes.preload()
+
+    def _inbox(self, index: int) -> Inbox:
+        socket = functools.partial(self._processes.socket_of, index)
+        return Inbox(self._outboxes[index], self._groups_of(index), socket)
 
     def _watch_worker(self, index: int) -> None:
         self._watch.add(
@@ -573,7 +581,7 @@ class Pool:
         self._watch.settle(child.pid)  # marks must not hit who comes next
         self._core.renew(index)
         self._outboxes[index].renew()
-        self._mail[index] = Inbox(self._outboxes[index], self._groups_of(index))
+        self._mail[index] = self._inbox(index)
         # Making envs counts as work of the first, which may take longer than a step.
         start = now() + int(GRACE * 1e9)
         self._counters.begin(index, self.shares[index].envs.start, start)

@@ -17,12 +17,15 @@ import numpy as np
 from pysampler import _core, nursery
 from pysampler.block import Failure
 from pysampler.errors import EnvError, PysamplerError, WorkerLostError
+from pysampler.frames import LINE
 from pysampler.remote import dumps_by_value, error_from
 from pysampler.sync import Segment
-from pysampler.worker import Attachment, Layout, Logging, Setup
+from pysampler.worker import ArrayPlace, Attachment, Layout, Logging, Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
 
     from pysampler.nursery import Child, Launcher
 
@@ -35,6 +38,8 @@ __all__ = ["GRACE", "Processes", "Share"]
 
 # How long a process may take to end, in seconds.
 GRACE = 10.0
+# Bytes of an array from which it lies in memory that workers share, until they write to it.
+_LARGE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,10 @@ class Share:
 class Processes:
     """One for each share; they end with this object, or with this process."""
 
-    def __init__(self, shares: Sequence[Share], hosts: Sequence[Host], context: str) -> None:
+    def __init__(
+        self, shares: Sequence[Share], hosts: Sequence[Host], context: str, *, replaced: bool
+    ) -> None:
+        """``replaced``: workers may be, so what they host is kept."""
         self.children: list[Child] = []
         self._shares = shares
         self._context = context
@@ -78,9 +86,8 @@ class Processes:
         # that is interrupted is gone through again.
         weakref.finalize(self, _end, self.children, self._launcher, self._owner)
         self._hosts = hosts
-        self._pickled: list[bytes | None] = [None] * len(shares)
-        if context != "fork":
-            self._pickled = [_pickle(host) for host in hosts]
+        nursery.allow_workers(len(shares))
+        self._packed = None if context == "fork" else _Packed(hosts)
         try:
             for index in range(len(shares)):
                 self.children.append(self._start(index))
@@ -88,6 +95,8 @@ class Processes:
                 with self._telling_of_loss(index):
                     self._set_up(index, again=False)
             self.descriptions, self.modules = self._described()
+            if not replaced:
+                self._packed = None
         except BaseException:
             self.end()
             raise
@@ -110,11 +119,16 @@ class Processes:
             directory=_directory(),
             path=[p for p in sys.path if isinstance(p, str)],
             arguments=list(sys.argv),
+            open_files=nursery.open_files(),
             logging=None if self._context == "fork" else Logging.here(),
-            host=self._pickled[index],
+            host=None if self._packed is None else self._packed.pickled[index],
+            arrays=() if self._packed is None else self._packed.places[index],
             again=again,
         )
-        self.children[index].connection.send(setup)
+        line = self.children[index].connection
+        line.send(setup)
+        if setup.arrays and self._packed is not None and self._packed.segment is not None:
+            _core.send_descriptors(line.fileno(), b"arrays", [self._packed.segment.fd])
 
     def _described(self) -> tuple[list[Any], list[str]]:
         """What each hosts, and what modules that took. Who fails first is told of at once."""
@@ -129,6 +143,10 @@ class Processes:
                     raise self.error_of(index, answer, "being made")
                 answers[index] = answer
         return [answers[index][0] for index in range(len(answers))], answers[0][1]
+
+    def socket_of(self, index: int) -> int:
+        """Return the descriptor of the socket to a worker, the one that is there now."""
+        return self.children[index].connection.fileno()
 
     def attach(self, attachments: Sequence[Attachment], fd: int, frames: Placed) -> None:
         """Attach them to a segment, and to that of the frames, and wait until they are."""
@@ -238,9 +256,48 @@ def _directory() -> str | None:
         return None
 
 
-def _pickle(host: Host) -> bytes:
+class _Packed:
+    """Pickled hosts, and a segment with the arrays in them, each once however many have it."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self.pickled: list[bytes] = []
+        self.places: list[tuple[ArrayPlace, ...]] = []
+        arrays: dict[tuple[int, int], npt.NDArray[np.uint8]] = {}  # by address and size
+        parts: list[list[tuple[tuple[int, int], bool]]] = []
+        for host in hosts:
+            apart: list[memoryview] = []
+            self.pickled.append(_pickle(host, apart))
+            parts.append([])
+            for memory in apart:
+                array = np.frombuffer(memory, np.uint8)
+                key = array.ctypes.data, array.nbytes
+                arrays[key] = array
+                parts[-1].append((key, memory.readonly))
+        self.segment: Segment | None = None
+        at: dict[tuple[int, int], int] = {}
+        if arrays:
+            self.segment = Segment(sum(size + LINE for _, size in arrays))
+        for key, array in arrays.items():
+            assert self.segment is not None
+            at[key], there = self.segment.array(array.shape, array.dtype, None)
+            there[:] = array
+        for some in parts:
+            self.places.append(
+                tuple(ArrayPlace(at[key], key[1], readonly) for key, readonly in some)
+            )
+
+
+def _pickle(host: Host, apart: list[memoryview]) -> bytes:
+    """Pickle a host; what is large of its arrays is added to ``apart`` instead."""
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        memory = buffer.raw()
+        if memory.nbytes >= _LARGE:
+            apart.append(memory)
+        return memory.nbytes < _LARGE
+
     try:
-        return dumps_by_value(host)
+        return dumps_by_value(host, keep)
     except Exception as error:
         raise TypeError(
             f"cannot send env_fns to workers: {type(error).__name__}: {error}; make what they "

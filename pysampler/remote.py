@@ -10,11 +10,14 @@ import sys
 import traceback
 import types
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from pysampler.errors import EnvError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Raised", "Report", "dumps", "dumps_by_value", "error_from", "report"]
 
@@ -30,8 +33,10 @@ def dumps(obj: Any) -> bytes:
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
     """Functions and classes of modules that a clean interpreter cannot import go by value."""
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5)
+    def __init__(
+        self, file: io.BytesIO, apart: Callable[[pickle.PickleBuffer], Any] | None
+    ) -> None:
+        super().__init__(file, protocol=5, buffer_callback=apart)
         self.registered: list[types.ModuleType] = []
         self._seen: dict[str, bool] = {}
 
@@ -47,10 +52,13 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def dumps_by_value(obj: Any) -> bytes:
-    """Pickle of what the user wrote, which need not be importable anywhere else."""
+def dumps_by_value(obj: Any, apart: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
+    """Pickle of what the user wrote, which need not be importable anywhere else.
+
+    Memory of arrays is not in it for which ``apart`` returns something false.
+    """
     file = io.BytesIO()
-    pickler = _ByValue(file)
+    pickler = _ByValue(file, apart)
     try:
         pickler.dump(obj)
     finally:

@@ -115,6 +115,8 @@ class Spaces:
                 f"and batch observation space, actual got {mode}"
             )
         for env, space in enumerate(observations):
+            if space is single:
+                continue
             if mode == "same" and space != single:
                 raise RuntimeError(
                     "cannot batch observations: the sub-environments observation spaces are not "
@@ -128,7 +130,7 @@ class Spaces:
                     f"{single}."
                 )
         for env, space in enumerate(actions):
-            if space != actions[0]:
+            if space is not actions[0] and space != actions[0]:
                 raise RuntimeError(
                     f"cannot batch actions: env {env} has the action space {space}, env 0 "
                     f"{actions[0]}; expected the same for all"

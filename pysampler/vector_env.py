@@ -30,7 +30,7 @@ from pysampler.errors import (
     ReplayError,
     WaitTimeoutError,
 )
-from pysampler.frames import Plan
+from pysampler.frames import Plan, info_room
 from pysampler.local import LocalPool
 from pysampler.piped import PipedEnv, check_worker
 from pysampler.pool import Pool
@@ -249,6 +249,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             )
         try:
             self._open(self._pool.descriptions, options)
+            self._pool.descriptions.clear()  # envs' spaces may be large
             if replay is not None:
                 self._replayer = Replayer(replay, self._groups)
             if record is not None:
@@ -289,15 +290,16 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         autoreset: AutoresetMode,
         infos: arguments.Infos,
         extras: Sequence[Field] = (),
-        room: int = 0,
+        beside: int = 0,
     ) -> tuple[Frames, Segment]:
-        """Give the envs so many frames, in a new segment with room for other things beside them."""
+        """Give the envs so many frames, in a new segment with so many bytes for other things."""
         final = autoreset == AutoresetMode.SAME_STEP
         columns: list[Column] = []
-        plan = Plan(self._spec, self.num_envs, frames, final, tuple(extras), infos != "none")
+        room = 0 if infos == "none" else info_room(self.num_envs, frames)
+        plan = Plan(self._spec, self.num_envs, frames, final, tuple(extras), room)
         mode = "DISABLED" if self.worker else autoreset.name
         self._layout_due = True  # until all of this is done
-        laid_out = self._pool.lay_out(plan, room, (mode, infos.upper(), columns))
+        laid_out = self._pool.lay_out(plan, beside, (mode, infos.upper(), columns))
         results = Results(
             laid_out[0],
             self._groups,

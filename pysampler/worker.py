@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
@@ -36,11 +38,20 @@ if TYPE_CHECKING:
 
     from pysampler.frames import Plan
 
-__all__ = ["Attachment", "Layout", "Setup", "main", "wait_policy"]
+__all__ = ["ArrayPlace", "Attachment", "Layout", "Setup", "main", "wait_policy"]
 
 
 # Whether this process takes the place of a lost worker. Its host may ask when it is made.
 again = False
+
+
+@dataclass(frozen=True)
+class ArrayPlace:
+    """Where the memory of an array of the host lies, in a segment."""
+
+    at: int
+    size: int
+    readonly: bool
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,8 @@ class Setup:
     path: list[str]
     arguments: list[str]
     host: bytes | None  # pickled (function, arguments), or inherited
+    arrays: tuple[ArrayPlace, ...]  # of the host; if there are any, their segment's fd follows
+    open_files: int  # how many there may be
     logging: Logging | None  # None: as it is
     again: bool  # in the place of another one: nobody asks what it hosts
 
@@ -140,7 +153,7 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
     with _saying_what_failed(connection, "starting"):
         _settle(setup)
         before = set(sys.modules)
-        host = _made_host(setup, inherited)
+        host = _made_host(setup, connection, inherited)
         description = host.describe()
         _core.set_process_title(
             f"pysampler: worker {setup.index}/{setup.workers} {description.name}"
@@ -202,6 +215,9 @@ def _settle(setup: Setup) -> None:
     if setup.directory is not None:
         with contextlib.suppress(OSError):
             os.chdir(setup.directory)
+    with contextlib.suppress(OSError, ValueError):
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (setup.open_files, hard))
     sys.path[:] = setup.path
     sys.argv[:] = setup.arguments
     sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
@@ -216,10 +232,28 @@ def _settle(setup: Setup) -> None:
     _core.set_process_title(f"pysampler: worker {setup.index}/{setup.workers}")
 
 
-def _made_host(setup: Setup, inherited: Any) -> EnvHost:
-    function, arguments = inherited if setup.host is None else cloudpickle.loads(setup.host)
+def _made_host(setup: Setup, connection: Connection, inherited: Any) -> EnvHost:
+    if setup.host is None:
+        function, arguments = inherited
+    else:
+        arrays = _arrays(setup, connection) if setup.arrays else []
+        function, arguments = cloudpickle.loads(setup.host, buffers=arrays)
     host: EnvHost = function(*arguments)
     return host
+
+
+def _arrays(setup: Setup, connection: Connection) -> list[memoryview]:
+    """Return the memory of the host's arrays. What an env writes there, no other worker sees."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        _, [fd], _, _ = socket.recv_fds(end, 16, 1, socket.MSG_CMSG_CLOEXEC)
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    memory = memoryview(mmap.mmap(fd, 0, mmap.MAP_PRIVATE, protection))
+    os.close(fd)
+    parts = [memory[one.at : one.at + one.size] for one in setup.arrays]
+    return [
+        part.toreadonly() if one.readonly else part
+        for part, one in zip(parts, setup.arrays, strict=True)
+    ]
 
 
 def _installed(modules: set[str]) -> list[str]:
@@ -264,7 +298,8 @@ class _Server:
         policy = wait_policy(at.policy)
         self.core = _core.Worker(segment, at.pool, at.groups, setup.index, meter, policy)
         self.inbox = _core.ByteRing(segment, at.capacity, offset=at.inbox)
-        self.outbox = Outbox(_core.ByteRing(segment, at.capacity, offset=at.outbox))
+        ring = _core.ByteRing(segment, at.capacity, offset=at.outbox)
+        self.outbox = Outbox(ring, connection.fileno())
 
     def lay_out(self, number: int) -> None:
         """Go on with the frames of that number, which the parent has told of, or will."""
@@ -274,8 +309,7 @@ class _Server:
         if self.layout == self.laid_out:  # this worker began with them
             return
         self.laid_out = self.layout
-        memory = segment.array((layout.plan.size,), np.dtype(np.uint8), layout.frames)[1]
-        self.host.attach(Frames(layout.plan, memory), segment, *layout.host)
+        self.host.attach(Frames(layout.plan, segment, layout.frames), segment, *layout.host)
 
     def run(self) -> None:
         while True:

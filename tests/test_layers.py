@@ -18,7 +18,7 @@ PYTHON = {
     "pysampler.sync._board": {"pysampler._core", "pysampler.sync._segment"},
     "pysampler.sync._watch": {"pysampler.closing", "pysampler._core"},
     "pysampler.spec": set(),
-    "pysampler.frames": {"pysampler.spec"},
+    "pysampler.frames": {"pysampler.spec", "pysampler.sync"},
     "pysampler.remote": {"pysampler.errors"},
     "pysampler.stats": {"pysampler._core"},
     "pysampler.files": set(),
@@ -56,8 +56,8 @@ PYTHON = {
         "pysampler.stats",
     },
     "pysampler.processes": {
-        *("pysampler._core", "pysampler.block", "pysampler.errors", "pysampler.nursery"),
-        *("pysampler.remote", "pysampler.sync", "pysampler.worker"),
+        *("pysampler._core", "pysampler.block", "pysampler.errors", "pysampler.frames"),
+        *("pysampler.nursery", "pysampler.remote", "pysampler.sync", "pysampler.worker"),
     },
     "pysampler.pool": {
         *("pysampler._core", "pysampler.sync", "pysampler.errors"),

@@ -30,6 +30,14 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
         const auto [first, count] = groups_[group];
         for (std::size_t env = first; env < first + count; ++env) group_of_.at(env) = group;
     }
+    if (single_action_) {
+        const auto bytes = py::list(frames.attr("actions"))[0].cast<py::array>();
+        const auto actions = py::list(frames.attr("default_actions"))[0].cast<py::array>();
+        const std::vector<py::ssize_t> shape(actions.shape() + 1, actions.shape() + actions.ndim());
+        for (const int type : {py::detail::npy_api::NPY_INT64_, py::detail::npy_api::NPY_DOUBLE_}) {
+            python_actions_.push_back(action_leaf(bytes, kPythonNumbers + type, shape));
+        }
+    }
     for (const char* name : {"rewards", "terminated", "truncated"}) {
         results_.emplace_back(frames.attr(name).cast<py::array>());
     }
@@ -72,12 +80,51 @@ std::uint32_t Batch::next(std::uint32_t frame) const {
 
 bool Batch::write(std::uint32_t frame, const py::handle& actions) {
     known(frame);
-    if (!single_action_ || !action_leaves_[0].matches_all(actions.ptr(), envs_)) return false;
-    for (const auto& [first, count] : groups_) {
-        action_types_.mutable_at(frame, first, 0) = action_leaves_[0].type_num();
+    if (!single_action_) return false;
+    const Leaf& leaf = action_leaves_[0];
+    std::optional<std::int32_t> type;
+    if (leaf.matches_all(actions.ptr(), envs_)) {
+        leaf.store_all(frame, actions.ptr(), envs_);
+        type = leaf.type_num();
+    } else {
+        type = write_list(actions.ptr(), envs_, [&](std::size_t i) { return std::pair(frame, i); });
     }
-    action_leaves_[0].store_all(frame, actions.ptr(), envs_);
-    return true;
+    for (std::uint32_t group = 0; type && group < groups_.size(); ++group) {
+        mark(frame, group, *type);
+    }
+    return type.has_value();
+}
+
+template <class Row>
+std::optional<std::int32_t> Batch::write_list(PyObject* actions, std::size_t count,
+                                              Row&& row) const {
+    if (!(PyList_CheckExact(actions) || PyTuple_CheckExact(actions)) || count == 0 ||
+        PySequence_Fast_GET_SIZE(actions) != static_cast<Py_ssize_t>(count)) {
+        return std::nullopt;
+    }
+    // Nothing of Python runs meanwhile, so its items stay.
+    PyObject** items = PySequence_Fast_ITEMS(actions);
+    const auto all = [&](auto&& store) {
+        for (std::size_t i = 0; i < count; ++i) {
+            const auto [frame, env] = row(i);
+            if (!store(frame, env, items[i])) return false;
+        }
+        return true;
+    };
+    const Leaf& leaf = action_leaves_[0];
+    if (all([&](std::uint32_t frame, std::size_t env, PyObject* item) {
+            return leaf.store_same(frame, env, item);
+        })) {
+        return leaf.type_num();
+    }
+    for (const Leaf& python : python_actions_) {
+        if (all([&](std::uint32_t frame, std::size_t env, PyObject* item) {
+                return python.store_python(frame, env, item);
+            })) {
+            return python.type_num() + kPythonNumbers;
+        }
+    }
+    return std::nullopt;
 }
 
 std::vector<std::uint32_t> Batch::groups_of(const py::array_t<std::int64_t>& envs) {
@@ -111,19 +158,29 @@ std::vector<std::uint32_t> Batch::groups_of(const py::array_t<std::int64_t>& env
 }
 
 bool Batch::write_some(const Parts& parts, const py::handle& actions) {
-    if (!single_action_ || !action_leaves_[0].matches_all(actions.ptr(), chosen_.size())) {
-        return false;
-    }
+    if (!single_action_) return false;
     for (const auto& [group, frame] : parts) {
         known(frame);
         frame_of_.at(group) = frame;
-        action_types_.mutable_at(frame, groups_[group].first, 0) = action_leaves_[0].type_num();
     }
-    for (std::size_t i = 0; i < chosen_.size(); ++i) {
-        const std::size_t env = chosen_[i];
-        action_leaves_[0].store_row(frame_of_[group_of_[env]], env, actions.ptr(), i);
+    const auto row = [&](std::size_t i) {
+        return std::pair(frame_of_[group_of_[chosen_[i]]], chosen_[i]);
+    };
+    const Leaf& leaf = action_leaves_[0];
+    std::optional<std::int32_t> type;
+    if (leaf.matches_all(actions.ptr(), chosen_.size())) {
+        for (std::size_t i = 0; i < chosen_.size(); ++i) {
+            const auto [frame, env] = row(i);
+            leaf.store_row(frame, env, actions.ptr(), i);
+        }
+        type = leaf.type_num();
+    } else {
+        type = write_list(actions.ptr(), chosen_.size(), row);
     }
-    return true;
+    for (const auto& [group, frame] : parts) {
+        if (type) mark(frame, group, *type);
+    }
+    return type.has_value();
 }
 
 py::tuple Batch::read(std::uint32_t frame) const {
@@ -214,7 +271,7 @@ void register_batch(py::module_& m) {
              py::arg("frames"), py::arg("infos"), py::arg("copy"), py::arg("groups"),
              py::arg("spare"))
         .def("write", &Batch::write, py::arg("frame"), py::arg("actions"),
-             "Whether the actions were one array of just the right kind, and lie in the frame now.")
+             "Whether the actions were of a common kind, and lie in the frame now.")
         .def("next", &Batch::next, py::arg("frame"),
              "The frame to use after this one: the next that nobody holds.")
         .def("read", &Batch::read, py::arg("frame"),

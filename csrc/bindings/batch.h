@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "infos.h"
@@ -22,8 +23,8 @@ class Batch {
 
     // -- all envs --
 
-    // True if the actions are one array of just the dtype and shape of the frame's, and lie there
-    // now.
+    // True if the actions lie in the frame now: one array of just its dtype and shape, or a list or
+    // tuple of what such an array would hold, or of Python's own numbers, which envs get as such.
     bool write(std::uint32_t frame, const py::handle& actions);
 
     // (observations, rewards, terminated, truncated, infos, mixed): see Infos::collect().
@@ -53,6 +54,14 @@ class Batch {
     static constexpr std::size_t kLent = 1 << 16;  // bytes of a leaf; smaller ones copy as fast
 
     void known(std::uint32_t frame) const;
+    // Writes a list or tuple of actions, item i to the (frame, env) that `row(i)` says. Returns
+    // what the frame says of their type, or nothing where they are something else.
+    template <class Row>
+    std::optional<std::int32_t> write_list(PyObject* actions, std::size_t count, Row&& row) const;
+    void mark(std::uint32_t frame, std::uint32_t group, std::int32_t type) {
+        action_types_.mutable_at(frame, groups_[group].first, 0) = type;
+    }
+
     bool held(std::uint32_t frame) const;
     bool may_lend(std::uint32_t frame) const;
 
@@ -70,6 +79,7 @@ class Batch {
     Space obs_;
     bool has_odd_;
     std::vector<Leaf> action_leaves_;
+    std::vector<Leaf> python_actions_;  // of a single leaf: ints, and floats
     py::array_t<std::int32_t> action_types_;
     std::vector<Leaf> results_;  // rewards, terminated, truncated
     py::array_t<std::uint8_t> has_final_;

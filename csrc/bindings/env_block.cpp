@@ -2,6 +2,8 @@
 
 #include <pybind11/stl.h>
 
+#include "number.h"
+
 namespace pysampler::bindings {
 namespace {
 
@@ -92,17 +94,12 @@ void EnvBlock::use(const py::object& frames, const std::shared_ptr<Infos>& infos
     autoreset_ = mode;
 }
 
-// The parent may write actions of another dtype than the space's, as it was given them.
+// The parent may write actions of another type than the space's, as it was given them.
 void EnvBlock::use_action_types(std::uint32_t frame) {
     for (std::size_t leaf = 0; leaf < types_in_use_.size(); ++leaf) {
         const std::int32_t type = action_types_.at(frame, first_, leaf);
         if (type == types_in_use_[leaf]) continue;
-        const py::dtype dtype(type);
-        const py::array& bytes = action_bytes_[leaf];
-        std::vector<py::ssize_t> shape{bytes.shape(0)};
-        shape.insert(shape.end(), action_shapes_[leaf].begin(), action_shapes_[leaf].end());
-        action_leaves_[leaf] =
-            Leaf(over_frames(dtype, shape, bytes.strides(0), bytes.data(), bytes));
+        action_leaves_[leaf] = action_leaf(action_bytes_[leaf], type, action_shapes_[leaf]);
         types_in_use_[leaf] = type;
     }
 }
@@ -310,22 +307,33 @@ void EnvBlock::store_info(std::uint32_t frame, std::size_t i, PyObject* info, co
 }
 
 double EnvBlock::as_reward(PyObject* value) const {
-    if (PyFloat_Check(value)) return PyFloat_AS_DOUBLE(value);
-    double number = 0;
+    using Npy = py::detail::npy_api;
+    if (const auto number = number_of(value)) {
+        return number->whole ? static_cast<double>(number->integer) : number->real;
+    }
+    double reward = 0;
+    if (plain_array(value) && array_of(value)->nd <= 1) {
+        const auto* proxy = array_of(value);
+        const int type = py::detail::array_descriptor_proxy(proxy->descr)->type_num;
+        if ((proxy->nd == 0 || proxy->dimensions[0] == 1) &&
+            cast_elements(type, proxy->data, Npy::NPY_DOUBLE_, &reward, 1)) {
+            return reward;
+        }
+    }
     if (PyLong_CheckExact(value)) {
-        number = PyLong_AsDouble(value);
+        reward = PyLong_AsDouble(value);
     } else {
         const py::object as_array =
-            checked(py::detail::npy_api::get().PyArray_FromAny_(value, nullptr, 0, 0, 0, nullptr));
+            checked(Npy::get().PyArray_FromAny_(value, nullptr, 0, 0, 0, nullptr));
         if (array_of(as_array.ptr())->nd > 1 || py::len(as_array.attr("ravel")()) != 1) {
             throw py::value_error("reward has shape " +
                                   std::string(py::str(as_array.attr("shape"))) +
                                   ", expected a number");
         }
-        number = PyFloat_AsDouble(as_array.attr("item")().ptr());
+        reward = PyFloat_AsDouble(as_array.attr("item")().ptr());
     }
-    if (number == -1.0 && PyErr_Occurred()) throw py::error_already_set();
-    return number;
+    if (reward == -1.0 && PyErr_Occurred()) throw py::error_already_set();
+    return reward;
 }
 
 void EnvBlock::leave(Leftover kind, std::size_t i, const py::object& object) {

@@ -14,30 +14,19 @@ using Npy = py::detail::npy_api;
 
 }  // namespace
 
-Infos::Infos(const py::array_t<std::uint8_t>& area, std::size_t envs)
-    : owner_(area),
-      area_(const_cast<std::uint8_t*>(area.data())),
-      frame_bytes_(static_cast<std::size_t>(area.strides(0))),
-      envs_(envs) {}
-
-void Infos::add_node(const py::tuple& path, std::size_t mask) {
-    find_or_make(path).mask = mask;
-    masks_.push_back(mask);
+void Infos::add_node(const py::tuple& path, const py::array_t<bool>& mask) {
+    find_or_make(path).mask.emplace(mask);
+    masks_.emplace_back(mask);
 }
 
-void Infos::add_column(const py::tuple& path, std::size_t mask, const py::dtype& dtype,
-                       const std::vector<py::ssize_t>& shape, const std::string& form,
-                       std::size_t values) {
-    const auto frames = owner_.shape(0);
-    std::vector<py::ssize_t> full{frames, static_cast<py::ssize_t>(envs_)};
-    full.insert(full.end(), shape.begin(), shape.end());
-    const py::array rows =
-        over_frames(dtype, full, static_cast<py::ssize_t>(frame_bytes_), area_ + values, owner_);
-    find_or_make(path).columns.push_back({mask, Leaf(rows),
+void Infos::add_column(const py::tuple& path, const py::array_t<bool>& mask,
+                       const py::array& values, const std::string& form) {
+    find_or_make(path).columns.push_back({Mask(mask), Leaf(values),
                                           form == "array"    ? Form::kArray
                                           : form == "scalar" ? Form::kScalar
+                                          : form == "object" ? Form::kObject
                                                              : Form::kPython});
-    masks_.push_back(mask);
+    masks_.emplace_back(mask);
 }
 
 Infos::Node& Infos::find_or_make(const py::tuple& path) {
@@ -82,7 +71,7 @@ Infos::Node* Infos::find(Node& parent, PyObject* key, std::size_t& guess) {
 // -- a worker -----------------------------------------------------------------------------------
 
 void Infos::clear(std::uint32_t frame, std::size_t first, std::size_t count) {
-    for (const std::size_t offset : masks_) std::memset(mask(frame, offset) + first, 0, count);
+    for (const Mask& mask : masks_) std::memset(mask.at(frame) + first, 0, count);
 }
 
 std::optional<py::dict> Infos::store(std::uint32_t frame, std::size_t env, PyObject* info,
@@ -117,11 +106,11 @@ std::optional<py::dict> Infos::store_in(Node& node, std::uint32_t frame, std::si
             continue;
         }
         if (PyDict_Check(value)) {
-            if (child->mask == kNone) {
+            if (!child->mask) {
                 keep(key, value);
                 continue;
             }
-            mask(frame, child->mask)[env] = 1;
+            child->mask->at(frame)[env] = 1;
             if (auto inner = store_in(*child, frame, env, value)) keep(key, inner->ptr());
             continue;
         }
@@ -134,7 +123,7 @@ std::optional<py::dict> Infos::store_in(Node& node, std::uint32_t frame, std::si
             continue;
         }
         taker->leaf.store(frame, env, value);
-        mask(frame, taker->mask)[env] = 1;
+        taker->mask.at(frame)[env] = 1;
     }
     return rest;
 }
@@ -142,7 +131,7 @@ std::optional<py::dict> Infos::store_in(Node& node, std::uint32_t frame, std::si
 // Whether gymnasium would make an array of the column's dtype and shape for such a value.
 bool Infos::accepts(const Column& column, PyObject* value) {
     if (column.form == Form::kArray) return column.leaf.matches(value);
-    if (column.form == Form::kScalar) return Py_TYPE(value) == column.leaf.scalar_type();
+    if (column.form != Form::kPython) return Py_TYPE(value) == column.leaf.scalar_type();
     switch (column.leaf.type_num()) {
         case Npy::NPY_DOUBLE_:
             return PyFloat_CheckExact(value);
@@ -159,21 +148,35 @@ bool Infos::accepts(const Column& column, PyObject* value) {
 
 // -- the parent ---------------------------------------------------------------------------------
 
-bool Infos::any(const Selection& batch, std::size_t offset) const {
+bool Infos::any(const Selection& batch, const Mask& mask) {
     return std::any_of(batch.begin(), batch.end(), [&](const Rows& rows) {
-        return std::memchr(mask(rows.frame, offset) + rows.first, 1, rows.count) != nullptr;
+        return std::memchr(mask.at(rows.frame) + rows.first, 1, rows.count) != nullptr;
     });
 }
 
-py::array_t<bool> Infos::masks(const Selection& batch, std::size_t offset) const {
+py::array_t<bool> Infos::copied(const Selection& batch, const Mask& mask) {
     py::array_t<bool> copy(static_cast<py::ssize_t>(batch.envs()));
     // A worker may have written anything; a bool that is neither 0 nor 1 is trouble.
     bool* to = copy.mutable_data();
     for (const auto& [frame, first, count] : batch) {
-        const std::uint8_t* from = mask(frame, offset) + first;
+        const std::uint8_t* from = mask.at(frame) + first;
         to = std::transform(from, from + count, to, [](std::uint8_t one) { return one != 0; });
     }
     return copy;
+}
+
+// The values of a batch, where `mask` says that there are some.
+py::object Infos::load_all(const Column& column, const Selection& batch, const bool* mask) {
+    if (column.form != Form::kObject) return column.leaf.load_all(batch, mask);
+    py::array all(py::dtype("O"), std::vector{static_cast<py::ssize_t>(batch.envs())});
+    auto** to = static_cast<PyObject**>(all.mutable_data());
+    for (const auto& [frame, first, count] : batch) {
+        for (std::size_t env = first; env < first + count; ++env, ++to, ++mask) {
+            py::object value = *mask ? column.leaf.load(frame, env) : py::none();
+            Py_XSETREF(*to, value.release().ptr());
+        }
+    }
+    return all;
 }
 
 std::pair<py::dict, py::list> Infos::collect(const Selection& batch) const {
@@ -187,7 +190,7 @@ std::pair<py::dict, py::list> Infos::collect(const Selection& batch) const {
 
 // Adds what there is under this key. False if values do not fit into one array.
 bool Infos::collect_from(const Node& node, const Selection& batch, py::dict& into) const {
-    const bool nested = node.mask != kNone && any(batch, node.mask);
+    const bool nested = node.mask && any(batch, *node.mask);
     std::vector<const Column*> found;
     for (const Column& column : node.columns) {
         if (any(batch, column.mask)) found.push_back(&column);
@@ -199,17 +202,17 @@ bool Infos::collect_from(const Node& node, const Selection& batch, py::dict& int
             if (!collect_from(child, batch, inner)) return false;
         }
         into[node.key] = inner;
-        into[node.mask_key] = masks(batch, node.mask);
+        into[node.mask_key] = copied(batch, *node.mask);
         return true;
     }
     if (found.empty()) return true;
     const Column& first = *found[0];
-    py::array_t<bool> seen = masks(batch, first.mask);
-    py::object values = first.leaf.load_all(batch, seen.data());
+    py::array_t<bool> seen = copied(batch, first.mask);
+    py::object values = load_all(first, batch, seen.data());
     // Python's floats and numpy's doubles, say: the same to an array.
     for (std::size_t i = 1; i < found.size(); ++i) {
         const Column& other = *found[i];
-        if (other.form == Form::kArray || first.form == Form::kArray ||
+        if (std::max(other.form, first.form) > Form::kScalar ||
             other.leaf.type_num() != first.leaf.type_num()) {
             return false;
         }
@@ -217,7 +220,7 @@ bool Infos::collect_from(const Node& node, const Selection& batch, py::dict& int
         for (const auto& rows : batch) {
             for (std::size_t k = 0; k < rows.count; ++k, ++at) {
                 const std::size_t env = rows.first + k;
-                if (!mask(rows.frame, other.mask)[env]) continue;
+                if (!other.mask.at(rows.frame)[env]) continue;
                 other.leaf.copy_row(rows.frame, env, values.ptr(), static_cast<std::size_t>(at));
                 seen.mutable_at(at) = true;
             }
@@ -237,11 +240,11 @@ py::object Infos::row(std::uint32_t frame, std::size_t env, const py::str& key) 
 
 py::object Infos::row_of(const Node& node, std::uint32_t frame, std::size_t env) const {
     for (const Column& column : node.columns) {
-        if (!mask(frame, column.mask)[env]) continue;
+        if (!column.mask.at(frame)[env]) continue;
         py::object value = column.leaf.load(frame, env);
         return column.form == Form::kPython ? py::object(value.attr("item")()) : value;
     }
-    if (node.mask == kNone || !mask(frame, node.mask)[env]) return py::none();
+    if (!node.mask || !node.mask->at(frame)[env]) return py::none();
     py::dict inner;
     for (const Node& child : node.children) {
         py::object value = row_of(child, frame, env);
@@ -252,13 +255,11 @@ py::object Infos::row_of(const Node& node, std::uint32_t frame, std::size_t env)
 
 void register_infos(py::module_& m) {
     Class<Infos, std::shared_ptr<Infos>>(m, "Infos")
-        .def(py::init<const py::array_t<std::uint8_t>&, std::size_t>(), py::arg("area"),
-             py::arg("envs"))
+        .def(py::init<>())
         .def("add_node", &Infos::add_node, py::arg("path"), py::arg("mask"),
              "A place for nested dicts at the end of this path of keys.")
-        .def("add_column", &Infos::add_column, py::arg("path"), py::arg("mask"), py::arg("dtype"),
-             py::arg("shape"), py::arg("form"), py::arg("values"),
-             "A place for numbers, or arrays of a shape.")
+        .def("add_column", &Infos::add_column, py::arg("path"), py::arg("mask"), py::arg("values"),
+             py::arg("form"), "A place for numbers, or arrays of a shape.")
         .def_property_readonly("count", &Infos::count, "How many places there are.")
         .def("row", &Infos::row, py::arg("frame"), py::arg("env"), py::arg("key"),
              "What one env had under a key, None if nothing.");

@@ -1,7 +1,7 @@
 // Infos in the frames: a tree of keys, and for each that is a number or a plain array a column.
 //
-//   area (a frame's):  ... | mask of a node or column, a byte an env | values of a column, a row an
-//   env
+//   a node:    mask [frames, envs], a byte each
+//   a column:  mask [frames, envs], values [frames, envs, *shape]
 //
 // The parent decides which columns there are and where; what is not in one goes through the side
 // channel. Workers clear the masks of their envs with each step and set those of what they write.
@@ -19,17 +19,14 @@ namespace pysampler::bindings {
 
 class Infos {
  public:
-    // `area` is bytes [frames, bytes].
-    Infos(const py::array_t<std::uint8_t>& area, std::size_t envs);
-
     // A node for a nested dict at the end of this path of keys, or a column for values that make
     // numpy arrays of that dtype and shape there. The path's nodes must exist.
-    void add_node(const py::tuple& path, std::size_t mask);
+    void add_node(const py::tuple& path, const py::array_t<bool>& mask);
     std::size_t count() const { return masks_.size(); }
-    // `form` is "python" for its own numbers, "scalar" for numpy's, or "array".
-    void add_column(const py::tuple& path, std::size_t mask, const py::dtype& dtype,
-                    const std::vector<py::ssize_t>& shape, const std::string& form,
-                    std::size_t values);
+    // `form` is "python" for its own numbers, "scalar" for numpy's, "object" for those of numpy's
+    // that gymnasium makes no array of, or "array".
+    void add_column(const py::tuple& path, const py::array_t<bool>& mask, const py::array& values,
+                    const std::string& form);
 
     // -- a worker --
 
@@ -47,20 +44,32 @@ class Infos {
     py::object row(std::uint32_t frame, std::size_t env, const py::str& key) const;
 
  private:
-    static constexpr std::size_t kNone = ~std::size_t{0};
-
     // What a value was before it was written, for where it must be that again.
-    enum class Form { kPython, kScalar, kArray };
+    enum class Form { kPython, kScalar, kObject, kArray };
 
+    // Where there are values, [frames, envs].
+    class Mask {
+     public:
+        explicit Mask(const py::array_t<bool>& array)
+            : owner_(array),
+              bytes_(reinterpret_cast<std::uint8_t*>(const_cast<bool*>(array.data()))),
+              frame_bytes_(static_cast<std::size_t>(array.strides(0))) {}
+        std::uint8_t* at(std::uint32_t frame) const { return bytes_ + frame * frame_bytes_; }
+
+     private:
+        py::array_t<bool> owner_;
+        std::uint8_t* bytes_;
+        std::size_t frame_bytes_;
+    };
     struct Column {
-        std::size_t mask;
+        Mask mask;
         Leaf leaf;
         Form form;
     };
     struct Node {
         py::str key;
         py::str mask_key;
-        std::size_t mask = kNone;  // where dicts have been seen here
+        std::optional<Mask> mask;  // where dicts have been seen here
         std::vector<Column> columns;
         std::deque<Node> children;
     };
@@ -71,20 +80,14 @@ class Infos {
                                      PyObject* info);
     static bool accepts(const Column& column, PyObject* value);
 
-    std::uint8_t* mask(std::uint32_t frame, std::size_t offset) const {
-        return area_ + frame * frame_bytes_ + offset;
-    }
-    bool any(const Selection& batch, std::size_t offset) const;
-    py::array_t<bool> masks(const Selection& batch, std::size_t offset) const;
+    static bool any(const Selection& batch, const Mask& mask);
+    static py::array_t<bool> copied(const Selection& batch, const Mask& mask);
+    static py::object load_all(const Column& column, const Selection& batch, const bool* mask);
     bool collect_from(const Node& node, const Selection& batch, py::dict& into) const;
     py::object row_of(const Node& node, std::uint32_t frame, std::size_t env) const;
 
-    py::array_t<std::uint8_t> owner_;
-    std::uint8_t* area_;
-    std::size_t frame_bytes_;
-    std::size_t envs_;
     Node root_;
-    std::vector<std::size_t> masks_;
+    std::vector<Mask> masks_;  // of all nodes and columns
 };
 
 }  // namespace pysampler::bindings

@@ -5,6 +5,8 @@
 #include <functional>
 #include <numeric>
 
+#include "number.h"
+
 namespace pysampler::bindings {
 namespace {
 
@@ -17,6 +19,8 @@ std::string shape_text(const py::ssize_t* shape, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
     return text + (count == 1 ? ",)" : ")");
 }
+
+bool native(const py::dtype& dtype) { return dtype.byteorder() == '=' || dtype.byteorder() == '|'; }
 
 }  // namespace
 
@@ -33,7 +37,15 @@ py::array over_frames(const py::dtype& dtype, const std::vector<py::ssize_t>& sh
     return {dtype, shape, strides, data, owner};
 }
 
-Leaf::Leaf(const py::array& array)
+bool plain_array(PyObject* object) {
+    if (!exact_array(object)) return false;
+    const auto* proxy = array_of(object);
+    constexpr int kInOrder = Npy::NPY_ARRAY_C_CONTIGUOUS_ | Npy::NPY_ARRAY_ALIGNED_;
+    return (proxy->flags & kInOrder) == kInOrder &&
+           native(py::reinterpret_borrow<py::dtype>(proxy->descr));
+}
+
+Leaf::Leaf(const py::array& array, bool python)
     : array_(array),
       base_(static_cast<std::byte*>(const_cast<void*>(array.data()))),
       frame_bytes_(static_cast<std::size_t>(array.strides(0))),
@@ -42,10 +54,19 @@ Leaf::Leaf(const py::array& array)
                           std::multiplies<py::ssize_t>()))),
       dtype_(array.dtype()),
       type_num_(dtype_.num()),
+      c_type_(native(dtype_) ? type_num_ : -1),
       scalar_type_(reinterpret_cast<PyTypeObject*>(
           checked(npy().PyArray_TypeObjectFromType_(type_num_)).release().ptr())),
+      python_(python),
       shape_(array.shape() + 2, array.shape() + array.ndim()),
       batch_shape_(array.shape() + 1, array.shape() + array.ndim()) {}
+
+Leaf action_leaf(const py::array& bytes, std::int32_t type, std::vector<py::ssize_t> shape) {
+    shape.insert(shape.begin(), bytes.shape(0));
+    const py::dtype dtype(type % kPythonNumbers);
+    return Leaf(over_frames(dtype, shape, bytes.strides(0), bytes.data(), bytes),
+                type >= kPythonNumbers);
+}
 
 // An array of this dtype, in one piece.
 bool Leaf::is_mine(PyObject* value) const {
@@ -56,12 +77,13 @@ bool Leaf::is_mine(PyObject* value) const {
            (proxy->flags & Npy::NPY_ARRAY_C_CONTIGUOUS_);
 }
 
-bool Leaf::matches(PyObject* value) const {
-    if (!is_mine(value)) return false;
-    const auto* proxy = array_of(value);
+bool Leaf::has_my_shape(PyObject* array) const {
+    const auto* proxy = array_of(array);
     return static_cast<std::size_t>(proxy->nd) == shape_.size() &&
            std::equal(shape_.begin(), shape_.end(), proxy->dimensions);
 }
+
+bool Leaf::matches(PyObject* value) const { return is_mine(value) && has_my_shape(value); }
 
 bool Leaf::matches_all(PyObject* value, std::size_t envs) const {
     if (!is_mine(value)) return false;
@@ -71,50 +93,97 @@ bool Leaf::matches_all(PyObject* value, std::size_t envs) const {
            std::equal(shape_.begin(), shape_.end(), proxy->dimensions + 1);
 }
 
-bool Leaf::store(std::uint32_t frame, std::size_t env, PyObject* value) const {
+bool Leaf::store_same(std::uint32_t frame, std::size_t env, PyObject* value) const {
     std::byte* to = row(frame, env);
-    if (!shape_.empty()) {
-        const bool same = matches(value);
-        if (same) {
-            std::memcpy(to, array_of(value)->data, row_bytes_);
-        } else {
-            convert(to, value);
-        }
-        return same;
-    }
-    if (Py_TYPE(value) == scalar_type_) {
+    if (shape_.empty()) {
+        if (Py_TYPE(value) != scalar_type_ || c_type_ != type_num_) return false;
         npy().PyArray_ScalarAsCtype_(value, to);
         return true;
     }
-    if (!store_number(to, value)) convert(to, value);
+    if (!matches(value)) return false;
+    std::memcpy(to, array_of(value)->data, row_bytes_);
+    return true;
+}
+
+bool Leaf::store(std::uint32_t frame, std::size_t env, PyObject* value) const {
+    if (store_same(frame, env, value)) return true;
+    std::byte* to = row(frame, env);
+    if (!store_number(to, value) && !store_array(to, value) && !store_sequence(to, value)) {
+        convert(to, value);
+    }
     return false;
 }
 
-// Python's own numbers where nothing can be lost on the way.
 bool Leaf::store_number(std::byte* to, PyObject* value) const {
-    const auto put = [to](auto number) { std::memcpy(to, &number, sizeof number); };
-    switch (type_num_) {
-        case Npy::NPY_INT64_: {
-            if (!PyLong_CheckExact(value)) return false;
-            int overflow = 0;
-            put(static_cast<std::int64_t>(PyLong_AsLongLongAndOverflow(value, &overflow)));
-            return overflow == 0;
-        }
-        case Npy::NPY_DOUBLE_:
-            if (!PyFloat_Check(value)) return false;
-            put(PyFloat_AS_DOUBLE(value));
-            return true;
-        case Npy::NPY_FLOAT_:
-            if (!PyFloat_Check(value)) return false;
-            put(static_cast<float>(PyFloat_AS_DOUBLE(value)));
-            return true;
-        case Npy::NPY_BOOL_:
-            if (!PyBool_Check(value)) return false;
-            put(value == Py_True);
-            return true;
-        default:
-            return false;
+    if (!shape_.empty()) return false;
+    if (type_num_ == Npy::NPY_BOOL_ && PyBool_Check(value)) {
+        *to = std::byte{value == Py_True};
+        return true;
     }
+    const auto number = number_of(value);
+    return number && put_number(*number, c_type_, to);
+}
+
+// An array of this shape and another dtype.
+bool Leaf::store_array(std::byte* to, PyObject* value) const {
+    if (!plain_array(value) || !has_my_shape(value)) return false;
+    const auto* proxy = array_of(value);
+    const int type = py::detail::array_descriptor_proxy(proxy->descr)->type_num;
+    const auto count = row_bytes_ / static_cast<std::size_t>(dtype_.itemsize());
+    return cast_elements(type, proxy->data, c_type_, to, count);
+}
+
+// A list or tuple of numbers. Nothing of Python runs meanwhile, so its items stay.
+bool Leaf::store_sequence(std::byte* to, PyObject* value) const {
+    if (shape_.size() != 1 || !(PyList_CheckExact(value) || PyTuple_CheckExact(value)) ||
+        PySequence_Fast_GET_SIZE(value) != shape_[0]) {
+        return false;
+    }
+    PyObject** items = PySequence_Fast_ITEMS(value);
+    for (py::ssize_t i = 0; i < shape_[0]; ++i, to += bytes_below(1)) {
+        const auto number = number_of(items[i]);
+        if (!number || !put_number(*number, c_type_, to)) return false;
+    }
+    return true;
+}
+
+// Bytes of what lies behind one index of each of so many dimensions.
+std::size_t Leaf::bytes_below(std::size_t depth) const {
+    return static_cast<std::size_t>(
+        std::accumulate(shape_.begin() + static_cast<std::ptrdiff_t>(depth), shape_.end(),
+                        dtype_.itemsize(), std::multiplies<py::ssize_t>()));
+}
+
+bool Leaf::put_python(std::byte* to, PyObject* value, std::size_t depth) const {
+    if (depth == shape_.size()) {
+        const bool mine = type_num_ == Npy::NPY_DOUBLE_ ? PyFloat_CheckExact(value) != 0
+                                                        : PyLong_CheckExact(value) != 0;
+        const auto number = mine ? number_of(value) : std::nullopt;
+        return number && put_number(*number, c_type_, to);
+    }
+    if (!PyList_CheckExact(value) || PyList_GET_SIZE(value) != shape_[depth]) return false;
+    for (py::ssize_t i = 0; i < shape_[depth]; ++i, to += bytes_below(depth + 1)) {
+        if (!put_python(to, PyList_GET_ITEM(value, i), depth + 1)) return false;
+    }
+    return true;
+}
+
+py::object Leaf::get_python(const std::byte* from, std::size_t depth) const {
+    if (depth < shape_.size()) {
+        py::list all(static_cast<std::size_t>(shape_[depth]));
+        for (std::size_t i = 0; i < all.size(); ++i, from += bytes_below(depth + 1)) {
+            all[i] = get_python(from, depth + 1);
+        }
+        return all;
+    }
+    if (type_num_ == Npy::NPY_DOUBLE_) {
+        double number;
+        std::memcpy(&number, from, sizeof number);
+        return py::float_(number);
+    }
+    std::int64_t number;
+    std::memcpy(&number, from, sizeof number);
+    return py::int_(number);
 }
 
 void Leaf::convert(std::byte* to, PyObject* value) const {
@@ -143,6 +212,7 @@ py::object Leaf::fresh(const std::vector<py::ssize_t>& shape) const {
 
 py::object Leaf::load(std::uint32_t frame, std::size_t env) const {
     std::byte* from = row(frame, env);
+    if (python_) return get_python(from, 0);
     if (shape_.empty()) return checked(npy().PyArray_Scalar_(from, dtype_.ptr(), nullptr));
     py::object copy = fresh(shape_);
     std::memcpy(array_of(copy.ptr())->data, from, row_bytes_);

@@ -62,6 +62,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, m) {
     register_pool(m);
     register_guard(m);
     register_process(m);
+    register_parcel(m);
     register_infos(m);
     register_env_block(m);
     register_batch(m);

@@ -578,8 +578,17 @@ class PyWorker : public Handle {
                 continue;
             }
             if (run.count == 0) {
-                const Outcome outcome = site_(
-                    [&](WaitPolicy& policy) { return ring_.wait_ready(1, kForever, policy); });
+                // The longer it has been idle, the rarer it wakes to look for signals that came
+                // just before it slept.
+                std::int64_t slice = kSlice;
+                const auto sleep_longer = [&] {
+                    slice = std::min(2 * slice, kLongestSlice);
+                    site_.policy().set_slice(slice);
+                    return true;
+                };
+                const Outcome outcome =
+                    site_([&](WaitPolicy& policy) { return ring_.wait_ready(1, kForever, policy); },
+                          sleep_longer);
                 check_outcome(*this, outcome, "serve", "parent", "", cell_->tail.waiter());
                 meter_->waited(site_.policy().stats());
                 continue;

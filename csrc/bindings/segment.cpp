@@ -13,10 +13,10 @@
 namespace pysampler::bindings {
 namespace {
 
-PySegment create(const py::object& size) {
+PySegment create(const py::object& size, std::size_t room) {
     const std::size_t bytes = whole(size, "make segment", "size", 1);
     Released released;  // filling gigabytes takes a while
-    return PySegment(Segment::create(bytes));
+    return PySegment(Segment::create(bytes, room));
 }
 
 PySegment attach(int fd) {
@@ -57,10 +57,16 @@ void register_segment(py::module_& m) {
     Class<PySegment>(m, "Segment")
         .def(py::init([](const PySegment& same) { return PySegment(Pin(same, "use").segment()); }),
              py::arg("same"))  // another handle to it
-        .def(py::init(&create), py::arg("size"))
+        .def(py::init(&create), py::arg("size"), py::arg("room") = 0)
         .def_static("attach", &attach, py::arg("fd"), "The segment behind a file descriptor.")
         .def("array", &array, py::arg("shape"), py::arg("dtype"), py::arg("offset") = py::none(),
              "Offset and view of an array, fresh or at an offset.")
+        .def(
+            "take",
+            [](const PySegment& self, std::size_t offset, std::size_t bytes) {
+                Pin(self, "take room of").segment()->take(offset, bytes);
+            },
+            py::arg("offset"), py::arg("bytes"), "Have memory for these bytes of the room.")
         .def("close", &PySegment::close,
              "Let go of the memory, once no handle and no view needs it.")
         .def_property_readonly("closed", &PySegment::closed, "Whether close() was called.")

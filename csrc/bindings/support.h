@@ -111,6 +111,8 @@ inline std::int64_t deadline_of(const py::handle& timeout, const py::handle& dea
 // A signal that comes between the last look at Python's signal flags and the system call does not
 // interrupt it: no wait sleeps longer than this without another look.
 inline constexpr std::int64_t kSlice = 50 * kMillisecond;
+// An idle worker's: no user waits for what its handlers do.
+inline constexpr std::int64_t kLongestSlice = 60 * kSecond;
 
 // Lets other threads of the interpreter run while it lives.
 class Released {
@@ -432,6 +434,7 @@ void register_watch(py::module_&);
 void register_pool(py::module_&);
 void register_guard(py::module_&);
 void register_process(py::module_&);
+void register_parcel(py::module_&);
 void register_infos(py::module_&);
 void register_meter(py::module_&);
 void register_env_block(py::module_&);

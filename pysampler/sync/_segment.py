@@ -28,6 +28,8 @@ class Segment(Closing, _core.Segment):
     whatever dies. The memory is there when the constructor returns, or it raises ``MemoryError``
     saying what the machine and its limits leave.
 
+    ``room``: bytes behind them that have addresses, and memory only from ``take()`` on.
+
     Only the process that made a segment allocates in it; parts are never given back singly.
 
     >>> with Segment(1 << 16) as segment:
@@ -38,8 +40,8 @@ class Segment(Closing, _core.Segment):
     <pysampler.sync.Segment closed>
     """
 
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
+    def __init__(self, size: int, room: int = 0) -> None:
+        super().__init__(size, room)
         _mapped_here[self.id] = self
 
     @classmethod

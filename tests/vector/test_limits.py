@@ -49,6 +49,7 @@ def run(program, *prefix, **kwargs):
 def test_too_few_file_descriptors():
     """However few there are; and when there are enough again, it works."""
     told = run("""
+pysampler.nursery.allow_workers = lambda count: None  # for what comes up after its look
 use()
 fds = me.num_fds()
 told = set()
@@ -62,6 +63,28 @@ print(sorted(t.split(":")[0] for t in told))
 """)
     assert "'works'" in told
     assert "'OSError'" in told
+
+
+def test_the_limit_on_open_files_is_raised_for_workers_and_stays_as_it_was_in_them():
+    told = run("""
+limit(resource.RLIMIT_NOFILE, me.num_fds() + 8)
+before = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+envs = pysampler.make_vec("CartPole-v1", 8, vector_kwargs={"num_workers": 8})
+after = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+theirs = envs.apply(lambda env: resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+envs.close()
+print(before < after, set(theirs) == {before})
+""")
+    assert told == "True True"
+
+
+def test_too_many_workers_for_the_hard_limit_on_open_files():
+    told = run("""
+resource.setrlimit(resource.RLIMIT_NOFILE, (me.num_fds() + 8,) * 2)
+print(attempt())
+""")
+    assert told.startswith("OSError: [Errno 24] cannot start 2 workers: they need ")
+    assert "raise it (ulimit -Hn), or pass a smaller num_workers" in told
 
 
 def test_too_little_memory():

@@ -1,12 +1,14 @@
 """The side channel: what was received is neither lost nor counted twice, whenever Ctrl-C comes."""
 
 import itertools
+import multiprocessing
 import sys
+from pathlib import Path
 
 import pytest
 
 from pysampler import mail
-from pysampler.errors import WaitTimeoutError
+from pysampler.errors import LayoutError, WaitTimeoutError
 from pysampler.sync import ByteRing, now
 
 
@@ -38,12 +40,21 @@ def interrupted(function, at):
     return False
 
 
+def ends(groups):
+    ring, (ours, theirs) = ByteRing(1 << 17), multiprocessing.Pipe()
+    outbox, inbox = mail.Outbox(ring, theirs.fileno()), mail.Inbox(ring, range(groups), ours.fileno)
+    outbox.end = theirs  # as long as it
+    return outbox, inbox
+
+
+@pytest.mark.parametrize("parcels", [True, False])
 @pytest.mark.parametrize("size", [0, 10, mail._PART, 3 * mail._PART + 7])
-def test_a_message_survives_an_interruption_anywhere(size):
+def test_a_message_survives_an_interruption_anywhere(size, parcels, monkeypatch):
+    if not parcels:  # as where there is no memory for one
+        monkeypatch.setattr(mail._core, "send_parcel", lambda *_: False)
     messages = {0: bytes(size), 1: b"x" * size, 2: b"third"}
     for at in itertools.count(1):
-        ring = ByteRing(1 << 17)
-        outbox, inbox = mail.Outbox(ring), mail.Inbox(ring, range(3))
+        outbox, inbox = ends(3)
         for group, message in messages.items():
             assert not outbox.post(group, 7, message)
         within = interrupted(lambda inbox=inbox: [inbox.read(group, 7) for group in (1, 0)], at)
@@ -60,8 +71,7 @@ def test_a_message_survives_an_interruption_anywhere(size):
 
 
 def test_a_message_that_answers_another_command_is_dropped():
-    ring = ByteRing(1 << 17)
-    outbox, inbox = mail.Outbox(ring), mail.Inbox(ring, range(2))
+    outbox, inbox = ends(2)
     outbox.post(0, 1, b"late" * mail._PART)
     outbox.post(1, 1, b"of another group")
     outbox.post(0, 2, b"wanted")
@@ -69,3 +79,23 @@ def test_a_message_that_answers_another_command_is_dropped():
     assert inbox.read(1, 1) == b"of another group"
     with pytest.raises(WaitTimeoutError):
         inbox.read(0, 3, deadline=now())
+
+
+def test_a_large_message_needs_no_room_in_the_ring():
+    outbox, inbox = ends(2)
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(50):
+        large = bytes([number]) * (1 << 20)
+        assert not outbox.post(0, number, large)  # all of it has gone
+        if number % 3 == 0:  # the others are given up
+            assert inbox.read(0, number) == large
+    assert not outbox.post(1, 9, b"small")
+    assert inbox.read(1, 9) == b"small"
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
+
+
+def test_a_message_whose_memory_is_missing_is_an_error():
+    outbox, inbox = ends(1)
+    outbox._ring.send(mail._HEAD.pack(0, 1, mail._PARCEL))
+    with pytest.raises(LayoutError, match="a large message has no descriptor"):
+        inbox.read(0, 1)

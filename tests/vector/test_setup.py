@@ -4,16 +4,19 @@ import functools
 import linecache
 import logging
 import os
+import pickle
 import textwrap
 import traceback
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 from made_up import TellingEnv
 from programs import completed
 
 import pysampler
+from pysampler.block import EnvHost
 from pysampler.errors import EnvError
 
 
@@ -347,3 +350,58 @@ def test_infos_that_cannot_be_batched_are_an_error_of_the_envs(workers, partial)
             else:
                 envs.step([1, 2])
     envs.close()
+
+
+class Holding(gym.Env):
+    """An env that holds an array, and writes to it."""
+
+    observation_space = action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, held):
+        self.held = held
+        held[0] += 1
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+
+@pytest.mark.parametrize("loss", ["raise", "restart"])
+def test_an_array_in_env_fns_is_sent_once_and_is_each_worker_s_own(loss):
+    held = np.ones(1 << 20)
+    frozen = np.ones(1 << 16)
+    frozen.flags.writeable = False
+
+    def make(frozen=frozen):
+        env = Holding(held)
+        env.frozen = frozen
+        return env
+
+    before = len(pickle.dumps(held))
+    envs = pysampler.VectorEnv(
+        [lambda: make() for _ in range(4)], num_workers=2, on_worker_loss=loss
+    )
+    packed = envs._pool._processes._packed
+    assert (packed is None) == (loss == "raise")
+    if packed is not None:
+        assert sum(map(len, packed.pickled)) < before / 10
+        assert packed.segment.size < 2 * before
+    assert (
+        envs.apply(lambda env: (env.held[0], env.held.sum(), env.frozen.flags.writeable))
+        == ((3, held.size + 2, False),) * 4
+    )
+    assert held[0] == 1
+    if loss == "restart":
+        psutil.Process(envs._pool.pids[0]).kill()
+        envs.reset()
+        assert envs.apply(lambda env: env.held[0]) == (3, 3, 3, 3)
+    envs.close()
+
+
+def test_equal_spaces_are_sent_once():
+    class Wide(Holding):
+        def __init__(self):
+            self.observation_space = gym.spaces.Box(0, 255, (100,), np.uint8)
+
+    host = EnvHost([Wide] * 20, 0, [20])
+    assert len({id(space) for space in host.describe().observation_spaces}) == 1
+    assert len(pickle.dumps(host.describe())) < 5000

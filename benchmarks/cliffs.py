@@ -1,0 +1,276 @@
+"""Where common uses once fell off a cliff, each beside its peer or beside the fast way.
+
+Each figure is taken in an interpreter of its own, in turn with those it is compared to.
+
+    python benchmarks/cliffs.py --out benchmarks/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+import psutil
+from running import heading, machine, say, spread, stolen_share, table, write
+
+import pysampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SECONDS = 0.25  # of calls for one figure
+
+
+class Env(gym.Env[Any, Any]):
+    """Returns the same values with each step."""
+
+    action_space = gym.spaces.Discrete(2)
+    render_mode = "rgb_array"
+
+    def __init__(
+        self, observation: Any = None, reward: Any = 0.0, info: Any = None, size: int = 0
+    ) -> None:
+        space = gym.spaces.Box(-1, 1, (8,), np.float32)
+        self.observation_space = space
+        self.observation = space.low if observation is None else observation
+        self.results = self.observation, reward, False, False, info or {}
+        self.image = np.ones(size, np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.observation, self.results[4]
+
+    def step(self, action: Any) -> Any:
+        return self.results
+
+    def render(self) -> Any:
+        return self.image
+
+
+class Wide(Env):
+    """With a space of its own of 4 images."""
+
+    def __init__(self) -> None:
+        super().__init__(np.zeros((4, 84, 84), np.uint8))
+        self.observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+
+
+def micros(call: Callable[[], Any]) -> float:
+    """How long a call takes, the median of many."""
+    taken, end = [], time.perf_counter() + SECONDS
+    for _ in range(3):
+        call()
+    while not taken or time.perf_counter() < end:
+        begun = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begun)
+    return statistics.median(taken) * 1e6
+
+
+def render(megabytes: int, *, ours: bool) -> float:
+    """Milliseconds of render() of 16 envs."""
+    env_fns = [lambda: Env(size=megabytes << 20)] * 16
+    envs: Any
+    if ours:
+        envs = pysampler.VectorEnv(env_fns, num_workers=2)
+    else:
+        envs = gym.vector.AsyncVectorEnv(env_fns, context="fork")
+    envs.reset()
+    taken = micros(envs.render) / 1e3
+    envs.close()
+    return taken
+
+
+def step(**values: Any) -> float:
+    """Microseconds of an env's step, beside its own, in this process."""
+    envs = pysampler.VectorEnv([lambda: Env(**values)] * 64, num_workers=0)
+    envs.reset()
+    actions = np.zeros(64, np.int64)
+    taken = micros(lambda: envs.step(actions)) / 64
+    envs.close()
+    return taken
+
+
+def acting(actions: Any) -> float:
+    """Microseconds of a step of 64 envs in two workers."""
+    envs = pysampler.VectorEnv([Env] * 64, num_workers=2)
+    envs.reset()
+    taken = micros(lambda: envs.step(actions))
+    envs.close()
+    return taken
+
+
+def grown(make: Callable[[], Any]) -> float:
+    """MB that this process has grown by."""
+    pysampler.VectorEnv([Env] * 2, num_workers=2).close()
+    before = psutil.Process().memory_info().rss
+    envs = make()
+    after = psutil.Process().memory_info().rss
+    envs.close()
+    return (after - before) / 1e6
+
+
+def holding(**options: Any) -> float:
+    """MB with a 48 MB array in the closure of what makes the envs of four workers."""
+    held = np.ones(6_000_000)
+
+    def make() -> Env:
+        return Env(info={"first": held[0]})
+
+    return grown(lambda: pysampler.VectorEnv([make] * 4, num_workers=4, **options))
+
+
+def rollout_memory(*names: str) -> float:
+    """MB of the frames of a rollout of 64 envs, 1,024 steps."""
+    envs = pysampler.VectorEnv([lambda: Env(info={"x": 1.0})] * 64, num_workers=2)
+    policy = lambda o: np.zeros(len(o), np.int64)  # noqa: E731
+    with pysampler.rollouts(envs, policy, 1024, infos=names) as rollouts:
+        for _ in range(2):
+            next(rollouts)
+        taken = os.fstat(envs._pool._frames_segment.fd).st_blocks * 512  # type: ignore[union-attr]
+    envs.close()
+    return taken / 1e6
+
+
+def descriptors() -> float:
+    """Open files of this process for each worker."""
+    before = psutil.Process().num_fds()
+    envs = pysampler.VectorEnv([Env] * 16, num_workers=16)
+    each = (psutil.Process().num_fds() - before) / 16
+    envs.close()
+    return each
+
+
+def wakeups() -> float:
+    """Context switches a second of a worker without work, after two seconds of that."""
+    envs = pysampler.VectorEnv([Env] * 2, num_workers=1)
+    envs.reset()
+    worker = psutil.Process(envs._pool.pids[0])
+    time.sleep(2)
+    before = worker.num_ctx_switches().voluntary
+    time.sleep(2)
+    taken = (worker.num_ctx_switches().voluntary - before) / 2
+    envs.close()
+    return taken
+
+
+FLOATS = {f"x{i}": float(i) for i in range(300)}
+# What is measured, its unit, and the ways it is measured in turn: the first is to be reached.
+CLIFFS: dict[str, tuple[str, dict[str, Callable[[], float]]]] = {
+    **{
+        f"render(), 16 x {size} MB": (
+            "ms",
+            {
+                "AsyncVectorEnv": lambda size=size: render(size, ours=False),
+                "pysampler": lambda size=size: render(size, ours=True),
+            },
+        )
+        for size in (1, 4)
+    },
+    "reward": (
+        "us",
+        {"float": lambda: step(reward=1.0), "np.float32": lambda: step(reward=np.float32(1))},
+    ),
+    "observation of float32": (
+        "us",
+        {
+            "float32": step,
+            "float64": lambda: step(observation=np.zeros(8)),
+            "list": lambda: step(observation=[0.0] * 8),
+        },
+    ),
+    "an info": (
+        "us",
+        {
+            "bool": lambda: step(info={"x": True}),
+            "np.bool_": lambda: step(info={"x": np.bool_(1)}),
+        },
+    ),
+    "300 floats of infos": (
+        "us",
+        {"dict of floats": lambda: step(info=FLOATS)},
+    ),
+    "step(), 64 envs": (
+        "us",
+        {
+            "array": lambda: acting(np.zeros(64, np.int64)),
+            "list of ints": lambda: acting([0] * 64),
+        },
+    ),
+    "48 MB in the env_fns of 4 workers": (
+        "MB",
+        {"pysampler": holding, "that may restart": lambda: holding(on_worker_loss="restart")},
+    ),
+    "512 envs with spaces of 28 KB": (
+        "MB",
+        {
+            "SyncVectorEnv": lambda: grown(lambda: gym.vector.SyncVectorEnv([Wide] * 512)),
+            "pysampler": lambda: grown(lambda: pysampler.VectorEnv([Wide] * 512, num_workers=2)),
+        },
+    ),
+    "a rollout's frames": (
+        "MB",
+        {"no infos": rollout_memory, "infos=['x']": lambda: rollout_memory("x")},
+    ),
+    "a worker's open files": ("", {"in the parent": descriptors}),
+    "an idle worker wakes": ("a second", {"pysampler": wakeups}),
+}
+
+
+def measured(cliff: str, way: str) -> float:
+    """Take one figure in an interpreter of its own."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", cliff, way],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        check=True,
+        timeout=120,
+        start_new_session=True,
+    )
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--only", default="", help="cliffs with this in their name")
+    parser.add_argument("--out", type=Path, help="folder to write results to")
+    options = parser.parse_args()
+    if options.child:
+        cliff, way = options.child
+        print(json.dumps(CLIFFS[cliff][1][way]()))
+        return
+    taken: dict[str, dict[str, list[float]]] = {}
+    told = machine()
+    with stolen_share(told):
+        for cliff, (_, ways) in CLIFFS.items():
+            if options.only not in cliff:
+                continue
+            say(cliff)
+            figures = taken[cliff] = {way: [] for way in ways}
+            for _ in range(options.repetitions):
+                for way in ways:
+                    figures[way].append(measured(cliff, way))
+    rows = [
+        [cliff if i == 0 else "", way, f"{spread(values)} {CLIFFS[cliff][0]}"]
+        for cliff, figures in taken.items()
+        for i, (way, values) in enumerate(figures.items())
+    ]
+    text = heading("Cliffs", told) + "\n" + table(["", "way", "median [least, most]"], rows)
+    print(text)
+    if options.out is not None:
+        write(options.out, "cliffs", {"machine": told, "taken": taken}, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+// Large messages: each in a memfd of its own, whose descriptor goes through a Unix socket. It has
+// no name, and whoever dies, the kernel gives it back.
+#include <pybind11/pybind11.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "support.h"
+
+namespace pysampler::bindings {
+namespace {
+
+// What goes through the socket beside the descriptor: to who reads the connection as a stream of
+// messages, one that is empty.
+constexpr char kEmpty[4] = {};
+
+class Fd {
+ public:
+    explicit Fd(int fd) : fd_(fd) {}
+    Fd(const Fd&) = delete;
+    Fd& operator=(const Fd&) = delete;
+    ~Fd() {
+        if (fd_ >= 0) close(fd_);
+    }
+    int get() const { return fd_; }
+
+ private:
+    int fd_;
+};
+
+template <class Call>
+ssize_t again(Call&& call) {
+    ssize_t result;
+    do {
+        result = call();
+    } while (result < 0 && errno == EINTR);
+    return result;
+}
+
+bool write_all(int fd, std::string_view bytes) {
+    while (!bytes.empty()) {
+        const ssize_t written = again([&] { return write(fd, bytes.data(), bytes.size()); });
+        if (written <= 0) return false;
+        bytes.remove_prefix(static_cast<std::size_t>(written));
+    }
+    return true;
+}
+
+// A message with room for one descriptor.
+struct Message {
+    char bytes[sizeof kEmpty] = {};
+    iovec part{bytes, sizeof bytes};
+    alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))] = {};
+    msghdr header{};
+
+    Message() {
+        header.msg_iov = &part;
+        header.msg_iovlen = 1;
+        header.msg_control = room;
+        header.msg_controllen = sizeof room;
+    }
+};
+
+// False where there is no memory, no descriptor, or no room in the socket now.
+bool send_parcel(int socket, const py::bytes& head, const py::bytes& body) {
+    const std::string_view parts[] = {head, body};
+    const Released released;
+    const Fd memory(memfd_create("pysampler parcel", MFD_CLOEXEC));
+    if (memory.get() < 0) return false;
+    for (const std::string_view part : parts) {
+        if (!write_all(memory.get(), part)) return false;
+    }
+    Message message;
+    cmsghdr* control = CMSG_FIRSTHDR(&message.header);
+    control->cmsg_level = SOL_SOCKET;
+    control->cmsg_type = SCM_RIGHTS;
+    control->cmsg_len = CMSG_LEN(sizeof(int));
+    const int fd = memory.get();
+    std::memcpy(CMSG_DATA(control), &fd, sizeof fd);
+    return again([&] { return sendmsg(socket, &message.header, MSG_NOSIGNAL | MSG_DONTWAIT); }) ==
+           sizeof kEmpty;
+}
+
+// Appends the next parcel's bytes to a list: nothing comes in between, not even Ctrl-C.
+void receive_parcel(int socket, py::list& parcels) {
+    Message message;
+    const ssize_t received =
+        again([&] { return recvmsg(socket, &message.header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC); });
+    const cmsghdr* control = received < 0 ? nullptr : CMSG_FIRSTHDR(&message.header);
+    int fd = -1;
+    if (control != nullptr && control->cmsg_type == SCM_RIGHTS) {
+        std::memcpy(&fd, CMSG_DATA(control), sizeof fd);
+    }
+    const Fd memory(fd);
+    struct stat status{};
+    if (fd < 0 || fstat(fd, &status) != 0) {
+        raise("LayoutError",
+              message.header.msg_flags & MSG_CTRUNC
+                  ? "cannot receive from worker: too many open files for a large message"
+                  : "cannot receive from worker: a large message has no descriptor");
+    }
+    const auto size = static_cast<std::size_t>(status.st_size);
+    py::bytes bytes(nullptr, size);
+    char* const to = PyBytes_AS_STRING(bytes.ptr());
+    std::size_t at = 0;
+    {
+        const Released released;
+        while (at < size) {
+            const ssize_t some =
+                again([&] { return pread(fd, to + at, size - at, static_cast<off_t>(at)); });
+            if (some <= 0) break;
+            at += static_cast<std::size_t>(some);
+        }
+    }
+    if (at < size) raise("LayoutError", "cannot receive from worker: a large message is cut off");
+    parcels.append(bytes);
+}
+
+}  // namespace
+
+void register_parcel(py::module_& m) {
+    m.def("send_parcel", &send_parcel, py::arg("socket"), py::arg("head"), py::arg("body"),
+          "Send bytes in memory of their own, without waiting; False if that cannot be now.");
+    m.def("receive_parcel", &receive_parcel, py::arg("socket"), py::arg("parcels"),
+          "Append the bytes of the next parcel to a list: nothing comes in between, not even "
+          "Ctrl-C.");
+}
+
+}  // namespace pysampler::bindings

@@ -1,0 +1,174 @@
+"""Common types of values have a fast way, and give what gymnasium gives; slow ones are told of."""
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import data_equivalence
+
+import pysampler
+from pysampler import infos
+
+
+class Typed(gym.Env):
+    """An env that returns values of one type after another."""
+
+    observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
+
+    def __init__(self, first, actions):
+        self.first, self.t = first, 0
+        self.action_space = actions
+
+    def step(self, action):
+        self.t += 1
+        self.action = action
+        rewards = [np.float32(0.1), 1, np.array(2.5, np.float32), np.int64(3), 2.0, np.bool_(1)]
+        return self.observation(), rewards[self.t % 6], False, self.t % 7 == 0, self.info()
+
+    def reset(self, *, seed=None, options=None):
+        self.t = self.first
+        return self.observation(), self.info()
+
+    def observation(self):
+        wide = np.array([self.t, 0.1, 0.2, 0.3]) / 100
+        narrow = wide.astype(np.float32)
+        whole = np.array([0, 1, 0, -1], np.int16)
+        return [wide, list(wide), narrow, tuple(narrow), whole, whole.tolist(), wide[::-1]][
+            self.t % 7
+        ]
+
+    def info(self):
+        info = {"flag": np.bool_(self.t % 2), "half": np.float32(self.t), "many": np.ones(300)}
+        if self.t % 5 == 0:
+            info["flag"] = True
+        if self.t % 3 == 0:
+            del info["flag"]
+        return info
+
+
+ACTIONS = [
+    (gym.spaces.Discrete(3), [[0, 1, 2, 0], (1, 1, 1, 1), [np.int64(1)] * 4, [True, 0, 1, 2]]),
+    (gym.spaces.Box(-1, 1, (2,)), [[[0.5, 1.0]] * 4, [[1, 0]] * 4, [np.ones(2, np.float32)] * 4]),
+    (gym.spaces.Box(-1, 1, ()), [[0.5, 0.25, 1.0, -1.0], [0.5, 1, 0, 0]]),
+]
+
+
+@pytest.mark.parametrize(("space", "batches"), ACTIONS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_results_are_gymnasium_s_and_envs_get_the_objects_they_were_given(
+    space, batches, num_workers
+):
+    env_fns = [lambda first=i: Typed(first, space) for i in range(4)]
+    theirs = gym.vector.SyncVectorEnv(env_fns)
+    ours = pysampler.VectorEnv(env_fns, num_workers=num_workers)
+    for one, other in zip(theirs.reset(), ours.reset(), strict=True):
+        assert data_equivalence(one, other)
+    for t in range(30):
+        actions = batches[t % len(batches)]
+        for one, other in zip(theirs.step(actions), ours.step(actions), strict=True):
+            assert data_equivalence(one, other), t
+        given = zip(theirs.get_attr("action"), ours.get_attr("action"), strict=True)
+        for one, other in given:
+            assert type(one) is type(other)
+            assert np.array_equal(one, other)
+    ours.close()
+    theirs.close()
+
+
+def test_lists_of_numbers_are_not_sent_as_messages(monkeypatch):
+    envs = pysampler.VectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2)
+    envs.reset()
+    monkeypatch.setattr(envs, "_send_objects", lambda *_: pytest.fail("sent as a message"))
+    envs.step([0, 1, 1, 0])
+    envs.step((np.int64(0),) * 4)
+    envs.send([1, 0, 0, 1], [2, 3, 0, 1])
+    envs.recv()
+    envs.close()
+
+
+def test_what_does_not_fit_a_narrow_observation_is_warned_of_as_numpy_does():
+    class Large(Typed):
+        def observation(self):
+            return np.full(4, 1e300)
+
+    envs = pysampler.VectorEnv([lambda: Large(0, gym.spaces.Discrete(2))], num_workers=0)
+    with pytest.warns(RuntimeWarning, match="overflow"):
+        assert np.isinf(envs.reset()[0]).all()
+    envs.close()
+
+
+class Told(gym.Wrapper):
+    """CartPole with these infos in each step."""
+
+    def __init__(self, told):
+        super().__init__(gym.make("CartPole-v1"))
+        self.told = told
+
+    def step(self, action):
+        *results, _ = self.env.step(action)
+        return *results, self.told
+
+
+def messages(envs, steps):
+    """Step, and count the messages of the last step."""
+    envs.reset()
+    for _ in range(steps):
+        envs.step_async(np.zeros(envs.num_envs, np.int64))
+        count = len(envs._pool.wait())
+        envs.step_wait()
+    return count
+
+
+def test_many_infos_and_numpy_s_bools_have_places_in_the_frames():
+    told = {f"x{i}": float(i) for i in range(300)} | {"success": np.bool_(1)}
+    envs = pysampler.VectorEnv([lambda: Told(told)] * 2, num_workers=1)
+    assert messages(envs, 3) == 0
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [({"image": np.ones(1 << 20)}, "no room left"), ({"a": {"name": "x"}}, "['a']['name']")],
+)
+def test_infos_that_stay_slow_are_told_of_once(told, why, caplog, monkeypatch):
+    monkeypatch.setattr(infos, "_OFTEN", 5)
+    envs = pysampler.VectorEnv([lambda: Told(told)] * 2, num_workers=1)
+    with caplog.at_level(logging.WARNING, "pysampler"):
+        assert messages(envs, 6) == 1
+    [record] = caplog.records
+    assert "pickled with every step" in record.getMessage()
+    assert why in record.getMessage()
+    envs.close()
+
+
+def test_memory_for_infos_is_taken_when_there_are_some():
+    envs = pysampler.VectorEnv([lambda: Told({"x": 1.0})] * 8, num_workers=2)
+    options = {"horizon": 512, "infos": ["x"]}
+    with pysampler.rollouts(envs, lambda o: np.zeros(len(o), np.int64), **options) as rollouts:
+        taken = []
+        for _ in range(2):
+            next(rollouts)
+            taken.append(os.fstat(envs._results.frames._segment.fd).st_blocks * 512)
+        frames = envs._results.frames
+        assert taken[1] - taken[0] < frames.count * frames.envs * 9 + 8192
+        assert taken[1] < frames.plan.size + frames.plan.infos // 8
+    envs.close()
+
+
+def test_an_idle_worker_sleeps():
+    envs = pysampler.VectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
+    envs.reset()
+    [pid] = envs._pool.pids
+    since, switches = time.monotonic(), ""
+    while time.monotonic() - since < 0.5:  # it used to wake every 50 ms
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        now = next(line for line in lines if line.startswith("voluntary"))
+        if now != switches:
+            since, switches = time.monotonic(), now
+        time.sleep(0.01)
+    envs.step(envs.action_space.sample())
+    envs.close()
