@@ -20,6 +20,19 @@ def answer(pong: Call, trips: int) -> None:
         pong()
 
 
+def installed(peers: dict[str, Make]) -> dict[str, Make]:
+    """Leave out peers whose packages are missing, and print which."""
+    found = {}
+    for name, make in peers.items():
+        try:
+            make(multiprocessing.get_context("fork"))
+        except ModuleNotFoundError as error:
+            print(f"without {name}: {error}", file=sys.stderr)
+        else:
+            found[name] = make
+    return found
+
+
 def measure(make: Make, seconds: float) -> dict[str, float]:
     """Percentiles of a round trip in us."""
     context = multiprocessing.get_context("fork")
@@ -79,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object, for core.py")
     options = parser.parse_args()
-    results = run(STANDARD | INSTALLED, 1.0, progress=sys.stderr.isatty())
+    results = run(STANDARD | installed(INSTALLED), 1.0, progress=sys.stderr.isatty())
     if options.json:
         print(json.dumps(results))
     else:

@@ -8,26 +8,33 @@ So each update is on data of nearly one policy: what a writer had under way when
 comes with a later phase, a version behind. The bar shows the mean return of the last 100 episodes,
 versions behind, steps a second, and where the time goes: of the learner in waiting for a full queue
 and in learning, of the writers in acting and in being blocked; the rest is their envs'.
+Ctrl-C ends it with what was learned so far.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-import torch
-from torch import nn
-from torch.distributions import Independent, Normal
-from tqdm import tqdm
+try:
+    import gymnasium as gym
+    import numpy as np
+    import torch
+    from torch import nn
+    from torch.distributions import Independent, Normal
+    from tqdm import tqdm
 
-import pysampler
+    import pysampler
+except KeyboardInterrupt:  # torch takes seconds
+    sys.exit("stopped before anything was learned")
 
 
 @dataclass
@@ -42,6 +49,34 @@ class Settings:
     gamma: float = 0.9
     lam: float = 0.95
     scale: float = 0.1  # of rewards
+
+
+@dataclass
+class Progress:
+    """What has been learned so far."""
+
+    steps: int = 0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # returns of episodes
+    curve: list[tuple[int, float]] = field(default_factory=list)  # mean returns over steps
+    lag: float = 0.0  # versions
+    seconds_in: dict[str, float] = field(default_factory=dict)
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean return of the last 100 episodes; None if none has ended."""
+        return float(np.mean(self.recent)) if self.recent else None
+
+    def __str__(self) -> str:
+        learned = (
+            "no episode has ended"
+            if self.mean is None
+            else f"return {self.mean:.1f} over the last {len(self.recent)} episodes"
+        )
+        return (
+            f"{self.steps:,} steps in {time.perf_counter() - self.began:.1f} s, {learned}; "
+            f"{self.lag:.2f} versions behind"
+        )
 
 
 class ActorCritic(nn.Module):
@@ -143,12 +178,86 @@ def plot(path: Path, curve: list[tuple[int, float]]) -> None:
     figure.savefig(path)
 
 
+def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Box]:
+    """Return the env's observations and actions, or exit with what is expected of them."""
+    try:
+        with contextlib.closing(gym.make(env_id)) as env:
+            observations, actions = env.observation_space, env.action_space
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        sys.exit(f"cannot make {env_id}: {error}")
+    vectors = [isinstance(x, gym.spaces.Box) and len(x.shape) == 1 for x in (observations, actions)]
+    if not (all(vectors) and actions.is_bounded()):
+        sys.exit(
+            f"cannot learn {env_id}: observations {observations} and actions {actions}, expected "
+            "a Box of one dimension each, that of actions bounded"
+        )
+    return observations, actions
+
+
+def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
+    """Learn in phases, and note the progress at once."""
+    net = ActorCritic(*spaces_of(options.env))
+    optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5, fused=True)
+    learning = 0.0
+    with (
+        pysampler.actors(
+            *(options.env, net),
+            num_envs=options.envs,
+            vector_kwargs={"num_workers": options.workers},
+            steps=s.length,
+            seed=options.seed,
+        ) as writers,
+        tqdm(total=options.steps, unit=" steps", unit_scale=True, disable=options.quiet) as bar,
+    ):
+        for phase in pysampler.phases(writers, high=s.queue, low=0):
+            full = time.perf_counter()
+            parts = []
+            for records in phase.batches(s.queue):
+                progress.steps += records.rewards.size
+                progress.recent.extend(records.ended)
+                parts.append(prepared(records, net, s))
+            stats, mean = writers.stats(), progress.mean
+            progress.lag, progress.seconds_in = stats.lag, seconds_in(stats, learning)
+            if mean is not None:
+                progress.curve.append((progress.steps, mean))
+            solved = len(progress.recent) == 100 and mean >= options.until
+            if solved or progress.steps >= options.steps:
+                return
+            for group in optimizer.param_groups:
+                group["lr"] = s.rate * (1 - progress.steps / options.steps)
+            data = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            learn(net, optimizer, data, s)
+            writers.publish()
+            learning += time.perf_counter() - full
+            spent = time.perf_counter() - progress.began
+            shares = {n: f"{part / spent:.0%}" for n, part in progress.seconds_in.items()}
+            bar.update(progress.steps - bar.n)
+            bar.set_postfix(
+                {
+                    "return": "-" if mean is None else f"{mean:.1f}",
+                    "lag": f"{stats.lag:.1f}",
+                    **shares,
+                }
+            )
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Make the reader of an option that is a whole number of at least ``least``."""
+
+    def number(text: str) -> int:
+        if (value := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"{value}, expected at least {least}")
+        return value
+
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="Pendulum-v1", help="one with bounded continuous actions")
-    parser.add_argument("--envs", type=int, default=16, help="how many")
-    parser.add_argument("--workers", type=int, help="by default one a CPU")
-    parser.add_argument("--steps", type=int, default=400_000, help="of all envs, at most")
+    parser.add_argument("--envs", type=whole(1), default=16, help="how many")
+    parser.add_argument("--workers", type=whole(0), help="by default one a CPU")
+    parser.add_argument("--steps", type=whole(1), default=400_000, help="of all envs, at most")
     parser.add_argument("--until", type=float, default=-200.0, help="this return of 100 episodes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plot", type=Path, help="file to write")
@@ -157,74 +266,20 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)
-    s = Settings()
-
-    kwargs = {"num_workers": options.workers}
-    with gym.make(options.env) as env:
-        net = ActorCritic(env.observation_space, env.action_space)
-    optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5, fused=True)
-    recent: deque[float] = deque(maxlen=100)
-    curve: list[tuple[int, float]] = []
-    steps, learning, mean = 0, 0.0, float("nan")
-    began = time.perf_counter()
-    with (
-        pysampler.actors(
-            *(options.env, net),
-            num_envs=options.envs,
-            vector_kwargs=kwargs,
-            steps=s.length,
-            seed=options.seed,
-        ) as writers,
-        tqdm(total=options.steps, unit=" steps", unit_scale=True, disable=options.quiet) as bar,
-    ):
-        try:
-            for phase in pysampler.phases(writers, high=s.queue, low=0):
-                full = time.perf_counter()
-                parts = []
-                for records in phase.batches(s.queue):
-                    steps += records.rewards.size
-                    recent.extend(records.ended)
-                    parts.append(prepared(records, net, s))
-                mean = float(np.mean(recent)) if recent else mean
-                curve.append((steps, mean))
-                if (len(recent) == 100 and mean >= options.until) or steps >= options.steps:
-                    break
-                for group in optimizer.param_groups:
-                    group["lr"] = s.rate * (1 - steps / options.steps)
-                data = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-                learn(net, optimizer, data, s)
-                writers.publish()
-                learning += time.perf_counter() - full
-                stats, spent = writers.stats(), time.perf_counter() - began
-                where = seconds_in(stats, learning)
-                bar.update(steps - bar.n)
-                bar.set_postfix(
-                    {
-                        "return": f"{mean:.1f}",
-                        "lag": f"{stats.lag:.1f}",
-                        **{name: f"{part / spent:.0%}" for name, part in where.items()},
-                    }
-                )
-        except KeyboardInterrupt:
-            pass
-        stats = writers.stats()
-    seconds = time.perf_counter() - began
-    if options.plot is not None:
-        plot(options.plot, curve)
+    progress = Progress()
+    with contextlib.suppress(KeyboardInterrupt):  # what was learned so far counts
+        train(options, Settings(), progress)
     result = {
         "env": options.env,
-        "return": mean,
-        "steps": steps,
-        "seconds": seconds,
-        "lag": stats.lag,
-        "seconds_in": seconds_in(stats, learning),
+        "return": progress.mean,
+        "steps": progress.steps,
+        "seconds": time.perf_counter() - progress.began,
+        "lag": progress.lag,
+        "seconds_in": progress.seconds_in,
     }
-    print(
-        json.dumps(result)
-        if options.json
-        else f"{steps:,} steps in {seconds:.1f} s, return {mean:.1f} over the last {len(recent)} "
-        f"episodes; {stats.lag:.2f} versions behind"
-    )
+    print(json.dumps(result) if options.json else progress)
+    if options.plot is not None:
+        plot(options.plot, progress.curve)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@
 
 The bar shows the mean return of the last 100 episodes, steps and updates a second, how much there
 is in the replay, and how much of its time the learner waits. Actors run freely, so that a seed
-does not make two runs the same.
+does not make two runs the same. Ctrl-C ends it with what was learned so far.
 """
 
 from __future__ import annotations
@@ -19,20 +19,24 @@ import contextlib
 import copy
 import functools
 import json
+import sys
 import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-import torch
-from torch import nn
-from tqdm import tqdm
+try:
+    import gymnasium as gym
+    import numpy as np
+    import torch
+    from torch import nn
+    from tqdm import tqdm
 
-import pysampler
+    import pysampler
+except KeyboardInterrupt:  # torch takes seconds
+    sys.exit("stopped before anything was learned")
 
 
 @dataclass
@@ -56,6 +60,39 @@ class Settings:
     def epsilon(self, steps: int, envs: int) -> Any:
         """How often each env's actor does anything: 1 in the beginning, later its own share."""
         return np.maximum(np.geomspace(*self.epsilons, envs), 1 - steps / self.exploring)
+
+
+@dataclass
+class Progress:
+    """What has been learned so far."""
+
+    steps: int = 0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # returns of episodes
+    updates: int = 0
+    resumed: tuple[int, int] = (0, 0)  # steps and updates of earlier runs
+    points: list[tuple[int, float, float]] = field(default_factory=list)  # steps, seconds, return
+    spent: dict[str, float] = field(default_factory=dict)
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean return of the last 100 episodes; None if none has ended."""
+        return float(np.mean(self.recent)) if self.recent else None
+
+    def __str__(self) -> str:
+        seconds = time.perf_counter() - self.began
+        steps, updates = self.resumed
+        after = f" after {steps:,} steps" * (steps > 0)
+        learned = (
+            "no episode has ended"
+            if self.mean is None
+            else f"return {self.mean:.1f} over the last {len(self.recent)} episodes"
+        )
+        return (
+            f"{self.steps - steps:,} steps and {self.updates - updates:,} updates in {seconds:.1f} "
+            f"s{after}, {learned}; the learner waited for "
+            f"{self.spent.get('waiting', 0.0) / seconds:.0%} of that"
+        )
 
 
 def network(inputs: int, outputs: int, width: int) -> nn.Sequential:
@@ -273,13 +310,94 @@ def plot(path: Path, points: list[tuple[int, float, float]]) -> None:
     figure.savefig(path)
 
 
+def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
+    """Return the env's observations and actions, or exit with what is expected of them."""
+    try:
+        with contextlib.closing(gym.make(env_id)) as env:
+            observations, actions = env.observation_space, env.action_space
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        sys.exit(f"cannot make {env_id}: {error}")
+    vector = isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1
+    if not (vector and isinstance(actions, gym.spaces.Discrete)):
+        sys.exit(
+            f"cannot learn {env_id}: observations {observations} and actions {actions}, expected "
+            "a Box of one dimension and a Discrete"
+        )
+    return observations, actions
+
+
+def learn(
+    net: nn.Module, options: argparse.Namespace, settings: Settings, progress: Progress
+) -> None:
+    """Learn from what is sampled, and note the progress at once."""
+    checkpoints = pysampler.Checkpoints(options.checkpoints) if options.checkpoints else None
+    source = (OneEnv if options.one_process else Actors)(options.env, net, settings, options)
+    with contextlib.closing(source):
+        learner = Learner(net, source.like, settings, options.seed)
+        before = learner.restore(checkpoints) if checkpoints else {}
+        progress.steps, progress.updates = progress.resumed = learner.steps, learner.updates
+        progress.recent.extend(before.get("recent", ()))
+        points = progress.points = before.get("points", [])
+        earlier = points[-1][1] if points else 0.0  # seconds
+        best, shown, saved = before.get("best", -np.inf), 0.0, time.perf_counter()
+        with tqdm(
+            total=options.steps,
+            initial=learner.steps,
+            unit=" steps",
+            unit_scale=True,
+            disable=options.quiet,
+        ) as bar:
+            for steps, returns in train(source, learner):
+                progress.recent.extend(returns)
+                progress.steps, progress.updates = learner.steps, learner.updates
+                bar.update(steps)
+                seconds, mean = time.perf_counter() - progress.began, progress.mean
+                full = len(progress.recent) == 100
+                over = (full and mean >= options.until) or learner.steps >= options.steps
+                if not over and seconds < shown + 0.25:
+                    continue
+                shown, progress.spent = seconds, dict(source.seconds)
+                if mean is not None:
+                    points.append((learner.steps, earlier + seconds, mean))
+                if options.save and full and mean > best:
+                    best = mean
+                    save(net, options.save)
+                if checkpoints and (over or time.perf_counter() > saved + options.between):
+                    recent = list(progress.recent)
+                    learner.save(checkpoints, recent=recent, points=points, best=best)
+                    saved = time.perf_counter()
+                bar.set_postfix(
+                    {
+                        "return": "-" if mean is None else f"{mean:.1f}",
+                        "updates/s": f"{(learner.updates - progress.resumed[1]) / seconds:,.0f}",
+                        "replay": f"{len(learner.replay):,}",
+                        "waiting": f"{progress.spent['waiting'] / seconds:.0%}",
+                    }
+                )
+                if over:
+                    return
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Make the reader of an option that is a whole number of at least ``least``."""
+
+    def number(text: str) -> int:
+        if (value := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"{value}, expected at least {least}")
+        return value
+
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="CartPole-v1", help="one with discrete actions")
-    parser.add_argument("--actors", type=int, default=4, help="0: they act when it is their turn")
-    parser.add_argument("--envs-per-actor", type=int, default=8)
+    parser.add_argument(
+        "--actors", type=whole(0), default=4, help="0: they act when it is their turn"
+    )
+    parser.add_argument("--envs-per-actor", type=whole(1), default=8)
     parser.add_argument("--one-process", action="store_true", help="one env, no actors")
-    parser.add_argument("--steps", type=int, default=1_000_000, help="of all envs, at most")
+    parser.add_argument("--steps", type=whole(1), default=1_000_000, help="of all envs, at most")
     parser.add_argument("--until", type=float, default=475.0, help="this return of 100 episodes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", type=Path, help="where the best weights go, as there are better")
@@ -290,95 +408,35 @@ def main() -> None:
     parser.add_argument("--quiet", action="store_true", help="no bar")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
-    checkpoints = pysampler.Checkpoints(options.checkpoints) if options.checkpoints else None
-    if checkpoints:
-        options.seed += checkpoints.latest or 0  # what goes on sees other episodes
+    if options.checkpoints:  # what goes on sees other episodes
+        options.seed += pysampler.Checkpoints(options.checkpoints).latest or 0
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     np.random.seed(options.seed)
-    settings = Settings()
-    with contextlib.closing(gym.make(options.env)) as env:
-        inputs, outputs = env.observation_space.shape[0], int(env.action_space.n)
-    net = network(inputs, outputs, settings.width)
+    settings, progress = Settings(), Progress()
+    observations, actions = spaces_of(options.env)
+    net = network(observations.shape[0], int(actions.n), settings.width)
     if options.play:
         net.load_state_dict(torch.load(options.play, weights_only=True))
         greedy = functools.partial(EpsilonGreedy(net), epsilon=0)
         played = pysampler.evaluate(greedy, options.env, 20, seed=options.seed)
         print(json.dumps({"return": played.mean}) if options.json else played)
         return
-
-    began = time.perf_counter()
-    source = (OneEnv if options.one_process else Actors)(options.env, net, settings, options)
-    learner = Learner(net, source.like, settings, options.seed)
-    before = learner.restore(checkpoints) if checkpoints else {}
-    resumed, updates = learner.steps, learner.updates
-    recent: deque[float] = deque(before.get("recent", ()), maxlen=100)
-    points: list[tuple[int, float, float]] = before.get("points", [])
-    earlier = points[-1][1] if points else 0.0  # seconds
-    best, mean, shown = before.get("best", -np.inf), float("nan"), 0.0
-    saved = time.perf_counter()
-    spent = source.seconds
-    bar = tqdm(
-        total=options.steps,
-        initial=resumed,
-        unit=" steps",
-        unit_scale=True,
-        disable=options.quiet,
-    )
-    try:
-        for steps, returns in train(source, learner):
-            recent.extend(returns)
-            bar.update(steps)
-            seconds = time.perf_counter() - began
-            if len(recent) > 0:
-                mean = float(np.mean(recent))
-            over = (len(recent) == 100 and mean >= options.until) or learner.steps >= options.steps
-            if not over and seconds < shown + 0.25:
-                continue
-            shown, spent = seconds, dict(source.seconds)
-            points.append((learner.steps, earlier + seconds, mean))
-            if options.save and len(recent) == 100 and mean > best:
-                best = mean
-                save(net, options.save)
-            if checkpoints and (over or time.perf_counter() > saved + options.between):
-                learner.save(checkpoints, recent=list(recent), points=points, best=best)
-                saved = time.perf_counter()
-            bar.set_postfix(
-                {
-                    "return": f"{mean:.1f}",
-                    "updates/s": f"{(learner.updates - updates) / seconds:,.0f}",
-                    "replay": f"{len(learner.replay):,}",
-                    "waiting": f"{spent['waiting'] / seconds:.0%}",
-                }
-            )
-            if over:
-                break
-    except KeyboardInterrupt:
-        pass
-    finally:
-        bar.close()
-        source.close()
-    seconds = time.perf_counter() - began
-    if options.plot:
-        plot(options.plot, points)
+    with contextlib.suppress(KeyboardInterrupt):  # what was learned so far counts
+        learn(net, options, settings, progress)
     result = {
         "env": options.env,
         "actors": 0 if options.one_process else options.actors,
-        "return": mean,
-        "steps": learner.steps,
-        "resumed": resumed,
-        "updates": learner.updates,
-        "seconds": seconds,
-        "seconds_in": spent,
+        "return": progress.mean,
+        "steps": progress.steps,
+        "resumed": progress.resumed[0],
+        "updates": progress.updates,
+        "seconds": time.perf_counter() - progress.began,
+        "seconds_in": progress.spent,
     }
-    print(
-        json.dumps(result)
-        if options.json
-        else f"{learner.steps - resumed:,} steps and {learner.updates - updates:,} updates in "
-        f"{seconds:.1f} s{f' after {resumed:,} steps' * (resumed > 0)}, return "
-        f"{mean:.1f} over the last {len(recent)} episodes; the learner waited for "
-        f"{spent['waiting'] / seconds:.0%} of that"
-    )
+    print(json.dumps(result) if options.json else progress)
+    if options.plot:
+        plot(options.plot, progress.points)
 
 
 if __name__ == "__main__":

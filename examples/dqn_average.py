@@ -6,29 +6,35 @@
 
 The bar shows the mean return of the last 100 episodes of all workers, which explore, what the
 averaged network returned without exploring when it was last evaluated, and steps a second.
+Ctrl-C ends it with what was learned so far.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import functools
 import json
+import sys
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-import torch
-from torch import nn
-from tqdm import tqdm
+try:
+    import gymnasium as gym
+    import numpy as np
+    import torch
+    from torch import nn
+    from tqdm import tqdm
 
-import pysampler
-from pysampler.averaging import Averaging
+    import pysampler
+    from pysampler.averaging import Averaging
+except KeyboardInterrupt:  # torch takes seconds
+    sys.exit("stopped before anything was learned")
 
 
 @dataclass
@@ -46,6 +52,37 @@ class Settings:
     warmup: int = 1_000  # steps before the first
     exploring: int = 5_000  # steps until epsilon is at its end
     epsilon: float = 0.02
+
+
+@dataclass
+class Progress:
+    """What has been learned so far."""
+
+    steps: int = 0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # returns of episodes
+    average: float | None = None  # what the averaged network returned when last evaluated
+    waited: float = 0.0  # seconds, of a worker
+    learned: list[tuple[int, float]] = field(default_factory=list)  # mean returns over steps
+    evaluated: list[tuple[int, float]] = field(default_factory=list)
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean return of the last 100 episodes; None if none has ended."""
+        return float(np.mean(self.recent)) if self.recent else None
+
+    def __str__(self) -> str:
+        seconds = time.perf_counter() - self.began
+        learned = (
+            "no episode has ended"
+            if self.mean is None
+            else f"return {self.mean:.1f} over the last {len(self.recent)} episodes"
+        )
+        average = "not evaluated" if self.average is None else f"returned {self.average:.1f}"
+        return (
+            f"{self.steps:,} steps in {seconds:.1f} s, {learned}; average {average}; workers "
+            f"waited for {self.waited / seconds:.0%} of that"
+        )
 
 
 class Net(nn.Module):
@@ -152,14 +189,71 @@ def plot(path: Path, curves: dict[str, list[tuple[int, float]]]) -> None:
     figure.savefig(path)
 
 
+def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
+    """Return the env's observations and actions, or exit with what is expected of them."""
+    try:
+        with contextlib.closing(gym.make(env_id)) as env:
+            observations, actions = env.observation_space, env.action_space
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        sys.exit(f"cannot make {env_id}: {error}")
+    vector = isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1
+    if not (vector and isinstance(actions, gym.spaces.Discrete)):
+        sys.exit(
+            f"cannot learn {env_id}: observations {observations} and actions {actions}, expected "
+            "a Box of one dimension and a Discrete"
+        )
+    return observations, actions
+
+
+def train(options: argparse.Namespace, settings: Settings, progress: Progress) -> None:
+    """Learn in rounds, and note the progress at once."""
+    net = Net(*spaces_of(options.env), settings.width)
+    make = functools.partial(Learner, options.env, settings)
+    with (
+        contextlib.closing(pysampler.make_vec(options.env, min(options.episodes, 20))) as envs,
+        tqdm(total=options.steps, unit=" steps", unit_scale=True, disable=options.quiet) as bar,
+        Averaging(make, options.workers, seed=options.seed) as averaging,
+    ):
+        for one in averaging.rounds(options.between):
+            progress.steps += options.between * len(one.reports)
+            progress.waited += float(one.seconds["waiting"].mean())
+            progress.recent.extend(total for report in one.reports for total in report["returns"])
+            mean, over = progress.mean, progress.steps >= options.steps
+            if mean is not None:
+                progress.learned.append((progress.steps, mean))
+            if one.number % options.every == 0 or over:
+                weights = averaging.weights
+                net.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()})
+                now = pysampler.evaluate(net, envs, options.episodes, seed=options.seed).mean
+                progress.average = now
+                progress.evaluated.append((progress.steps, now))
+                over = over or now >= options.until
+            shown = {"return": mean, "average": progress.average}
+            bar.update(progress.steps - bar.n)
+            bar.set_postfix({n: "-" if x is None else f"{x:.1f}" for n, x in shown.items()})
+            if over:
+                return
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Make the reader of an option that is a whole number of at least ``least``."""
+
+    def number(text: str) -> int:
+        if (value := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"{value}, expected at least {least}")
+        return value
+
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="CartPole-v1", help="one with discrete actions")
-    parser.add_argument("--workers", type=int, default=4, help="0: one learner, here")
-    parser.add_argument("--between", type=int, default=500, help="steps between two averages")
-    parser.add_argument("--steps", type=int, default=500_000, help="of all workers, at most")
-    parser.add_argument("--every", type=int, default=5, help="rounds between two evaluations")
-    parser.add_argument("--episodes", type=int, default=100, help="of an evaluation")
+    parser.add_argument("--workers", type=whole(0), default=4, help="0: one learner, here")
+    parser.add_argument("--between", type=whole(1), default=500, help="steps between two averages")
+    parser.add_argument("--steps", type=whole(1), default=500_000, help="of all workers, at most")
+    parser.add_argument("--every", type=whole(1), default=5, help="rounds between two evaluations")
+    parser.add_argument("--episodes", type=whole(1), default=100, help="of an evaluation")
     parser.add_argument("--until", type=float, default=475.0, help="this return when evaluated")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plot", type=Path, help="file to write")
@@ -167,57 +261,22 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    settings = Settings()
-
-    envs = pysampler.make_vec(options.env, min(options.episodes, 20))
-    net = Net(envs.single_observation_space, envs.single_action_space, settings.width)
-    make = functools.partial(Learner, options.env, settings)
-    recent: deque[float] = deque(maxlen=100)
-    learned: list[tuple[int, float]] = []
-    evaluated: list[tuple[int, float]] = []
-    steps, waited, mean, now = 0, 0.0, float("nan"), float("nan")
-    began = time.perf_counter()
-    bar = tqdm(total=options.steps, unit=" steps", unit_scale=True, disable=options.quiet)
-    try:
-        with Averaging(make, options.workers, seed=options.seed) as averaging:
-            for one in averaging.rounds(options.between):
-                steps += options.between * len(one.reports)
-                waited += float(one.seconds["waiting"].mean())
-                recent.extend(total for report in one.reports for total in report["returns"])
-                mean = float(np.mean(recent)) if recent else mean
-                learned.append((steps, mean))
-                if one.number % options.every == 0 or steps >= options.steps:
-                    weights = averaging.weights
-                    net.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()})
-                    now = pysampler.evaluate(net, envs, options.episodes, seed=options.seed).mean
-                    evaluated.append((steps, now))
-                bar.update(steps - bar.n)
-                bar.set_postfix({"return": f"{mean:.1f}", "average": f"{now:.1f}"})
-                if now >= options.until or steps >= options.steps:
-                    break
-    except KeyboardInterrupt:
-        pass
-    finally:
-        bar.close()
-        envs.close()
-    seconds = time.perf_counter() - began
+    progress = Progress()
+    with contextlib.suppress(KeyboardInterrupt):  # what was learned so far counts
+        train(options, Settings(), progress)
     result = {
         "env": options.env,
         "workers": options.workers,
-        "return": mean,
-        "average": now,
-        "steps": steps,
-        "seconds": seconds,
-        "waiting": waited,
+        "return": progress.mean,
+        "average": progress.average,
+        "steps": progress.steps,
+        "seconds": time.perf_counter() - progress.began,
+        "waiting": progress.waited,
     }
-    print(
-        json.dumps(result)
-        if options.json
-        else f"{steps:,} steps in {seconds:.1f} s, return {mean:.1f} over the last {len(recent)} "
-        f"episodes, {now:.1f} of the average; workers waited for {waited / seconds:.0%} of that"
-    )
+    print(json.dumps(result) if options.json else progress)
     if options.plot is not None:
-        plot(options.plot, {"workers, exploring": learned, "their average": evaluated})
+        curves = {"workers, exploring": progress.learned, "their average": progress.evaluated}
+        plot(options.plot, curves)
 
 
 if __name__ == "__main__":

@@ -8,27 +8,33 @@ Neither side waits for the other, but that a full ring blocks the actors, and an
 learner. The bar shows the mean return of the last 100 episodes, how many versions behind the
 weights were that acted, how many trajectories were too old and dropped, steps a second, and where
 the time goes: of the learner in waiting and in learning, of the actors in acting and in being
-blocked; the rest is their envs'.
+blocked; the rest is their envs'. Ctrl-C ends it with what was learned so far.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-import torch
-from torch import nn
-from torch.distributions import Categorical
-from tqdm import tqdm
+try:
+    import gymnasium as gym
+    import numpy as np
+    import torch
+    from torch import nn
+    from torch.distributions import Categorical
+    from tqdm import tqdm
 
-import pysampler
+    import pysampler
+except KeyboardInterrupt:  # torch takes seconds
+    sys.exit("stopped before anything was learned")
 
 
 @dataclass
@@ -42,6 +48,40 @@ class Settings:
     gamma: float = 0.99
     entropy: float = 0.01
     scale: float = 0.1  # of rewards
+
+
+@dataclass
+class Progress:
+    """What has been learned so far."""
+
+    steps: int = 0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # returns of episodes
+    curve: list[tuple[int, float]] = field(default_factory=list)  # mean returns over steps
+    lags: list[float] = field(default_factory=list)  # versions
+    dropped: int = 0
+    seconds_in: dict[str, float] = field(default_factory=dict)
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def lag(self) -> float:
+        """The mean of all."""
+        return float(np.mean(self.lags)) if self.lags else 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """The mean return of the last 100 episodes; None if none has ended."""
+        return float(np.mean(self.recent)) if self.recent else None
+
+    def __str__(self) -> str:
+        learned = (
+            "no episode has ended"
+            if self.mean is None
+            else f"return {self.mean:.1f} over the last {len(self.recent)} episodes"
+        )
+        return (
+            f"{self.steps:,} steps in {time.perf_counter() - self.began:.1f} s, {learned}; "
+            f"{self.lag:.1f} versions behind, {self.dropped:,} trajectories dropped"
+        )
 
 
 class ActorCritic(nn.Module):
@@ -144,13 +184,90 @@ def plot(path: Path, curve: list[tuple[int, float]]) -> None:
     figure.savefig(path)
 
 
+def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
+    """Return the env's observations and actions, or exit with what is expected of them."""
+    try:
+        with contextlib.closing(gym.make(env_id)) as env:
+            observations, actions = env.observation_space, env.action_space
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        sys.exit(f"cannot make {env_id}: {error}")
+    vector = isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1
+    if not (vector and isinstance(actions, gym.spaces.Discrete)):
+        sys.exit(
+            f"cannot learn {env_id}: observations {observations} and actions {actions}, expected "
+            "a Box of one dimension and a Discrete"
+        )
+    return observations, actions
+
+
+def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
+    """Learn from what the actors sample, and note the progress at once."""
+    net = ActorCritic(*spaces_of(options.env))
+    optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5, fused=True)
+    learning = 0.0
+    with (
+        pysampler.actors(
+            *(options.env, net),
+            num_envs=options.envs,
+            vector_kwargs={"num_workers": options.workers},
+            steps=s.length,
+            high=s.ring,
+            max_lag=options.max_lag,
+            seed=options.seed,
+        ) as actors,
+        tqdm(total=options.steps, unit=" steps", unit_scale=True, disable=options.quiet) as bar,
+    ):
+        for records in actors.batches(s.batch):
+            came = time.perf_counter()
+            progress.lags.append(actors.version - float(records.version.mean()))
+            progress.recent.extend(records.ended)
+            progress.steps += records.rewards.size
+            stats = actors.stats()
+            progress.dropped, progress.seconds_in = stats.dropped, seconds_in(stats, learning)
+            mean = progress.mean
+            if mean is not None:
+                progress.curve.append((progress.steps, mean))
+            solved = len(progress.recent) == 100 and mean >= options.until
+            if solved or progress.steps >= options.steps:
+                return
+            for group in optimizer.param_groups:
+                group["lr"] = s.rate * (1 - progress.steps / options.steps)
+            learn(net, optimizer, records, s)
+            actors.publish()
+            learning += time.perf_counter() - came
+            if bar.update(progress.steps - bar.n):  # it was shown, so not too often
+                spent = time.perf_counter() - progress.began
+                shares = {n: f"{part / spent:.0%}" for n, part in progress.seconds_in.items()}
+                bar.set_postfix(
+                    {
+                        "return": "-" if mean is None else f"{mean:.1f}",
+                        "lag": f"{np.mean(progress.lags[-100:]):.1f}",
+                        "dropped": stats.dropped,
+                        **shares,
+                    }
+                )
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Make the reader of an option that is a whole number of at least ``least``."""
+
+    def number(text: str) -> int:
+        if (value := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"{value}, expected at least {least}")
+        return value
+
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="CartPole-v1", help="one with discrete actions")
-    parser.add_argument("--envs", type=int, default=16, help="how many")
-    parser.add_argument("--workers", type=int, help="by default one a CPU")
-    parser.add_argument("--max-lag", type=int, default=4, help="versions; what is older is dropped")
-    parser.add_argument("--steps", type=int, default=2_000_000, help="of all envs, at most")
+    parser.add_argument("--envs", type=whole(1), default=16, help="how many")
+    parser.add_argument("--workers", type=whole(0), help="by default one a CPU")
+    parser.add_argument(
+        "--max-lag", type=whole(0), default=4, help="versions; what is older is dropped"
+    )
+    parser.add_argument("--steps", type=whole(1), default=2_000_000, help="of all envs, at most")
     parser.add_argument("--until", type=float, default=475.0, help="this return of 100 episodes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plot", type=Path, help="file to write")
@@ -159,78 +276,21 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)
-    s = Settings()
-
-    # Imported once, and not by each worker when it gets the policy.
-    kwargs = {"num_workers": options.workers}
-    with gym.make(options.env) as env:
-        net = ActorCritic(env.observation_space, env.action_space)
-    optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5, fused=True)
-    recent: deque[float] = deque(maxlen=100)
-    curve: list[tuple[int, float]] = []
-    lags: list[float] = []
-    steps, learning, mean = 0, 0.0, float("nan")
-    began = time.perf_counter()
-    with (
-        pysampler.actors(
-            *(options.env, net),
-            num_envs=options.envs,
-            vector_kwargs=kwargs,
-            steps=s.length,
-            high=s.ring,
-            max_lag=options.max_lag,
-            seed=options.seed,
-        ) as actors,
-        tqdm(total=options.steps, unit=" steps", unit_scale=True, disable=options.quiet) as bar,
-    ):
-        try:
-            for records in actors.batches(s.batch):
-                came = time.perf_counter()
-                lags.append(actors.version - float(records.version.mean()))
-                recent.extend(records.ended)
-                steps += records.rewards.size
-                mean = float(np.mean(recent)) if recent else mean
-                curve.append((steps, mean))
-                if (len(recent) == 100 and mean >= options.until) or steps >= options.steps:
-                    break
-                for group in optimizer.param_groups:
-                    group["lr"] = s.rate * (1 - steps / options.steps)
-                learn(net, optimizer, records, s)
-                actors.publish()
-                learning += time.perf_counter() - came
-                if bar.update(steps - bar.n):  # it was shown, so not too often
-                    stats, spent = actors.stats(), time.perf_counter() - began
-                    where = seconds_in(stats, learning)
-                    bar.set_postfix(
-                        {
-                            "return": f"{mean:.1f}",
-                            "lag": f"{np.mean(lags[-100:]):.1f}",
-                            "dropped": stats.dropped,
-                            **{name: f"{part / spent:.0%}" for name, part in where.items()},
-                        }
-                    )
-        except KeyboardInterrupt:
-            pass
-        stats = actors.stats()
-    seconds = time.perf_counter() - began
-    if options.plot is not None:
-        plot(options.plot, curve)
-    lag = float(np.mean(lags)) if lags else 0.0
+    progress = Progress()
+    with contextlib.suppress(KeyboardInterrupt):  # what was learned so far counts
+        train(options, Settings(), progress)
     result = {
         "env": options.env,
-        "return": mean,
-        "steps": steps,
-        "seconds": seconds,
-        "lag": lag,
-        "dropped": stats.dropped,
-        "seconds_in": seconds_in(stats, learning),
+        "return": progress.mean,
+        "steps": progress.steps,
+        "seconds": time.perf_counter() - progress.began,
+        "lag": progress.lag,
+        "dropped": progress.dropped,
+        "seconds_in": progress.seconds_in,
     }
-    print(
-        json.dumps(result)
-        if options.json
-        else f"{steps:,} steps in {seconds:.1f} s, return {mean:.1f} over the last {len(recent)} "
-        f"episodes; {lag:.1f} versions behind, {stats.dropped:,} trajectories dropped"
-    )
+    print(json.dumps(result) if options.json else progress)
+    if options.plot is not None:
+        plot(options.plot, progress.curve)
 
 
 if __name__ == "__main__":

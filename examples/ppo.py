@@ -5,26 +5,32 @@
     python examples/ppo.py --env HalfCheetah-v5 --vec gymnasium # the same with AsyncVectorEnv
 
 The bar shows the mean return of the last 100 episodes, steps a second, and where the time goes.
+Ctrl-C ends it with what was learned so far.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
 import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-import torch
-from torch import nn
-from torch.distributions import Categorical, Independent, Normal
-from tqdm import tqdm
+try:
+    import gymnasium as gym
+    import numpy as np
+    import torch
+    from torch import nn
+    from torch.distributions import Categorical, Independent, Normal
+    from tqdm import tqdm
 
-import pysampler
+    import pysampler
+except KeyboardInterrupt:  # torch takes seconds
+    sys.exit("stopped before anything was learned")
 
 
 @dataclass
@@ -49,15 +55,44 @@ SETTINGS = {
 }
 
 
+@dataclass
+class Progress:
+    """What has been learned so far."""
+
+    steps: int = 0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # returns of episodes
+    spent: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("policy", "envs", "waiting", "learner"), 0.0)
+    )
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean return of the last 100 episodes; None if none has ended."""
+        return float(np.mean(self.recent)) if self.recent else None
+
+    def __str__(self) -> str:
+        seconds = time.perf_counter() - self.began
+        sampling = self.spent["policy"] + self.spent["waiting"]
+        return (
+            f"{self.steps:,} steps in {seconds:.1f} s, {self.steps / seconds:,.0f} a second; the "
+            f"learner waited for them for {sampling:.1f} s; "
+            + (
+                "no episode has ended"
+                if self.mean is None
+                else f"return {self.mean:.1f} over the last {len(self.recent)} episodes"
+            )
+        )
+
+
 class ActorCritic(nn.Module):
     """Two layers for what to do, two for what it is worth; observations are scaled."""
 
-    def __init__(self, envs: gym.vector.VectorEnv, width: int = 64) -> None:
+    def __init__(self, observations: Any, actions: Any, width: int = 64) -> None:
         super().__init__()
-        inputs = int(np.prod(envs.single_observation_space.shape))
-        space = envs.single_action_space
-        self.discrete = isinstance(space, gym.spaces.Discrete)
-        outputs = int(space.n if self.discrete else np.prod(space.shape))
+        inputs = int(np.prod(observations.shape))
+        self.discrete = isinstance(actions, gym.spaces.Discrete)
+        outputs = int(actions.n if self.discrete else actions.shape[0])
 
         def mlp(outputs: int, scale: float) -> nn.Sequential:
             layers = [nn.Linear(inputs, width), nn.Linear(width, width), nn.Linear(width, outputs)]
@@ -97,12 +132,10 @@ class ActorCritic(nn.Module):
         return Independent(normal, 1, validate_args=False)
 
     def forward(self, observations: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The policy: actions, and what to learn from them."""
-        scaled = self.scaled(observations)
-        distribution = self.distribution(scaled)
+        """The policy: actions, and how likely they were."""
+        distribution = self.distribution(self.scaled(observations))
         actions = distribution.sample()
-        value = self.critic(scaled).squeeze(-1)
-        return actions, {"log_prob": distribution.log_prob(actions), "value": value}
+        return actions, {"log_prob": distribution.log_prob(actions)}
 
 
 @dataclass
@@ -112,7 +145,6 @@ class Batch:
     observations: torch.Tensor
     actions: torch.Tensor
     log_probs: torch.Tensor
-    values: torch.Tensor
     advantages: torch.Tensor
     returns: torch.Tensor
     ended: np.ndarray  # returns of the episodes that ended
@@ -125,13 +157,14 @@ def with_pysampler(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
     )
     for rollout in rollouts:
         data = rollout.torch()
-        with torch.no_grad():
-            last, cut = net.value(data.last_observations), net.value(data.cut_observations)
-        values = data.extras["value"]
+        observations = data.observations[:-1]
+        with torch.no_grad():  # all of one network, which with overlap is not the one that acted
+            values, last = net.value(observations), net.value(data.last_observations)
+            cut = net.value(data.cut_observations)
         advantages, returns = data.gae(values, last, cut, gamma=s.gamma, lam=s.lam)
         yield Batch(
-            *(data.observations[:-1], data.actions, data.extras["log_prob"], values),
-            *(advantages, returns, rollout.ended.returns, rollout.seconds),
+            *(observations, data.actions, data.extras["log_prob"], advantages, returns),
+            *(rollout.ended.returns, rollout.seconds),
         )
 
 
@@ -141,7 +174,7 @@ def with_gymnasium(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
     totals = np.zeros(s.envs)
     learned = time.perf_counter()
     while True:
-        rows: dict[str, list[Any]] = {name: [] for name in "oavlrtcf"}
+        rows: dict[str, list[Any]] = {name: [] for name in "oalrtcf"}
         ended, seconds = [], {"policy": 0.0, "waiting": 0.0, "learner": 0.0}
         seconds["learner"] = time.perf_counter() - learned
         for _ in range(s.horizon):
@@ -159,32 +192,28 @@ def with_gymnasium(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
             cut = np.flatnonzero(truncated & ~terminated)
             rows["f"] += [infos["final_obs"][env] for env in cut]
             for name, value in zip(
-                "oavlrtc",
-                (seen, actions, said["value"], said["log_prob"], rewards, terminated, truncated),
+                "oalrtc",
+                (seen, actions, said["log_prob"], rewards, terminated, truncated),
                 strict=True,
             ):
                 rows[name].append(value)
             seen = after
+        observations = torch.from_numpy(np.stack(rows["o"]))
         with torch.no_grad():
+            values = net.value(observations).numpy()
             last = net.value(torch.from_numpy(seen)).numpy()
             finals = np.array(rows["f"]).reshape(-1, *seen.shape[1:])
             cut_values = net.value(torch.from_numpy(finals)).numpy()
-        values = torch.stack(rows["v"])
         advantages, returns = pysampler.gae(
-            *(np.stack(rows["r"]), values.numpy(), last, np.stack(rows["t"]), np.stack(rows["c"])),
+            *(np.stack(rows["r"]), values, last, np.stack(rows["t"]), np.stack(rows["c"])),
             cut_values,
             gamma=s.gamma,
             lam=s.lam,
         )
         began = time.perf_counter()
         yield Batch(
-            *(
-                torch.from_numpy(np.stack(rows["o"])),
-                torch.stack(rows["a"]),
-                torch.stack(rows["l"]),
-            ),
-            *(values, torch.from_numpy(advantages), torch.from_numpy(returns)),
-            *(np.array(ended), seconds),
+            *(observations, torch.stack(rows["a"]), torch.stack(rows["l"])),
+            *(torch.from_numpy(advantages), torch.from_numpy(returns), np.array(ended), seconds),
         )
         learned = began
 
@@ -214,78 +243,103 @@ def learn(net: ActorCritic, optimizer: torch.optim.Optimizer, batch: Batch, s: S
     net.observe(observations)
 
 
+def spaces_of(env_id: str) -> tuple[gym.Space, gym.Space]:
+    """Return the env's observations and actions, or exit with what is expected of them."""
+    try:
+        with contextlib.closing(gym.make(env_id)) as env:
+            observations, actions = env.observation_space, env.action_space
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        sys.exit(f"cannot make {env_id}: {error}")
+    vectors = [isinstance(x, gym.spaces.Box) and len(x.shape) == 1 for x in (observations, actions)]
+    if not (vectors[0] and (vectors[1] or isinstance(actions, gym.spaces.Discrete))):
+        sys.exit(
+            f"cannot learn {env_id}: observations {observations} and actions {actions}, expected "
+            "a Box of one dimension and a Discrete or such a Box"
+        )
+    return observations, actions
+
+
+def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
+    """Sample and learn in turn, and note the progress at once."""
+    net = ActorCritic(*spaces_of(options.env))
+    optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5)
+    mode = gym.vector.AutoresetMode.SAME_STEP
+    if options.vec == "pysampler":
+        kwargs = {"num_workers": options.workers, "autoreset_mode": mode}
+        envs = pysampler.make_vec(options.env, s.envs, vector_kwargs=kwargs)
+    else:
+        envs = gym.make_vec(options.env, s.envs, "async", vector_kwargs={"autoreset_mode": mode})
+    source = with_pysampler if options.vec == "pysampler" else with_gymnasium
+    bar = tqdm(total=s.steps, unit=" steps", unit_scale=True, disable=options.quiet)
+    with contextlib.closing(envs), bar:
+        for batch in source(envs, net, s, options):
+            count = batch.log_probs.numel()
+            progress.steps += count
+            progress.recent.extend(batch.ended)
+            for name, seconds in batch.seconds.items():
+                progress.spent[name] += seconds
+            mean = progress.mean
+            passed = time.perf_counter() - progress.began
+            shares = {name: f"{part / passed:.0%}" for name, part in progress.spent.items()}
+            bar.update(count)
+            bar.set_postfix({"return": "-" if mean is None else f"{mean:.1f}", **shares})
+            solved = len(progress.recent) == 100 and s.until is not None and mean >= s.until
+            if solved or progress.steps >= s.steps:
+                return
+            for group in optimizer.param_groups:
+                group["lr"] = s.rate * (1 - progress.steps / s.steps)
+            learn(net, optimizer, batch, s)
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Make the reader of an option that is a whole number of at least ``least``."""
+
+    def number(text: str) -> int:
+        if (value := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"{value}, expected at least {least}")
+        return value
+
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("--vec", choices=("pysampler", "gymnasium"), default="pysampler")
     parser.add_argument("--where", choices=("centre", "workers"), default="centre")
     parser.add_argument("--overlap", action="store_true", help="sample while learning")
-    parser.add_argument("--envs", type=int, help="how many")
-    parser.add_argument("--workers", type=int, help="of pysampler; by default one a CPU")
-    parser.add_argument("--steps", type=int, help="of all envs together, at most")
+    parser.add_argument("--envs", type=whole(1), help="how many")
+    parser.add_argument("--workers", type=whole(0), help="of pysampler; by default one a CPU")
+    parser.add_argument("--steps", type=whole(1), help="of all envs together, at most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quiet", action="store_true", help="no bar")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
+    if options.vec == "gymnasium" and (options.overlap or options.where != "centre"):
+        parser.error("--overlap and --where are pysampler's; expected --vec pysampler")
     settings = SETTINGS.get(options.env, Settings())
     settings.envs = options.envs or settings.envs
     settings.steps = options.steps or settings.steps
 
     torch.set_num_threads(1)  # for nets as small as this, more only get in the way of the envs
     torch.manual_seed(options.seed)
-    mode = gym.vector.AutoresetMode.SAME_STEP
-    if options.vec == "pysampler":
-        kwargs = {"num_workers": options.workers, "autoreset_mode": mode}
-        envs = pysampler.make_vec(options.env, settings.envs, vector_kwargs=kwargs)
-    else:
-        envs = gym.make_vec(
-            options.env, settings.envs, "async", vector_kwargs={"autoreset_mode": mode}
-        )
-    net = ActorCritic(envs)
-    optimizer = torch.optim.Adam(net.parameters(), settings.rate, eps=1e-5)
-    source = with_pysampler if options.vec == "pysampler" else with_gymnasium
-    recent: deque[float] = deque(maxlen=100)
-    spent = dict.fromkeys(("policy", "envs", "waiting", "learner"), 0.0)
-    began, steps = time.perf_counter(), 0
-    bar = tqdm(total=settings.steps, unit=" steps", unit_scale=True, disable=options.quiet)
-    try:
-        for batch in source(envs, net, settings, options):
-            recent.extend(batch.ended)
-            steps += batch.log_probs.numel()
-            for name, seconds in batch.seconds.items():
-                spent[name] += seconds
-            bar.update(batch.log_probs.numel())
-            mean = float(np.mean(recent)) if recent else float("nan")
-            shares = {n: f"{v / (time.perf_counter() - began):.0%}" for n, v in spent.items()}
-            bar.set_postfix({"return": f"{mean:.1f}", **shares})
-            solved = len(recent) == 100 and settings.until is not None and mean >= settings.until
-            if solved or steps >= settings.steps:
-                break
-            for group in optimizer.param_groups:
-                group["lr"] = settings.rate * (1 - steps / settings.steps)
-            learn(net, optimizer, batch, settings)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        bar.close()
-        envs.close()
-    seconds = time.perf_counter() - began
-    sampling = spent["policy"] + spent["waiting"]
+    progress = Progress()
+    with contextlib.suppress(KeyboardInterrupt):  # what was learned so far counts
+        train(options, settings, progress)
+    if not options.json:
+        print(progress)
+        return
+    seconds = time.perf_counter() - progress.began
     result = {
         "env": options.env,
         "vec": options.vec,
-        "return": mean,
-        "steps": steps,
+        "return": progress.mean,
+        "steps": progress.steps,
         "seconds": seconds,
-        "sampling_steps_per_second": steps / sampling,
-        "seconds_in": spent,
+        "steps_per_second": progress.steps / seconds,
+        "seconds_in": progress.spent,
     }
-    print(
-        json.dumps(result)
-        if options.json
-        else f"{steps:,} steps in {seconds:.1f} s, return {mean:.1f} over the last {len(recent)} "
-        f"episodes; {steps / sampling:,.0f} steps/s while sampling"
-    )
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The examples run, and say what became of it."""
 
+import argparse
 import contextlib
 import importlib.util
 import json
@@ -9,12 +10,23 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 import pysampler
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+BENCHMARKS = EXAMPLES.parent / "benchmarks"
+# With what each samples in this process.
+ALONE = {
+    "dppo": ["--workers", "0"],
+    "dqn": ["--actors", "0"],
+    "dqn_average": ["--workers", "0", "--between", "50"],
+    "impala": ["--workers", "0"],
+    "maml": ["--workers", "0", "--tasks", "2", "--length", "10"],
+    "ppo": ["--workers", "0"],
+}
 
 
 def run(name, *arguments):
@@ -25,15 +37,43 @@ def run(name, *arguments):
 
 
 @contextlib.contextmanager
-def loaded(name):
-    pytest.importorskip("torch")
-    pytest.importorskip("tqdm")
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+def loaded(name, folder=EXAMPLES):
+    if folder == EXAMPLES:
+        pytest.importorskip("torch")
+        pytest.importorskip("tqdm")
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
     yield module
     del sys.modules[name]
+
+
+@pytest.fixture(params=sorted(ALONE))
+def example(request, monkeypatch):
+    """An example, and a function that calls its main with arguments."""
+    with loaded(request.param) as module:
+
+        def call(*arguments):
+            monkeypatch.setattr(sys, "argv", [request.param, "--quiet", *arguments])
+            try:
+                module.main()
+            except KeyboardInterrupt:  # which would end pytest itself
+                pytest.fail("it was interrupted")
+
+        yield module, call
+
+
+@pytest.fixture
+def maml():
+    with loaded("maml") as module:
+        yield module
+
+
+@pytest.fixture
+def ppo():
+    with loaded("ppo") as module:
+        yield module
 
 
 @pytest.fixture
@@ -46,6 +86,126 @@ def impala():
 def dqn():
     with loaded("dqn") as module:
         yield module
+
+
+@pytest.mark.parametrize("made", ["nothing", "something"])
+def test_an_interrupt_ends_with_what_was_learned(example, made, monkeypatch, capsys):
+    module, call = example
+
+    class Bar(module.tqdm):
+        def __init__(self, *args, **kwargs):
+            if made == "nothing":
+                raise KeyboardInterrupt
+            super().__init__(*args, **kwargs)
+
+        def set_postfix(self, *args, **kwargs):
+            raise KeyboardInterrupt
+
+        def update(self, n=1):
+            return True  # it was shown
+
+    monkeypatch.setattr(module, "tqdm", Bar)
+    call(*ALONE[module.__name__])
+    [said] = capsys.readouterr().out.splitlines()
+    assert "nan" not in said
+    call(*ALONE[module.__name__], "--json")
+    result = json.loads(capsys.readouterr().out)
+    done = result.get("steps", result.get("iterations"))
+    assert (done > 0) == (made == "something")
+    assert "waiting" not in result or result["waiting"] >= 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", ["imports", "a while"])
+def test_ctrl_c_leaves_no_traceback(after):
+    command = [sys.executable, "-u", str(EXAMPLES / "ppo.py"), "--envs", "2", "--steps", "1000000"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        if after == "a while":
+            while "return=" not in process.stderr.readline(200):
+                assert process.poll() is None
+        else:
+            maps = Path(f"/proc/{process.pid}/maps")
+            while "libtorch" not in maps.read_text():
+                assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert "Traceback" not in err
+    if after == "a while":
+        assert "steps in" in out
+    else:
+        assert "stopped before anything was learned" in err
+
+
+@pytest.mark.parametrize("number", ["0", "-3", "1.5"])
+def test_numbers_of_envs_below_one_are_refused(example, number, capsys):
+    module, call = example
+    option = {"maml": "--envs-per-task", "dqn": "--envs-per-actor", "dqn_average": "--between"}
+    option = option.get(module.__name__, "--envs")
+    with pytest.raises(SystemExit) as error:
+        call(option, number)
+    assert error.value.code == 2
+    said = capsys.readouterr().err
+    assert f"argument {option}: " in said
+    assert number in said
+
+
+class DictEnv(gym.Env):
+    """Observes a dict."""
+
+    observation_space = gym.spaces.Dict({"one": gym.spaces.Box(-1, 1, (2,))})
+    action_space = gym.spaces.Dict({"one": gym.spaces.Discrete(2)})
+
+    def sample_tasks(self, count):
+        return [{}] * count
+
+
+@pytest.fixture
+def dict_env():
+    gym.register("Dict-v0", DictEnv)
+    yield "Dict-v0"
+    del gym.registry["Dict-v0"]
+
+
+def test_spaces_that_it_cannot_learn_are_refused(example, dict_env):
+    module, call = example
+    with pytest.raises(SystemExit, match=r"cannot learn Dict-v0: .*Dict.* expected a Box of one"):
+        call("--env", dict_env)
+    with pytest.raises(SystemExit, match="cannot learn FrozenLake-v1: .*expected"):
+        call("--env", "FrozenLake-v1")
+    other = "Pendulum-v1" if module.__name__ in {"dqn", "dqn_average", "impala"} else "Bandit-v0"
+    if module.__name__ != "ppo":
+        with pytest.raises(SystemExit, match=f"cannot learn {other}: .*expected"):
+            call("--env", other)
+
+
+def test_an_env_that_is_not_there_is_told_of(example):
+    _, call = example
+    with pytest.raises(SystemExit, match=r"cannot make Nowhere-v0: .*Nowhere"):
+        call("--env", "Nowhere-v0")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_ppo_estimates_advantages_with_values_of_one_network(ppo, overlap):
+    import torch
+
+    options = argparse.Namespace(seed=1, where="centre", overlap=overlap)
+    settings = ppo.Settings(envs=2, horizon=40, gamma=1.0, lam=1.0)
+    with contextlib.closing(
+        pysampler.make_vec("CartPole-v1", 2, vector_kwargs={"num_workers": 0})
+    ) as envs:
+        net = ppo.ActorCritic(envs.single_observation_space, envs.single_action_space)
+        batches = ppo.with_pysampler(envs, net, settings, options)
+        for _ in range(3):
+            batch = next(batches)
+            with torch.no_grad():
+                values = net.value(batch.observations)
+                torch.testing.assert_close(batch.returns - batch.advantages, values)
+                net.critic[-1].bias += 100  # it learns, while the next is sampled
 
 
 @pytest.mark.slow
@@ -78,6 +238,89 @@ def test_maml(arguments):
     if not arguments:  # a step of gradient helps from the beginning
         before, after = result["last"]
         assert after > before
+
+
+@contextlib.contextmanager
+def sampled_by(maml, settings, seed):
+    """Parameters, and a function that samples Navigation2D-v0 with those of each task."""
+    import torch
+
+    torch.manual_seed(seed)
+    low = np.full(2, -0.1, np.float32)
+    with pysampler.MultiTaskSampler(
+        "Navigation2D-v0",
+        maml.Policy(low, -low),
+        num_envs=settings.tasks * settings.envs_per_task,
+        vector_kwargs={"num_workers": 0},
+        seed=seed,
+    ) as sampler:
+        tasks = sampler.sample_tasks(settings.tasks)
+
+        def sample(own):
+            sampler.sample(settings.length, [p.detach() for p in own], tasks)
+            return maml.data_of(sampler.collect(), settings)
+
+        yield maml.initial(2, 2, settings), sample
+
+
+def test_a_step_of_maml_improves_the_return_of_each_task(maml):
+    settings = maml.Settings(tasks=4, length=50, rate=0.5)
+    with sampled_by(maml, settings, seed=1) as (params, sample):
+        before = sample([p.expand(4, *p.shape) for p in params])
+        after = sample(maml.adapted(params, before, settings.rate, differentiable=False))
+    assert after.mean_return > before.mean_return + 1
+
+
+def test_maml_learns_through_its_adaptation(maml):
+    import torch
+
+    settings = maml.Settings(tasks=2, envs_per_task=3, length=20, width=8)
+    with sampled_by(maml, settings, seed=1) as (params, sample):
+        data = sample([p.expand(2, *p.shape) for p in params])
+    data = maml.Data(
+        *(getattr(data, n).double() for n in ("observations", "samples", "advantages", "weights")),
+        data.mean_return,
+    )
+    params = [p.detach().double().requires_grad_() for p in params]
+    along = [torch.randn_like(p) for p in params]
+
+    def gain(params):
+        own = maml.adapted(params, data, 0.5, differentiable=True)
+        log_probs = maml.policy_of(own, data.observations).log_prob(data.samples)
+        return data.mean(log_probs * data.advantages).mean()
+
+    slope = sum(
+        (g * a).sum() for g, a in zip(torch.autograd.grad(gain(params), params), along, strict=True)
+    )
+    up, down = (
+        gain([(p + by * a).detach().requires_grad_() for p, a in zip(params, along, strict=True)])
+        for by in (1e-5, -1e-5)
+    )
+    torch.testing.assert_close(slope, (up - down) / 2e-5, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_maml_writes_its_curves(tmp_path):
+    pytest.importorskip("matplotlib")
+    arguments = [*ALONE["maml"], "--iterations", "3", "--out", str(tmp_path / "curves")]
+    result = run("maml.py", *arguments)
+    assert result["iterations"] == 3
+    heading, *rows = (tmp_path / "curves.csv").read_text().splitlines()
+    assert heading == "iteration,before,after"
+    assert len(rows) == 3
+    assert (tmp_path / "curves.svg").exists()
+
+
+def test_peers_that_are_not_installed_are_left_out_of_the_benchmark(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setitem(sys.modules, "posix_ipc", None)  # as if it were not
+    with loaded("primitives", BENCHMARKS) as primitives:
+        found = primitives.installed(
+            {name: primitives.INSTALLED[name] for name in ("POSIX semaphore (posix_ipc)",)}
+            | {"multiprocessing Pipe": primitives.STANDARD["multiprocessing Pipe"]}
+        )
+    assert list(found) == ["multiprocessing Pipe"]
+    assert "without POSIX semaphore (posix_ipc): " in capsys.readouterr().err
 
 
 @pytest.mark.slow
