@@ -42,6 +42,8 @@ WIDEST = 8
 # Bytes of an env and frame that columns of infos may come to: nine for a number. It is less where
 # addresses are short.
 _INFOS, _INFOS_IF_LIMITED = 8192, 1024
+# How many of them have memory at a time.
+_PIECE = 1 << 16
 
 
 def info_room(envs: int, frames: int) -> int:
@@ -98,6 +100,7 @@ class Frames:
         self.offset, memory = segment.array((plan.size,), np.dtype(np.uint8), at)
         self._segment = segment
         self._infos_at = segment.size - plan.infos
+        self._infos_taken = 0
         self.plan = plan
         self.spec = plan.spec
         self.envs = plan.envs
@@ -129,9 +132,13 @@ class Frames:
 
     def take_infos(self, size: int) -> None:
         """Have memory for so many bytes of infos; MemoryError if there is none. May be repeated."""
-        end = self._infos_at + size
-        self._segment.take(self._infos_at, size)
-        self.memory = self._segment.array((end - self.offset,), np.dtype(np.uint8), self.offset)[1]
+        if size <= self._infos_taken:
+            return
+        new = min(-(-size // _PIECE) * _PIECE, self.plan.infos)
+        self._segment.take(self._infos_at + self._infos_taken, new - self._infos_taken)
+        bytes_ = self._infos_at + new - self.offset
+        self.memory = self._segment.array((bytes_,), np.dtype(np.uint8), self.offset)[1]
+        self._infos_taken = new
 
     @property
     def default_actions(self) -> list[npt.NDArray[Any]]:

@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -213,6 +214,28 @@ TEST(no_more_is_allocated_than_there_is) {
     segment->allocate(segment->left());  // what was refused took nothing
     CHECK(segment->left() == 0);
     error<OutOfMemory>([&] { segment->allocate(1); });
+}
+
+TEST(room_has_addresses_and_no_memory_before_it_is_taken) {
+    const std::size_t room = 64 << 20;
+    const auto segment = Segment::create(100, room);
+    const auto blocks = [&] {
+        struct stat status;
+        CHECK(fstat(segment->fd(), &status) == 0);
+        return static_cast<std::size_t>(status.st_blocks) * 512;
+    };
+    CHECK(segment->size() == Segment::page() + room && segment->left() < Segment::page());
+    CHECK(blocks() == Segment::page());
+    const std::size_t at = segment->size() - room + 10;
+    segment->take(at, 2 * Segment::page());
+    CHECK(blocks() == 4 * Segment::page());
+    segment->take(at, 1);
+    CHECK(blocks() == 4 * Segment::page());
+    *segment->at(at, 1, 1) = std::byte{1};
+    error<LayoutError>([&] { segment->take(100, 1); });
+    error<LayoutError>([&] { segment->take(at, room); });
+    const auto other = Segment::attach(dup(segment->fd()));
+    CHECK(*other->at(at, 1, 1) == std::byte{1} && other->left() == 0);
 }
 
 TEST(only_the_creator_allocates) {

@@ -375,6 +375,8 @@ def test_a_worker_whose_first_answer_nobody_read_leaves_without_a_word(capfd):
             environment=nursery.environment(),
             directory="/",
             path=sys.path,
+            arrays=(),
+            open_files=nursery.open_files(),
             arguments=[],
             host=cloudpickle.dumps((lambda: host, ())),
             logging=None,
