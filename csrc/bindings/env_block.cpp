@@ -298,12 +298,25 @@ void EnvBlock::store_final(std::uint32_t frame, std::size_t i, PyObject* obs, Py
     const bool same = obs_.store(frame, first_ + i, obs, &odd_, final_leaves_);
     odd_.clear();
     has_final_.mutable_at(frame, first_ + i) = same ? 1 : 2;
-    if (!same) leave(kFinalObs, i, py::reinterpret_borrow<py::object>(obs));
-    if (keep_ != KeepInfos::kNone) store_info(frame, i, info, "final_info");
+    if (!same) leave(kFinalObs, i, copied(obs));
+    if (keep_ == KeepInfos::kNone) return;
+    if (auto rest = infos_->store(frame, first_ + i, info, "final_info")) {
+        leave(kInfo, i, copied(rest->ptr()));
+    }
 }
 
-void EnvBlock::store_info(std::uint32_t frame, std::size_t i, PyObject* info, const char* key) {
-    if (auto rest = infos_->store(frame, first_ + i, info, key)) leave(kInfo, i, *rest);
+// A reset may write to the same arrays before this is sent. What cannot be copied stays as it is.
+py::object EnvBlock::copied(PyObject* value) {
+    try {
+        return py::module_::import("copy").attr("deepcopy")(py::handle(value));
+    } catch (py::error_already_set& error) {
+        if (!error.matches(PyExc_Exception)) throw;
+        return py::reinterpret_borrow<py::object>(value);
+    }
+}
+
+void EnvBlock::store_info(std::uint32_t frame, std::size_t i, PyObject* info) {
+    if (auto rest = infos_->store(frame, first_ + i, info, nullptr)) leave(kInfo, i, *rest);
 }
 
 double EnvBlock::as_reward(PyObject* value) const {

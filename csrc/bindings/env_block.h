@@ -62,7 +62,8 @@ class EnvBlock : public Block {
     void clear_results(std::uint32_t frame, std::size_t i);
     void store_obs(std::uint32_t frame, std::size_t i, PyObject* obs);
     void store_final(std::uint32_t frame, std::size_t i, PyObject* obs, PyObject* info);
-    void store_info(std::uint32_t frame, std::size_t i, PyObject* info, const char* key = nullptr);
+    static py::object copied(PyObject* value);
+    void store_info(std::uint32_t frame, std::size_t i, PyObject* info);
     double as_reward(PyObject* value) const;
     void begin(std::uint32_t frame);
     void leave(Leftover kind, std::size_t i, const py::object& object);

@@ -405,3 +405,37 @@ def test_equal_spaces_are_sent_once():
     host = EnvHost([Wide] * 20, 0, [20])
     assert len({id(space) for space in host.describe().observation_spaces}) == 1
     assert len(pickle.dumps(host.describe())) < 5000
+
+
+class Reusing(gym.Env):
+    """Writes all observations and infos to the same arrays, of a type that its space has not."""
+
+    observation_space = gym.spaces.Box(-9, 9, (2,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self):
+        self.observation = np.zeros(2)
+        self.info = {"last": np.zeros(2, "M8[s]")}
+
+    def reset(self, *, seed=None, options=None):
+        self.observation[:] = 0
+        self.info["last"][:] = 0
+        return self.observation, self.info
+
+    def step(self, action):
+        self.observation[:] = action
+        self.info["last"][:] = int(action)
+        return self.observation, 0.0, True, False, self.info
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_an_episode_ended_with_is_what_it_was_before_the_reset(workers):
+    envs = pysampler.VectorEnv([Reusing] * 4, num_workers=workers, autoreset_mode="SameStep")
+    envs.reset()
+    observations, _, _, _, infos = envs.step([1, 2, 1, 2])
+    assert (observations == 0).all()
+    for env, action in enumerate((1, 2, 1, 2)):
+        assert infos["final_obs"][env].tolist() == [action] * 2
+        assert infos["final_obs"][env].dtype == np.float64
+        assert infos["final_info"]["last"][env].astype(int).tolist() == [action] * 2
+    envs.close()
