@@ -1,9 +1,10 @@
 """Policies: what acts. Any callable, or a torch module, asked with a batch of observations.
 
 ``policy(observations)`` returns actions, or (actions, extras): a dict of arrays with a row for each
-env. A ``torch.nn.Module`` is called with tensors on its device, without gradients; anything else
-with NumPy arrays. Observations are the record itself: a policy that changes them in place is
-refused, and works on a copy instead. Other parameters are left alone if they have a default.
+env. A ``torch.nn.Module`` is called with tensors on its device, without gradients: the record
+itself, so that a module that changes them in place is refused, and works on a copy instead.
+Anything else is called with NumPy arrays of its own. Other parameters are left alone if they have a
+default.
 
 A recurrent policy has a parameter named ``state``, or an attribute ``recurrent = True`` and takes
 its state second. ``extras["state"]`` is what it gets back with the next call, row by row; zeros, or
@@ -216,7 +217,7 @@ class Actor:
 
     def _ask(self, observations: Arrays, state: Any, envs: Rows) -> Any:
         if not self._module:
-            return self.call(self._batch(list(map(_read_only, observations))), state, envs)
+            return self.call(self._batch(list(map(_own, observations))), state, envs)
         import torch  # noqa: PLC0415 - only where there is a module of it
 
         def tensor(array: npt.NDArray[Any]) -> Any:
@@ -557,10 +558,8 @@ def _castable(dtype: np.dtype[Any], to: np.dtype[Any]) -> bool:
     return dtype.itemsize <= max(8, to.itemsize) and np.can_cast(dtype, to, "same_kind")
 
 
-def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    view = array.view()
-    view.flags.writeable = False
-    return view
+def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return array if array.flags.owndata else array.copy()
 
 
 def no_odd(_: int) -> Any:

@@ -568,7 +568,10 @@ class PyWorker : public Handle {
         const Turn turn(*this, serving_, "serve");
         const py::tuple held(blocks);  // which `report` may take out of the list
         std::vector<Block*> all;
-        for (const py::handle block : held) all.push_back(&block.cast<Block&>());
+        all.reserve(held.size());
+        for (const py::handle block : held) {  // None where commands have no block to step
+            all.push_back(block.is_none() ? nullptr : &block.cast<Block&>());
+        }
         const std::uint32_t first = layout_.first_group(index_);
         bool unsent = flush().cast<bool>();
         for (;;) {

@@ -78,6 +78,8 @@ void send_descriptors(int socket, const py::bytes& message, const std::vector<in
 // Python's own functions for the mask are written in Python: an exception of a signal handler can
 // come before they have given it back.
 int fork_with_signals_blocked() {
+    // What has arrived is for the parent, and not for what others do when it forks.
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     const BlockedSignals blocked;
     return py::module_::import("os").attr("fork")().cast<int>();
 }
