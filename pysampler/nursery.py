@@ -252,24 +252,23 @@ class Line:
     def fork(self, index: int) -> Child:
         """Return a new worker with this index."""
         ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                number = next(self._numbers)
-                request = pickle.dumps(("fork", number, index))
-                try:
-                    socket.send_fds(self._socket, [request], [theirs.fileno(), 1, 2])
-                except OSError as error:
-                    raise self._lost() from error
-            while number not in self._answers:
-                self._receive()
-            kind, _, *content = self._answers.pop(number)
-            self.used = self.used or kind == "forked"
-            if kind == "error":
-                raise OSError(*content)
-            if kind == "retired":
-                _retire(self.nursery)
-                raise _NoNurseryError("cannot start worker: the nursery has come to threads")
-            connection = Connection(ours.detach())
+        connection = _Connected(ours)
+        with theirs:
+            number = next(self._numbers)
+            request = pickle.dumps(("fork", number, index))
+            try:
+                socket.send_fds(self._socket, [request], [theirs.fileno(), 1, 2])
+            except OSError as error:
+                raise self._lost() from error
+        while number not in self._answers:
+            self._receive()
+        kind, _, *content = self._answers.pop(number)
+        self.used = self.used or kind == "forked"
+        if kind == "error":
+            raise OSError(*content)
+        if kind == "retired":
+            _retire(self.nursery)
+            raise _NoNurseryError("cannot start worker: the nursery has come to threads")
         return Child(_Forked(content[0], self, connection), connection)
 
     def status_of(self, pid: int) -> int | None:
@@ -516,7 +515,9 @@ def _start_here(context: str, host: Any) -> Child:
 
 def _started_here(context: str, host: Any, parent: int) -> Child:
     ours, theirs = socket.socketpair()
-    with ours, theirs:
+    connection = _Connected(ours)
+    _own_ends.add(connection)
+    with theirs:
         if context == "spawn":
             process = _own(_interpreter("pysampler.worker", theirs, parent))
         else:
@@ -525,12 +526,9 @@ def _started_here(context: str, host: Any, parent: int) -> Child:
                 # Signals wait until it outlives them; this process's handlers are not its own.
                 process = _own(_core.fork_with_signals_blocked)
             if process.pid == 0:
-                ours.close()
-                for other in _own_ends:  # or their workers would miss their end
-                    other.close()
+                for one in _own_ends:  # or their workers would miss their end
+                    one.close()
                 become_worker(theirs.detach(), [1, 2], parent, host)
-        connection = Connection(ours.detach())
-    _own_ends.add(connection)
     return Child(process, connection)
 
 
@@ -549,6 +547,17 @@ def _own(start: Callable[[], int]) -> _Own:
     process = _Own(born[0])
     born.clear()
     return process
+
+
+class _Connected(Connection):
+    """A connection that has a socket, and not its number: one that is dropped is closed."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        super().__init__(end.fileno())
+
+    def _close(self) -> None:
+        self._end.close()
 
 
 class _Born(list[int]):
