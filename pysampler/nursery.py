@@ -534,6 +534,17 @@ def _started_here(context: str, host: Any, parent: int) -> Child:
 
 def _own(start: Callable[[], int]) -> _Own:
     """Start a child of this process; in a fork, its pid is 0."""
+    _reap()
+    born = _Born()
+    # Within one call into C: no signal handler comes between the start and the pid.
+    born.extend(itertools.islice(iter(start, None), 1))
+    process = _Own(born[0])
+    born.clear()
+    return process
+
+
+def _reap() -> None:
+    """Reap what has ended of the children that nothing refers to."""
     for lost in list(_unclaimed):
         ended = True
         with contextlib.suppress(ChildProcessError, IndexError):
@@ -541,12 +552,6 @@ def _own(start: Callable[[], int]) -> _Own:
         if ended:
             with contextlib.suppress(ValueError):  # another thread has done so
                 _unclaimed.remove(lost)
-    born = _Born()
-    # Within one call into C: no signal handler comes between the start and the pid.
-    born.extend(itertools.islice(iter(start, None), 1))
-    process = _Own(born[0])
-    born.clear()
-    return process
 
 
 class _Connected(Connection):
