@@ -71,6 +71,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, m) {
 }  // namespace pysampler::bindings
 
 // What Python calls to import the module. In a subinterpreter, pybind11 would wait for ever.
+// NOLINTNEXTLINE(bugprone-reserved-identifier): Python chose its name
 extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
         PyErr_SetString(PyExc_ImportError,

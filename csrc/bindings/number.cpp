@@ -78,7 +78,7 @@ bool cast(From from, To& to) {
     if constexpr (std::is_integral_v<To> && !std::is_integral_v<From>) {
         return false;  // what is out of range is the machine's own business
     } else {
-        to = static_cast<To>(from);
+        to = static_cast<To>(from);  // NOLINT(bugprone-signed-char-misuse): numbers, all of them
         if constexpr (std::is_floating_point_v<From>) {
             return !std::isinf(to) || std::isinf(from);
         } else {
@@ -109,6 +109,7 @@ std::optional<Number> number_of(PyObject* value) {
             number.real = static_cast<double>(element);
             return true;
         }
+        // NOLINTNEXTLINE(bugprone-signed-char-misuse): a number, also where it has eight bits
         number.integer = static_cast<std::int64_t>(element);
         return std::is_signed_v<decltype(element)> || number.integer >= 0;
     });
