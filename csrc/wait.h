@@ -198,7 +198,7 @@ class WaitPolicy {
             now = now_ns();
             if (ready()) return Outcome::kReady;
             if (now >= until && until == wake_at) learn_overshoot(now - until);
-            if (!undisturbed || (now >= slice_end && now < deadline)) return Outcome::kInterrupted;
+            if (!undisturbed || now >= slice_end) return Outcome::kInterrupted;
         }
         do {
             if (ready()) return Outcome::kReady;

@@ -555,11 +555,11 @@ def _reap() -> None:
 
 
 class _Connected(Connection):
-    """A connection that has a socket, and not its number: one that is dropped is closed."""
+    """A connection that has a descriptor, and not its number: one that is dropped is closed."""
 
     def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        super().__init__(end.fileno())
+        self._end = _core.Detached(end)
+        super().__init__(self._end.fileno())
 
     def _close(self) -> None:
         self._end.close()

@@ -48,6 +48,24 @@ class Pidfd {
     int fd_;
 };
 
+// The descriptor of a socket, taken from it: closed with the object and without a word, where the
+// socket itself would warn that it was not closed.
+class Detached {
+ public:
+    explicit Detached(const py::object& socket) : fd_(socket.attr("detach")().cast<int>()) {}
+    Detached(const Detached&) = delete;
+    Detached& operator=(const Detached&) = delete;
+    ~Detached() { close(); }
+
+    int fileno() const { return fd_; }
+    void close() {
+        if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+    }
+
+ private:
+    int fd_;
+};
+
 // A message and descriptors through a Unix socket, which takes all of it or nothing.
 void send_descriptors(int socket, const py::bytes& message, const std::vector<int>& descriptors) {
     const std::string bytes = message;
@@ -88,6 +106,8 @@ int fork_with_signals_blocked() {
 
 template <>
 inline constexpr bool is_bound<Pidfd> = true;
+template <>
+inline constexpr bool is_bound<Detached> = true;
 
 void register_process(py::module_& m) {
     Class<Pidfd>(m, "Pidfd")
@@ -96,6 +116,10 @@ void register_process(py::module_& m) {
         .def("ended", &Pidfd::ended, "Return whether the process has ended.")
         .def("kill", &Pidfd::kill, "Send SIGKILL, unless the process has ended.")
         .def("close", &Pidfd::close, "Close the descriptor.");
+    Class<Detached>(m, "Detached")
+        .def(py::init<const py::object&>(), py::arg("socket"))
+        .def("fileno", &Detached::fileno, "Return the descriptor, -1 once it is closed.")
+        .def("close", &Detached::close, "Close the descriptor.");
     m.def("send_descriptors", &send_descriptors, py::arg("socket"), py::arg("message"),
           py::arg("descriptors"),
           "Send a short message and descriptors through a Unix socket, all or nothing.");

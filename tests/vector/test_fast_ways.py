@@ -96,7 +96,7 @@ def test_what_does_not_fit_a_narrow_observation_is_warned_of_as_numpy_does():
             return np.full(4, 1e300)
 
     envs = pysampler.VectorEnv([lambda: Large(0, gym.spaces.Discrete(2))], num_workers=0)
-    with pytest.warns(RuntimeWarning, match="overflow"):
+    with np.errstate(over="warn"), pytest.warns(RuntimeWarning, match="overflow"):
         assert np.isinf(envs.reset()[0]).all()
     envs.close()
 

@@ -18,6 +18,18 @@ import pysampler
 from pysampler import nursery, places
 from pysampler.errors import BusyError, ClosedError, WorkerLostError
 
+# What an exception came past is closed when it is dropped, and Python warns of that.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:.*socket.socket:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def garbage_goes_with_its_test():
+    yield
+    gc.collect()
+
 
 class Counter(gym.Env):
     """Observes how many steps it has made; says so in infos too, which may need a message."""
