@@ -182,7 +182,7 @@ class Averaging(Closing):
         self._weights = arrays
 
     def round(self, steps: int, timeout: float | None = None) -> Round:
-        """Let every trainer take the average and train for so many steps; average anew.
+        """Let every trainer take the average and train for ``steps`` steps; average anew.
 
         WaitTimeoutError if that takes longer than ``timeout`` seconds. Without workers it has to
         wait for its trainer all the same.

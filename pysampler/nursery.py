@@ -590,7 +590,7 @@ _files_before: int | None = None  # the limit on open files, if it was raised he
 
 
 def allow_workers(count: int) -> None:
-    """Raise this process's limit on open files as far as so many more workers need it.
+    """Raise this process's limit on open files as far as this many more workers need it.
 
     OSError if that is more than it may be. Workers have the limit that there was before: what an
     env runs may rely on small numbers (``select`` does).

@@ -1,5 +1,5 @@
 // Large messages: each in a memfd of its own, whose descriptor goes through a Unix socket. It has
-// no name, and whoever dies, the kernel gives it back.
+// no name, and the kernel gives it back when the last process that has it ends.
 #include <pybind11/pybind11.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -11,8 +11,8 @@
 #include <cstring>
 #include <string_view>
 #include <system_error>
-#include <utility>
 
+#include "descriptor.h"
 #include "support.h"
 
 namespace pysampler::bindings {
@@ -21,20 +21,6 @@ namespace {
 // What goes through the socket beside the descriptor: to who reads the connection as a stream of
 // messages, one that is empty.
 constexpr char kEmpty[4] = {};
-
-class Fd {
- public:
-    explicit Fd(int fd) : fd_(fd) {}
-    Fd(const Fd&) = delete;
-    Fd& operator=(const Fd&) = delete;
-    ~Fd() {
-        if (fd_ >= 0) close(fd_);
-    }
-    int get() const { return fd_; }
-
- private:
-    int fd_;
-};
 
 template <class Call>
 ssize_t again(Call&& call) {
@@ -73,17 +59,17 @@ struct Message {
 bool send_parcel(int socket, const py::bytes& head, const py::bytes& body) {
     const std::string_view parts[] = {head, body};
     const Released released;
-    const Fd memory(memfd_create("pysampler parcel", MFD_CLOEXEC));
-    if (memory.get() < 0) return false;
+    const Descriptor memory(memfd_create("pysampler parcel", MFD_CLOEXEC));
+    if (memory.fileno() < 0) return false;
     for (const std::string_view part : parts) {
-        if (!write_all(memory.get(), part)) return false;
+        if (!write_all(memory.fileno(), part)) return false;
     }
     Message message;
     cmsghdr* control = CMSG_FIRSTHDR(&message.header);
     control->cmsg_level = SOL_SOCKET;
     control->cmsg_type = SCM_RIGHTS;
     control->cmsg_len = CMSG_LEN(sizeof(int));
-    const int fd = memory.get();
+    const int fd = memory.fileno();
     std::memcpy(CMSG_DATA(control), &fd, sizeof fd);
     return again([&] { return sendmsg(socket, &message.header, MSG_NOSIGNAL | MSG_DONTWAIT); }) ==
            sizeof kEmpty;
@@ -99,7 +85,7 @@ void receive_parcel(int socket, py::list& parcels) {
     if (control != nullptr && control->cmsg_type == SCM_RIGHTS) {
         std::memcpy(&fd, CMSG_DATA(control), sizeof fd);
     }
-    const Fd memory(fd);
+    const Descriptor memory(fd);
     struct stat status{};
     if (fd < 0 || fstat(fd, &status) != 0) {
         raise("LayoutError",

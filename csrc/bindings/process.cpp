@@ -11,9 +11,9 @@
 #include <cstring>
 #include <string>
 #include <system_error>
-#include <utility>
 #include <vector>
 
+#include "descriptor.h"
 #include "support.h"
 
 namespace pysampler::bindings {
@@ -21,49 +21,27 @@ namespace {
 
 // A file descriptor of a process that is closed with the object: one held as a number would be lost
 // where an exception of a signal handler comes between opening and keeping it.
-class Pidfd {
+class Pidfd : public Descriptor {
  public:
-    explicit Pidfd(pid_t pid) : fd_(open_pidfd(pid)) {
-        if (fd_ < 0) throw std::system_error(errno, std::generic_category(), "pidfd_open");
+    explicit Pidfd(pid_t pid) : Descriptor(open_pidfd(pid)) {
+        if (fileno() < 0) throw std::system_error(errno, std::generic_category(), "pidfd_open");
     }
-    Pidfd(const Pidfd&) = delete;
-    Pidfd& operator=(const Pidfd&) = delete;
-    ~Pidfd() { close(); }
 
-    int fileno() const { return fd_; }
-    bool ended() const { return fd_ < 0 || pidfd_ended(fd_); }
+    bool ended() const { return fileno() < 0 || pidfd_ended(fileno()); }
 
     void kill() const {
-        if (fd_ < 0) return;
-        if (syscall(SYS_pidfd_send_signal, fd_, SIGKILL, nullptr, 0) != 0 && errno != ESRCH) {
+        if (fileno() < 0) return;
+        if (syscall(SYS_pidfd_send_signal, fileno(), SIGKILL, nullptr, 0) != 0 && errno != ESRCH) {
             throw std::system_error(errno, std::generic_category(), "pidfd_send_signal");
         }
     }
-
-    void close() {
-        if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-    }
-
- private:
-    int fd_;
 };
 
 // The descriptor of a socket, taken from it: closed with the object and without a word, where the
 // socket itself would warn that it was not closed.
-class Detached {
+class Detached : public Descriptor {
  public:
-    explicit Detached(const py::object& socket) : fd_(socket.attr("detach")().cast<int>()) {}
-    Detached(const Detached&) = delete;
-    Detached& operator=(const Detached&) = delete;
-    ~Detached() { close(); }
-
-    int fileno() const { return fd_; }
-    void close() {
-        if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-    }
-
- private:
-    int fd_;
+    explicit Detached(const py::object& socket) : Descriptor(socket.attr("detach")().cast<int>()) {}
 };
 
 // A message and descriptors through a Unix socket, which takes all of it or nothing.

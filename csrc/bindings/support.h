@@ -269,7 +269,7 @@ class Handle {
 };
 
 // A call that is at work in the memory of a handle, which must be open when it begins: the memory
-// stays, whoever closes the handle meanwhile.
+// stays, also where another thread closes the handle meanwhile.
 //
 // Arguments are converted before: that may run Python, which may close the handle.
 class Pin {
