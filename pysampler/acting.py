@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pysampler.policies import Said
     from pysampler.sync import Segment
 
-__all__ = ["LOST", "Progress", "Role", "RolledOut", "WorkerActing", "mark_lost"]
+__all__ = ["LOST", "Progress", "Role", "RolledOut", "WorkerActing", "copied", "mark_lost"]
 
 # In has_final of a step in which an env was lost.
 LOST = 3
@@ -32,13 +33,13 @@ _LINE = 16  # int64 of a cache line, and the one that is fetched with it
 class Progress:
     """How far each group has come in its rollout, and whether all are to stop, in a segment.
 
-    Each line has one writer: the worker of the group; the parent writes zeros where no rollout is
+    Each line has one writer: the worker of the group; the parent writes to it where no rollout is
     under way. Anyone may tell all to stop, the learner to pause.
     """
 
     def __init__(self, groups: int, segment: Segment, offset: int | None = None) -> None:
         self.offset, self._lines = segment.array((groups + 1, _LINE), np.dtype(np.int64), offset)
-        self.steps = self._lines[:-1, 0]
+        self.steps = self._lines[:-1, 0]  # below 0 until the first frame has been carried over
         self.blocked_ns = self._lines[:-1, 1]  # by a full ring: of the first group of each worker
         self.acting_ns = self._lines[:-1, 2]
         self.refreshing_ns = self._lines[:-1, 3]
@@ -103,8 +104,23 @@ class RolledOut:
     def keep(self, frame: int, leftovers: list[tuple[int, int, Any]]) -> bool:
         """What a step left over, as far as it is wanted; whether an env raised."""
         wanted = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
-        self.leftovers += [(frame, *one) for one in leftovers if one[0] in wanted]
+        self.leftovers += [
+            (frame, kind, env, copied(thing) if kind == _core.EnvBlock.INFO else thing)
+            for kind, env, thing in leftovers
+            if kind in wanted
+        ]
         return any(kind == _core.EnvBlock.ERROR for kind, _, _ in leftovers)
+
+
+def copied(infos: dict[str, Any]) -> dict[str, Any]:
+    """Infos as they are now: the next step may write to the same arrays.
+
+    What cannot be copied stays as it is.
+    """
+    try:
+        return copy.deepcopy(infos)
+    except Exception:
+        return infos
 
 
 class WorkerActing:
@@ -169,16 +185,20 @@ class WorkerActing:
         frame: int,
         steps: int,
         *,
+        last: int,
         again: bool,
     ) -> RolledOut:
         """Act for the envs of a block, so many steps on from a frame.
 
-        ``take`` has what the block left over. ``again``: they take the place of lost ones, and go
-        on from where those had come to.
+        ``last``: the frame that they had come to before. ``take`` has what the block left over.
+        ``again``: they take the place of lost ones, and go on from where those had come to.
         """
         self.refresh()
         report = RolledOut()
         progress = self._progress
+        if progress.steps[group] < 0:  # or what lies in the last one may be of this rollout already
+            self.carry(last, frame, envs)
+            progress.steps[group] = 0
         at = frame + (int(progress.steps[group]) if again else 0)
         failed = False
         if again and at < frame + steps:

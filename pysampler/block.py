@@ -245,14 +245,13 @@ class EnvHost:
         assert self._acting is not None
         rows = self._indices(block)
         envs = slice(self.first + rows.start, self.first + rows.stop)
-        self._acting.carry(last, frame, envs)
         again = block in self._new
 
         def take() -> list[tuple[int, int, Any]]:
             return plain(self.blocks[block].take_leftovers())
 
         report = self._acting.roll_out(
-            self.blocks[block], take, envs, group, frame, steps, again=again
+            self.blocks[block], take, envs, group, frame, steps, last=last, again=again
         )
         if report.restored:  # or else in the next rollout: this one was complete
             self._new.discard(block)

@@ -19,6 +19,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler.acting import Progress, Role, mark_lost
+from pysampler.acting import copied as copied_infos
 from pysampler.block import Failure, Restored
 from pysampler.policies import (
     copy_weights,
@@ -372,7 +373,8 @@ class Centre:
                 said = message.said
                 if message.stepping:
                     mark_lost(self.frames, at[group] - 1, self._rows(group))
-            self.rest += [(at[group], env, info) for kind, env, info in said if kind == _BLOCK.INFO]
+            infos = [(env, info) for kind, env, info in said if kind == _BLOCK.INFO]
+            self.rest += [(at[group], env, copied_infos(info)) for env, info in infos]
 
 
 class Workers:
@@ -427,7 +429,7 @@ class Workers:
             self._board.publish(weights_of(self._policy))
         elif not is_module(self._policy) and (now_is := pickled(self._policy)) != self._pickled:
             self._tell(now_is)
-        self._progress.steps[:] = 0
+        self._progress.steps[:] = -1
         parts = [(group, base) for group in range(len(self._groups))]
         requests = {group: ("rollout", (self._horizon, group, self._last)) for group, _ in parts}
         self._last = base + self._horizon

@@ -15,7 +15,8 @@ A policy with a parameter named ``generators`` is called with a list of ``np.ran
 for each row. Each env has its own, which depends on the seed and on the env alone: such a policy
 makes the same rollouts wherever it is, with any number of workers and groups. Of other random
 policies, workers have random numbers of their own: the global generators of Python, NumPy and torch
-are seeded for each, and a policy that has generators of its own may have a method ``seed(number)``.
+are seeded for each, and so are generators that a copy of a policy has, by its method
+``seed(number)`` if there is one.
 
 Where a policy is copied, for a worker or to act while you learn, that is: of a module, parameters
 and buffers, before each rollout; of anything else all of it, whenever that has changed, and of a
@@ -93,15 +94,16 @@ class _Call:
 def _call_of(policy: Any, always: Sequence[str], settings: Iterable[str]) -> _Call:
     """Find out what to call a policy with: ``always`` by position, ``settings`` by name."""
     recurrent = getattr(policy, "recurrent", None)  # a module may have a layer of that name
-    by_position: Literal["by position"] | None = "by position" if recurrent is True else None
+    recurrent = bool(recurrent) if isinstance(recurrent, (bool, np.bool_)) else None
+    by_position: Literal["by position"] | None = "by position" if recurrent else None
     try:
-        function = policy.forward if is_module(policy) else policy
-        parameters = inspect.signature(function).parameters
+        function = getattr(policy, "_orig_mod", policy).forward if is_module(policy) else policy
+        parameters = inspect.signature(function).parameters  # of a compiled one, what it was
     except (TypeError, ValueError):  # compiled, or written in C
         return _Call(by_position, generators=False)
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     positional = [name for name, one in parameters.items() if one.kind in kinds]
-    given = positional[: len(always) + (recurrent is True)]
+    given = positional[: len(always) + bool(recurrent)]
     rest = {name: one for name, one in parameters.items() if name not in given}
     variable = [one.kind for one in rest.values() if one.kind in _VARIABLE]
     known = {STATE, GENERATORS, *settings}
@@ -204,6 +206,11 @@ class Actor:
         arrays = {}
         new = None
         for name, value in extras.items():
+            if name == STATE and self._call.state is None:
+                raise TypeError(
+                    "cannot act: the policy says its state and takes none, expected a parameter "
+                    "named 'state' or the attribute recurrent = True"
+                )
             if name == STATE:
                 new = _mapped(_as_array, value)
             else:

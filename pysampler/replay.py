@@ -72,7 +72,7 @@ class Replay:
     whose values are not taken. Those whose names begin with ``next_`` are of what came of the step.
     ``add`` takes records in bulk, in the order each env made them. ``sample`` draws batches: all as
     likely, or with ``alpha`` above 0 by priority (to that power), which ``update`` sets; new ones
-    have the highest there is.
+    have the highest there ever was.
 
     ``n_step``: rewards are summed up over so many steps of the same env, not beyond the end of its
     episode nor its newest record.

@@ -22,7 +22,7 @@ from pysampler.numbers import whole_number
 from pysampler.places import Centre, Way, Workers, copied
 from pysampler.policies import Actor, is_module, no_odd, weights_of
 from pysampler.rollout import Rollout
-from pysampler.seeds import entropy_of
+from pysampler.seeds import again, entropy_of, number_of
 from pysampler.spec import build
 from pysampler.sync import now
 from pysampler.tally import InfoColumns, Tally
@@ -87,7 +87,7 @@ class Rollouts(Borrower):
       or so many seconds later for those that are; envs drift apart, and each step lands in its
       place all the same. With ``whole=False`` a rollout is over when the first envs have all their
       steps; ``valid`` and ``lengths`` say what the others have. What is under way then is their
-      first step in the next rollout: nothing is lost.
+      first step in the next rollout, acted by the policy of this one: nothing is lost.
     - ``threads``: of torch, while a policy in the centre acts on the CPU. More than one wait for
       work by spinning, which takes the CPUs from the workers; it pays for wide networks only. None
       leaves torch as it is, and so does ``overlap``.
@@ -163,6 +163,8 @@ class Rollouts(Borrower):
         )
         self._infos = list(infos)
         self._seed = seed
+        self._entropy: int | list[int] | None = None  # of random numbers
+        self._beginnings = 0
         self._slots = keep + bool(overlap)
         self._slot = 0
         self._place: Centre | Workers | None = None
@@ -287,13 +289,19 @@ class Rollouts(Borrower):
             actor = self._actor_of(copied(self._way.policy))
         weights = weights_of(self._way.policy) if is_module(self._way.policy) else None
         board_bytes = sum(w.nbytes + 8 for w in (weights or {}).values()) * 3
+        seed = self._seed
+        if self._beginnings > 0:  # the envs' own numbers are those of what came in between
+            assert self._entropy is not None
+            seed = number_of(again(self._entropy, self._beginnings))
         begun = self._open_with(
-            *(actor, self._seed, self._slots * (self.horizon + 1)),
+            *(actor, seed, self._slots * (self.horizon + 1)),
             board_bytes + Progress.size_of(len(envs._groups)) + (1 << 16),
             infos="all" if self._infos else "none",
         )
-        entropy = entropy_of(self._seed)
-        self._seed = None
+        if self._entropy is None:
+            self._entropy = entropy_of(self._seed)
+        entropy = again(self._entropy, self._beginnings)
+        self._beginnings += 1
         self._slot = 0
         self._under_way = False
         self._busy = envs._pool.busy_seconds()

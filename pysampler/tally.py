@@ -125,6 +125,8 @@ class InfoColumns:
                 for t, env, info in said:
                     one = _at(path, info.get("final_info", {}) if over[t, env] else info)
                     if one is not None and _fits(one, values):
+                        dtype = np.result_type(values, np.asarray(one))
+                        values = values.astype(dtype, copy=False)  # of a type without a column
                         values[t, env] = one
                         mask[t, env] = True
                 if not valid.all():  # a step under way may yet be writing to its row

@@ -22,12 +22,12 @@ from pysampler.spec import build
 from pysampler.vector_env import VectorEnv
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import gymnasium as gym
     import numpy.typing as npt
 
-    from pysampler.policies import Rows
+    from pysampler.policies import Arrays, Rows, Said
     from pysampler.rollout import Episode, Rollout
     from pysampler.spec import Spec
 
@@ -100,6 +100,13 @@ class Collected:
             "truncated": np.array([one.truncated for one in flat], np.bool_),
             "last_observations": _mapped_all(lambda *rows: np.stack(rows), lasts) if flat else None,
         }
+
+
+# What is beside the policy's extras in what is collected.
+_TAKEN = {
+    *("observations", "actions", "rewards", "offsets", "mask", "task", "env", "terminated"),
+    *("truncated", "last_observations"),
+}
 
 
 def _steps(flat: Sequence[Episode]) -> dict[str, list[Any]]:
@@ -420,6 +427,15 @@ class _TaskActor(Actor):
     def __init__(self, policy: Any, spec: Spec, owner: _TaskRollouts) -> None:
         super().__init__(policy, spec)
         self._owner = weakref.proxy(owner)
+
+    def describe(self, actions: Arrays, extras: Mapping[str, Any], state: Any) -> Said:
+        """What it said, as fields."""
+        if taken := sorted(_TAKEN & extras.keys()):
+            raise ValueError(
+                f"cannot act: the policy's {taken[0]!r} is the name of something else in what is "
+                "collected; call it otherwise"
+            )
+        return super().describe(actions, extras, state)
 
     def call(self, batch: Any, state: Any, envs: Rows) -> Any:
         """Ask the policy itself."""

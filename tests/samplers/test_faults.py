@@ -34,7 +34,7 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("at", [1, 3, 5, 6])  # of rollouts of 5
+@pytest.mark.parametrize("at", [1, 3, 5, 6, 10])  # of rollouts of 5
 def test_a_rollout_in_which_a_worker_is_lost_is_well_formed(way, groups, at, tmp_path):
     fns = [functools.partial(Mortal, "die", at, tmp_path / "died")] + [Mortal] * 5
     envs = pysampler.VectorEnv(fns, num_workers=3, groups=groups, on_worker_loss="restart")

@@ -387,3 +387,85 @@ def test_who_takes_the_place_of_a_lost_worker_draws_other_numbers(policy):
         after = next(rollouts).actions.copy()
     envs.close()
     assert len(np.unique([before, after])) == before.size * 2
+
+
+class Forgetful(torch.nn.Module):
+    def forward(self, *args):
+        return torch.zeros(len(args[0]), 2), {"state": torch.zeros(len(args[0]))}
+
+
+def test_a_state_that_would_be_forgotten_is_refused(envs):
+    with (
+        pysampler.rollouts(envs, Forgetful(), 5) as rollouts,
+        pytest.raises(TypeError, match="says its state and takes none, expected a parameter"),
+    ):
+        next(rollouts)
+
+
+class HeldGenerator:
+    def __init__(self):
+        self.generator = np.random.default_rng(7)
+        self.version = 0
+
+    def act(self, observations):
+        return self.generator.random((len(observations), 2), np.float32)
+
+    __call__ = act
+
+
+def closed_over():
+    generator = np.random.default_rng(7)
+    return lambda observations: generator.random((len(observations), 2), np.float32)
+
+
+class Seeded(HeldGenerator):
+    def seed(self, number):
+        self.generator = np.random.default_rng(number)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [HeldGenerator, closed_over, lambda: Seeded().act, lambda: HeldGenerator().act],
+    ids=["attribute", "closure", "method with seed", "method"],
+)
+def test_generators_that_a_policy_holds_are_each_worker_s_own(make):
+    envs = pysampler.VectorEnv([Scripted] * 4, num_workers=2)
+    runs = [first(envs, make(), where="workers", seed=3)["actions"] for _ in range(2)]
+    envs.close()
+    assert not np.isin(runs[0][:, :2], runs[0][:, 2:]).any()
+    np.testing.assert_array_equal(*runs)
+
+
+@pytest.mark.parametrize("way", [{"overlap": True}, {"where": "workers"}], ids=str)
+def test_a_copy_of_a_policy_that_changed_does_not_draw_again(envs, way):
+    policy = HeldGenerator()
+    with pysampler.rollouts(envs, policy, 5, seed=3, **way) as rollouts:
+        actions = []
+        for policy.version in range(4):
+            actions.append(next(rollouts).actions.copy())
+    assert len(np.unique(actions)) == np.size(actions)
+
+
+def test_a_seeded_run_repeats_whatever_came_in_between(envs):
+    runs = []
+    for episodes in (2, 5):
+        with pysampler.rollouts(envs, with_generators, 5, seed=3) as rollouts:
+            runs.append([next(rollouts).actions.copy()])
+            rollouts.pause()
+            runs[-1].append(next(rollouts).actions.copy())
+            pysampler.evaluate(still, rollouts, episodes, seed=9)
+            runs[-1].append(next(rollouts).actions.copy())
+    np.testing.assert_array_equal(*runs)
+    assert len(np.unique(runs[0])) == np.size(runs[0])
+
+
+def test_training_does_not_go_on_from_the_numbers_of_an_evaluation():
+    envs = pysampler.make_vec("CartPole-v1", 2, vector_kwargs={"num_workers": 0})
+    begun = []
+    with pysampler.rollouts(envs, lambda o: np.zeros(len(o), int), 5, seed=3) as rollouts:
+        for _ in range(2):
+            next(rollouts)
+            pysampler.evaluate(lambda o: np.zeros(len(o), int), rollouts, 2, seed=9)
+            begun.append(next(rollouts).observations[0].copy())
+    envs.close()
+    assert not np.isin(*begun).any()

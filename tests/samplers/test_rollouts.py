@@ -154,6 +154,33 @@ def test_dicts_of_infos_are_dicts_of_arrays(way):
         assert np.concatenate(masks).all()
 
 
+class OneArray(gym.Wrapper):
+    """Gives the same array with every step, and a number of one type after another."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.array = np.zeros(2)
+
+    def step(self, action):
+        *results, info = self.env.step(action)
+        self.array[:] = info["life"]
+        kinds = int, np.int8, np.int16, np.float32, float, np.float16
+        mixed = kinds[info["life"] % len(kinds)](info["life"])
+        return *results, {"array": self.array, "mixed": mixed}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=name_of)
+def test_infos_are_those_of_their_step_before_they_have_a_column(way):
+    env_fns = [lambda s=script: OneArray(Scripted(s)) for script in SCRIPTS]
+    rollouts = sampled(env_fns, policy, 3, infos=("array", "mixed"), **way)
+    plain = [functools.partial(Scripted, script) for script in SCRIPTS]
+    expected = slow_rollout(plain, policy, 3 * HORIZON, seed=3)["life"]
+    array = np.concatenate([rollout.infos["array"] for rollout in rollouts])
+    np.testing.assert_array_equal(array, np.stack([expected] * 2, axis=-1))
+    mixed = np.concatenate([rollout.infos["mixed"] for rollout in rollouts])
+    np.testing.assert_array_equal(mixed, expected)
+
+
 @pytest.mark.parametrize("way", WAYS, ids=name_of)
 def test_returns_of_gymnasiums_wrapper_are_those_that_are_counted(way):
     env_fns = [

@@ -288,3 +288,16 @@ def test_tasks_whose_giving_was_interrupted_are_given_again():
             if not reached:
                 break
         assert not reached
+
+
+@pytest.mark.parametrize("name", ["rewards", "task", "mask", "offsets", "last_observations"])
+def test_extras_do_not_take_the_place_of_what_is_collected(name):
+    def said(observations, tasks, params):
+        return policy(observations, tasks, params)[0], {name: np.zeros(len(observations))}
+
+    kwargs = {"num_envs": 2, "vector_kwargs": {"num_workers": 0}}
+    with (
+        pysampler.MultiTaskSampler(functools.partial(Told, "never"), said, **kwargs) as one,
+        pytest.raises(ValueError, match=f"the policy's {name!r} is the name of something else"),
+    ):
+        one.sample(3, params=np.zeros(2), tasks=[10, 20])
