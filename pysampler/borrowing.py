@@ -16,7 +16,7 @@ from pysampler import nursery
 from pysampler.closing import Closing
 from pysampler.errors import BusyError, ClosedError, EnvError, LostError
 from pysampler.lease import Lease
-from pysampler.make import make_vec
+from pysampler.make import make_vec, vector_options
 from pysampler.policies import Acting, Actor, needs_torch
 from pysampler.vector_env import VectorEnv
 
@@ -201,7 +201,7 @@ def vector_env_of(
         if num_envs is not None or vector_kwargs is not None:
             raise ValueError(f"cannot {purpose}: num_envs and vector_kwargs are of other envs")
         return envs, False
-    options = vector_kwargs or {}
+    options = vector_options(vector_kwargs)
     clean = options.get("context") in (None, "nursery") and options.get("num_workers") != 0
     if needs_torch(policy) and clean and options.get("preload") is None:
         nursery.preload(["torch"])  # once, and not in every worker

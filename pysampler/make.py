@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -15,7 +16,7 @@ from pysampler.vector_env import VectorEnv
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["install", "make_vec", "uninstall"]
+__all__ = ["install", "make_vec", "uninstall", "vector_options"]
 
 _gymnasiums_own = gym.vector.AsyncVectorEnv
 
@@ -45,13 +46,15 @@ def make_vec(
             raise gym.error.Error(
                 f"Invalid id type: {type(id)}. Expected `str`, `EnvSpec` or a function"
             )
-        return _made(_Maker(id, kwargs, tuple(wrappers or ())), num_envs, vector_kwargs or {})
+        return _made(
+            _Maker(id, kwargs, tuple(wrappers or ())), num_envs, vector_options(vector_kwargs)
+        )
     spec = copy.deepcopy(id if isinstance(id, EnvSpec) else gym.spec(id))
     # What an earlier make_vec has put there, to be made again.
     env_kwargs = dict(spec.kwargs)
     num_envs = env_kwargs.pop("num_envs", num_envs)
     mode = env_kwargs.pop("vectorization_mode", vectorization_mode)
-    vector_kwargs = env_kwargs.pop("vector_kwargs", vector_kwargs) or {}
+    vector_kwargs = vector_options(env_kwargs.pop("vector_kwargs", vector_kwargs))
     wrappers = env_kwargs.pop("wrappers", wrappers) or ()
     if mode is not None and VectorizeMode(mode) is not VectorizeMode.ASYNC:
         return gym.make_vec(id, num_envs, mode, vector_kwargs, wrappers, **kwargs)
@@ -74,6 +77,18 @@ def make_vec(
         spec.kwargs["wrappers"] = wrappers
     envs.spec = spec
     return envs
+
+
+def vector_options(given: Any) -> dict[str, Any]:
+    """Return ``vector_kwargs`` as a dict, or raise TypeError."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"cannot make vector env: vector_kwargs {given!r}, expected a dict of arguments of "
+            "VectorEnv"
+        )
+    return dict(given)
 
 
 def _made(maker: _Maker, num_envs: int, vector_kwargs: dict[str, Any]) -> VectorEnv:

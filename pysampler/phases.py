@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pysampler.numbers import whole_number
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Phase:
 
     def take(self, count: int) -> Records | None:
         """Up to so many of them; None when there are no more."""
+        count = whole_number("take records", "count", count, 1)
         return self._actors.take(min(count, self.left)) if self.left > 0 else None
 
     def all(self) -> Records | None:

@@ -21,6 +21,7 @@ from pysampler import _core
 from pysampler.acting import Progress, Role, mark_lost
 from pysampler.acting import copied as copied_infos
 from pysampler.block import Failure, Restored
+from pysampler.errors import ClosedError
 from pysampler.policies import (
     copy_weights,
     get_torch_threads,
@@ -51,8 +52,8 @@ __all__ = ["Centre", "Way", "Workers", "copied", "pickled", "tell"]
 _BLOCK = _core.EnvBlock
 
 
-class _Stopped(Exception):  # noqa: N818 - not an error: close() came
-    """The rollout under way is not wanted any more."""
+def _closed() -> ClosedError:
+    return ClosedError("cannot sample rollouts: they were closed meanwhile")
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ class Centre:
 
     def _act_for_part(self, groups: list[int], envs: Any, at: int) -> None:
         if self._stop:
-            raise _Stopped
+            raise _closed()
         self._ask(at, envs)
         if len(self._parts) == 1:
             self._pool.step(at + 1)
@@ -268,7 +269,7 @@ class Centre:
     def act_for(self, groups: list[int]) -> None:
         """Ask the policy for some groups, and let them step."""
         if self._stop:
-            raise _Stopped
+            raise _closed()
         if not groups:
             return
         self._ask(*self.rows_of(groups))
@@ -442,7 +443,7 @@ class Workers:
             messages = self._pool.wait() or []
             self._pool.take_all()
         if self._progress.stopped:  # a signal handler has closed the rollouts meanwhile
-            raise _Stopped
+            raise _closed()
         self.seconds["waiting"] += (now() - began) / 1e9
         failures = [(group, said) for group, said in messages if isinstance(said, Failure)]
         for group, message in messages:

@@ -26,6 +26,7 @@ function what it refers to.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import sys
 from collections.abc import Mapping
@@ -103,12 +104,20 @@ def _call_of(policy: Any, always: Sequence[str], settings: Iterable[str]) -> _Ca
         return _Call(by_position, generators=False)
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     positional = [name for name, one in parameters.items() if one.kind in kinds]
+    # Of `def policy(observations, state, /)`: it cannot be given by name.
+    second = parameters.get(STATE)
+    if recurrent is None and second is not None and second.kind is kinds[0]:
+        recurrent = positional.index(STATE) == len(always)
+        by_position = "by position" if recurrent else None
     given = positional[: len(always) + bool(recurrent)]
-    rest = {name: one for name, one in parameters.items() if name not in given}
+    bound = policy.keywords if isinstance(policy, functools.partial) else ()
+    rest = {n: one for n, one in parameters.items() if n not in given and n not in bound}
     variable = [one.kind for one in rest.values() if one.kind in _VARIABLE]
     known = {STATE, GENERATORS, *settings}
     if (len(positional) < len(always) and inspect.Parameter.VAR_POSITIONAL not in variable) or any(
-        one.default is one.empty and one.kind not in _VARIABLE and name not in known
+        one.default is one.empty
+        and one.kind not in _VARIABLE
+        and (name not in known or one.kind is kinds[0])
         for name, one in rest.items()
     ):
         raise TypeError(

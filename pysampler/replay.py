@@ -133,13 +133,15 @@ class Replay:
         self._last = np.empty((3, 0), np.int64)
         self._tree = _SumTree(self.capacity) if self.alpha > 0 else None
         self._random = np.random.default_rng(seed)
+        self._under_way: _Addition | None = None
 
     def __len__(self) -> int:
-        return min(self._added, self.capacity)
+        return min(self.added, self.capacity)
 
     @property
     def added(self) -> int:
         """How many there have been."""
+        self._settle()
         return self._added
 
     @property
@@ -164,7 +166,7 @@ class Replay:
 
         If they are given, their ``numbers`` in the life of their env tell where some are missing,
         and ``begins`` where an episode begins though the last one had no end. A value that its
-        field cannot hold is a ValueError, and nothing is added.
+        field cannot hold is a ValueError, and nothing is added. Ctrl-C adds all of them, or none.
         """
         if not isinstance(fields, Mapping) or fields.keys() != set(self._names):
             got = [*fields] if isinstance(fields, Mapping) else fields
@@ -191,27 +193,36 @@ class Replay:
         zeros = np.zeros(count, np.int64)
         whole = zeros if numbers is None else converted("numbers", numbers, zeros)
         fresh = converted("begins", zeros if begins is None else begins, zeros.astype(np.bool_))
-        if count > self.capacity:  # only the newest have room
-            skipped = count - self.capacity
-            arrays = {name: array[skipped:] for name, array in arrays.items()}
-            whole, fresh = whole[skipped:], fresh[skipped:]
-            self._added += skipped
-            self._last = self._last[:, :0]
-            count = self.capacity
-        if count == 0:
+        self._settle()
+        self._under_way = _Addition(count, arrays, whole, fresh, numbers is not None)
+        try:
+            self._settle()
+        except BaseException:  # of a signal handler: what was given is still as it was
+            self._settle()
+            raise
+
+    def _settle(self) -> None:
+        """Add the records that are under way; an interrupted call is made again from its start."""
+        if (one := self._under_way) is None:
             return
-        at = np.arange(self._added, self._added + count)
-        slots = at % self.capacity
-        split = min(count, self.capacity - int(slots[0]))
-        for name, array in arrays.items():
-            to = self._fields[name]
-            to[slots[0] : slots[0] + split] = array[:split]
-            to[: count - split] = array[split:]
-        if self.n_step > 1:
-            self._link(at, arrays, whole, fresh, known=numbers is not None)
-        self._added += count
-        if self._tree is not None:
-            self._tree.set(slots, np.full(count, self._tree.highest))
+        added, newest = self._added + one.count, self._last
+        count = min(one.count, self.capacity)  # only the newest have room
+        numbers = np.arange(added - count, added)
+        slots = numbers % self.capacity
+        if count < one.count:
+            newest = newest[:, :0]
+        if count > 0:
+            split = min(count, self.capacity - int(slots[0]))
+            arrays = {name: array[one.count - count :] for name, array in one.arrays.items()}
+            for name, array in arrays.items():
+                to = self._fields[name]
+                to[slots[0] : slots[0] + split] = array[:split]
+                to[: count - split] = array[split:]
+            if self.n_step > 1:
+                newest = self._link(newest, numbers, arrays, one)
+            if self._tree is not None:
+                self._tree.set(slots, np.full(count, self._tree.highest))
+        self._added, self._last, self._under_way = added, newest, None
 
     def extend(self, records: Any) -> None:
         """Records that ``Actors.take`` returned; trajectories as their steps.
@@ -235,16 +246,18 @@ class Replay:
 
     def _link(
         self,
+        newest: npt.NDArray[np.int64],
         numbers: npt.NDArray[np.int64],
         arrays: Mapping[str, Any],
-        whole: npt.NDArray[np.int64],
-        fresh: npt.NDArray[np.bool_],
-        *,
-        known: bool,
-    ) -> None:
-        """Which record follows each, of the same env and episode."""
+        one: _Addition,
+    ) -> npt.NDArray[np.int64]:
+        """Store which record follows each, of the same env and episode.
+
+        Takes and returns the newest of each env, as ``_last`` has them.
+        """
         following = self._fields[_LINK]
         following[numbers % self.capacity] = -1
+        whole, fresh = one.numbers[-len(numbers) :], one.begins[-len(numbers) :]
         env = arrays["env"]
         over = arrays["terminated"] | arrays["truncated"]
         order = np.argsort(env, kind="stable")
@@ -252,32 +265,20 @@ class Replay:
         before, after = order[:-1][same], order[1:][same]
         goes_on = ~over[before]
         goes_on &= ~fresh[after]
-        if known:
+        if one.known:
             goes_on &= whole[after] == whole[before] + 1
         following[numbers[before[goes_on]] % self.capacity] = numbers[after[goes_on]]
         ends = np.append(~same, True)
         firsts, lasts = order[np.append(True, ends[:-1])], order[ends]
-        at = self._places_of(env[firsts])
-        _, last, number = self._last[:, at]
+        newest, at = _with_envs(newest, env[firsts])
+        _, last, number = newest[:, at]
         joined = (last >= max(int(numbers[-1]) + 1 - self.capacity, 0)) & ~fresh[firsts]
-        if known:
+        if one.known:
             joined &= whole[firsts] == number + 1
         following[last[joined] % self.capacity] = numbers[firsts[joined]]
-        self._last[1, at] = np.where(over[lasts], -1, numbers[lasts])
-        self._last[2, at] = whole[lasts]
-
-    def _places_of(self, envs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Where in ``_last`` such envs are: each one once, ascending."""
-        known = self._last[0]
-        at = np.searchsorted(known, envs)
-        if len(known) == 0 or (known.take(at, mode="clip") != envs).any():
-            joined = np.union1d(known, envs)
-            grown = np.full((3, len(joined)), -1)
-            grown[0] = joined
-            grown[:, joined.searchsorted(known)] = self._last
-            self._last = grown
-            at = np.searchsorted(joined, envs)
-        return at
+        newest[1, at] = np.where(over[lasts], -1, numbers[lasts])
+        newest[2, at] = whole[lasts]
+        return newest
 
     # -- out -------------------------------------------------------------------------------------
 
@@ -349,7 +350,7 @@ class Replay:
                 f"cannot {doing}: {wrong[0].item()} to the power of alpha, {self.alpha}, expected "
                 f"{_LEAST} to {_MOST}"
             )
-        if (wrong := numbers[(numbers < 0) | (numbers >= self._added)]).size:
+        if (wrong := numbers[(numbers < 0) | (numbers >= self.added)]).size:
             raise IndexError(
                 f"cannot {doing}: index {wrong[0]}, expected those of {self._added} records: the "
                 "indices of a batch"
@@ -375,7 +376,7 @@ class Replay:
             "n_step": self.n_step,
             "gamma": self.gamma,
             "alpha": self.alpha,
-            "added": self._added,
+            "added": self.added,
             "highest": 1.0 if self._tree is None else self._tree.highest,
             "random": self._random.bit_generator.state,
             "names": self._names,
@@ -456,6 +457,35 @@ class Replay:
         return f"<pysampler.Replay {len(self):,} of {self.capacity:,} records>"
 
 
+@dataclass(frozen=True)
+class _Addition:
+    """Records that are being added, checked."""
+
+    count: int
+    arrays: Mapping[str, npt.NDArray[Any]]
+    numbers: npt.NDArray[np.int64]
+    begins: npt.NDArray[np.bool_]
+    known: bool  # whether the numbers say anything
+
+
+def _with_envs(
+    newest: npt.NDArray[np.int64], envs: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
+    """Return a copy with a column for each of these envs, and where those are.
+
+    ``envs`` has each one once, ascending.
+    """
+    known = newest[0]
+    at = np.searchsorted(known, envs)
+    if len(known) and (known.take(at, mode="clip") == envs).all():
+        return newest.copy(), at
+    joined = np.union1d(known, envs)
+    grown = np.full((3, len(joined)), -1)
+    grown[0] = joined
+    grown[:, joined.searchsorted(known)] = newest
+    return grown, np.searchsorted(joined, envs)
+
+
 class _SumTree:
     """Sums of priorities, by halves: draws in proportion to them."""
 
@@ -463,20 +493,33 @@ class _SumTree:
         self._leaves_at = 1 << max(0, (capacity - 1).bit_length())
         self._sums = np.zeros(2 * self._leaves_at)
         self.highest = 1.0
+        # Set, but not in all sums yet.
+        self._under_way: tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None = None
 
     @property
     def leaves(self) -> npt.NDArray[np.float64]:
         """The priorities."""
+        self._settle()
         return self._sums[self._leaves_at :]
 
     def set(self, slots: npt.NDArray[np.int64], priorities: npt.NDArray[np.float64]) -> None:
         """Of a slot that comes more than once, the last counts."""
-        self.leaves[slots] = priorities
+        self._settle()
+        self._under_way = slots, priorities
+        self._settle()
+
+    def _settle(self) -> None:
+        """Go through with an interrupted ``set``, from its start."""
+        if self._under_way is None:
+            return
+        slots, priorities = self._under_way
+        self._sums[slots + self._leaves_at] = priorities
         self.highest = max(self.highest, float(priorities.max(initial=0)))
         nodes = np.unique((slots + self._leaves_at) // 2)
         while len(nodes) and nodes[0] > 0:
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
             nodes = np.unique(nodes // 2)
+        self._under_way = None
 
     def restore(self, priorities: npt.NDArray[Any], count: int, highest: float) -> None:
         """Set the first ``count``, and the highest there ever was."""
@@ -491,6 +534,7 @@ class _SumTree:
         self, random: np.random.Generator, count: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """Slots, one from each of so many equal parts of the sum, and their shares of it."""
+        self._settle()
         total = self._sums[1]
         left = (np.arange(count) + random.random(count)) * (total / count)
         nodes = np.ones(count, np.int64)

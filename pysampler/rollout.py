@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["Ended", "Episode", "Rollout", "gae"]
+__all__ = ["Ended", "Episode", "Rollout", "gae", "wait_for_copies"]
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Rollout:
 
     @property
     def steps(self) -> int:
-        """How many were made, by all envs."""
-        return int(self.lengths.sum())
+        """How many were made, by all envs: those that are ``valid``."""
+        return int(_plain(self.valid).sum())
 
     @property
     def cut(self) -> tuple[Any, Any]:
@@ -192,18 +192,23 @@ class Rollout:
         """With tensors in the place of arrays: the same memory, or copies on a device.
 
         To a GPU each array goes as one asynchronous copy; where the memory could be registered
-        with CUDA that runs beside the CPU, and what is done with the tensors waits for it.
+        with CUDA that runs beside the CPU; what is done with the tensors waits for it, and so does
+        the rollout that is to be written to the same memory.
         """
         import torch  # noqa: PLC0415 - only where it is asked for
 
-        if device is not None and torch.device(device).type == "cuda":
+        to_gpu = device is not None and torch.device(device).type == "cuda"
+        if to_gpu:
             _register(self.memory)
 
         def tensor(array: npt.NDArray[Any]) -> Any:
             one = torch.from_numpy(array)
             return one if device is None else one.to(device, non_blocking=True)
 
-        return self._converted(tensor)
+        converted = self._converted(tensor)
+        if to_gpu and self.memory.ctypes.data in _registered:
+            _copying[self.memory.ctypes.data] = torch.cuda.current_stream(device).record_event()
+        return converted
 
     def copy(self) -> Self:
         """With arrays of its own, which stay as they are."""
@@ -229,6 +234,15 @@ def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 _registered: dict[int, int] = {}  # with CUDA: address and size
+_copying: dict[int, Any] = {}  # by address, the event at the end of the last copy of a rollout
+
+
+def wait_for_copies(memory: npt.NDArray[np.uint8]) -> None:
+    """Wait until a GPU has read what ``Rollout.torch`` told it to: the memory is written again."""
+    address = memory.ctypes.data
+    if (event := _copying.get(address)) is not None:
+        event.synchronize()
+        _copying.pop(address, None)
 
 
 def _register(memory: npt.NDArray[np.uint8]) -> None:
@@ -248,6 +262,7 @@ def _register(memory: npt.NDArray[np.uint8]) -> None:
 def _unregister(address: int) -> None:
     import torch  # noqa: PLC0415
 
+    _copying.pop(address, None)
     if _registered.pop(address, None) is not None:
         torch.cuda.cudart().cudaHostUnregister(address)
 

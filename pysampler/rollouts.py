@@ -18,10 +18,10 @@ from pysampler import _core
 from pysampler.acting import Progress
 from pysampler.borrowing import Borrower, vector_env_of
 from pysampler.errors import ClosedError
-from pysampler.numbers import whole_number
+from pysampler.numbers import is_real, whole_number
 from pysampler.places import Centre, Way, Workers, copied
 from pysampler.policies import Actor, is_module, no_odd, weights_of
-from pysampler.rollout import Rollout
+from pysampler.rollout import Rollout, wait_for_copies
 from pysampler.seeds import again, entropy_of, number_of
 from pysampler.spec import build
 from pysampler.sync import now
@@ -140,7 +140,7 @@ class Rollouts(Borrower):
             threads = whole_number("sample rollouts", "threads", threads, 1)
         if min_envs is not None:
             min_envs = min(whole_number("sample rollouts", "min_envs", min_envs, 1), envs.num_envs)
-        if timeout is not None and not timeout >= 0:
+        if not (timeout is None or is_real(timeout, 0)):
             raise _refuse("timeout", timeout, "seconds >= 0 or None")
         if isinstance(infos, str):
             raise _refuse("infos", infos, f"a list of keys: [{infos!r}]")
@@ -230,6 +230,7 @@ class Rollouts(Borrower):
         self._version += 1
         self._under_way = True
         self._place.acting.actor.settle()
+        wait_for_copies(self._place.frames.memory)
         self._place.start(self._slot * (self.horizon + 1))
 
     def _made(self) -> Rollout:

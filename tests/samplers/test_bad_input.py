@@ -27,6 +27,7 @@ def envs(request):
         ({"min_envs": 0}, "min_envs 0"),
         ({"timeout": -1}, "timeout -1"),
         ({"timeout": float("nan")}, "timeout nan"),
+        ({"timeout": "soon"}, "timeout 'soon', expected seconds >= 0 or None"),
         ({"infos": "life"}, r"infos 'life', expected a list of keys: \['life'\]"),
         ({"where": "workers", "min_envs": 2}, "are for a policy in the centre"),
         ({"where": "workers", "whole": False}, "are for a policy in the centre"),
@@ -40,6 +41,16 @@ def test_arguments(envs, options, text):
     with pytest.raises(ValueError, match=text):
         pysampler.rollouts(envs, policy, **given)
     envs.reset()  # it was not taken
+
+
+def test_vector_kwargs_are_a_dict():
+    for make in (
+        lambda: pysampler.make_vec("CartPole-v1", 2, vector_kwargs=5),
+        lambda: pysampler.make_vec(Scripted, 2, vector_kwargs=5),
+        lambda: pysampler.rollouts("CartPole-v1", policy, 5, vector_kwargs=5),
+    ):
+        with pytest.raises(TypeError, match="vector_kwargs 5, expected a dict of arguments"):
+            make()
 
 
 def test_a_policy_must_be_a_function(envs):

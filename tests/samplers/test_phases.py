@@ -240,6 +240,15 @@ def test_records_that_were_on_their_way_to_an_interrupted_learner_stay_in_their_
         assert [len(rows[env]) for env in range(4)] == envs.stats().steps.count.tolist()
 
 
+@pytest.mark.parametrize("count", ["x", 0, 2.5, None])
+def test_so_many_records_as_are_no_number_are_refused(count):
+    with envs_of(num_workers=0) as envs, pysampler.actors(envs, act) as actors:
+        phase = next(pysampler.phases(actors, 8))
+        with pytest.raises(ValueError, match=f"cannot take records: count {count!r}"):
+            phase.take(count)
+        assert phase.left > 0
+
+
 def test_bad_marks_are_refused():
     with envs_of(num_workers=0) as envs:
         actors = pysampler.actors(envs, act)

@@ -58,6 +58,15 @@ def by_keyword(observations, *, state):
     return still(observations), {"is": np.ones(len(observations), bool), "state": count + 1}
 
 
+def by_position(observations, state, /):
+    count = np.zeros(len(observations)) if state is None else state
+    return still(observations), {"is": np.ones(len(observations), bool), "state": count + 1}
+
+
+def drawn(observations, generators):
+    return still(observations), {"is": np.full(len(observations), generators == "mine")}
+
+
 def decorated(observations, deterministic=1):
     @functools.wraps(deterministic)
     def any_arguments(*args):
@@ -82,7 +91,16 @@ class Default(torch.nn.Module):
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize(
     "policy",
-    [deterministic, cleanrl, by_keyword, decorated, AnyArguments(), Default()],
+    [
+        deterministic,
+        cleanrl,
+        by_keyword,
+        by_position,
+        decorated,
+        functools.partial(drawn, generators="mine"),
+        AnyArguments(),
+        Default(),
+    ],
     ids=lambda policy: getattr(policy, "__name__", type(policy).__name__),
 )
 def test_only_what_is_named_state_is_a_state(envs, policy, way):
@@ -151,6 +169,8 @@ def test_a_layer_named_recurrent_says_nothing(envs):
         (lambda observations, hidden: 0, "observations, hidden"),
         (lambda observations, *, temperature: 0, "observations, temperature"),
         (lambda *, observations: 0, "observations"),
+        (lambda observations, a, b, c, state, /: 0, "observations, a, b, c, state"),
+        (lambda observations, generators, /: 0, "observations, generators"),
     ],
 )
 def test_what_a_policy_may_not_take(envs, policy, takes):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interrupts import at_each_point
 
 from pysampler import Replay
 from pysampler.errors import LayoutError
@@ -388,6 +389,56 @@ def test_records_are_added_together_or_not_at_all(name, count, n_step):
         np.testing.assert_array_equal(array, before[key])
     replay.add(**rows(2))
     assert replay.added == 2 * count
+
+
+def state_of(replay):
+    """All that the next call depends on."""
+    length, added = len(replay), replay.added
+    replay._tree.leaves  # noqa: B018 - which goes through with what was interrupted
+    arrays = [
+        *(array[:length] for array in replay._fields.values()),
+        replay._last,
+        replay._tree._sums,
+    ]
+    return added, [array.tolist() for array in arrays]
+
+
+@pytest.mark.parametrize("what", ["add", "update"])
+@pytest.mark.parametrize("count", [3, 11])
+def test_an_interrupted_call_is_made_as_a_whole_or_not_at_all(what, count):
+    rows = history(np.random.default_rng(3), 3, 5 + 3 * count)
+
+    def begun():
+        replay = make(8, n_step=3, alpha=1.0, seed=1)
+        add(replay, rows[:5])
+        return replay
+
+    def call(replay):
+        if what == "add":
+            add(replay, rows[5 : 5 + count])
+        else:
+            replay.update(np.arange(5), np.arange(5) + 2.0)
+
+    before = state_of(begun())
+    whole = begun()
+    call(whole)
+    outcomes = set()
+    replay = begun()
+
+    def program():
+        call(replay)
+        return True
+
+    def check(result, where):
+        nonlocal replay
+        now = state_of(replay)
+        assert now in (before, state_of(whole)), where
+        outcomes.add(now == before)
+        assert result is None or now != before
+        replay = begun()
+
+    at_each_point(program, check)
+    assert outcomes == {False, True}
 
 
 # -- priorities ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scripted import Counting, Scripted, policy, slow_rollout
 
 import pysampler
+from pysampler.rollout import _copying
 
 HORIZON = 5
 WAYS = [
@@ -282,6 +283,36 @@ def test_the_newest_rollouts_stay_as_they_are(keep, overlap):
                 np.testing.assert_array_equal(one.observations, copied.observations)
                 np.testing.assert_array_equal(one.rewards, copied.rewards)
                 np.testing.assert_array_equal(one.starts, copied.starts)
+    envs.close()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_nothing_is_written_where_a_gpu_still_reads(overlap, monkeypatch):
+    """A copy to a GPU that is under way ends before the next rollout is begun."""
+    told = []
+    steps = 0
+
+    class Event:
+        def synchronize(self):
+            told.append(steps)
+
+    def counting(observations):
+        nonlocal steps
+        steps += 1
+        return policy(observations)
+
+    envs = pysampler.VectorEnv([functools.partial(Scripted, "..t.c")] * 4, num_workers=0)
+    with pysampler.rollouts(envs, counting, HORIZON, overlap=overlap) as rollouts:
+        for _ in range(3):
+            one = next(rollouts)
+            told.clear()
+            monkeypatch.setitem(_copying, one.memory.ctypes.data, Event())
+            begun = steps
+        next(rollouts)
+        assert told == [begun] or overlap
+        assert len(told) == 1
+        next(rollouts)
+        assert len(told) == 1
     envs.close()
 
 
