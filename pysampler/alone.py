@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EPISODE", "Alone", "Errand", "Show"]
 
-# Records wait for others to be handed over with them, but not for so many ns.
+# Records wait for others to be handed over with them, but no more ns than this.
 _SOON = 5_000_000
 # How often who waits looks whether that is wanted, in seconds.
 _LOOK = 0.05

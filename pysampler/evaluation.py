@@ -1,4 +1,4 @@
-"""How well a policy does: so many whole episodes, no more, and none preferred for being short."""
+"""How well a policy does, over a number of whole episodes: none is preferred for being short."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def evaluate(
     max_steps: int = 100_000,
     **options: Any,
 ) -> Evaluation:
-    """Run a policy for just so many episodes, shared out among the envs beforehand.
+    """Run a policy for exactly ``episodes``, shared out among the envs beforehand.
 
     Taking the first that end would prefer short ones; here each env has its number to do, and what
     it does beyond is not counted. ``envs`` is as for :func:`pysampler.rollouts`, or rollouts whose

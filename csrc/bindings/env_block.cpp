@@ -40,12 +40,17 @@ KeepInfos keep_of(const std::string& name) {
     throw py::value_error("cannot make block: keep " + name + ", expected NONE, FINAL or ALL");
 }
 
-bool truth(PyObject* value) {
+bool truth(PyObject* value, const char* name) {
     if (value == Py_True) return true;
     if (value == Py_False) return false;
     const int truth = PyObject_IsTrue(value);
-    if (truth < 0) throw py::error_already_set();
-    return truth != 0;
+    if (truth >= 0) return truth != 0;
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw py::error_already_set();  // Ctrl-C, say
+    py::error_already_set cause;
+    py::raise_from(
+        cause, PyExc_TypeError,
+        (std::string(name) + " is a " + Py_TYPE(value)->tp_name + ", expected a bool").c_str());
+    throw py::error_already_set();
 }
 
 }  // namespace
@@ -209,8 +214,8 @@ void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
     const auto [obs, reward, terminated, truncated, info] = take_apart<5>(results, "step");
     const std::size_t env = first_ + i;
     rewards_.mutable_at(frame, env) = as_reward(reward);
-    const bool died = truth(terminated);
-    const bool cut = truth(truncated);
+    const bool died = truth(terminated, "terminated");
+    const bool cut = truth(truncated, "truncated");
     terminated_.mutable_at(frame, env) = died;
     truncated_.mutable_at(frame, env) = cut;
     const bool ended = died || cut;

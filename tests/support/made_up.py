@@ -99,7 +99,9 @@ class TellingEnv(gym.Env):
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(16)
-    OK, RAISE, EXIT, OS_EXIT, BAD_SHAPE, FOUR, NO_DICT, PRINT, SLEEP, HUGE_INFO, HANG = range(11)
+    OK, RAISE, EXIT, OS_EXIT, BAD_SHAPE, FOUR, NO_DICT, PRINT, SLEEP, HUGE_INFO, HANG, TWO_ENDS = (
+        range(12)
+    )
 
     def __init__(self, fault=None):
         if fault == "raise":
@@ -130,6 +132,8 @@ class TellingEnv(gym.Env):
             return obs, 0.0, False, {}
         if action == self.NO_DICT:
             info = [1]
+        if action == self.TWO_ENDS:
+            return obs, 1.0, np.zeros(2, bool), False, {}
         if action == self.PRINT:
             print("said by an env")
         if action == self.SLEEP:

@@ -115,6 +115,7 @@ def test_a_nested_action_says_which_part_is_wrong():
         (TellingEnv.BAD_SHAPE, ValueError, r"observation has shape \(3,\), expected \(2,\)"),
         (TellingEnv.FOUR, ValueError, r"env.step\(\) returned 4 values, expected 5"),
         (TellingEnv.NO_DICT, TypeError, "info is list, expected a dict"),
+        (TellingEnv.TWO_ENDS, TypeError, "terminated is a numpy.ndarray, expected a bool"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
