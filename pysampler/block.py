@@ -129,8 +129,10 @@ class EnvHost:
                 env = env_fn()
                 _expect_env(env, first + i)
                 self.envs.append(env)
-            except Exception as error:
+            except BaseException as error:
                 self.close()
+                if isinstance(error, KeyboardInterrupt):  # the user's, not the env's
+                    raise
                 raise Raised(first + i, "being made") from error
         self.blocks: list[_core.EnvBlock] = []
         self._new: set[int] = set()  # blocks of envs in the place of lost ones
@@ -317,7 +319,9 @@ class EnvHost:
         for i, env in enumerate(self.envs):
             try:
                 env.close()
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 if raised is None:
                     raised = Raised(self.first + i, "close()")
                     raised.__cause__ = error
@@ -331,7 +335,9 @@ class EnvHost:
         self._meter.at(self.first + i)
         try:
             yield
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise Raised(self.first + i, doing) from error
         finally:
             self._meter.idle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from pysampler.stats import Counters, Stats
 from pysampler.sync import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from pysampler.errors import EnvError
     from pysampler.frames import Plan
@@ -77,12 +78,13 @@ class LocalPool:
     def step_some(self, parts: Iterable[tuple[int, int]]) -> None:
         """Step some blocks, each with its frame."""
         self._asked = "stepping"
-        for group, frame in parts:
-            block = self._host.blocks[group]
-            block.take_leftovers()  # of a step that Ctrl-C ended
-            if block.step(frame):
-                self._said[group] = plain(block.take_leftovers())
-            self._back.append(group)
+        with self._asking(parts) as asked:
+            for group, frame in asked:
+                block = self._host.blocks[group]
+                block.take_leftovers()  # of a step that Ctrl-C ended
+                if block.step(frame):
+                    self._said[group] = plain(block.take_leftovers())
+                self._back.append(group)
 
     def request(
         self,
@@ -92,13 +94,26 @@ class LocalPool:
     ) -> None:
         """Ask blocks for other things than a step."""
         self._asked = doing
-        frames = dict(parts)
-        for group, (name, arguments) in requests.items():
-            try:
-                self._said[group] = self._host.answer(name, group, frames[group], arguments)
-            except Exception as error:
-                self._said[group] = failure_of(error, name)
-            self._back.append(group)
+        with self._asking(parts) as asked:
+            frames = dict(asked)
+            for group, (name, arguments) in requests.items():
+                try:
+                    self._said[group] = self._host.answer(name, group, frames[group], arguments)
+                except KeyboardInterrupt:  # the user's, not the env's
+                    raise
+                except BaseException as error:
+                    self._said[group] = failure_of(error, name)
+                self._back.append(group)
+
+    @contextmanager
+    def _asking(self, parts: Iterable[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
+        """Hand out ``parts``; where Ctrl-C ends the block, none of their groups is done."""
+        asked = list(parts)
+        try:
+            yield asked
+        except BaseException:
+            self.take([group for group, _ in asked])
+            raise
 
     def note(
         self,

@@ -94,7 +94,8 @@ PYTHON = {
         *("pysampler.rollout",),
     },
     "pysampler.places": {
-        *("pysampler._core", "pysampler.acting", "pysampler.block", "pysampler.frames"),
+        *("pysampler._core", "pysampler.acting", "pysampler.block", "pysampler.errors"),
+        "pysampler.frames",
         *("pysampler.policies", "pysampler.processes", "pysampler.remote"),
         *("pysampler.results", "pysampler.seeds", "pysampler.sync", "pysampler.vector_env"),
     },
@@ -122,7 +123,9 @@ PYTHON = {
         *("pysampler.arguments", "pysampler.policies", "pysampler.records", "pysampler.sync"),
         *("pysampler._core", "pysampler.vector_env"),
     },
-    "pysampler.phases": {"pysampler.actors", "pysampler.records", "pysampler.sync"},
+    "pysampler.phases": {
+        *("pysampler.actors", "pysampler.numbers", "pysampler.records", "pysampler.sync"),
+    },
     "pysampler.watcher": {
         *("pysampler.arguments", "pysampler.numbers"),
         *("pysampler.actors", "pysampler.alone", "pysampler.borrowing", "pysampler.detached"),

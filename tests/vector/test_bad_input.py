@@ -176,9 +176,65 @@ def test_an_env_that_cannot_be_made_is_named(workers, nothing_left):
         pysampler.VectorEnv(fns, num_workers=workers)
 
 
-def test_an_env_that_exits_when_made_is_an_error(nothing_left):
-    with pytest.raises(EnvError, match="raised SystemExit"):
-        pysampler.VectorEnv([functools.partial(TellingEnv, "exit")])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_an_env_that_exits_when_made_is_an_error(workers, nothing_left):
+    with pytest.raises(EnvError, match="env 0.* raised SystemExit"):
+        pysampler.VectorEnv([functools.partial(TellingEnv, "exit")], num_workers=workers)
+
+
+class Leaving(TellingEnv):
+    """Raises what ends a program, where it is not stepped."""
+
+    def __init__(self, kind=None):
+        super().__init__()
+        self.kind = kind
+
+    def leave(self):
+        if self.kind is not None:
+            raise self.kind("left")
+        return "stayed"
+
+    def close(self):
+        self.leave()
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_an_env_that_leaves_in_a_call_is_an_error(workers, kind, groups):
+    fns = [Leaving, Leaving, functools.partial(Leaving, kind), Leaving]
+    envs = pysampler.VectorEnv(fns, num_workers=workers, groups=groups)
+    envs.reset()
+    with pytest.raises(EnvError, match=f"env 2.* raised {kind.__name__}"):
+        envs.call("leave")
+    assert envs.step([0] * 4)[1].tolist() == [1] * 4
+    with pytest.raises(EnvError, match=f"env 2.* raised {kind.__name__}"):
+        envs.close()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("first", [True, False])
+def test_ctrl_c_in_a_call_or_a_step_in_this_process_leaves_nothing_pending(groups, first):
+    fns = [Leaving, Leaving, Leaving, Leaving]
+    envs = pysampler.VectorEnv(fns, num_workers=0, groups=groups)
+    envs.reset()
+    at = 0 if first else 3
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    env = envs._pool._host.envs[at]
+    for name, act in (
+        ("leave", lambda: envs.call("leave")),
+        ("step", lambda: envs.step([0] * 4)),
+        ("reset", envs.reset),
+    ):
+        setattr(env, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            act()
+        delattr(env, name)
+        act()
+    envs.close()
 
 
 def test_a_worker_that_ends_when_its_envs_are_made_is_lost(nothing_left):
