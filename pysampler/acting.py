@@ -15,7 +15,7 @@ from pysampler.seeds import seed_globals, seed_own
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -126,7 +126,8 @@ def copied(infos: dict[str, Any]) -> dict[str, Any]:
 class WorkerActing:
     """In a worker: the policy, for the envs of its blocks.
 
-    ``before``: what acted until now. ``again``: the worker takes the place of a lost one.
+    ``before``: what acted until now. ``again``: seeds of the envs, if they take the place of lost
+    ones.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class WorkerActing:
         segment: Segment,
         before: WorkerActing | None = None,
         *,
-        again: bool = False,
+        again: Sequence[int] = (),
     ) -> None:
         policy = pickle.loads(role.policy)
         settings = {
@@ -145,9 +146,10 @@ class WorkerActing:
         }
         actor = Actor(policy, frames.spec, settings)
         # Drawn again, the numbers of one that was lost would do again what it was lost at.
-        entropy = None if again else role.entropy
+        own = role.entropy if isinstance(role.entropy, list) else [role.entropy]
+        entropy = [*own, *again] if again else role.entropy
         seeds = np.random.SeedSequence(entropy, spawn_key=(role.first, role.told))
-        seed_own(policy, seeds)
+        seed_own(policy, seeds, apart=role.apart)
         if before is not None:
             actor.draw_on(before._acting.actor)
         else:

@@ -89,7 +89,7 @@ class Alone(WorkerActing):
         segment: Segment,
         before: Alone | None,
         *,
-        again: bool,
+        again: Sequence[int],
     ) -> None:
         super().__init__(role, frames, segment, before, again=again)
         self._segment = segment

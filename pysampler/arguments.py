@@ -98,6 +98,11 @@ def most_losses(given: Any, doing: str = "make vector env") -> tuple[int, float]
 
 def env_fns(given: Iterable[Callable[[], gym.Env[Any, Any]]]) -> list[Callable[[], Any]]:
     """Functions, at least one."""
+    if not isinstance(given, Iterable):
+        raise TypeError(
+            f"cannot make vector env: env_fns {given!r}, expected a list of functions that each "
+            "make an env"
+        )
     functions = list(given)
     if not functions:
         raise ValueError("cannot make vector env: no env_fns, expected at least one")
@@ -169,6 +174,11 @@ def seeds(given: Any, envs: int) -> list[int | None]:
         return [None] * envs
     if isinstance(given, (int, np.integer)):
         return [int(given) + i for i in range(envs)]
+    if isinstance(given, (str, bytes)) or not hasattr(given, "__len__"):
+        raise TypeError(
+            f"cannot reset: seed {given!r}, expected a whole number, a list with one for each env, "
+            "or None"
+        )
     if len(given) != envs:
         raise ValueError(
             f"If seeds are passed as a list the length must match num_envs={envs} but got "

@@ -17,7 +17,7 @@ import numpy as np
 
 from pysampler import _core, arguments
 from pysampler.block import Failure
-from pysampler.closing import Closing
+from pysampler.closing import Closing, Single
 from pysampler.errors import ClosedError, EnvError, LostError, WaitTimeoutError
 from pysampler.frames import Plan
 from pysampler.local import LocalPool
@@ -59,7 +59,7 @@ class Round:
     seconds: dict[str, npt.NDArray[np.float64]]
 
 
-class Averaging(Closing):
+class Averaging(Single, Closing):
     """Trainers, one in each of so many workers, whose weights are averaged after every round.
 
     ``make(index, seed)`` is called in the worker and returns a trainer: an object with

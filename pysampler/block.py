@@ -136,6 +136,7 @@ class EnvHost:
                 raise Raised(first + i, "being made") from error
         self.blocks: list[_core.EnvBlock] = []
         self._new: set[int] = set()  # blocks of envs in the place of lost ones
+        self._seeds: Sequence[int] = ()  # of those envs
 
     def describe(self) -> Description:
         """The spaces of every env, and what else is asked of the first."""
@@ -297,13 +298,14 @@ class EnvHost:
 
     def replace(self, block: int, seeds: Sequence[int]) -> None:  # noqa: ARG002
         """These envs take the place of lost ones; seeds of their next resets."""
+        self._seeds = seeds
         for at in range(len(self.sizes)):
             self.blocks[at].replace([seeds[i] for i in self._indices(at)])
             self._new.add(at)
 
     def act_with(self, block: int, role: Role) -> None:  # noqa: ARG002
         """The policy of rollouts from now on."""
-        again = self._acting is None and bool(self._new)
+        again = self._seeds if self._acting is None and self._new else ()
         self._acting = Alone(role, self.frames, self.segment, self._acting, again=again)
 
     def set_options(self, block: int, options: dict[int, tuple[Any, int]]) -> None:  # noqa: ARG002

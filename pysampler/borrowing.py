@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gymnasium.vector.vector_env import AutoresetMode
 
 from pysampler import nursery
-from pysampler.closing import Closing
+from pysampler.closing import Closing, Single
 from pysampler.errors import BusyError, ClosedError, EnvError, LostError
 from pysampler.lease import Lease
 from pysampler.make import make_vec, vector_options
@@ -22,6 +22,7 @@ from pysampler.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
     from pysampler.frames import Frames
     from pysampler.policies import Said
@@ -40,7 +41,7 @@ class Begun:
     asked: Any  # what the policy said to those observations
 
 
-class Borrower(Closing):
+class Borrower(Single, Closing):
     """Has a vector env until it is closed."""
 
     # What it is for and what it is, in errors.
@@ -49,6 +50,7 @@ class Borrower(Closing):
     _what = "a rollout"
 
     _closed = True  # until it is open
+    _hurry = False  # Ctrl-C ends it: an env in a long step does not hold that up
 
     def _borrow(self, envs: VectorEnv, *, owned: bool) -> None:
         """From now on; ``owned``: closed with this one."""
@@ -146,9 +148,12 @@ class Borrower(Closing):
         self.envs._drop_work(self._what, ended=self._end())
 
     def _give_back(self) -> None:
-        """Give the vector env back; it is usable when this returns, unless it is in use."""
+        """Give the vector env back: usable when this returns, unless another thread uses it."""
         envs, lease = self.envs, self._lease
         lease.over = True
+        if self._hurry:  # the vector env waits for what is under way, in its next call
+            self._signal()
+            return
         ended = self._end()
         if envs._lease is lease and not envs.closed:
             # A thread that is inside finds that the lease is over, or a signal handler's does.
@@ -171,7 +176,16 @@ class Borrower(Closing):
             return
         self.let_go()
         if self._mine and self._owned and not self.envs.closed:
-            self.envs.close()
+            self.envs.close(terminate=self._hurry)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._hurry = kind is not None and not issubclass(kind, Exception)
+        self.close()
 
     def __del__(self) -> None:
         # Finalizers may run anywhere: the vector env takes itself back in its next call.

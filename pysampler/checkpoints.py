@@ -13,6 +13,7 @@ before it is removed. So whatever has the name of a checkpoint is whole.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import re
@@ -160,7 +161,8 @@ class Checkpoints:
 
         What is given gets its state: by its ``load_state_dict``, or as a generator. All else is
         returned by name: replays, trees (tensors on the CPU), and "step". LayoutError if anything
-        of the checkpoint is damaged: nothing has been given its state then.
+        of the checkpoint is damaged, ValueError if a part does not take its state: then everything
+        is as it was.
         """
         there = self.steps()
         if not there:
@@ -177,12 +179,20 @@ class Checkpoints:
                     f"{sorted(saved)}"
                 )
             _check(name, part, saved[name])
-        for name, part in parts.items():
-            state = saved.pop(name)
-            if isinstance(part, np.random.Generator):
-                part.bit_generator.state = state
-            else:
-                part.load_state_dict(state)
+        before: list[tuple[Any, Any]] = []
+        try:
+            for name, part in parts.items():
+                before.append((part, copy.deepcopy(_state(part))))
+                _give(part, saved.pop(name))
+        except BaseException as error:
+            for part, state in reversed(before):
+                with contextlib.suppress(Exception):
+                    _give(part, state)
+            if not isinstance(error, Exception):
+                raise
+            raise ValueError(
+                f"cannot restore {name}: {type(error).__name__}: {error}; everything is as it was"
+            ) from error
         return {**saved, "step": int(step)}
 
     def _load(self, step: int) -> dict[str, Any]:
@@ -240,6 +250,13 @@ def _state(part: Any) -> Any:
     if isinstance(part, np.random.Generator):
         return part.bit_generator.state
     return part.state_dict() if hasattr(part, "state_dict") else part
+
+
+def _give(part: Any, state: Any) -> None:
+    if isinstance(part, np.random.Generator):
+        part.bit_generator.state = state
+    else:
+        part.load_state_dict(state)
 
 
 def _check(name: str, part: Any, state: Any) -> None:

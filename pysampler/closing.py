@@ -1,4 +1,4 @@
-"""What has a ``close`` and may stand in a ``with`` block."""
+"""What has a ``close`` and may stand in a ``with`` block, and what there is only one of."""
 
 from __future__ import annotations
 
@@ -6,9 +6,22 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Self
+    from typing import Any, NoReturn, Self
 
-__all__ = ["Closing"]
+__all__ = ["Closing", "Single"]
+
+
+class Single:
+    """Owns processes or memory: neither copied nor pickled."""
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError(f"cannot copy {type(self).__name__}: it owns processes or shared memory")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"cannot pickle {type(self).__name__}: it owns processes or shared memory")
 
 
 class Closing:

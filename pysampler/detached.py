@@ -13,16 +13,16 @@ from pysampler import _core
 from pysampler.acting import Progress, Role
 from pysampler.block import Failure, Restored
 from pysampler.borrowing import Borrower
-from pysampler.errors import BusyError, ClosedError
+from pysampler.errors import BusyError, ClosedError, PysamplerError
 from pysampler.places import copied, pickled, tell
-from pysampler.policies import Actor, has_weights, portable, weights_of
+from pysampler.policies import GENERATORS, STATE, Actor, has_weights, portable, weights_of
 from pysampler.processes import GRACE
 from pysampler.results import first
 from pysampler.seeds import entropy_of
 from pysampler.sync import Board, now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
@@ -44,6 +44,46 @@ def _ending(progress: Progress) -> Callable[[], bool]:
     return end
 
 
+def setting(doing: str, name: str, value: Any, envs: int) -> npt.NDArray[Any]:
+    """Return the value of a setting as an array, or raise ValueError."""
+    expected = f"cannot {doing}: setting {name!r} {value!r}, expected a number, or one for each of"
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        raise ValueError(f"{expected} {envs} envs") from None
+    if array.dtype.kind not in "biuf" or array.shape not in ((), (envs,)):
+        raise ValueError(f"{expected} {envs} envs")
+    return array
+
+
+class Settings(Mapping[str, "npt.NDArray[Any]"]):
+    """What a policy is called with by name: an array each, which the workers read as they act.
+
+    Assigning to a name or to a part of its array changes it at once.
+    """
+
+    def __init__(self, arrays: dict[str, npt.NDArray[Any]], envs: int) -> None:
+        self._arrays = arrays
+        self._envs = envs
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return self._arrays[name]
+
+    def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
+        if name not in self._arrays:
+            raise KeyError(f"no setting {name!r}, expected one of {sorted(self._arrays)}")
+        self._arrays[name][:] = setting("change setting", name, value, self._envs)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        return f"<pysampler settings {self._arrays}>"
+
+
 class Detached(Borrower):
     """They act with weights from a board, until they are told to stop."""
 
@@ -63,8 +103,15 @@ class Detached(Borrower):
             settings = {}
         if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
             raise self._refuse("settings", settings, "a dict of numbers by name")
-        self._given = {name: self._setting(name, value, count) for name, value in settings.items()}
-        self.settings: dict[str, npt.NDArray[Any]] = self._given
+        if own := [name for name in settings if name in (STATE, GENERATORS)]:
+            raise self._refuse("settings", settings, f"other names than {own[0]!r}")
+        self._given = {
+            name: np.broadcast_to(setting(self._purpose, name, value, count), count).astype(
+                np.float64
+            )
+            for name, value in settings.items()
+        }
+        self.settings = Settings(self._given, count)
         Actor(policy, envs._spec, self._given)  # or an error
         self._policy = policy
         self._seed = seed
@@ -79,16 +126,6 @@ class Detached(Borrower):
         self._board: Board | None = None
         self._in_workers = envs.num_workers > 0
         self._borrow(envs, owned=owned)
-
-    def _setting(self, name: str, value: npt.ArrayLike, envs: int) -> npt.NDArray[Any]:
-        expected = f"a number, or one for each of {envs} envs"
-        try:
-            array = np.asarray(value)
-        except ValueError:  # rows of different lengths
-            raise self._refuse(f"setting {name!r}", value, expected) from None
-        if array.dtype.kind not in "biuf" or array.shape not in ((), (envs,)):
-            raise self._refuse(f"setting {name!r}", value, expected)
-        return np.broadcast_to(array, envs).astype(np.float64)
 
     # -- beginning -------------------------------------------------------------------------------
 
@@ -125,12 +162,13 @@ class Detached(Borrower):
         self._lease.end = _ending(self._progress)
         self._board = Board(weights, segment) if weights else None
         places = {}
-        self.settings = {}
+        shared = {}
         for name, value in self._given.items():
             at, array = segment.array((envs.num_envs,), value.dtype, None)
             array[:] = value
-            self.settings[name] = array
+            shared[name] = array
             places[name] = at, value.dtype
+        self.settings = Settings(shared, envs.num_envs)
         if self._board is not None and weights is not None:
             self._board.publish(weights)
         role = Role(
@@ -241,10 +279,11 @@ class Detached(Borrower):
                 pool.look_for_late()
         except BusyError:
             return False
-        except Exception:
+        except Exception as error:
             if self._closed:  # meanwhile, by another thread or a signal handler
                 return True
-            self.let_go()  # they have failed
+            if isinstance(error, PysamplerError):  # or else it is a signal handler's
+                self.let_go()
             raise
         return pool.pending == 0
 

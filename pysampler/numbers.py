@@ -10,7 +10,14 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["fitting_array", "is_real", "is_whole", "plain_array", "whole_number"]
+__all__ = [
+    "fitting_array",
+    "is_real",
+    "is_whole",
+    "plain_array",
+    "true_or_false",
+    "whole_number",
+]
 
 _NUMBERS = "biufc"  # kinds of dtypes
 
@@ -35,6 +42,13 @@ def whole_number(doing: str, what: str, got: Any, least: int) -> int:
     return int(got)
 
 
+def true_or_false(doing: str, what: str, got: Any) -> bool:
+    """Return ``got`` as a bool, or raise TypeError: a word like "no" would count as true."""
+    if not isinstance(got, (bool, np.bool_)):
+        raise TypeError(f"cannot {doing}: {what} {got!r}, expected True or False")
+    return bool(got)
+
+
 def plain_array(doing: str, what: str, got: Any) -> npt.NDArray[Any]:
     """Return ``got`` as an array, or raise ValueError: also where a mask would be lost."""
     try:
@@ -56,7 +70,7 @@ def _is_masked(got: Any) -> bool:
 def fitting_array(doing: str, what: str, got: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return ``got`` as an array of ``dtype``, or raise ValueError if a value does not fit.
 
-    Floats may be rounded to floats. Nothing else is changed.
+    Numbers may be rounded to floats. Nothing else is changed.
     """
     array = plain_array(doing, what, got)
     if array.dtype == dtype:

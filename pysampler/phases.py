@@ -81,6 +81,8 @@ def phases(actors: Actors, high: int, low: int = 0, *, drop: bool = False) -> It
     1 128
     2 128
     """
+    if not hasattr(actors, "mark"):
+        raise TypeError(f"cannot act in phases: a {type(actors).__name__}, expected Actors")
     actors.mark(high, low)
     return _Phases(actors, drop=drop)
 

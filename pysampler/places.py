@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import pickle
 import queue
 import threading
 import weakref
 from dataclasses import dataclass, replace
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,6 +122,8 @@ class Centre:
             assert make is not None
             acting.actor = make(copy.deepcopy(self._policy))
         self._seeds = np.random.SeedSequence(entropy)  # of copies
+        if self._thread is not None and is_module(self._policy):
+            seed_own(acting.actor.policy, self._seeds.spawn(1)[0], apart=False)
         acting.actor.draw_with(entropy, frames.envs)
         if acting.actor.draws:  # what has been said was of other numbers
             self._asked = None
@@ -145,7 +149,7 @@ class Centre:
         if now_is is None or now_is != self._copied_from:
             self._copied_from = now_is
             policy = copied(self._policy)
-            seed_own(policy, self._seeds.spawn(1)[0])
+            seed_own(policy, self._seeds.spawn(1)[0], apart=False)
             self.acting.actor.policy = policy
 
     def finish(self) -> None:
@@ -540,7 +544,7 @@ def _parts(envs: VectorEnv) -> list[tuple[list[int], Any]]:
 def copied(policy: Any) -> Any:
     """Return a copy of a policy; of a function, with what it refers to."""
     try:
-        return copy.deepcopy(policy) if is_module(policy) else pickle.loads(dumps_by_value(policy))
+        return copy.deepcopy(policy) if is_module(policy) else pickle.loads(_by_value(policy))
     except Exception as error:
         with contextlib.suppress(Exception):
             if (own := copy.deepcopy(policy)) is not policy:
@@ -551,10 +555,21 @@ def copied(policy: Any) -> Any:
         ) from error
 
 
+def _by_value(policy: Any) -> bytes:
+    """Pickle a policy; a function with what it uses of its own module, as it is now."""
+    function = policy
+    while isinstance(function, (functools.partial, MethodType)):
+        function = function.func if isinstance(function, functools.partial) else function.__func__
+    if isinstance(function, FunctionType):
+        with contextlib.suppress(Exception):  # what cannot be is imported there
+            return dumps_by_value(policy, home=function.__module__)
+    return dumps_by_value(policy)
+
+
 def _fingerprint(policy: Any) -> bytes | None:
     """Return what tells whether it has changed; None if nothing does."""
     try:
-        return dumps_by_value(policy)
+        return _by_value(policy)
     except Exception:
         return None
 
@@ -562,7 +577,7 @@ def _fingerprint(policy: Any) -> bytes | None:
 def pickled(policy: Any) -> bytes:
     """A policy, for workers."""
     try:
-        return dumps_by_value(policy)
+        return _by_value(policy)
     except Exception as error:
         raise TypeError(
             f"cannot send the policy to workers: {type(error).__name__}: {error}; make what it "

@@ -1,10 +1,9 @@
 """Policies: what acts. Any callable, or a torch module, asked with a batch of observations.
 
 ``policy(observations)`` returns actions, or (actions, extras): a dict of arrays with a row for each
-env. A ``torch.nn.Module`` is called with tensors on its device, without gradients: the record
-itself, so that a module that changes them in place is refused, and works on a copy instead.
-Anything else is called with NumPy arrays of its own. Other parameters are left alone if they have a
-default.
+env. A ``torch.nn.Module`` is called with tensors on its device, without gradients, anything else
+with NumPy arrays. Both are copies: a policy may write to them. Other parameters are left alone if
+they have a default.
 
 A recurrent policy has a parameter named ``state``, or an attribute ``recurrent = True`` and takes
 its state second. ``extras["state"]`` is what it gets back with the next call, row by row; zeros, or
@@ -18,9 +17,10 @@ policies, workers have random numbers of their own: the global generators of Pyt
 are seeded for each, and so are generators that a copy of a policy has, by its method
 ``seed(number)`` if there is one.
 
-Where a policy is copied, for a worker or to act while you learn, that is: of a module, parameters
-and buffers, before each rollout; of anything else all of it, whenever that has changed, and of a
-function what it refers to.
+Where a policy is copied, for a worker or to act while you learn, that is: of a module, what is in
+its ``state_dict()``, before each rollout; of anything else all of it, whenever that has changed,
+and of a function what it refers to in its own module. What other modules hold is not copied: a
+worker has them as they were when it started.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class _Call:
 
     state: Literal["by name", "by position"] | None
     generators: bool
+    needs_state: bool = False  # its state has no default
 
 
 def _call_of(policy: Any, always: Sequence[str], settings: Iterable[str]) -> _Call:
@@ -123,10 +124,12 @@ def _call_of(policy: Any, always: Sequence[str], settings: Iterable[str]) -> _Ca
         raise TypeError(
             f"cannot act: the policy takes ({', '.join(parameters)}), expected "
             f"({', '.join(always)}) and parameters with a default; with one named 'state', or the "
-            "attribute recurrent = True, if it is recurrent"
+            "attribute recurrent = True, if it is recurrent; `settings` of actors are given by name"
         )
     named = STATE in rest and recurrent is not False
-    return _Call("by name" if named else by_position, GENERATORS in rest)
+    state = parameters.get(positional[len(always)] if by_position else STATE)
+    needs = bool(named or recurrent) and (state is None or state.default is state.empty)
+    return _Call("by name" if named else by_position, GENERATORS in rest, needs)
 
 
 class Actor:
@@ -181,7 +184,9 @@ class Actor:
     def initial_state(self, count: int) -> Any:
         """Of so many envs at the beginning of their episodes; None if the policy does not say."""
         initial = getattr(self.policy, "initial_state", None)
-        return None if initial is None else _mapped(_as_array, initial(count))
+        if initial is None:
+            return None
+        return _mapped(lambda part: _row_each("initial_state", part, count), initial(count))
 
     def __call__(
         self, observations: Arrays, state: Any, envs: Rows
@@ -221,35 +226,25 @@ class Actor:
                     "named 'state' or the attribute recurrent = True"
                 )
             if name == STATE:
-                new = _mapped(_as_array, value)
+                new = _mapped(lambda part: _row_each(STATE, part, count), value)
             else:
-                arrays[name] = array = _as_array(value)
-                if array.shape[:1] != (count,):
-                    raise ValueError(
-                        f"cannot act: the policy's {name!r} has shape {array.shape}, expected a "
-                        f"row for each of {count} envs"
-                    )
+                arrays[name] = _row_each(name, value, count)
         return actions, arrays, new
 
     def _ask(self, observations: Arrays, state: Any, envs: Rows) -> Any:
+        if self._device is None:
+            observations = list(map(_own, observations))
         if not self._module:
-            return self.call(self._batch(list(map(_own, observations))), state, envs)
+            return self.call(self._batch(observations), state, envs)
         import torch  # noqa: PLC0415 - only where there is a module of it
 
         def tensor(array: npt.NDArray[Any]) -> Any:
             one = torch.from_numpy(array)
             return one if self._device is None else one.to(self._device)
 
-        tensors = [tensor(array) for array in observations]
         with torch.no_grad():
             before = None if state is None else _mapped(tensor, state)
-            said = self.call(self._batch(tensors), before, envs)
-        if self._device is None and any(one._version for one in tensors):
-            raise ValueError(
-                "cannot act: the policy changed its observations in place, and with them the "
-                "record; expected it to work on a copy: observations.clone()"
-            )
-        return said
+            return self.call(self._batch(list(map(tensor, observations))), before, envs)
 
     def _batch(self, observations: Sequence[Any]) -> Any:
         if self._plain_observations:
@@ -272,11 +267,12 @@ class Actor:
         return self.policy(*always, **named)
 
     def _setting(self, rows: npt.NDArray[Any]) -> Any:
+        rows = _own(rows)  # which the policy may change
         if not self._module:
             return rows
         import torch  # noqa: PLC0415 - it is there
 
-        one = torch.from_numpy(rows.copy())
+        one = torch.from_numpy(rows)
         return one if self._device is None else one.to(self._device)
 
     def _checked(self, said: Any, count: int) -> list[npt.NDArray[Any]]:
@@ -293,6 +289,11 @@ class Actor:
     def describe(self, actions: Arrays, extras: Mapping[str, npt.NDArray[Any]], state: Any) -> Said:
         """What it said, as fields."""
         structure = None
+        if state is None and self._call.needs_state:
+            raise TypeError(
+                "cannot act: the policy takes a state and returns none, expected (actions, extras) "
+                "with the new one in extras['state']"
+            )
         if state is None:
             state = self.initial_state(1)
         if state is not None:
@@ -303,6 +304,17 @@ class Actor:
             tuple((name, _field(array)) for name, array in extras.items()),
             structure,
         )
+
+
+def _row_each(name: str, value: Any, count: int) -> npt.NDArray[Any]:
+    """Return what the policy said as an array with a row for each env, or raise ValueError."""
+    array = _as_array(value)
+    if array.shape[:1] != (count,):
+        raise ValueError(
+            f"cannot act: the policy's {name!r} has shape {array.shape}, expected a row for each "
+            f"of {count} envs"
+        )
+    return array
 
 
 def _expect_same(name: str, array: npt.NDArray[Any], to: npt.NDArray[Any]) -> None:

@@ -478,14 +478,26 @@ class Pool:
                 message = self._mail[self.worker_of[group]].read(group, number, deadline)
                 try:
                     said = pickle.loads(message)
-                except Exception as error:  # what the worker has and this process has not
-                    doing = f"when {self._doing(group)}, in its answer"
-                    said = Failure(None, doing, report(error))
+                except Exception as error:
+                    said = self._unreadable(group, message, error)
                 work = self._work.get(group)
                 if work is not None and work.restored is not None:
                     said = said if isinstance(said, Failure) else Restored(said, work.restored)
                 messages.append((group, said))
         return messages
+
+    def _unreadable(self, group: int, message: bytes | memoryview, error: Exception) -> Failure:
+        """Return what is wrong with an answer: this process lacks what the worker has.
+
+        An exception of a signal handler does not come again: it is raised, and the answer is read
+        by the next wait.
+        """
+        try:
+            pickle.loads(message)
+        except Exception as again:
+            doing = f"when {self._doing(group)}, in its answer"
+            return Failure(None, doing, report(again))
+        raise error
 
     def _doing(self, group: int) -> str:
         return self._work[group].doing if group in self._work else "stepping"

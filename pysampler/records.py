@@ -222,6 +222,11 @@ class Records:
         return len(self.rows)
 
     def __getitem__(self, which: slice | npt.NDArray[Any]) -> Records:
+        if not isinstance(which, (slice, list, np.ndarray)):
+            raise TypeError(
+                f"cannot choose records: {which!r}, expected a slice, or an array of indices or "
+                "bools; fields are attributes: records.rewards"
+            )
         return Records(self.rows[which], self._described, self._convert)
 
     def by_step(self, name: str) -> npt.NDArray[Any]:

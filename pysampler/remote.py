@@ -52,13 +52,26 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def dumps_by_value(obj: Any, apart: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
+def dumps_by_value(
+    obj: Any,
+    apart: Callable[[pickle.PickleBuffer], Any] | None = None,
+    *,
+    home: str | None = None,
+) -> bytes:
     """Pickle of what the user wrote, which need not be importable anywhere else.
 
-    Memory of arrays is not in it for which ``apart`` returns something false.
+    Memory of arrays is not in it for which ``apart`` returns something false. Functions and classes
+    of the module ``home`` go by value in any case.
     """
     file = io.BytesIO()
     pickler = _ByValue(file, apart)
+    module = sys.modules.get(home or "")
+    if module is not None and home not in (
+        "__main__",
+        *cloudpickle.list_registry_pickle_by_value(),
+    ):
+        cloudpickle.register_pickle_by_value(module)
+        pickler.registered.append(module)
     try:
         pickler.dump(obj)
     finally:

@@ -10,9 +10,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler.closing import Single
 from pysampler.errors import LayoutError
 from pysampler.files import in_file, open_regular, read_arrays, replacing, write_arrays
-from pysampler.numbers import fitting_array, is_whole, plain_array, whole_number
+from pysampler.numbers import fitting_array, is_real, is_whole, plain_array, whole_number
 from pysampler.sync import Segment
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Batch:
         )
 
 
-class Replay:
+class Replay(Single):
     """The newest ``capacity`` transitions of some envs, in shared memory.
 
     ``like`` names the fields of a record and gives each its dtype and shape: arrays of one record,
@@ -99,7 +100,8 @@ class Replay:
     ) -> None:
         self.capacity = whole_number("make replay", "capacity", capacity, 1)
         self.n_step = whole_number("make replay", "n_step", n_step, 1)
-        if not 0 <= gamma <= 1 or not 0 <= alpha < np.inf:
+        numbers = is_real(gamma, 0) and is_real(alpha, 0)
+        if not (numbers and gamma <= 1 and alpha < np.inf):
             raise ValueError(
                 f"cannot make replay: gamma {gamma!r} and alpha {alpha!r}, expected 0 to 1, and a "
                 "number of at least 0"
@@ -114,8 +116,8 @@ class Replay:
         examples = {name: plain_array("make replay", name, one) for name, one in like.items()}
         shapes = {name: (one.dtype, one.shape) for name, one in examples.items()}
         for name, (dtype, _) in shapes.items():
-            if dtype.hasobject:
-                raise ValueError(f"cannot make replay: {name} holds Python objects")
+            if dtype.hasobject or dtype.itemsize == 0:
+                raise ValueError(f"cannot make replay: {name} holds {dtype}, expected numbers")
         self.gamma, self.alpha = float(gamma), float(alpha)
         self._names = list(shapes)
         shapes |= {name: (dtype, ()) for name, dtype in _OWN.items()}
@@ -141,8 +143,8 @@ class Replay:
     @property
     def added(self) -> int:
         """How many there have been."""
-        self._settle()
-        return self._added
+        added, one = self._added, self._under_way
+        return added + (one.count if one is not None else 0)
 
     @property
     def nbytes(self) -> int:
@@ -229,6 +231,11 @@ class Replay:
 
         Of their fields those are kept that the replay was made for: ``like=actors.like`` is all.
         """
+        if not hasattr(records, "by_step"):
+            raise TypeError(
+                f"cannot add to replay: a {type(records).__name__}, expected records of "
+                "Actors.take; ``add`` takes arrays"
+            )
         there = records.rows.dtype.names
         if missing := [name for name in self._names if name not in there]:
             raise ValueError(f"cannot add to replay: records have no {missing}, but {[*there]}")
@@ -284,8 +291,9 @@ class Replay:
 
     def sample(self, count: int, *, beta: float = 0.4) -> Batch:
         """So many, with repetition. ``beta``: how far weights make up for unequal priorities."""
+        self._settle()
         count = whole_number("sample from replay", "count", count, 1)
-        if not 0 <= beta <= 1:
+        if not (is_real(beta, 0) and beta <= 1):
             raise ValueError(f"cannot sample from replay: beta {beta!r}, expected 0 to 1")
         if len(self) == 0:
             raise ValueError("cannot sample from replay: it is empty")
@@ -332,6 +340,7 @@ class Replay:
         Records that newer ones have replaced since then are skipped.
         """
         doing = "set priorities"
+        self._settle()
         if self._tree is None:
             raise ValueError(f"cannot {doing}: alpha is 0, all records are as likely")
         numbers = plain_array(doing, "indices", indices)
@@ -365,6 +374,7 @@ class Replay:
 
         ValueError if something else than a regular file lies there: a link, or a device.
         """
+        self._settle()
         for name in self._names:
             if in_file(dtype := self._fields[name].dtype) != dtype:
                 raise ValueError(
@@ -533,10 +543,13 @@ class _SumTree:
     def draw(
         self, random: np.random.Generator, count: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Slots, one from each of so many equal parts of the sum, and their shares of it."""
+        """Slots, one from each of ``count`` equal parts of the sum, and their shares of it.
+
+        In random order: parts of a batch are as random as all of it.
+        """
         self._settle()
         total = self._sums[1]
-        left = (np.arange(count) + random.random(count)) * (total / count)
+        left = (random.permutation(count) + random.random(count)) * (total / count)
         nodes = np.ones(count, np.int64)
         while nodes[0] < self._leaves_at:
             nodes *= 2

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler.numbers import fitting_array, is_real, plain_array
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Self
@@ -77,8 +79,12 @@ class Rollout:
     lengths: npt.NDArray[np.int64]  # [N]: steps of each env; T but for whole=False
     extras: dict[str, Any]  # what the policy said
     state: Any  # the recurrent state it acted with; None if it has none
+    # [T, N, ...], by key; a dict where the env gives a dict. 0 where an env gave none: see
+    # ``info_masks``. Left out as long as no env has given any.
     infos: dict[str, Any]
-    info_masks: dict[str, Any]  # [T, N]: whether there was such an info
+    info_masks: dict[
+        str, Any
+    ]  # [T, N], like ``infos``: whether the env gave that info in that step
     options: Any  # [T + 1, N]: version of set_options that the episode began with; 0: none
     ended: Ended
     version: int  # of the policy: how often it was taken over before
@@ -271,6 +277,15 @@ def _plain(values: Any) -> npt.NDArray[Any]:
     return values.detach().cpu().numpy() if hasattr(values, "detach") else np.asarray(values)
 
 
+def _marks(name: str, got: Any, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    array = fitting_array("estimate advantages", name, got, np.dtype(np.bool_))
+    if array.shape != shape:
+        raise ValueError(
+            f"cannot estimate advantages: {name} of shape {array.shape}, expected {shape}"
+        )
+    return array
+
+
 def gae(
     rewards: npt.NDArray[Any],
     values: npt.NDArray[Any],
@@ -298,18 +313,35 @@ def gae(
     >>> gae(ones, 0 * ones, np.array([8.0]), never, never, gamma=0.5, lam=1.0)[0].ravel()
     array([2.75, 3.5 , 5.  ])
     """
-    steps, envs = rewards.shape
-    if values.shape != (steps, envs) or last_values.shape != (envs,):
-        raise ValueError(
-            f"cannot estimate advantages: values of shape {values.shape} and last_values of "
-            f"{last_values.shape}, expected {(steps, envs)} and {(envs,)}"
+    doing = "estimate advantages"
+    for name, value in (("gamma", gamma), ("lam", lam)):
+        if not (is_real(value, 0) and value <= 1):
+            raise ValueError(f"cannot {doing}: {name} {value!r}, expected 0 to 1")
+    rewards, values, last_values, cut_values = (
+        plain_array(doing, name, one)
+        for name, one in (
+            *(("rewards", rewards), ("values", values)),
+            *(("last_values", last_values), ("cut_values", cut_values)),
         )
+    )
+    if rewards.ndim != 2:
+        raise ValueError(f"cannot {doing}: rewards of shape {rewards.shape}, expected [T, N]")
+    steps, envs = shape = rewards.shape
+    if values.shape != shape or last_values.shape != (envs,):
+        raise ValueError(
+            f"cannot {doing}: values of shape {values.shape} and last_values of "
+            f"{last_values.shape}, expected {shape} and {(envs,)}"
+        )
+    terminated = _marks("terminated", terminated, shape)
+    truncated = _marks("truncated", truncated, shape)
+    if valid is not None:
+        valid = _marks("valid", valid, shape)
     if cut is None:
         step, env = np.nonzero(truncated & ~terminated)
         cut = step, env
-    if len(cut_values) != len(cut[0]):
+    if cut_values.shape != (len(cut[0]),):
         raise ValueError(
-            f"cannot estimate advantages: {len(cut_values)} cut_values, expected {len(cut[0])}: "
+            f"cannot {doing}: cut_values of shape {cut_values.shape}, expected ({len(cut[0])},): "
             "those of cut_observations"
         )
     kind = np.result_type(values.dtype, np.float32)

@@ -14,11 +14,13 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
+
 from pysampler import _core
 from pysampler.acting import Progress
 from pysampler.borrowing import Borrower, vector_env_of
 from pysampler.errors import ClosedError
-from pysampler.numbers import is_real, whole_number
+from pysampler.numbers import is_real, true_or_false, whole_number
 from pysampler.places import Centre, Way, Workers, copied
 from pysampler.policies import Actor, is_module, no_odd, weights_of
 from pysampler.rollout import Rollout, wait_for_copies
@@ -123,6 +125,9 @@ class Rollouts(Borrower):
     ) -> None:
         horizon = whole_number("sample rollouts", "horizon", horizon, 1)
         keep = whole_number("sample rollouts", "keep", keep, 1)
+        overlap = true_or_false("sample rollouts", "overlap", overlap)
+        whole = true_or_false("sample rollouts", "whole", whole)
+        fresh = true_or_false("sample rollouts", "fresh", fresh)
         if where not in get_args(Where):
             raise _refuse("where", where, 'one of "centre", "workers"')
         partial = min_envs is not None or timeout is not None or not whole or fresh
@@ -144,6 +149,8 @@ class Rollouts(Borrower):
             raise _refuse("timeout", timeout, "seconds >= 0 or None")
         if isinstance(infos, str):
             raise _refuse("infos", infos, f"a list of keys: [{infos!r}]")
+        if not isinstance(infos, Iterable):
+            raise _refuse("infos", infos, "a list of keys")
         self._spec = envs._spec
         self.horizon = horizon
         self._actor = self._actor_of(policy)
@@ -153,7 +160,7 @@ class Rollouts(Borrower):
             policy,
             weakref.WeakMethod(self._actor_of),  # rollouts that are dropped are gone at once
             horizon,
-            overlap=bool(overlap),
+            overlap=overlap,
             partial=partial,
             min_envs=envs.num_envs if min_envs is None else min_envs,
             timeout=None if timeout is None else int(min(timeout, 1e9) * 1e9),
@@ -165,7 +172,7 @@ class Rollouts(Borrower):
         self._seed = seed
         self._entropy: int | list[int] | None = None  # of random numbers
         self._beginnings = 0
-        self._slots = keep + bool(overlap)
+        self._slots = keep + overlap
         self._slot = 0
         self._place: Centre | Workers | None = None
         self._dropping: Centre | Workers | None = None  # that ends
@@ -214,8 +221,11 @@ class Rollouts(Borrower):
                     self._start(1)
                 except Exception as error:  # this rollout is there all the same
                     self._failed = error
-        except BaseException:
+        except Exception:
             self._drop()
+            raise
+        except BaseException:  # Ctrl-C: not held up by an env in a long step
+            self._forget()
             raise
         self._handed_out_at = now()
         return rollout
@@ -252,6 +262,9 @@ class Rollouts(Borrower):
         said = place.acting.said
         count = len(said.extras)
         spec = self._spec
+        rewards = frames.rewards[steps]
+        if not self._way.whole:  # a step under way may yet be writing to its row
+            rewards = np.where(marks["valid"], rewards, 0.0)
         before, self._busy = self._busy, envs._pool.busy_seconds()
         at_work = (self._busy - before) / max(1, envs.num_workers)
         seconds = {**place.seconds, "envs": at_work, "learner": self._learner_ns / 1e9}
@@ -259,7 +272,7 @@ class Rollouts(Borrower):
         return Rollout(
             observations=_tree(spec.observation_tree, frames.observations, seen),
             actions=_tree(spec.action_tree, place.acting.actions, steps),
-            rewards=frames.rewards[steps],
+            rewards=rewards,
             terminated=frames.terminated[steps],
             truncated=frames.truncated[steps],
             final_observations=_tree(spec.observation_tree, frames.final_observations, steps),
@@ -318,12 +331,16 @@ class Rollouts(Borrower):
         if self._place is not None:
             self._place.stop()
 
-    def _end(self) -> bool:
-        # First of all none of it is used any more; an interrupted end is gone through again.
+    def _forget(self) -> None:
+        """Use none of what is under way; whoever uses the envs next waits for its end."""
+        self._signal()
         self._dropping = self._place or self._dropping
         self._under_way = False
         self._place = None
         self._handed_out_at = None
+
+    def _end(self) -> bool:
+        self._forget()  # first: an interrupted end is gone through again
         ended = self._dropping is None or self._dropping.end()
         self._dropping = None
         return ended

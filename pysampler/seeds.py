@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from types import FunctionType, MethodType
+from collections.abc import Mapping
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,13 +46,16 @@ def seed_globals(seeds: np.random.SeedSequence) -> None:
         torch.manual_seed(number)
 
 
-def seed_own(policy: Any, seeds: np.random.SeedSequence) -> None:
-    """Seed the generators of a copy of a policy: by its method ``seed``, or each that is found."""
+def seed_own(policy: Any, seeds: np.random.SeedSequence, *, apart: bool) -> None:
+    """Seed the generators of a copy of a policy: by its method ``seed``, or each that is found.
+
+    ``apart``: in a process of its own, where also those of modules are not the user's.
+    """
     owner = policy.__self__ if isinstance(policy, MethodType) else policy
     if callable(own := getattr(owner, "seed", None)):
         own(_number(seeds))
         return
-    for generator in _generators_of(owner):
+    for generator in _generators_of(policy, apart=apart):
         number = _number(seeds.spawn(1)[0])
         if isinstance(generator, np.random.Generator):
             bits = generator.bit_generator
@@ -61,20 +66,71 @@ def seed_own(policy: Any, seeds: np.random.SeedSequence) -> None:
             generator.manual_seed(number)
 
 
-def _generators_of(owner: Any) -> list[Any]:
-    """Those that it holds, or of a function its closure, and the globals that came with it."""
-    held = list(getattr(owner, "__dict__", {}).values())
-    if isinstance(owner, FunctionType):
-        for cell in owner.__closure__ or ():
-            with contextlib.suppress(ValueError):  # an empty one
-                held.append(cell.cell_contents)
-        home = sys.modules.get(owner.__module__)
-        if home is None or owner.__globals__ is not vars(home):
-            held += [owner.__globals__.get(name) for name in owner.__code__.co_names]
+# Modules whose classes and functions have no generators of a policy.
+_FOREIGN = sys.stdlib_module_names | {"gymnasium", "numpy", "pysampler", "torch"}
+_CONTAINERS = dict, list, tuple, set, frozenset
+
+
+def _generators_of(policy: Any, *, apart: bool) -> list[Any]:
+    """Return all that it refers to: its attributes, and what its functions use."""
     kinds: tuple[type, ...] = np.random.Generator, np.random.RandomState, random.Random
     if (torch := sys.modules.get("torch")) is not None:
         kinds = *kinds, torch.Generator
-    return [one for one in held if isinstance(one, kinds)]
+    found: list[Any] = []
+    seen: dict[int, Any] = {}
+    left = [policy]
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, (ModuleType, np.ndarray, str, bytes, int, float)):
+            continue
+        seen[id(one)] = one
+        if isinstance(one, kinds):
+            found.append(one)
+        else:
+            left += reversed(_held_by(one, apart=apart))
+    return found
+
+
+def _held_by(one: Any, *, apart: bool) -> list[Any]:
+    """Return what an object refers to in which generators of a policy may lie."""
+    if isinstance(one, Mapping):
+        return list(one.values())
+    if isinstance(one, _CONTAINERS):
+        return list(one)
+    if isinstance(one, partial):
+        return [one.func, *one.args, *one.keywords.values()]
+    if isinstance(one, MethodType):
+        return [one.__func__, one.__self__]
+    if isinstance(one, (classmethod, staticmethod)):
+        return [one.__func__]
+    if str(getattr(one, "__module__", None)).partition(".")[0] in _FOREIGN:
+        return list(getattr(one, "__dict__", {}).values()) if not isinstance(one, type) else []
+    if isinstance(one, FunctionType):
+        held = [*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
+        for cell in one.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty one
+                held.append(cell.cell_contents)
+        if apart or not _is_home(one):
+            held += [one.__globals__.get(name) for name in _names(one.__code__)]
+        return held
+    if isinstance(one, type):
+        home = sys.modules.get(one.__module__)
+        if not apart and getattr(home, one.__name__, None) is one:
+            return []
+        return [value for kind in one.__mro__[:-1] for value in vars(kind).values()]
+    slots = [getattr(one, name, None) for name in getattr(type(one), "__slots__", ())]
+    return [*getattr(one, "__dict__", {}).values(), *slots, type(one)]
+
+
+def _is_home(function: FunctionType) -> bool:
+    """Whether a function uses the globals of its module, and not copies of them."""
+    home = sys.modules.get(function.__module__)
+    return home is not None and function.__globals__ is vars(home)
+
+
+def _names(code: CodeType) -> list[str]:
+    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one)]
+    return [*code.co_names, *inner]
 
 
 def _number(seeds: np.random.SeedSequence) -> int:

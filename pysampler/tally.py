@@ -87,7 +87,8 @@ class Tally:
 class InfoColumns:
     """The infos that were asked for, as arrays over a rollout's steps, or dicts of such.
 
-    Where an episode ended, that is what came with its last step, not with the reset after it.
+    Where an episode ended, that is what came with its last step, not with the reset after it. A key
+    that no env has given yet is left out; where there was none in a step, its value is 0.
     """
 
     def __init__(
@@ -111,17 +112,17 @@ class InfoColumns:
             here = [column for column in columns if column.dtype and name in column.path[:2]]
             paths = {_without_final(column.path) for column in here}
             paths = {path for path in paths if path[0] == name}
-            if not paths:
-                warnings.warn(f"no env has given an info {name!r} that is a number", stacklevel=4)
-                paths = {(name,)}
+            if not paths and (odd := [info[name] for *_, info in said if name in info]):
+                warnings.warn(
+                    f"info {name!r} is a {type(odd[0]).__name__}, expected numbers, arrays of "
+                    "numbers or dicts of these: it is left out",
+                    stacklevel=5,
+                )
             # Of one that is a number and a dict by turns, the number.
             for path in [(name,)] if (name,) in paths else sorted(paths):
                 during = [column for column in here if column.path == path]
                 final = [column for column in here if column.path == ("final_info", *path)]
-                if during or final:
-                    values, mask = _joined(frames, steps, during, final, over)
-                else:
-                    values, mask = np.zeros(over.shape), np.zeros(over.shape, np.bool_)
+                values, mask = _joined(frames, steps, during, final, over)
                 for t, env, info in said:
                     one = _at(path, info.get("final_info", {}) if over[t, env] else info)
                     if one is not None and _fits(one, values):
@@ -131,6 +132,8 @@ class InfoColumns:
                         mask[t, env] = True
                 if not valid.all():  # a step under way may yet be writing to its row
                     mask = mask & valid
+                    values = values.copy()
+                values[~mask] = 0  # what an earlier rollout had there
                 _put(self.values, path, values)
                 _put(self.masks, path, mask)
 

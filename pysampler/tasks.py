@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import arguments
-from pysampler.closing import Closing
+from pysampler.closing import Closing, Single
 from pysampler.envs.meta.tasks import TaskWrapper
 from pysampler.errors import ClosedError, PysamplerError
 from pysampler.make import make_vec
@@ -18,6 +18,7 @@ from pysampler.numbers import whole_number
 from pysampler.places import Centre
 from pysampler.policies import Actor, no_odd
 from pysampler.rollouts import Rollouts
+from pysampler.seeds import again, entropy_of, number_of
 from pysampler.spec import build
 from pysampler.vector_env import VectorEnv
 
@@ -130,7 +131,7 @@ def _mapped_all(function: Callable[..., Any], trees: Sequence[Any]) -> Any:
     return function(*trees)
 
 
-class MultiTaskSampler(Closing):
+class MultiTaskSampler(Single, Closing):
     """Samples a policy in many envs, each with a task of its own.
 
     >>> import pysampler.envs.meta
@@ -151,7 +152,7 @@ class MultiTaskSampler(Closing):
       others.
     - ``policy(observations, tasks, params)`` returns actions, or (actions, extras), for a batch:
       row i is of task ``tasks[i]``, an index; ``params`` are what ``sample`` was given: those
-      adapted to each task, say. If it takes a fourth argument, that is its recurrent state, as for
+      adapted to each task, say. One that is recurrent takes a parameter named ``state``, as for
       rollouts.
     - ``min_envs``, ``timeout``: it is asked for whoever is ready as soon as so many envs are, or
       that many seconds later; by default all. Tasks and resets wait for nobody either.
@@ -185,6 +186,7 @@ class MultiTaskSampler(Closing):
         self.envs: VectorEnv = envs
         self.policy = policy
         self._seed = seed
+        self._begun = 0  # rollouts
         self._options: dict[str, Any] = {"min_envs": min_envs, "timeout": timeout, "infos": infos}
         self._rollouts: _TaskRollouts | None = None
         self._rollout: Rollout | None = None
@@ -287,9 +289,8 @@ class MultiTaskSampler(Closing):
             or rollouts._lease.over
         ):
             self._end_rollouts()
-            options = {**self._options, "seed": self._seed, "fresh": True}
-            rollouts = _TaskRollouts(self.envs, self.policy, max_length, **options)
-            self._rollouts, self._seed = rollouts, None
+            options = {**self._options, "seed": self._next_seed(), "fresh": True}
+            self._rollouts = rollouts = _TaskRollouts(self.envs, self.policy, max_length, **options)
         rollouts.task_of, rollouts.params = self._task_of, params
         return rollouts
 
@@ -326,6 +327,13 @@ class MultiTaskSampler(Closing):
         version = self.envs.set_options(None, [{"task": tasks[task]} for task in task_of])
         self.tasks, self._task_of, self._version = tasks, task_of, version
         self._given = True
+
+    def _next_seed(self) -> int | list[int | None] | None:
+        """Return the seed of the next rollouts: the first is the one that was given."""
+        seed, self._begun = self._seed, self._begun + 1
+        if self._begun == 1 or seed is None:
+            return seed
+        return number_of(again(entropy_of(seed), self._begun))
 
     def _end_rollouts(self) -> None:
         if self._rollouts is not None:
@@ -403,7 +411,9 @@ class _TaskRollouts(Rollouts):
         at, envs = centre.rows_of(self._ready)
         frames = centre.frames
         observations = build(
-            frames.spec.observation_tree, lambda leaf: frames.observations[leaf][at, envs], no_odd
+            frames.spec.observation_tree,
+            lambda leaf: frames.observations[leaf][at, envs].copy(),
+            no_odd,
         )
         return self._ids(envs), observations
 

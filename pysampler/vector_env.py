@@ -21,6 +21,7 @@ from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core, arguments
 from pysampler.block import Description, EnvHost, Failure, call, make_host, registered
+from pysampler.closing import Single
 from pysampler.errors import (
     BusyError,
     ClosedError,
@@ -32,6 +33,7 @@ from pysampler.errors import (
 )
 from pysampler.frames import Plan, info_room
 from pysampler.local import LocalPool
+from pysampler.numbers import true_or_false
 from pysampler.piped import PipedEnv, check_worker
 from pysampler.pool import Pool
 from pysampler.processes import GRACE, Share
@@ -56,6 +58,10 @@ if TYPE_CHECKING:
     from pysampler.sync import Segment
 
 __all__ = ["VectorEnv"]
+
+
+# Calls that nothing waits for but themselves: of an interrupted one, the answers are dropped.
+_WHOLE = "apply", "set_attr"
 
 
 class _TimeoutError(WaitTimeoutError, multiprocessing.TimeoutError):
@@ -84,7 +90,7 @@ class Seeds:
         return [int(child.generate_state(1)[0]) for child in self._sequence.spawn(count)]
 
 
-class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
+class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
     """Many envs, several in each of a few worker processes, stepped together.
 
     Takes what ``gymnasium.vector.AsyncVectorEnv`` takes, raises what it raises, and returns what
@@ -171,7 +177,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.env_fns = arguments.env_fns(env_fns)
         self.num_envs = len(self.env_fns)
         self.shared_memory = shared_memory
-        self.copy = copy
+        self.copy = true_or_false("make vector env", "copy", copy)
         self.context = context
         self.daemon = daemon
         self.worker = worker
@@ -183,7 +189,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             raise TypeError(
                 f"cannot make vector env: worker_init {worker_init!r}, expected a function"
             )
-        self._validate = validate
+        self._validate = true_or_false("make vector env", "validate", validate)
         self._guard = _core.Guard(
             "this vector env",
             str(self._closed_error()),
@@ -650,7 +656,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 raise ValueError(
                     f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
                 )
-            self._ask_all(call, (name, args, kwargs), f"{name}()", None)
+            self._ask_all("call", call, (name, args, kwargs), f"{name}()", None)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """What the envs return from the call that is pending."""
@@ -679,7 +685,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self._expect_idle("apply")
             name = getattr(function, "__name__", type(function).__name__)
             chosen = None if envs is None else arguments.indices(envs, self.num_envs)
-            self._ask_all(function, args, f"{name}()", chosen)
+            self._ask_all("apply", function, args, f"{name}()", chosen)
             results = self._answers("apply", None)
         self._state = self._kept = None
         if chosen is None:
@@ -688,11 +694,16 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         return tuple(by_env[env] for env in chosen)
 
     def _ask_all(
-        self, function: Callable[..., Any], args: tuple[Any, ...], what: str, envs: Any
+        self,
+        state: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        what: str,
+        envs: Any,
     ) -> None:
         request = "apply", (function, args, what, envs)
         requests = dict.fromkeys(range(len(self._groups)), request)
-        self._request(requests, f"calling {what} of", "call")
+        self._request(requests, f"calling {what} of", state)
 
     def _answers(self, what: str, timeout: float | None) -> tuple[Any, ...]:
         def read(messages: Sequence[Message]) -> tuple[Any, ...]:
@@ -724,7 +735,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 group: ("set_attr", (name, [values[env] for env in envs]))
                 for group, envs in enumerate(self._groups)
             }
-            self._request(requests, f"setting {name} of", "call")
+            self._request(requests, f"setting {name} of", "set_attr")
             self._answers("set_attr", None)
         self._state = self._kept = None
 
@@ -820,6 +831,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if self._state is None and self._lease is None and not self._layout_due:
             return
         lease = self._lease
+        if self._state in _WHOLE and lease is None and self._pending is not None:
+            self._drop_work("a call", ended=True)  # interrupted, and there is no wait for it
         state = self._pending
         if lease is not None and not lease.lent_back:
             state = lease.name
@@ -937,7 +950,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def _close(self, timeout: float | None, *, terminate: bool) -> None:
         if (lease := self._lease) is not None:
             lease.over = True
-            self._drop_work(lease.what, ended=lease.end())
+            if not terminate:
+                self._drop_work(lease.what, ended=lease.end())
         elif (pending := self._pending) is not None:
             logger.warn(
                 f"Calling `close` while waiting for a pending call to `{pending}` to complete."

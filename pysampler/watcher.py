@@ -18,7 +18,13 @@ from pysampler.actors import Actors
 from pysampler.alone import EPISODE, Show, Shown
 from pysampler.borrowing import vector_env_of
 from pysampler.detached import Detached
-from pysampler.errors import BusyError, ClosedError, LostError, WaitTimeoutError
+from pysampler.errors import (
+    BusyError,
+    ClosedError,
+    LostError,
+    PysamplerError,
+    WaitTimeoutError,
+)
 from pysampler.numbers import whole_number
 from pysampler.sync import SharedRing, now, sleep_until
 
@@ -184,7 +190,8 @@ class Watcher(Detached):
         """The next so many episodes; WaitTimeoutError if too few end in time.
 
         They are those that ended after the ones that the last call returned, and after the last
-        ``publish``. ClosedError if too few ended before the watcher was stopped, closed or failed.
+        ``publish``. ClosedError if too few ended before the watcher was stopped, closed or failed,
+        or the actors that it follows were closed.
         """
         count = whole_number("watch", "count", count, 0)
         deadline = arguments.deadline(timeout, "watch")
@@ -194,7 +201,7 @@ class Watcher(Detached):
             if len(self._episodes) >= have + count:
                 break
             ended = f"{max(0, len(self._episodes) - have)} of {count} episodes ended"
-            if over:
+            if over or self._is_left_alone():
                 raise ClosedError(f"cannot watch: it is over, and {ended}") from self._failure
             if deadline is not None and now() >= deadline:
                 raise WaitTimeoutError(f"cannot watch: {ended} in time")
@@ -246,12 +253,22 @@ class Watcher(Detached):
             over = not self._mine or self._look()
         except ClosedError:  # by another thread
             over = True
-        except Exception as error:
+        except PysamplerError as error:
             self._fail(error)
             over = True
         if over:
             self._collect()
         return over
+
+    def _is_left_alone(self) -> bool:
+        """Whether all weights have been shown, and the actors that published them are closed."""
+        if self._followed is None or self._repeat or self._board is None:
+            return False
+        actors = self._followed()
+        if (actors is not None and not actors.closed) or len(self._episodes) == 0:
+            return False
+        shown = int(self._episodes["version"][-1])
+        return shown >= self._board.version and self._state.wanted <= self._state.filmed
 
     def _collect(self) -> None:
         """Move the episodes that have ended out of the ring."""

@@ -11,11 +11,14 @@ ROOT = Path(__file__).parents[1]
 PYTHON = {
     "pysampler.errors": set(),
     "pysampler.closing": set(),
+    "pysampler.numbers": set(),
     "pysampler.sync._segment": {"pysampler.closing", "pysampler.errors", "pysampler._core"},
     "pysampler.sync._wait": {"pysampler._core"},
     "pysampler.sync._flags": {"pysampler._core", "pysampler.sync._segment"},
     "pysampler.sync._rings": {"pysampler._core", "pysampler.errors", "pysampler.sync._segment"},
-    "pysampler.sync._board": {"pysampler._core", "pysampler.sync._segment"},
+    "pysampler.sync._board": {
+        *("pysampler._core", "pysampler.numbers", "pysampler.sync._segment"),
+    },
     "pysampler.sync._watch": {"pysampler.closing", "pysampler._core"},
     "pysampler.spec": set(),
     "pysampler.frames": {"pysampler.spec", "pysampler.sync"},
@@ -30,7 +33,7 @@ PYTHON = {
         *("pysampler._core", "pysampler.frames", "pysampler.policies", "pysampler.seeds"),
         "pysampler.sync",
     },
-    "pysampler.rollout": set(),
+    "pysampler.rollout": {"pysampler.numbers"},
     "pysampler.records": {
         *("pysampler.frames", "pysampler.numbers", "pysampler.policies", "pysampler.rollout"),
         *("pysampler.spec",),
@@ -43,7 +46,6 @@ PYTHON = {
         *("pysampler._core", "pysampler.acting", "pysampler.alone", "pysampler.errors"),
         *("pysampler.frames", "pysampler.infos", "pysampler.remote", "pysampler.sync"),
     },
-    "pysampler.numbers": set(),
     "pysampler.mail": {"pysampler._core", "pysampler.errors"},
     "pysampler.nursery": {
         *("pysampler._core", "pysampler.errors", "pysampler.nursery_process"),
@@ -79,15 +81,17 @@ PYTHON = {
         *("pysampler.infos", "pysampler.spec"),
     },
     "pysampler.vector_env": {
-        *("pysampler._core", "pysampler.arguments", "pysampler.block", "pysampler.errors"),
-        *("pysampler.frames", "pysampler.infos", "pysampler.lease"),
+        *("pysampler._core", "pysampler.arguments", "pysampler.block", "pysampler.closing"),
+        *("pysampler.errors", "pysampler.frames", "pysampler.infos", "pysampler.lease"),
+        "pysampler.numbers",
         *("pysampler.local", "pysampler.piped", "pysampler.pool", "pysampler.processes"),
         *("pysampler.recording", "pysampler.results", "pysampler.spec", "pysampler.stats"),
         *("pysampler.sync",),
     },
     "pysampler.make": {"pysampler.numbers", "pysampler.vector_env"},
     "pysampler.replay": {
-        *("pysampler.errors", "pysampler.files", "pysampler.numbers", "pysampler.sync"),
+        *("pysampler.closing", "pysampler.errors", "pysampler.files", "pysampler.numbers"),
+        "pysampler.sync",
     },
     "pysampler.tally": {
         *("pysampler.acting", "pysampler.frames", "pysampler.infos", "pysampler.results"),
@@ -153,7 +157,7 @@ PYTHON = {
         *("pysampler.closing",),
         *("pysampler.arguments", "pysampler.envs.meta.tasks", "pysampler.errors"),
         *("pysampler.make", "pysampler.places", "pysampler.policies", "pysampler.rollout"),
-        *("pysampler.rollouts", "pysampler.spec", "pysampler.vector_env"),
+        *("pysampler.rollouts", "pysampler.seeds", "pysampler.spec", "pysampler.vector_env"),
     },
     "pysampler.adapters.sb3": {"pysampler.vector_env"},
 }

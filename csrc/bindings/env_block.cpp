@@ -7,11 +7,25 @@
 namespace pysampler::bindings {
 namespace {
 
+// A TypeError for the exception that Python is at, which becomes its cause. Ctrl-C stays itself.
+[[noreturn]] void raise_type(const std::string& message) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw py::error_already_set();
+    py::error_already_set cause;
+    py::raise_from(cause, PyExc_TypeError, message.c_str());
+    throw py::error_already_set();
+}
+
 // The five results of step, or two of reset, whatever sequence they come as.
 template <std::size_t count>
 std::array<PyObject*, count> take_apart(py::object& results, const char* method) {
     if (!PyTuple_Check(results.ptr())) {
-        results = checked(PySequence_Tuple(results.ptr()));
+        PyObject* parts = PySequence_Tuple(results.ptr());
+        if (parts == nullptr) {
+            raise_type(std::string("env.") + method + "() returned a " +
+                       Py_TYPE(results.ptr())->tp_name + ", expected " + std::to_string(count) +
+                       " values");
+        }
+        results = py::reinterpret_steal<py::object>(parts);
     }
     if (PyTuple_GET_SIZE(results.ptr()) != static_cast<Py_ssize_t>(count)) {
         throw py::value_error(std::string("env.") + method + "() returned " +
@@ -45,12 +59,7 @@ bool truth(PyObject* value, const char* name) {
     if (value == Py_False) return false;
     const int truth = PyObject_IsTrue(value);
     if (truth >= 0) return truth != 0;
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw py::error_already_set();  // Ctrl-C, say
-    py::error_already_set cause;
-    py::raise_from(
-        cause, PyExc_TypeError,
-        (std::string(name) + " is a " + Py_TYPE(value)->tp_name + ", expected a bool").c_str());
-    throw py::error_already_set();
+    raise_type(std::string(name) + " is a " + Py_TYPE(value)->tp_name + ", expected a bool");
 }
 
 }  // namespace
@@ -349,6 +358,10 @@ double EnvBlock::as_reward(PyObject* value) const {
                                   ", expected a number");
         }
         reward = PyFloat_AsDouble(as_array.attr("item")().ptr());
+        if (reward == -1.0 && PyErr_Occurred()) {
+            raise_type(std::string("reward is a ") + Py_TYPE(value)->tp_name +
+                       ", expected a number");
+        }
     }
     if (reward == -1.0 && PyErr_Occurred()) throw py::error_already_set();
     return reward;

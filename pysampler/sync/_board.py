@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
+from pysampler.numbers import fitting_array
 from pysampler.sync._segment import Handle, plain_dtype
 
 if TYPE_CHECKING:
@@ -77,7 +78,9 @@ class Board(Handle, _core.Board):
             )
         arrays = []
         for name, (dtype, shape) in self._fields.items():
-            array = np.ascontiguousarray(fields[name], dtype=dtype).reshape(np.shape(fields[name]))
+            array = np.asarray(fields[name], order="C")
+            if array.dtype != dtype:
+                array = fitting_array("publish to board", name, array, dtype)
             if array.shape != shape:
                 raise ValueError(
                     f"cannot publish to board: {name} has shape {array.shape}, expected {shape}"

@@ -306,6 +306,14 @@ def test_each_actor_has_its_settings_and_they_can_be_changed(workers):
         actors.settings["noise"][:] = 5
         while not (records.n == 5).all():
             records = actors.take(64)
+        actors.settings["epsilon"] = 0.25
+        actors.settings["noise"] = np.arange(6)
+        while not ((records.e == 0.25) & (records.n == records.env)).all():
+            records = actors.take(64)
+        with pytest.raises(KeyError, match="no setting 'epsilom'"):
+            actors.settings["epsilom"] = 1
+        with pytest.raises(ValueError, match="setting 'noise' .*expected a number, or one for"):
+            actors.settings["noise"] = [1, 2]
         actors.close()
 
 

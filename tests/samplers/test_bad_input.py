@@ -29,6 +29,7 @@ def envs(request):
         ({"timeout": float("nan")}, "timeout nan"),
         ({"timeout": "soon"}, "timeout 'soon', expected seconds >= 0 or None"),
         ({"infos": "life"}, r"infos 'life', expected a list of keys: \['life'\]"),
+        ({"infos": 5}, "infos 5, expected a list of keys"),
         ({"where": "workers", "min_envs": 2}, "are for a policy in the centre"),
         ({"where": "workers", "whole": False}, "are for a policy in the centre"),
         ({"where": "workers", "fresh": True}, "are for a policy in the centre"),
@@ -41,6 +42,13 @@ def test_arguments(envs, options, text):
     with pytest.raises(ValueError, match=text):
         pysampler.rollouts(envs, policy, **given)
     envs.reset()  # it was not taken
+
+
+@pytest.mark.parametrize("name", ["overlap", "whole", "fresh"])
+@pytest.mark.parametrize("got", ["no", 1, None])
+def test_what_is_true_or_false_is_no_word(envs, name, got):
+    with pytest.raises(TypeError, match=f"{name} {got!r}, expected True or False"):
+        pysampler.rollouts(envs, policy, 5, **{name: got})
 
 
 def test_vector_kwargs_are_a_dict():
@@ -169,11 +177,18 @@ def test_actions_that_are_tuples_need_extras_beside_them():
     envs.close()
 
 
-def test_infos_that_nobody_gives(envs):
-    with pysampler.rollouts(envs, policy, 5, infos=["no"]) as rollouts:
-        with pytest.warns(UserWarning, match="no env has given an info 'no'"):
+class Named(Scripted):
+    def step(self, action):
+        *results, _ = super().step(action)
+        return *results, {"name": "a"}
+
+
+def test_infos_that_are_no_numbers_are_left_out():
+    with pysampler.rollouts(Named, policy, 5, num_envs=2, infos=["name", "no"]) as rollouts:
+        with pytest.warns(UserWarning, match="info 'name' is a str, expected numbers") as told:
             rollout = next(rollouts)
-        assert not rollout.info_masks["no"].any()
+        assert [one.filename for one in told] == [__file__]
+        assert rollout.infos == rollout.info_masks == {}
 
 
 def test_a_policy_that_cannot_be_pickled():
@@ -202,9 +217,43 @@ def test_episodes_to_evaluate(envs, episodes):
         pysampler.evaluate(policy, envs, episodes)
 
 
+@pytest.mark.parametrize("name", ["gamma", "lam"])
+@pytest.mark.parametrize("value", ["0.9", 99, -1, None])
+def test_what_is_no_discount(name, value):
+    zeros = np.zeros((2, 1))
+    with pytest.raises(ValueError, match=f"{name} {value!r}, expected 0 to 1"):
+        pysampler.gae(zeros, zeros, zeros[0], zeros > 0, zeros > 0, **{name: value})
+
+
 def test_advantages():
     ones, never = np.ones((3, 2)), np.zeros((3, 2), bool)
     with pytest.raises(ValueError, match=r"values of shape \(4, 2\)"):
         pysampler.gae(ones, np.ones((4, 2)), np.ones(2), never, never)
-    with pytest.raises(ValueError, match="0 cut_values, expected 6"):
-        pysampler.gae(ones, ones, np.ones(2), never, ~never)
+    for cut in ((), np.ones((6, 1))):
+        with pytest.raises(ValueError, match=r"cut_values of shape .*, expected \(6,\)"):
+            pysampler.gae(ones, ones, np.ones(2), never, ~never, cut)
+    with pytest.raises(ValueError, match=r"terminated of shape \(3, 1\), expected \(3, 2\)"):
+        pysampler.gae(ones, ones, np.ones(2), never[:, :1], never)
+    with pytest.raises(ValueError, match="terminated of int64 from 2 to 2, expected whole"):
+        pysampler.gae(ones, ones, np.ones(2), 2 * ones.astype(int), never)
+    with pytest.raises(ValueError, match=r"rewards of shape \(3,\), expected \[T, N\]"):
+        pysampler.gae(ones[:, 0], ones, np.ones(2), never, never)
+
+
+@pytest.mark.parametrize("convert", [np.ndarray.tolist, lambda marks: marks.astype(np.uint8)])
+def test_marks_are_marks_of_whatever_type(convert):
+    random = np.random.default_rng(1)
+    ends, cuts = (random.random((2, 6, 3)) < 0.3).astype(bool)
+    ends &= ~cuts
+    rewards, values = random.random((2, 6, 3))
+    cut_values = random.random(int(cuts.sum()))
+    expected = pysampler.gae(rewards, values, values[0], ends, cuts, cut_values)
+    got = pysampler.gae(rewards, values, values[0], convert(ends), convert(cuts), cut_values)
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["state", "generators"])
+def test_a_setting_has_no_name_that_means_something_else(envs, name):
+    with pytest.raises(ValueError, match=f"settings .*expected other names than '{name}'"):
+        pysampler.actors(envs, lambda observations, **_: 0, settings={name: 1})

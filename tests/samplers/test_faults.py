@@ -11,6 +11,7 @@ import pytest
 from scripted import Mortal
 
 import pysampler
+from pysampler import vector_env
 from pysampler.errors import ClosedError, EnvError, EnvTimeoutError, WorkerLostError
 
 
@@ -184,3 +185,41 @@ def test_ctrl_c_ends_the_rollout_and_no_more(way):
     assert envs.reset(seed=1)[0].shape == (4, 2)
     envs.step(np.zeros((4, 1)))
     envs.close()
+
+
+@pytest.mark.parametrize("owned", [False, True])
+@pytest.mark.parametrize(
+    "sample",
+    [
+        lambda envs: pysampler.rollouts(envs, policy, 5),
+        lambda envs: pysampler.rollouts(envs, policy, 5, overlap=True),
+        lambda envs: pysampler.rollouts(envs, policy, 5, where="workers"),
+        lambda envs: pysampler.actors(envs, policy),
+    ],
+    ids=["centre", "overlap", "workers", "actors"],
+)
+def test_ctrl_c_does_not_wait_for_an_env_in_a_long_step(owned, sample, tmp_path, monkeypatch):
+    monkeypatch.setattr(vector_env, "GRACE", 1e6)
+    hangs = functools.partial(Mortal, "hang", 8, tmp_path / "hangs")
+    envs = pysampler.VectorEnv([hangs, Mortal], num_workers=2)
+    main = threading.get_ident()
+
+    def interrupt():
+        while not (tmp_path / "hangs").exists():
+            time.sleep(0.001)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    sampler = sample(envs)
+    sampler._owned = owned
+    thread = threading.Thread(target=interrupt)
+    with pytest.raises(KeyboardInterrupt), sampler:
+        thread.start()
+        if hasattr(sampler, "take"):
+            while True:
+                sampler.take(5)
+        for _ in sampler:
+            pass
+    thread.join()
+    assert sampler.closed
+    assert envs.closed == owned
+    envs.close(terminate=True)

@@ -1,15 +1,17 @@
 """What a policy is called with, what may become of its answer, and where its numbers come from."""
 
+import copy
 import functools
 import os
 import random
 import signal
 import threading
 
+import imported
 import numpy as np
 import pytest
 import torch
-from scripted import Scripted
+from scripted import Mortal, Scripted
 
 import pysampler
 
@@ -252,18 +254,45 @@ def test_a_function_may_change_what_it_is_given_and_not_the_record(envs, way):
 
 
 class InPlace(torch.nn.Module):
+    """Changes its observations in a way that torch counts, or in one that it does not."""
+
+    def __init__(self, counted):
+        super().__init__()
+        self.counted = counted
+
     def forward(self, observations):
-        observations[:, 1:].mul_(2)
-        return torch.zeros(len(observations), 2)
+        before = observations.clone()
+        if self.counted:
+            observations[:, 1:].mul_(2)
+        else:
+            observations.numpy()[:] = 0
+        observations.unsqueeze_(0)
+        return torch.zeros(len(before), 2), {"before": before}
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_a_module_that_changes_the_record_is_refused(envs, way):
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_module_may_change_what_it_is_given_and_not_the_record(envs, way, counted, inference):
     with (
-        pysampler.rollouts(envs, InPlace(), 5, **way) as rollouts,
-        pytest.raises(ValueError, match="in place, and with them the record"),
+        torch.inference_mode(inference),
+        pysampler.rollouts(envs, InPlace(counted), 5, **way) as rollouts,
     ):
-        next(rollouts)
+        for _ in range(2):
+            rollout = next(rollouts)
+            np.testing.assert_array_equal(rollout.extras["before"], rollout.observations[:-1])
+            assert rollout.observations.any()
+
+
+def test_a_policy_may_change_its_settings_and_not_those_of_others(envs):
+    def policy(observations, epsilon):
+        epsilon *= 0.5
+        return still(observations), {"epsilon": epsilon}
+
+    with pysampler.actors(envs, policy, settings={"epsilon": 1.0}) as actors:
+        for _ in range(3):
+            assert (actors.take(20).epsilon == 0.5).all()
+        assert (actors.settings["epsilon"] == 1).all()
 
 
 # -- copies ----------------------------------------------------------------------------------------
@@ -438,6 +467,49 @@ def closed_over():
     return lambda observations: generator.random((len(observations), 2), np.float32)
 
 
+class Nested:
+    """Holds one deeper, in a list."""
+
+    def __init__(self):
+        self.parts = [HeldGenerator()]
+
+    def __call__(self, observations):
+        return self.parts[0](observations)
+
+
+class OfItsClass:
+    generator = np.random.default_rng(7)
+
+    def __call__(self, observations):
+        return self.generator.random((len(observations), 2), np.float32)
+
+
+def as_default(observations, generator=np.random.default_rng(7)):  # noqa: B008
+    return generator.random((len(observations), 2), np.float32)
+
+
+class Head(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(7)
+
+    def forward(self, observations):
+        return torch.rand(len(observations), 2, generator=self.generator)
+
+
+class Headed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = Head()
+
+    def forward(self, observations):
+        return self.head(observations)
+
+
+def given(generator, observations):
+    return generator.random((len(observations), 2), np.float32)
+
+
 class Seeded(HeldGenerator):
     def seed(self, number):
         self.generator = np.random.default_rng(number)
@@ -445,8 +517,22 @@ class Seeded(HeldGenerator):
 
 @pytest.mark.parametrize(
     "make",
-    [HeldGenerator, closed_over, lambda: Seeded().act, lambda: HeldGenerator().act],
-    ids=["attribute", "closure", "method with seed", "method"],
+    [
+        HeldGenerator,
+        closed_over,
+        lambda: Seeded().act,
+        lambda: HeldGenerator().act,
+        Nested,
+        OfItsClass,
+        lambda: as_default,
+        Headed,
+        lambda: functools.partial(given, np.random.default_rng(7)),
+        lambda: imported.drawing,
+    ],
+    ids=[
+        *("attribute", "closure", "method with seed", "method", "nested", "class", "default"),
+        *("module of a module", "partial", "global of another module"),
+    ],
 )
 def test_generators_that_a_policy_holds_are_each_worker_s_own(make):
     envs = pysampler.VectorEnv([Scripted] * 4, num_workers=2)
@@ -457,6 +543,30 @@ def test_generators_that_a_policy_holds_are_each_worker_s_own(make):
 
 
 @pytest.mark.parametrize("way", [{"overlap": True}, {"where": "workers"}], ids=str)
+def test_what_a_function_uses_of_its_module_goes_with_it(envs, way, monkeypatch):
+    """As it is when a rollout is begun, and not afterwards."""
+    monkeypatch.setattr(imported, "weights", np.zeros(1))
+    with pysampler.rollouts(envs, imported.constant, 50, **way) as rollouts:
+        assert (next(rollouts).actions == 0).all()
+        imported.weights[:] = 1
+        assert (next(rollouts).actions == (0 if "overlap" in way else 1)).all()
+        assert (next(rollouts).actions == 1).all()
+
+
+@pytest.mark.parametrize("way", [{"overlap": True}, {"where": "workers"}], ids=str)
+@pytest.mark.parametrize("policy", [imported.drawing, HeldGenerator()])
+def test_the_generators_of_this_process_go_on(envs, policy, way):
+    """Copies have drawn: with overlap, but for the first answer, to which frames are laid out."""
+    generator = getattr(policy, "generator", imported.generator)
+    expected = copy.deepcopy(generator)
+    first(envs, policy, seed=3, **way)
+    policy(np.zeros((4, 4))[:, :2])
+    for _ in range(2 if "overlap" in way else 1):
+        expected.random((4, 2), np.float32)
+    assert generator.random() == expected.random()
+
+
+@pytest.mark.parametrize("way", [{"overlap": True}, {"where": "workers"}], ids=str)
 def test_a_copy_of_a_policy_that_changed_does_not_draw_again(envs, way):
     policy = HeldGenerator()
     with pysampler.rollouts(envs, policy, 5, seed=3, **way) as rollouts:
@@ -464,6 +574,39 @@ def test_a_copy_of_a_policy_that_changed_does_not_draw_again(envs, way):
         for policy.version in range(4):
             actions.append(next(rollouts).actions.copy())
     assert len(np.unique(actions)) == np.size(actions)
+
+
+def test_a_copy_of_a_module_draws_on_after_a_pause(envs):
+    with pysampler.rollouts(envs, Headed(), 5, seed=3, overlap=True) as rollouts:
+        actions = []
+        for _ in range(3):
+            actions.append(next(rollouts).actions.copy())
+            rollouts.pause()
+    assert len(np.unique(actions)) > 0.99 * np.size(actions)
+
+
+def narrow(observations, generators):
+    return with_generators(observations, generators)[:, :1]
+
+
+class Narrow(HeldGenerator):
+    def __call__(self, observations):
+        return self.act(observations)[:, :1]
+
+
+@pytest.mark.parametrize("policy", [narrow, Narrow()])
+def test_a_seeded_run_repeats_where_a_worker_is_replaced(policy, tmp_path):
+    runs = []
+    for name in ("first", "second"):
+        dies = functools.partial(Mortal, "die", 3, tmp_path / name)
+        envs = pysampler.VectorEnv([dies], num_workers=1, on_worker_loss="restart")
+        with pysampler.rollouts(envs, policy, 8, seed=5, where="workers") as rollouts:
+            rollout = next(rollouts)
+            assert rollout.lost.sum() == 1
+            runs.append((rollout.observations.copy(), rollout.actions.copy()))
+        envs.close()
+    for one, other in zip(*runs, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_seeded_run_repeats_whatever_came_in_between(envs):
@@ -489,3 +632,55 @@ def test_training_does_not_go_on_from_the_numbers_of_an_evaluation():
             begun.append(next(rollouts).observations[0].copy())
     envs.close()
     assert not np.isin(*begun).any()
+
+
+# -- states ----------------------------------------------------------------------------------------
+
+
+class Shapeless(torch.nn.Module):
+    """Its state has no row for each env."""
+
+    def forward(self, observations, state):
+        return torch.zeros(len(observations), 2), {"state": torch.zeros(1, len(observations), 8)}
+
+
+def one_row(observations, state):
+    return still(observations), {"state": np.zeros((1, 3))}
+
+
+class Begins:
+    """Says one row, however many envs begin."""
+
+    def initial_state(self, count):
+        return np.zeros((1, 3))
+
+    def __call__(self, observations, state):
+        return still(observations), {"state": np.zeros((len(observations), 3))}
+
+
+@pytest.mark.parametrize("policy", [Shapeless(), one_row, Begins()])
+def test_a_state_has_a_row_for_each_env(envs, policy):
+    text = (
+        r"the policy's '(state|initial_state)' has shape \(1, .*expected a row for each of 4 envs"
+    )
+    with pysampler.rollouts(envs, policy, 5) as rollouts, pytest.raises(ValueError, match=text):
+        next(rollouts)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_policy_that_takes_a_state_returns_one(envs, way):
+    def policy(observations, state):
+        return still(observations), {"states": np.zeros(len(observations))}
+
+    with (
+        pysampler.rollouts(envs, policy, 5, **way) as rollouts,
+        pytest.raises(TypeError, match="takes a state and returns none"),
+    ):
+        next(rollouts)
+
+
+def test_a_state_with_a_default_may_be_left_alone(envs):
+    def policy(observations, state=None):
+        return still(observations), {"none": np.full(len(observations), state is None)}
+
+    assert first(envs, policy)["none"].all()

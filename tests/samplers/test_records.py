@@ -200,3 +200,11 @@ def test_a_state_as_wide_as_the_record_is_long_belongs_to_all_its_steps():
     np.testing.assert_array_equal(
         replay._fields["state1"][: len(replay)], np.repeat(records.rows["state1"], 2, axis=0)
     )
+
+
+@pytest.mark.parametrize("which", [0, -1, "rewards", None, (0, 1)])
+def test_one_record_is_no_batch(which):
+    records, _ = taken(count=16)
+    assert len(records[:3]) == len(records[[0, 1, 2]]) == 3
+    with pytest.raises(TypeError, match="cannot choose records: .*fields are attributes"):
+        records[which]

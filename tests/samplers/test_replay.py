@@ -4,6 +4,8 @@ import itertools
 import json
 import os
 import re
+import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -216,7 +218,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(module, name, tmp_path
         ({"alpha": -1}, "alpha -1"),
         ({"like": {}}, "fields {}"),
         ({"like": {"rewards": np.zeros(1)}}, "none of them"),
-        ({"like": {"x": np.array(None)}}, "x holds Python objects"),
+        ({"like": {"x": np.array(None)}}, "x holds object, expected numbers"),
         ({"like": {3: np.zeros(1)}}, "field 3, expected a name"),
         ({"like": {"x": np.ma.zeros(1)}}, "x is masked"),
         ({"alpha": float("inf")}, "alpha inf"),
@@ -441,6 +443,27 @@ def test_an_interrupted_call_is_made_as_a_whole_or_not_at_all(what, count):
     assert outcomes == {False, True}
 
 
+def test_looking_at_it_in_another_thread_changes_nothing():
+    replay = make(100, n_step=3, alpha=1.0)
+    rows = history(np.random.default_rng(3), 3, 64)
+    stop = threading.Event()
+
+    def look():
+        while not stop.is_set():
+            assert 0 <= len(replay) <= 100
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(500):
+        add(replay, rows)
+    stop.set()
+    thread.join()
+    sys.setswitchinterval(interval)
+    assert replay.added == 500 * 64
+
+
 # -- priorities ------------------------------------------------------------------------------------
 
 
@@ -452,6 +475,13 @@ def prioritised(capacity, count, **options):
 
 def leaves(replay):
     return replay._tree.leaves[: len(replay)].tolist()
+
+
+def test_parts_of_a_batch_are_as_random_as_all_of_it():
+    """The first half of each batch is of old and new records alike."""
+    replay = prioritised(1000, 1000)
+    older = [int((replay.sample(32).indices[:16] < 500).sum()) for _ in range(200)]
+    assert 7 < np.mean(older) < 9
 
 
 def test_an_update_reaches_the_records_that_were_sampled_or_none():

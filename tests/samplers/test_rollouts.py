@@ -182,6 +182,30 @@ def test_infos_are_those_of_their_step_before_they_have_a_column(way):
     np.testing.assert_array_equal(mixed, expected)
 
 
+class AtItsEnd(gym.Wrapper):
+    """Gives infos with the last step of an episode only: a number, and one in a dict."""
+
+    def step(self, action):
+        *results, info = self.env.step(action)
+        over = results[2] or results[3]
+        return *results, {"end": info["life"], "in": {"it": info["half"]}} if over else {}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=name_of)
+def test_where_an_env_gave_no_info_there_is_none_of_an_earlier_rollout(way):
+    scripts = ["......t.......................", "........c...................t."]
+    env_fns = [functools.partial(lambda s: AtItsEnd(Scripted(s)), one) for one in scripts]
+    rollouts = sampled(env_fns, policy, 6, infos=("end", "in"), **way)
+    assert rollouts[0].infos == {}
+    for number, rollout in enumerate(rollouts[1:], 1):
+        over = rollout.terminated | rollout.truncated
+        life = np.arange(number * HORIZON, (number + 1) * HORIZON)[:, None] + 1
+        np.testing.assert_array_equal(rollout.infos["end"], np.where(over, life, 0))
+        np.testing.assert_array_equal(rollout.info_masks["end"], over)
+        half = np.where(over, life / 2, 0)[..., None].repeat(2, axis=-1)
+        np.testing.assert_array_equal(rollout.infos["in"]["it"], half)
+
+
 @pytest.mark.parametrize("way", WAYS, ids=name_of)
 def test_returns_of_gymnasiums_wrapper_are_those_that_are_counted(way):
     env_fns = [

@@ -2,6 +2,9 @@
 
 import functools
 import itertools
+import signal
+import threading
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -239,6 +242,67 @@ def test_a_sampler_goes_on_after_an_exception_of_a_signal_handler_in_the_end_of_
 
         ending = ("_end_rollouts", "close", "let_go", "_give_back", "_end", "_drop_work")
         assert at_each_point(lambda: one.sample(next(lengths)), check, only=ending) > 20
+
+
+class Sampled(Told):
+    """Tells in a file that it draws tasks, and does so when another one is there."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def sample_tasks(self, count):
+        (self.folder / "drawing").touch()
+        while not (self.folder / "go on").exists():
+            time.sleep(0.001)
+        return super().sample_tasks(count)
+
+
+def test_a_sampler_goes_on_after_ctrl_c_while_tasks_are_drawn(tmp_path):
+    make = functools.partial(Sampled, tmp_path)
+    main = threading.get_ident()
+
+    def interrupt():
+        while not (tmp_path / "drawing").exists():
+            time.sleep(0.001)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    options = {"num_envs": 2, "vector_kwargs": {"num_workers": 1}}
+    with pysampler.MultiTaskSampler(make, policy, **options) as one:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            one.sample_tasks(2)
+        thread.join()
+        (tmp_path / "go on").touch()
+        assert one.sample(3, tasks=[1, 2]).observations[0, :, 0].tolist() == [1, 2]
+        assert len(one.sample_tasks(2)) == 2
+
+
+def with_generators(observations, tasks, params, generators):
+    return np.stack([one.random(1) for one in generators])
+
+
+def test_a_seed_repeats_a_run_whatever_the_lengths():
+    runs = []
+    for _ in range(2):
+        options = {"num_envs": 2, "seed": 3, "vector_kwargs": {"num_workers": 1}}
+        with pysampler.MultiTaskSampler(Told, with_generators, **options) as one:
+            runs.append([one.sample(length, tasks=[1]).actions.copy() for length in (4, 5, 4)])
+    for first, second in zip(*runs, strict=True):
+        np.testing.assert_array_equal(first, second)
+    assert len(np.unique(np.concatenate(runs[0]))) == 26
+
+
+def test_what_was_received_may_be_changed():
+    with sampler() as one:
+        one.begin(3, tasks=[1, 2, 3])
+        while (ready := one.step_recv()) is not None:
+            ready.observations[...] = 99
+            one.step_send(np.zeros((len(ready.envs), 1)), {"said_of": ready.tasks})
+        for episodes in one.collect().episodes:
+            for episode in episodes:
+                assert (episode.observations < 99).all()
 
 
 def test_a_vector_env_of_ones_own_is_used_and_given_back():

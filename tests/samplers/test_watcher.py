@@ -233,6 +233,17 @@ def test_who_waits_is_told_when_nothing_more_comes():
         assert len(watcher.curve) == 1
 
 
+def test_who_waits_is_told_when_the_actors_are_closed_that_published():
+    actors = pysampler.actors(Told, Says(), num_envs=1)
+    with pysampler.watch(actors, Told) as watcher:
+        watcher.wait(1)
+        actors.publish({"weight": 3})
+        actors.close()
+        assert watcher.wait(1)["version"].tolist() == [2]
+        with pytest.raises(ClosedError, match="it is over, and 0 of 1 episodes ended"):
+            watcher.wait(1)
+
+
 def in_threads(*functions):
     """Call functions again and again, each in a thread of its own, for 200 calls of the first."""
     raised = []

@@ -99,9 +99,8 @@ class TellingEnv(gym.Env):
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(16)
-    OK, RAISE, EXIT, OS_EXIT, BAD_SHAPE, FOUR, NO_DICT, PRINT, SLEEP, HUGE_INFO, HANG, TWO_ENDS = (
-        range(12)
-    )
+    OK, RAISE, EXIT, OS_EXIT, BAD_SHAPE, FOUR, NO_DICT, PRINT, SLEEP, HUGE_INFO = range(10)
+    HANG, TWO_ENDS, NOTHING, WORD = range(10, 14)
 
     def __init__(self, fault=None):
         if fault == "raise":
@@ -132,6 +131,10 @@ class TellingEnv(gym.Env):
             return obs, 0.0, False, {}
         if action == self.NO_DICT:
             info = [1]
+        if action == self.NOTHING:
+            return None
+        if action == self.WORD:
+            return obs, "one", False, False, {}
         if action == self.TWO_ENDS:
             return obs, 1.0, np.zeros(2, bool), False, {}
         if action == self.PRINT:

@@ -174,6 +174,16 @@ BAD = {
         ValueError,
         "cannot publish to board: a has shape (2,), expected (1,)",
     ),
+    "board of whole numbers": (
+        lambda: sync.Board({"a": np.zeros(1, int)}).publish({"a": np.array([1.7])}),
+        ValueError,
+        "cannot publish to board: a of float64 from 1.7 to 1.7, expected whole numbers",
+    ),
+    "board of real numbers": (
+        lambda: sync.Board({"a": np.zeros(1)}).publish({"a": np.array([1j])}),
+        ValueError,
+        "cannot publish to board: a of complex128",
+    ),
     "array of 2**64": (
         lambda: sync.Array((1 << 64,)),
         ValueError,

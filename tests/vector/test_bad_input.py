@@ -1,6 +1,7 @@
 """What a user does wrong is told at once, by name, and leaves nothing behind."""
 
 import contextlib
+import copy
 import functools
 import gc
 import os
@@ -115,6 +116,8 @@ def test_a_nested_action_says_which_part_is_wrong():
         (TellingEnv.BAD_SHAPE, ValueError, r"observation has shape \(3,\), expected \(2,\)"),
         (TellingEnv.FOUR, ValueError, r"env.step\(\) returned 4 values, expected 5"),
         (TellingEnv.NO_DICT, TypeError, "info is list, expected a dict"),
+        (TellingEnv.NOTHING, TypeError, r"env.step\(\) returned a NoneType, expected 5 values"),
+        (TellingEnv.WORD, TypeError, "reward is a str, expected a number"),
         (TellingEnv.TWO_ENDS, TypeError, "terminated is a numpy.ndarray, expected a bool"),
     ],
 )
@@ -532,3 +535,59 @@ def test_as_many_envs_are_received_as_there_are_whatever_the_number():
         for asked in ({"min_envs": 2**63}, {"max_envs": 2**64}, {"max_envs": 10**30}):
             envs.async_reset()
             assert len(envs.recv(**asked)[1]) == 2
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_owns_processes_or_memory_is_not_copied(how):
+    def policy(observations):
+        return np.zeros(len(observations), np.int64)
+
+    class Trainer:
+        def __init__(self, index, seed):
+            self.weights = {"w": np.zeros(1)}
+
+        def state_dict(self):
+            return self.weights
+
+    with contextlib.ExitStack() as stack:
+        envs = stack.enter_context(contextlib.closing(make()))
+        for one in (
+            envs,
+            stack.enter_context(pysampler.rollouts(TellingEnv, policy, 5, num_envs=1)),
+            stack.enter_context(pysampler.actors(TellingEnv, policy, num_envs=1)),
+            stack.enter_context(pysampler.Averaging(Trainer, workers=1)),
+            pysampler.Replay(5, {"x": np.zeros(1)}),
+        ):
+            with pytest.raises(TypeError, match=f"cannot (copy|pickle) {type(one).__name__}: it"):
+                how(one)
+        envs.reset()
+        envs.step(np.zeros(4, np.int64))
+
+
+@pytest.mark.parametrize("seed", ["1", 1.5, b"12"])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_seed_is_a_number(workers, seed):
+    with contextlib.closing(make(num_workers=workers)) as envs:
+        with pytest.raises(
+            TypeError, match=r"cannot reset: seed .*expected a whole number, a list"
+        ):
+            envs.reset(seed=seed)
+        envs.reset(seed=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"copy": "yes"}, "copy 'yes', expected True or False"),
+        ({"validate": "no"}, "validate 'no', expected True or False"),
+    ],
+)
+def test_what_is_true_or_false_is_no_word(options, text):
+    with pytest.raises(TypeError, match=f"cannot make vector env: {text}"):
+        pysampler.VectorEnv([TellingEnv], **options)
+
+
+@pytest.mark.parametrize("given", [TellingEnv, 5, None])
+def test_env_fns_are_a_list(given):
+    with pytest.raises(TypeError, match="env_fns .*expected a list of functions that each make"):
+        pysampler.VectorEnv(given)

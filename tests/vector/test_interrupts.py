@@ -561,7 +561,89 @@ def test_a_second_interrupt_while_rollouts_are_dropped_does_no_harm(monkeypatch)
         monkeypatch.setattr(places.Centre, "end", interrupted)
         _, rollout, _ = at_point(1, lambda: next(some), only=("finish",))
         assert rollout is None
+        with pytest.raises(Interrupted):
+            next(some)
         for _ in range(3):
             assert (np.diff(next(some).observations[:, :, 1], axis=0) == 1).all()
         some.close()
         envs.reset()
+
+
+# What is unpickled in this process while a signal arrives: a class, so that it can be pickled.
+class Slow:
+    def __reduce__(self):
+        return unpickled, (os.getpid(),)
+
+
+def unpickled(pid):
+    """Let a signal arrive where an answer is read."""
+    if pid != os.getpid():
+        signal.raise_signal(signal.SIGUSR1)
+    return Slow()
+
+
+class ElapsedError(Exception):
+    """What a handler may raise that is no BaseException of its own kind: a time-out, say."""
+
+
+@contextlib.contextmanager
+def elapsing(times):
+    left = [times]
+
+    def elapse(*_):
+        if left[0]:
+            left[0] -= 1
+            raise ElapsedError
+
+    with handler(elapse):
+        yield
+
+
+def test_an_exception_of_a_handler_is_not_the_envs():
+    with contextlib.closing(counters()) as envs, elapsing(1):
+        envs.call_async("__class__")
+        envs.call_wait()
+        envs.reset()
+        with pytest.raises(ElapsedError) as caught:
+            envs.apply(lambda _: Slow(), envs=[0])
+        assert type(caught.value) is ElapsedError  # and no EnvError
+        assert isinstance(envs.apply(lambda _: Slow(), envs=[0])[0], Slow)
+        assert envs.step([0] * 4)[1].tolist() == [1.0] * 4
+
+
+class Reporting:
+    """A trainer whose report is read while a signal arrives."""
+
+    def __init__(self, index, seed):
+        self.weights = {"w": np.zeros(1)}
+
+    def state_dict(self):
+        return self.weights
+
+    def load_state_dict(self, weights):
+        self.weights = weights
+
+    def train(self, steps):
+        return {"slow": Slow()}
+
+
+def test_an_exception_of_a_handler_is_not_a_trainers():
+    with pysampler.Averaging(Reporting, workers=1) as averaging, elapsing(1):
+        with pytest.raises(ElapsedError):
+            averaging.round(1)
+        assert not averaging.closed
+        averaging.round(1)
+
+
+def test_an_exception_of_a_handler_does_not_close_actors():
+    with contextlib.closing(counters()) as envs, pysampler.Actors(envs, policy) as actors:
+        actors.take(4)
+        for n in range(1, 200, 7):
+
+            def elapse(*_):
+                raise ElapsedError
+
+            with contextlib.suppress(ElapsedError):
+                at_point(n, lambda: actors.take(8, least=8), elapse)
+            assert not actors.closed
+            assert actors.take(1) is not None
