@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from pysampler import _core
+from pysampler.jobs import Job, Note
 from pysampler.policies import Acting, Actor, is_module, load_weights
 from pysampler.seeds import seed_globals, seed_own
 from pysampler.sync import now
@@ -19,11 +20,22 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from pysampler.block import EnvHost
     from pysampler.frames import Frames
     from pysampler.policies import Said
     from pysampler.sync import Segment
 
-__all__ = ["LOST", "Progress", "Role", "RolledOut", "WorkerActing", "copied", "mark_lost"]
+__all__ = [
+    "LOST",
+    "Progress",
+    "Role",
+    "RollOut",
+    "RolledOut",
+    "TakePolicy",
+    "WorkerActing",
+    "copied",
+    "mark_lost",
+]
 
 # In has_final of a step in which an env was lost.
 LOST = 3
@@ -135,9 +147,9 @@ class WorkerActing:
         role: Role,
         frames: Frames,
         segment: Segment,
-        before: WorkerActing | None = None,
+        before: WorkerActing | None,
         *,
-        again: Sequence[int] = (),
+        again: Sequence[int],
     ) -> None:
         policy = pickle.loads(role.policy)
         settings = {
@@ -227,6 +239,60 @@ class WorkerActing:
         began = now()
         self._acting.act(at, envs)
         return now() - began
+
+
+@dataclass(frozen=True)
+class TakePolicy(Note):
+    """The policy that acts for a worker's envs from now on."""
+
+    role: Role
+    doing = "taking over a policy"
+    culprit = ("the policy", "when it was taken over")
+    acting: ClassVar[type[WorkerActing]] = WorkerActing
+
+    def apply(self, host: EnvHost) -> None:
+        """Let it act for the envs of a host."""
+        before: WorkerActing | None = host.acting
+        again = host.seeds if before is None and host.replaced else ()
+        host.acting = self.acting(self.role, host.frames, host.segment, before, again=again)
+
+
+@dataclass(frozen=True)
+class RollOut(Job):
+    """The policy acts for the envs of a group for some steps, from the frame of the command on.
+
+    ``last``: the frame that the envs have come to before.
+    """
+
+    steps: int
+    group: int
+    last: int
+    doing = "acting and stepping"
+    culprit = ("the policy", "acting")
+    settles = "group"
+
+    def run(self, host: EnvHost, block: int, frame: int) -> RolledOut:
+        """Do it in the worker."""
+        acting: WorkerActing | None = host.acting
+        assert acting is not None
+        rows = host.rows(block)
+        report = acting.roll_out(
+            host.blocks[block],
+            lambda: host.left_over(block),
+            slice(host.first + rows.start, host.first + rows.stop),
+            self.group,
+            frame,
+            self.steps,
+            last=self.last,
+            again=block in host.replaced,
+        )
+        if report.restored:  # or else in the next rollout: this one was complete
+            host.replaced.discard(block)
+        return report
+
+    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
+        """The replacement goes on from where the lost envs had come to: the frames say that."""
+        return self
 
 
 def mark_lost(frames: Frames, at: int, envs: npt.NDArray[np.int64] | slice) -> None:

@@ -8,6 +8,7 @@ actors, and an empty one the learner.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core, arguments
-from pysampler.alone import Errand
+from pysampler.alone import ActOn, Errand
 from pysampler.borrowing import vector_env_of
 from pysampler.detached import Detached
 from pysampler.errors import ClosedError, LostError, WaitTimeoutError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler.borrowing import Begun
+    from pysampler.jobs import Job
     from pysampler.policies import Said
     from pysampler.vector_env import VectorEnv
 
@@ -117,7 +119,6 @@ class Actors(Detached):
     _purpose = "act"
     _name = "actors"
     _what = "actors"
-    _request = "act"
 
     def __init__(
         self,
@@ -419,7 +420,7 @@ class Actors(Detached):
             high += _CHUNK * self.envs.num_envs
         return 1 << (high - 1).bit_length(), high, low
 
-    def _placed(self, begun: Begun) -> tuple[SharedRing, tuple[Any, ...]]:
+    def _placed(self, begun: Begun) -> tuple[SharedRing, Callable[[int], Job]]:
         segment, described = begun.segment, self._described
         slots, high, low = self._shape
         producers = self.envs.num_workers + 1
@@ -429,7 +430,7 @@ class Actors(Detached):
         counted, _ = segment.array((self.envs.num_envs,), np.dtype(np.int64), None)
         most = None if self._in_workers else self._frames - 1
         errand = Errand(ring.place(), described, counted, most, self._share, self._max_lag)
-        return ring, (errand,)
+        return ring, functools.partial(ActOn, errand=errand)
 
     def _at_work(self) -> bool:
         return self._turn.inside or super()._at_work()

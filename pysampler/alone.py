@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler.acting import RolledOut, WorkerActing
+from pysampler.acting import RolledOut, TakePolicy, WorkerActing
 from pysampler.closing import Closing
 from pysampler.errors import StopActors
+from pysampler.jobs import Job
 from pysampler.records import Packer
 from pysampler.remote import Raised
 from pysampler.sync import now, sleep_until
@@ -25,14 +26,15 @@ if TYPE_CHECKING:
 
     from pysampler import _core
     from pysampler.acting import Role
+    from pysampler.block import EnvHost, Leftovers
     from pysampler.frames import Frames
     from pysampler.records import Described
     from pysampler.sync import Segment
 
     # The blocks of a worker, each with what takes what it left over.
-    Crew = Sequence[tuple[_core.EnvBlock, Callable[[], list[tuple[int, int, Any]]]]]
+    Crew = Sequence[tuple[_core.EnvBlock, Callable[[], Leftovers]]]
 
-__all__ = ["EPISODE", "Alone", "Errand", "Show"]
+__all__ = ["EPISODE", "ActOn", "Alone", "Errand", "Show", "ShowEpisodes", "TakePolicyAlone"]
 
 # Records wait for others to be handed over with them, but no more ns than this.
 _SOON = 5_000_000
@@ -297,6 +299,71 @@ class Alone(WorkerActing):
                 return True
             film.shoot()
         return False
+
+
+class TakePolicyAlone(TakePolicy):
+    """The policy that acts on by itself for a worker's envs from now on."""
+
+    acting = Alone
+
+
+@dataclass(frozen=True)
+class ActOn(Job):
+    """The policy acts for all envs of a worker until it is told to stop, and hands over records."""
+
+    group: int
+    errand: Errand
+    doing = "acting"
+    culprit = ("the policy", "acting")
+    settles = "worker"
+
+    def run(self, host: EnvHost, block: int, frame: int) -> RolledOut:  # noqa: ARG002
+        """Do it in the worker."""
+        acting, again = _alone(host)
+        return acting.act_on(_crew(host), _everyone(host), self.group, self.errand, again=again)
+
+    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
+        """The replacement does it."""
+        return self
+
+
+@dataclass(frozen=True)
+class ShowEpisodes(Job):
+    """The policy runs episode after episode in the only env of a worker, until told to stop."""
+
+    group: int
+    show: Show
+    doing = "acting"
+    culprit = ("the policy", "acting")
+    settles = "worker"
+
+    def run(self, host: EnvHost, block: int, frame: int) -> RolledOut:  # noqa: ARG002
+        """Do it in the worker."""
+        acting, again = _alone(host)
+        return acting.show(_crew(host), _everyone(host), host.envs[0], self.show, again=again)
+
+    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
+        """The replacement does it."""
+        return self
+
+
+def _alone(host: EnvHost) -> tuple[Alone, bool]:
+    """Return what acts, and whether the envs replaced lost ones, which is told once."""
+    acting: Alone | None = host.acting
+    assert acting is not None
+    again, host.replaced = bool(host.replaced), set()
+    return acting, again
+
+
+def _crew(host: EnvHost) -> Crew:
+    def taking(block: int) -> Callable[[], Leftovers]:
+        return lambda: host.left_over(block)
+
+    return [(one, taking(block)) for block, one in enumerate(host.blocks)]
+
+
+def _everyone(host: EnvHost) -> slice:
+    return slice(host.first, host.first + len(host.envs))
 
 
 class Shown:

@@ -67,9 +67,10 @@ class Options:
             raise _refuse("step_timeout", self.step_timeout, expected)
         most_losses(self.most_losses)
 
-    def faults(self, seeds: Callable[[int], Sequence[int]]) -> Faults:
-        """What to do about lost workers and late envs; seeds of envs that replace others."""
-        return Faults(self.on_worker_loss, self.most_losses, self.step_timeout, self.on_hang, seeds)
+    @property
+    def faults(self) -> Faults:
+        """What to do about lost workers and late envs."""
+        return Faults(self.on_worker_loss, self.most_losses, self.step_timeout, self.on_hang)
 
     @property
     def policy(self) -> tuple[int, int] | None:

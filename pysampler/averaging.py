@@ -3,7 +3,7 @@
                  board                              boards, one each
     average ──────────────▶ each trainer: train(steps) ──────────────▶ mean ──▶ the next average
 
-The boards lie in the segment of the pool's frames, which are empty. Commands and completions say
+The boards lie in a segment of their own. Commands and completions say
 when to read them: nobody reads a board while it is written.
 """
 
@@ -16,32 +16,38 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from pysampler import _core, arguments
-from pysampler.block import Failure
 from pysampler.closing import Closing, Single
 from pysampler.errors import ClosedError, EnvError, LostError, WaitTimeoutError
-from pysampler.frames import Plan
+from pysampler.jobs import Failure
 from pysampler.local import LocalPool
 from pysampler.numbers import whole_number
 from pysampler.nursery import CONTEXTS
 from pysampler.pool import Faults, Pool
+from pysampler.processes import Share
 from pysampler.remote import dumps_by_value
-from pysampler.spec import Spec
-from pysampler.sync import Board, now
-from pysampler.trainers import TrainerHost, TrainerShare, arrays_of, difference, fields_of
+from pysampler.sync import Board, Segment, now
+from pysampler.trainers import (
+    AttachBoards,
+    HandIn,
+    Train,
+    TrainerHost,
+    UseBoards,
+    arrays_of,
+    difference,
+    fields_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
-    from pysampler.processes import Share
+    from pysampler.jobs import Answer, Job
     from pysampler.trainers import Fields, Weights
 
 __all__ = ["Averaging", "Round"]
 
 OnLoss = Literal["raise", "restart"]
-# Trainers observe nothing and take no actions, as far as frames know.
-_NO_SPEC = Spec(("tuple", ()), (), 0, ("tuple", ()), (), 0)
 # Of a board: the newest version, and room for the next.
 _BUFFERS = 2
 # What a board takes beside its contents, and where it may begin, in bytes.
@@ -132,7 +138,7 @@ class Averaging(Single, Closing):
         def host(share: Share) -> tuple[Callable[..., Any], tuple[Any, ...]]:
             return TrainerHost, (make, share.first, entropy)
 
-        shares = [TrainerShare(index, (1,)) for index in self._everyone]
+        shares = [Share(index, (1,), "trainer") for index in self._everyone]
         self._pool: Pool | LocalPool
         if self.workers == 0:
             self._pool = LocalPool(shares[0], host)
@@ -142,7 +148,7 @@ class Averaging(Single, Closing):
         try:
             descriptions: list[Any] = self._pool.descriptions
             self._lay_out([one.fields for one in descriptions])
-            while not self._ask("hand_in", (), [0], "handing in weights of"):
+            while not self._ask(HandIn(), [0]):
                 pass  # it was lost: ask the one in its place
             self._weights = self._handed_in(0)
         except BaseException:
@@ -157,11 +163,11 @@ class Averaging(Single, Closing):
         count = len(of_each)
         like = {name: np.empty(field.shape, field.dtype) for name, field in fields.items()}
         size = sum(array.nbytes + 8 for array in like.values())
-        plan = Plan(_NO_SPEC, count, 1, final=False)
-        _, segment = self._pool.lay_out(plan, (count + 1) * (_BUFFERS * size + _BESIDE), ())
+        segment = Segment((count + 1) * (_BUFFERS * size + _BESIDE))
+        self._pool.lay_out(segment, AttachBoards())
         self._boards = [Board(like, segment, buffers=_BUFFERS) for _ in range(count + 1)]
         *own, average = [board.place() for board in self._boards]
-        self._pool.note("use", lambda w: (fields, average, own[w.start]), standing=True)
+        self._pool.note(lambda w: UseBoards(fields, average, own[w.start]), standing=True)
 
     # -- rounds ----------------------------------------------------------------------------------
 
@@ -205,7 +211,7 @@ class Averaging(Single, Closing):
         list(self._answers(deadline))  # of a round that was interrupted: they are dropped
         began = now()
         self._boards[-1].publish(self._weights)
-        said = self._ask("train", (steps,), self._everyone, "training", deadline)
+        said = self._ask(Train(steps), self._everyone, deadline)
         if handed_in := {index: self._handed_in(index) for index in sorted(said)}:
             self._weights = {
                 name: _mean(name, {index: weights[name] for index, weights in handed_in.items()})
@@ -231,31 +237,23 @@ class Averaging(Single, Closing):
         for _ in itertools.count() if count is None else range(count):
             yield self.round(steps, timeout)
 
-    def _ask(
-        self,
-        name: str,
-        given: tuple[Any, ...],
-        of: Sequence[int],
-        doing: str,
-        deadline: int | None = None,
-    ) -> dict[int, Any]:
-        """What trainers say, by worker; those that were lost meanwhile say nothing."""
-        requests = dict.fromkeys(of, (name, given))
-        self._pool.request([(index, 0) for index in of], requests, doing)
-        return {index: said for index, said in self._answers(deadline) if said is not None}
+    def _ask(self, job: Job, of: Sequence[int], deadline: int | None = None) -> dict[int, Any]:
+        """Return what trainers answer, by worker; of those that were lost there is nothing."""
+        self._pool.request([(index, 0) for index in of], dict.fromkeys(of, job))
+        return {index: said for index, said, _ in self._answers(deadline) if said is not None}
 
-    def _answers(self, deadline: int | None) -> Iterator[tuple[int, Any]]:
-        """Of all who were asked, as they come; a failure as soon as it does."""
+    def _answers(self, deadline: int | None) -> Iterator[Answer]:
+        """Yield the answers of all that were asked, as they come; raise a failure at once."""
         while self._pool.pending:
-            groups, messages = self._pool.wait_some(1, len(self._everyone), deadline)
+            groups, answers = self._pool.wait_some(1, len(self._everyone), deadline)
             if not groups and deadline is not None and now() >= deadline:
                 late = [index for index in self._everyone if self._pool.is_pending(index)]
                 raise WaitTimeoutError(f"cannot train: trainers {late} have not answered in time")
             self._pool.take(groups)
-            for group, said in messages:
+            for group, said, _ in answers:
                 if isinstance(said, Failure):
                     raise self._pool.error_of(group, said)
-            yield from messages
+            yield from answers
 
     def _handed_in(self, index: int) -> Weights:
         _, weights = self._boards[index].read()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,30 +11,17 @@ import gymnasium as gym
 from gymnasium.envs import registration
 
 from pysampler import _core
-from pysampler.alone import Alone
-from pysampler.errors import WorkerLostError
 from pysampler.infos import Column, add_columns
-from pysampler.remote import Raised, Report, dumps, dumps_by_value, report
+from pysampler.jobs import Failure
+from pysampler.remote import Raised, dumps, dumps_by_value, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pysampler.acting import Role, RolledOut
-    from pysampler.alone import Crew, Errand, Show
     from pysampler.frames import Frames
     from pysampler.sync import Segment
 
-__all__ = [
-    "Description",
-    "EnvHost",
-    "Failure",
-    "Restored",
-    "call",
-    "failure_of",
-    "make_host",
-    "plain",
-    "registered",
-]
+__all__ = ["Description", "EnvHost", "Leftovers", "call", "make_host", "registered"]
 
 
 @dataclass(frozen=True)
@@ -49,56 +35,12 @@ class Description:
     name: str
 
 
-# What the policy of a host was doing, by what the host was asked for.
-_POLICY = {
-    "rollout": "acting",
-    "act": "acting",
-    "show": "acting",
-    "act_with": "when it was taken over",
-}
+# (kind, env, object) each, of what has no place in the frame.
+Leftovers = list[tuple[int, int, Any]]
 
 
-@dataclass(frozen=True)
-class Failure:
-    """What an env raised, or its host if ``env`` is None.
-
-    ``doing`` is empty if that was just what it had been asked for.
-    """
-
-    env: int | None
-    doing: str
-    report: Report
-    error: BaseException | None = None  # itself, where it need not travel
-
-    def __reduce__(self) -> tuple[type[Failure], tuple[Any, ...]]:
-        return Failure, (self.env, self.doing, self.report)
-
-    def told(self, where: str, doing: str) -> str:
-        """In a sentence: which env, ``where`` it is, and what it was doing."""
-        who = "the host of envs" if self.env is None else f"env {self.env}"
-        if self.doing in _POLICY:
-            return f"the policy{where} raised {self.report.kind} {_POLICY[self.doing]}"
-        doing = f"in {self.doing}" if "(" in self.doing else self.doing or doing
-        return f"{who}{where} raised {self.report.kind} {doing}"
-
-
-@dataclass(frozen=True)
-class Restored:
-    """What a group says whose worker was lost and replaced meanwhile."""
-
-    said: Any
-    stepping: bool  # or resetting
-
-
-def failure_of(error: BaseException, doing: str) -> Failure:
-    """What to tell the parent about an exception."""
-    if isinstance(error, Raised):
-        return Failure(error.env, error.doing, report(error.__cause__ or error), error.__cause__)
-    return Failure(None, doing, report(error), error)
-
-
-def plain(leftovers: list[tuple[int, int, Any]]) -> list[tuple[int, int, Any]]:
-    """What a block had left, with exceptions as failures."""
+def plain(leftovers: Leftovers) -> Leftovers:
+    """Return what a block had left, with exceptions as failures."""
     return [
         (kind, env, Failure(env, "", report(thing), thing))
         if kind == _core.EnvBlock.ERROR
@@ -135,8 +77,9 @@ class EnvHost:
                     raise
                 raise Raised(first + i, "being made") from error
         self.blocks: list[_core.EnvBlock] = []
-        self._new: set[int] = set()  # blocks of envs in the place of lost ones
-        self._seeds: Sequence[int] = ()  # of those envs
+        self.replaced: set[int] = set()  # blocks whose envs replaced lost ones, and did nothing yet
+        self.seeds: Sequence[int] = ()  # of those envs
+        self.acting: Any = None  # the policy of a sampler, where it is in the workers
 
     def describe(self) -> Description:
         """The spaces of every env, and what else is asked of the first."""
@@ -165,10 +108,10 @@ class EnvHost:
         """Let the blocks work on these frames; ``columns`` of infos there are already."""
         self.frames = frames
         self.segment = segment
-        self._acting: Alone | None = None
+        self.acting = None
         self._infos = _core.Infos()
         self._known: set[int] = set()
-        self.add_columns(0, columns)
+        self.add_columns(columns)
         for block in self.blocks:
             block.use(frames, self._infos, autoreset, keep)
         if self.blocks:
@@ -182,138 +125,22 @@ class EnvHost:
             )
             at += size
 
-    def answer(self, name: str, block: int, frame: int, arguments: tuple[Any, ...]) -> Any:
-        """Do what is asked of a block: the name of one of the methods below."""
-        if name in ("step", "reset", "restore"):
-            self._new.discard(block)
-            return plain(getattr(self, name)(block, frame, *arguments))
-        if name == "rollout":
-            return self.rollout(block, frame, *arguments)
-        return getattr(self, name)(block, *arguments)
+    def left_over(self, block: int) -> Leftovers:
+        """Return what a step or a reset of a block has left, with exceptions as failures."""
+        return plain(self.blocks[block].take_leftovers())
 
-    # -- requests: each is called with the block it is about -------------------------------------
-
-    def step(self, block: int, frame: int, actions: list[Any]) -> list[tuple[int, int, Any]]:
-        """With actions that could not be written to the frame."""
-        self.blocks[block].step(frame, actions)
-        return self.blocks[block].take_leftovers()
-
-    def reset(
-        self,
-        block: int,
-        frame: int,
-        seeds: Sequence[int | None],
-        options: dict[str, Any] | None,
-        mask: Sequence[bool] | None,
-    ) -> list[tuple[int, int, Any]]:
-        """Reset the envs of a block, or those of the mask."""
-        calls: list[tuple[int | None, dict[str, Any] | None] | None] = [
-            (seed, copy.deepcopy(options)) for seed in seeds
-        ]
-        if mask is not None:
-            calls = [call if reset else None for call, reset in zip(calls, mask, strict=True)]
-        self.blocks[block].reset(frame, calls)
-        return self.blocks[block].take_leftovers()
-
-    def apply(
-        self,
-        block: int,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        doing: str,
-        envs: Sequence[int] | None,
-    ) -> list[Any]:
-        """What the function makes of each env of the block, or of those among the given."""
-        results = []
-        for i in self._indices(block):
-            if envs is None or self.first + i in envs:
-                with self._at(i, doing):
-                    results.append(function(self.envs[i], *args))
-        return results
-
-    def set_attr(self, block: int, name: str, values: Sequence[Any]) -> None:
-        """An attribute of each env."""
-        for i, value in zip(self._indices(block), values, strict=True):
-            with self._at(i, f"set_attr({name!r})"):
-                self.envs[i].set_wrapper_attr(name, value)
-
-    def restore(self, block: int, frame: int) -> list[tuple[int, int, Any]]:
-        """Instead of the step in which other envs were lost."""
-        self.blocks[block].restore(frame)
-        return self.blocks[block].take_leftovers()
-
-    def rollout(self, block: int, frame: int, steps: int, group: int, last: int) -> RolledOut:
-        """Act for the envs of a block, so many steps on from a frame; they are at what lies in
-        the frame ``last``."""
-        assert self._acting is not None
-        rows = self._indices(block)
-        envs = slice(self.first + rows.start, self.first + rows.stop)
-        again = block in self._new
-
-        def take() -> list[tuple[int, int, Any]]:
-            return plain(self.blocks[block].take_leftovers())
-
-        report = self._acting.roll_out(
-            self.blocks[block], take, envs, group, frame, steps, last=last, again=again
-        )
-        if report.restored:  # or else in the next rollout: this one was complete
-            self._new.discard(block)
-        return report
-
-    def act(self, block: int, group: int, errand: Errand) -> RolledOut:  # noqa: ARG002
-        """Act for the envs of all blocks, on and on."""
-        assert self._acting is not None
-        again, self._new = bool(self._new), set()
-        return self._acting.act_on(self._crew, self._everyone, group, errand, again=again)
-
-    def show(self, block: int, group: int, show: Show) -> RolledOut:  # noqa: ARG002
-        """Episodes of the policy in the only env, on and on."""
-        assert self._acting is not None
-        again, self._new = bool(self._new), set()
-        env = self.envs[0]
-        return self._acting.show(self._crew, self._everyone, env, show, again=again)
-
-    @property
-    def _crew(self) -> Crew:
-        def taking(block: _core.EnvBlock) -> Callable[[], list[tuple[int, int, Any]]]:
-            return lambda: plain(block.take_leftovers())
-
-        return [(block, taking(block)) for block in self.blocks]
-
-    @property
-    def _everyone(self) -> slice:
-        return slice(self.first, self.first + len(self.envs))
-
-    def fail(self, block: int, lost: str) -> None:  # noqa: ARG002
-        """Instead of what other envs were asked for when they were lost."""
-        raise WorkerLostError(lost)
-
-    # -- notes: each is about the worker, and has no answer ----------------------------------------
-
-    def add_columns(self, block: int, columns: Sequence[Column]) -> None:  # noqa: ARG002
-        """Where infos have a place from now on."""
+    def add_columns(self, columns: Sequence[Column]) -> None:
+        """Put infos in these columns too from now on."""
         new = [column for column in columns if column.mask not in self._known]
         self._known.update(column.mask for column in new)
         add_columns(self._infos, self.frames, new)
 
-    def replace(self, block: int, seeds: Sequence[int]) -> None:  # noqa: ARG002
-        """These envs take the place of lost ones; seeds of their next resets."""
-        self._seeds = seeds
-        for at in range(len(self.sizes)):
-            self.blocks[at].replace([seeds[i] for i in self._indices(at)])
-            self._new.add(at)
-
-    def act_with(self, block: int, role: Role) -> None:  # noqa: ARG002
-        """The policy of rollouts from now on."""
-        again = self._seeds if self._acting is None and self._new else ()
-        self._acting = Alone(role, self.frames, self.segment, self._acting, again=again)
-
-    def set_options(self, block: int, options: dict[int, tuple[Any, int]]) -> None:  # noqa: ARG002
-        """What envs are reset with from their next reset on, and its version."""
-        for at in range(len(self.sizes)):
-            for place, i in enumerate(self._indices(at)):
-                if self.first + i in options:
-                    self.blocks[at].set_options(place, *options[self.first + i])
+    def replace(self, seeds: Sequence[int]) -> None:
+        """Note that these envs replace lost ones; ``seeds`` are for their next resets."""
+        self.seeds = seeds
+        for block in range(len(self.sizes)):
+            self.blocks[block].replace([seeds[i] for i in self.rows(block)])
+            self.replaced.add(block)
 
     def close(self) -> None:
         """Close the envs, each whatever the others raise; the first exception is raised again."""
@@ -332,7 +159,7 @@ class EnvHost:
             raise raised
 
     @contextlib.contextmanager
-    def _at(self, i: int, doing: str) -> Iterator[None]:
+    def at(self, i: int, doing: str) -> Iterator[None]:
         """One env is at work."""
         self._meter.at(self.first + i)
         try:
@@ -344,7 +171,8 @@ class EnvHost:
         finally:
             self._meter.idle()
 
-    def _indices(self, block: int) -> range:
+    def rows(self, block: int) -> range:
+        """Return which of the host's envs are those of a block."""
         at = sum(self.sizes[:block])
         return range(at, at + self.sizes[block])
 

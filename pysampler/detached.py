@@ -11,9 +11,10 @@ import numpy as np
 
 from pysampler import _core
 from pysampler.acting import Progress, Role
-from pysampler.block import Failure, Restored
+from pysampler.alone import TakePolicyAlone
 from pysampler.borrowing import Borrower
 from pysampler.errors import BusyError, ClosedError, PysamplerError
+from pysampler.jobs import Failure
 from pysampler.places import copied, pickled, tell
 from pysampler.policies import GENERATORS, STATE, Actor, has_weights, portable, weights_of
 from pysampler.processes import GRACE
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler.borrowing import Begun
+    from pysampler.jobs import Job
     from pysampler.policies import Said
     from pysampler.sync import SharedRing
     from pysampler.vector_env import VectorEnv
@@ -86,8 +88,6 @@ class Settings(Mapping[str, "npt.NDArray[Any]"]):
 
 class Detached(Borrower):
     """They act with weights from a board, until they are told to stop."""
-
-    _request = ""  # what the first group of each worker is asked for
 
     def __init__(
         self,
@@ -182,8 +182,8 @@ class Detached(Borrower):
             apart=self._in_workers,
             settings=places,
         )
-        tell(envs._pool, role)
-        self._ring, self._errand = self._placed(begun)
+        tell(envs._pool, TakePolicyAlone, role)
+        self._ring, self._job_for = self._placed(begun)
         envs._pool.watch_also(self._ring.producer())
         workers = np.array(envs._pool.worker_of)
         self._heads = [int(np.argmax(workers == worker)) for worker in range(workers.max() + 1)]
@@ -192,21 +192,21 @@ class Detached(Borrower):
         if self._in_workers:
             self._send()
 
-    # Frames to lay out, bytes beside them, and what lies there: a ring, arguments of the request.
+    # Frames to lay out, bytes beside them, and what lies there: a ring, and what makes jobs of it.
     _frames = 2
 
     def _room(self, said: Said) -> int:
         raise NotImplementedError
 
-    def _placed(self, begun: Begun) -> tuple[SharedRing, tuple[Any, ...]]:
+    def _placed(self, begun: Begun) -> tuple[SharedRing, Callable[[int], Job]]:
         raise NotImplementedError
 
     def _send(self) -> None:
         """Let the workers act."""
         self._expect_open()  # a signal handler may have closed it while it began
-        requests = {group: (self._request, (group, *self._errand)) for group in self._heads}
+        jobs = {group: self._job_for(group) for group in self._heads}
         with self.envs._entered(self._name):
-            self.envs._pool.request([(group, 0) for group in requests], requests, "acting")
+            self.envs._pool.request([(group, 0) for group in jobs], jobs)
 
     # -- while they do ---------------------------------------------------------------------------
 
@@ -265,10 +265,9 @@ class Detached(Borrower):
             with self._looking.entry("look at workers"):
                 if self.closed:
                     return True
-                groups, messages = pool.wait_some(1, self.envs.num_envs, now())
+                groups, answers = pool.wait_some(1, self.envs.num_envs, now())
                 failures = []
-                for group, message in messages:
-                    said = message.said if isinstance(message, Restored) else message
+                for group, said, _ in answers:
                     things = (
                         [said] if isinstance(said, Failure) else [t for *_, t in said.leftovers]
                     )

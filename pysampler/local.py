@@ -1,4 +1,4 @@
-"""The same blocks without workers, for debugging: envs live in the caller's process."""
+"""A pool without workers, for debugging: what they would serve lives in the caller's process."""
 
 from __future__ import annotations
 
@@ -7,33 +7,32 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler.block import EnvHost, Failure, failure_of, plain
-from pysampler.frames import Frames
+from pysampler.jobs import Answer, Failure, failure_of
 from pysampler.remote import error_from
 from pysampler.stats import Counters, Stats
-from pysampler.sync import Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from pysampler.errors import EnvError
-    from pysampler.frames import Plan
+    from pysampler.jobs import Attach, Host, Job, Note
     from pysampler.processes import Share
+    from pysampler.sync import Segment
 
 __all__ = ["LocalPool"]
 
 
 class LocalPool:
-    """What ``Pool`` is to a vector env, in this process. All is done when it is asked for."""
+    """What ``Pool`` is, in this process: everything is done when it is asked for."""
 
     def __init__(
         self,
         share: Share,
-        make: Callable[[Share], tuple[Callable[..., EnvHost], tuple[Any, ...]]],
+        make: Callable[[Share], tuple[Callable[..., Host], tuple[Any, ...]]],
     ) -> None:
         self.pids: list[int] = []
         self.closed = False
-        self.envs = share.parts
+        self.members = share.parts
         self.groups = [len(share.sizes)]
         self.worker_of = [0] * len(share.sizes)
         self._share = share
@@ -46,21 +45,18 @@ class LocalPool:
         except Exception as error:
             raise self.error_of(0, failure_of(error, "being made")) from error.__cause__
         self.descriptions = [self._host.describe()]
-        envs = share.envs.stop
-        self._counters = Counters(envs, 1, np.zeros(Counters.size_of(envs, 1), np.uint8))
+        members = share.members.stop
+        self._counters = Counters(members, 1, np.zeros(Counters.size_of(members, 1), np.uint8))
         self._host.count_with(self._counters.meter(0))
 
-    def lay_out(self, plan: Plan, room: int, host: tuple[Any, ...]) -> tuple[Frames, Segment]:
-        """Lay out frames, in a segment with some room beside them."""
-        segment = Segment(plan.size + room, plan.infos)
-        frames = Frames(plan, segment)
-        self._host.attach(frames, segment, *host)
-        return frames, segment
+    def lay_out(self, segment: Segment, attach: Attach) -> None:
+        """Let the host work on what lies in a segment."""
+        attach.attach(self._host, segment)
 
     @property
     def pending(self) -> int:
         """How many envs are done and not received yet."""
-        return sum(len(self.envs[group]) for group in self._back)
+        return sum(len(self.members[group]) for group in self._back)
 
     @property
     def ready(self) -> int:
@@ -73,7 +69,7 @@ class LocalPool:
 
     def step(self, frame: int) -> None:
         """Step every block."""
-        self.step_some([(group, frame) for group in range(len(self.envs))])
+        self.step_some([(group, frame) for group in range(len(self.members))])
 
     def step_some(self, parts: Iterable[tuple[int, int]]) -> None:
         """Step some blocks, each with its frame."""
@@ -83,26 +79,21 @@ class LocalPool:
                 block = self._host.blocks[group]
                 block.take_leftovers()  # of a step that Ctrl-C ended
                 if block.step(frame):
-                    self._said[group] = plain(block.take_leftovers())
+                    self._said[group] = self._host.left_over(group)
                 self._back.append(group)
 
-    def request(
-        self,
-        parts: Iterable[tuple[int, int]],
-        requests: Mapping[int, tuple[str, tuple[Any, ...]]],
-        doing: str,
-    ) -> None:
-        """Ask blocks for other things than a step."""
-        self._asked = doing
+    def request(self, parts: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
+        """Give blocks jobs, each with the frame that ``parts`` says."""
         with self._asking(parts) as asked:
             frames = dict(asked)
-            for group, (name, arguments) in requests.items():
+            for group, job in jobs.items():
+                self._asked = job.doing
                 try:
-                    self._said[group] = self._host.answer(name, group, frames[group], arguments)
+                    self._said[group] = job.run(self._host, group, frames[group])
                 except KeyboardInterrupt:  # the user's, not the env's
                     raise
                 except BaseException as error:
-                    self._said[group] = failure_of(error, name)
+                    self._said[group] = failure_of(error, job)
                 self._back.append(group)
 
     @contextmanager
@@ -117,19 +108,17 @@ class LocalPool:
 
     def note(
         self,
-        name: str,
-        arguments_for: Callable[[range], tuple[Any, ...] | None],
+        note_for: Callable[[range], Note | None],
         *,
         standing: bool = False,  # noqa: ARG002
     ) -> None:
-        """Tell the host something: a method and arguments."""
-        arguments = arguments_for(self._share.envs)
-        if arguments is not None:
-            self._host.answer(name, 0, 0, arguments)
+        """Tell the host something."""
+        note = note_for(self._share.members)
+        if note is not None:
+            note.apply(self._host)
 
-    def set_options(self, options: dict[int, tuple[Any, int]]) -> None:
-        """What envs are reset with from now on, and its version."""
-        self.note("set_options", lambda _: (options,))
+    def drop_standing(self) -> None:
+        """Nothing is replaced here."""
 
     def busy_seconds(self) -> float:
         """How long all envs together have been at work."""
@@ -137,7 +126,7 @@ class LocalPool:
 
     def stats(self) -> Stats:
         """What envs have done."""
-        return Stats.of(self._counters, [self._share.envs], [0])
+        return Stats.of(self._counters, [self._share.members], [0])
 
     def watch_also(self, part: Any) -> None:
         """Nobody else's process could die."""
@@ -149,28 +138,28 @@ class LocalPool:
         """None: nobody could ask while an env is at work."""
         return []
 
-    def wait(self, timeout: float | None = None) -> list[tuple[int, Any]]:  # noqa: ARG002
-        """What blocks had to say beside what is in the frame."""
-        return list(self._said.items())
+    def wait(self, timeout: float | None = None) -> list[Answer]:  # noqa: ARG002
+        """Return what blocks answered beside what is in the frame."""
+        return [Answer(group, said) for group, said in self._said.items()]
 
     def wait_some(
         self,
         least: int,  # noqa: ARG002
         most: int,
         deadline: int | None,  # noqa: ARG002
-    ) -> tuple[list[int], list[tuple[int, Any]]]:
-        """Groups that are done, longest first, and what they had to say. Take them."""
+    ) -> tuple[list[int], list[Answer]]:
+        """Return groups that are done, longest first, and what they answered. Take them."""
         groups = []
         for group in self._back:
-            most -= len(self.envs[group])
+            most -= len(self.members[group])
             if most < 0:
                 break
             groups.append(group)
-        return groups, [(group, self._said[group]) for group in groups if group in self._said]
+        return groups, self.wait_for(groups)
 
-    def wait_for(self, groups: Sequence[int]) -> list[tuple[int, Any]]:
-        """What just these groups had to say. Take them."""
-        return [(group, self._said[group]) for group in groups if group in self._said]
+    def wait_for(self, groups: Sequence[int]) -> list[Answer]:
+        """Return what exactly these groups answered. Take them."""
+        return [Answer(group, self._said[group]) for group in groups if group in self._said]
 
     def take_all(self) -> None:
         """All has been received."""
@@ -187,7 +176,7 @@ class LocalPool:
         error = error_from(
             failure.report, self._share.told(failure, "", self._asked), failure.error
         )
-        error.env = failure.env
+        error.env = failure.member
         return error
 
     def give_up_wait(self) -> None:

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
-from pysampler.acting import Progress, Role, mark_lost
+from pysampler.acting import Progress, Role, RollOut, TakePolicy, mark_lost
 from pysampler.acting import copied as copied_infos
-from pysampler.block import Failure, Restored
+from pysampler.env_jobs import Reset
 from pysampler.errors import ClosedError
+from pysampler.jobs import Failure
 from pysampler.policies import (
     copy_weights,
     get_torch_threads,
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler.frames import Frames
+    from pysampler.jobs import Answer
     from pysampler.policies import Acting, Actor
-    from pysampler.results import Message
     from pysampler.sync import Segment
     from pysampler.vector_env import VectorEnv
 
@@ -209,14 +210,14 @@ class Centre:
     def _receive_part(self, groups: list[int], envs: Any, at: int) -> None:
         began = now()
         if len(self._parts) == 1:
-            messages = self._pool.wait() or []
+            answers = self._pool.wait() or []
             self._pool.take_all()
         else:
-            messages = self._pool.wait_for(groups)
+            answers = self._pool.wait_for(groups)
             self._pool.take(groups)
         self.seconds["waiting"] += (now() - began) / 1e9
-        if messages:
-            self._settle(messages, dict.fromkeys(groups, at))
+        if answers:
+            self._settle(answers, dict.fromkeys(groups, at))
         self.acting.after(at, envs)
 
     # -- whoever is ready --------------------------------------------------------------------------
@@ -262,13 +263,10 @@ class Centre:
         return ready
 
     def _reset_all(self, base: int) -> None:
-        requests = {
-            group: ("reset", ([None] * len(envs), None, None))
-            for group, envs in enumerate(self._groups)
-        }
+        jobs = {group: Reset([None] * len(envs)) for group, envs in enumerate(self._groups)}
         self._frame[:] = base - 1
         self._done[:] = -1
-        self._pool.request([(group, base) for group in requests], requests, "resetting")
+        self._pool.request([(group, base) for group in jobs], jobs)
 
     def act_for(self, groups: list[int]) -> None:
         """Ask the policy for some groups, and let them step."""
@@ -296,13 +294,13 @@ class Centre:
         """Groups that have made a step, as soon as there are enough, or at a deadline."""
         began = now()
         everyone = self.frames.envs
-        groups, messages = self._pool.wait_some(self._least, everyone, deadline)
+        groups, answers = self._pool.wait_some(self._least, everyone, deadline)
         if not groups:  # none by then: the first that is
-            groups, messages = self._pool.wait_some(1, everyone, None)
+            groups, answers = self._pool.wait_some(1, everyone, None)
         self._pool.take(groups)
         self.seconds["waiting"] += (now() - began) / 1e9
-        if messages:
-            self._settle(messages, {g: int(self._frame[g]) + 1 for g in groups})
+        if answers:
+            self._settle(answers, {g: int(self._frame[g]) + 1 for g in groups})
         for group in groups:
             if group in self._carried:
                 self._carried.discard(group)
@@ -368,16 +366,13 @@ class Centre:
         for leaf in self.acting.carried if at != base else ():
             leaf[base, rows] = leaf[at, rows]
 
-    def _settle(self, messages: Sequence[Message], at: Mapping[int, int]) -> None:
-        """What groups had to say beside what lies in the frames that their steps ended at."""
-        if failures := self._envs._results.failed(messages):
+    def _settle(self, answers: Sequence[Answer], at: Mapping[int, int]) -> None:
+        """Take in what groups answered beside what is in the frames that their steps ended at."""
+        if failures := self._envs._results.failed(answers):
             raise self._pool.error_of(*first(failures))
-        for group, message in messages:
-            said = message
-            if isinstance(message, Restored):
-                said = message.said
-                if message.stepping:
-                    mark_lost(self.frames, at[group] - 1, self._rows(group))
+        for group, said, replaced in answers:
+            if replaced == "step":
+                mark_lost(self.frames, at[group] - 1, self._rows(group))
             infos = [(env, info) for kind, env, info in said if kind == _BLOCK.INFO]
             self.rest += [(at[group], env, copied_infos(info)) for env, info in infos]
 
@@ -426,7 +421,7 @@ class Workers:
             told=self._told,
             apart=self._envs.num_workers > 0,
         )
-        tell(self._pool, role)
+        tell(self._pool, TakePolicy, role)
         self._told += 1
 
     def start(self, base: int) -> None:
@@ -436,22 +431,21 @@ class Workers:
             self._tell(now_is)
         self._progress.steps[:] = -1
         parts = [(group, base) for group in range(len(self._groups))]
-        requests = {group: ("rollout", (self._horizon, group, self._last)) for group, _ in parts}
+        jobs = {group: RollOut(self._horizon, group, self._last) for group, _ in parts}
         self._last = base + self._horizon
         with self._envs._entered("rollouts"):
-            self._pool.request(parts, requests, "acting and stepping")
+            self._pool.request(parts, jobs)
 
     def finish(self) -> None:
         began = now()
         with self._envs._entered("rollouts"):
-            messages = self._pool.wait() or []
+            answers = self._pool.wait() or []
             self._pool.take_all()
         if self._progress.stopped:  # a signal handler has closed the rollouts meanwhile
             raise _closed()
         self.seconds["waiting"] += (now() - began) / 1e9
-        failures = [(group, said) for group, said in messages if isinstance(said, Failure)]
-        for group, message in messages:
-            said = message.said if isinstance(message, Restored) else message
+        failures = [(group, said) for group, said, _ in answers if isinstance(said, Failure)]
+        for group, said, _ in answers:
             if isinstance(said, Failure):
                 continue
             for at, kind, env, thing in said.leftovers:
@@ -473,9 +467,9 @@ class Workers:
         return True
 
 
-def tell(pool: Any, role: Role) -> None:
-    """Give workers a policy, and those that take the place of one."""
-    pool.note("act_with", lambda envs: (replace(role, first=envs.start),), standing=True)
+def tell(pool: Any, note: type[TakePolicy], role: Role) -> None:
+    """Give workers a policy, and those that replace lost ones."""
+    pool.note(lambda envs: note(replace(role, first=envs.start)), standing=True)
 
 
 class _Thread:

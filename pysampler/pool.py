@@ -1,7 +1,7 @@
-"""The parent's side: lays out the segment, sends commands, waits for completions.
+"""The parent's side of workers: sends commands, waits for completions, replaces what was lost.
 
-A pool knows nothing of envs: what its workers host comes as functions to make it, and what is asked
-of that as names and arguments.
+A pool does not know what its workers serve, nor what they are asked: that comes as functions which
+make hosts, and as jobs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pysampler import _core, nursery, worker
-from pysampler.block import Failure, Restored
 from pysampler.errors import (
     BusyError,
     EnvError,
@@ -29,7 +28,7 @@ from pysampler.errors import (
     WaitTimeoutError,
     WorkerLostError,
 )
-from pysampler.frames import Frames
+from pysampler.jobs import Answer, Close, Failure, LayOut, Replace
 from pysampler.mail import Inbox
 from pysampler.processes import GRACE, Processes, Share
 from pysampler.remote import dumps_by_value, report
@@ -40,7 +39,7 @@ from pysampler.worker import Attachment
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from pysampler.frames import Plan
+    from pysampler.jobs import Attach, Job, Note
 
 __all__ = ["Faults", "Pool"]
 
@@ -58,22 +57,11 @@ _REAPING = 2.0
 _LOOK = 0.05
 
 
-# The name of a method of a host, and arguments.
-Request = tuple[str, tuple[Any, ...]]
-
 _log = logging.getLogger("pysampler")
-# What groups are asked again in one way or another when their worker is lost; the rest fails.
-_REPEATED = ("step", "restore", "reset", "rollout", "act", "show", "lay_out")
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What a group was asked for, other than a plain step."""
-
-    request: Request
-    doing: str  # as errors tell of it
-    # Of envs that took the place of lost ones: whether in a step, or in a reset.
-    restored: bool | None = None
+def _no_notes(members: range) -> list[Note]:
+    return [Replace([0] * len(members))]
 
 
 @dataclass(frozen=True)
@@ -85,12 +73,14 @@ class Faults:
     most_losses: tuple[int, float] = (3, 10.0)
     step_timeout: float | None = None
     on_hang: Literal["raise", "wait", "restart"] = "raise"
-    # Of envs that take the place of lost ones.
-    seeds: Callable[[int], Sequence[int]] = lambda count: [0] * count
 
 
 class Pool:
-    """Workers that host what ``make(share)`` says: a function and its arguments."""
+    """Workers that serve what ``make(share)`` says: a function that makes a host, and arguments.
+
+    ``restore``: what members that replaced lost ones are asked in the place of a step.
+    ``for_replaced``: what such members are told first, whatever they are asked.
+    """
 
     def __init__(
         self,
@@ -101,20 +91,23 @@ class Pool:
         preload: Sequence[str] | None = None,
         policy: tuple[int, int] | None = None,
         faults: Faults | None = None,
+        restore: Job | None = None,
+        for_replaced: Callable[[range], Sequence[Note]] = _no_notes,
     ) -> None:
         self.shares = list(shares)
         self.closed = False  # or its workers are being ended
         self._gone = False  # that is done
         self.groups = [len(share.sizes) for share in shares]
-        self.envs = [part for share in self.shares for part in share.parts]  # of each group
+        self.members = [part for share in self.shares for part in share.parts]  # of each group
         self.worker_of = [w for w, count in enumerate(self.groups) for _ in range(count)]
         self._policy = policy
         self._faults = faults or Faults()
         self._learn_modules = preload is None and context == "nursery"
         self._layouts = 0
-        self._work: dict[int, _Work] = {}  # what groups are at, where it is not a step
-        self._standing: dict[str, dict[int, bytes]] = {}  # notes, by method and worker
-        self._options: dict[int, tuple[Any, int]] = {}  # by env
+        self._restore = restore
+        self._for_replaced = for_replaced
+        self._jobs: dict[int, Job] = {}  # what groups are at, where it is not a step
+        self._standing: dict[type[Note], dict[int, bytes]] = {}  # by worker
         self._losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in shares]
         # Lost workers, by index, until others are in their place.
         self._replacing: dict[int, WorkerLostError] = {}
@@ -130,45 +123,41 @@ class Pool:
         )
         self.descriptions = self._processes.descriptions
 
-    def lay_out(self, plan: Plan, room: int, host: tuple[Any, ...]) -> tuple[Frames, Segment]:
-        """Lay out frames, in a segment of their own with some room beside them.
+    def lay_out(self, segment: Segment, attach: Attach) -> None:
+        """Let the workers work on what lies in a segment.
 
-        The first time, attach the workers to everything else too. Nothing may be in flight. One
-        that is interrupted must be repeated before anything else is asked.
+        The first time, attach them to everything else too. Nothing may be in flight. One that is
+        interrupted must be repeated before anything else is asked.
         """
-        segment = Segment(plan.size + room, plan.infos)
-        frames = Frames(plan, segment)
-        self._layout = worker.Layout(self._layouts + 1, frames.offset, plan, host)
+        self._layout = worker.Layout(self._layouts + 1, attach)
         self._frames_segment = segment
         self._layouts += 1
         if not hasattr(self, "_core"):
-            self._attach(plan.envs)
-            return frames, segment
-        # Who is lost meanwhile, and replaced, begins with these frames.
+            self._attach()
+            return
+        # A worker that is lost meanwhile, and replaced, begins with this segment.
         self._finish_replacing()
         for index in range(len(self.shares)):
             self._processes.lay_out(index, (self._layout, segment.fd))
         heads = [self._groups_of(index).start for index in range(len(self.shares))]
-        work = _Work(("lay_out", (self._layout.number,)), "laying out frames")
-        self._send(dict.fromkeys(heads, work), dict.fromkeys(heads, 0))
-        messages = self.wait() or []
+        self._send(dict.fromkeys(heads, LayOut(self._layout.number)), dict.fromkeys(heads, 0))
+        answers = self.wait() or []
         self.take_all()
-        for group, said in messages:
-            if isinstance(said, Failure):
-                raise self.error_of(group, said)
+        for answer in answers:
+            if isinstance(answer.said, Failure):
+                raise self.error_of(answer.group, answer.said)
         parts, self._parts = self._parts, []  # of what lay beside the last frames
         for index in range(len(self.shares)) if parts else ():
             self._watch_worker(index)
-        return frames, segment
 
-    def _attach(self, envs: int) -> None:
-        workers = len(self.shares)
-        counters_size = Counters.size_of(envs, workers)
+    def _attach(self) -> None:
+        workers, members = len(self.shares), self.shares[-1].members.stop
+        counters_size = Counters.size_of(members, workers)
         rings = 2 * workers * _core.ByteRing.size_of(SIDE_CHANNEL)
         pool_size = _core.Pool.size_of(self.groups)
         segment = self._segment = Segment(counters_size + pool_size + rings + 4096)
         counters_at, counted = segment.array((counters_size,), np.dtype(np.uint8), None)
-        self._counters = Counters(envs, workers, counted)
+        self._counters = Counters(members, workers, counted)
         self._counters.workers["env"] = -1
         weights = [size for share in self.shares for size in share.sizes]
         policy = worker.wait_policy(self._policy)
@@ -183,7 +172,7 @@ class Pool:
                 inbox=self._core.inbox(index),
                 outbox=self._outboxes[index].offset,
                 capacity=SIDE_CHANNEL,
-                envs=envs,
+                members=members,
                 counters=counters_at,
                 counters_size=counters_size,
                 policy=self._policy,
@@ -247,7 +236,7 @@ class Pool:
         return self._core.ready_weight
 
     def is_pending(self, group: int) -> bool:
-        """Whether a group is."""
+        """Whether the group has an uncollected command."""
         return self._core.in_flight(group)
 
     def busy_seconds(self) -> float:
@@ -257,14 +246,14 @@ class Pool:
     def stats(self) -> Stats:
         """What envs and workers have done."""
         losses = [len(some) for some in self._losses]
-        return Stats.of(self._counters, [share.envs for share in self.shares], losses)
+        return Stats.of(self._counters, [share.members for share in self.shares], losses)
 
     # -- commands --------------------------------------------------------------------------------
 
     def step(self, frame: int) -> None:
         """Let every group step, reading actions from the frame and writing results to it."""
-        if self._work or self._replacing or self._core.any_new():
-            self.step_some([(group, frame) for group in range(len(self.envs))])
+        if self._jobs or self._replacing or self._core.any_new():
+            self.step_some([(group, frame) for group in range(len(self.members))])
         elif not self._core.step(frame):
             self._flush()
 
@@ -274,93 +263,71 @@ class Pool:
             frames = dict(parts)
             self._send(dict.fromkeys(frames), frames)
             return
-        if self._work:
+        if self._jobs:
             for group, _ in parts:
-                self._work.pop(group, None)
+                self._jobs.pop(group, None)
         if not self._core.step_some(parts):
             self._flush()
 
-    def request(
-        self,
-        parts: Iterable[tuple[int, int]],
-        requests: Mapping[int, Request],
-        doing: str,
-    ) -> None:
-        """Ask groups for other things than a step: the name of a method of the host, arguments."""
-        self._send({g: _Work(request, doing) for g, request in requests.items()}, dict(parts))
+    def request(self, parts: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
+        """Give groups jobs, each with the frame that ``parts`` says."""
+        self._send(jobs, dict(parts))
 
-    def _send(self, work: Mapping[int, _Work | None], frames: Mapping[int, int]) -> None:
-        """Ask groups for something, each with its frame; None is a step. All are asked, or none."""
+    def _send(self, jobs: Mapping[int, Job | None], frames: Mapping[int, int]) -> None:
+        """Give groups jobs, each with its frame; None is a step. All get theirs, or none."""
         self._finish_replacing()
-        told: list[int] = []
+        settled: list[int] = []
         if self._core.any_new():
-            work = {group: self._for_new(group, one, told) for group, one in work.items()}
+            jobs = {group: self._for_new(group, job, settled) for group, job in jobs.items()}
         # Pickled before the first is sent: what cannot be leaves nobody waiting.
-        commands = [self._command(group, one, frames[group]) for group, one in work.items()]
-        for group, one in work.items():  # says nothing of groups that are not in flight
-            if one is None:
-                self._work.pop(group, None)
+        commands = [self._command(group, job, frames[group]) for group, job in jobs.items()]
+        for group, job in jobs.items():  # says nothing of groups that are not in flight
+            if job is None:
+                self._jobs.pop(group, None)
             else:
-                self._work[group] = one
-        if not self._core.send(commands, told):
+                self._jobs[group] = job
+        if not self._core.send(commands, settled):
             self._flush()
 
     def _command(
-        self, group: int, work: _Work | None, frame: int
+        self, group: int, job: Job | None, frame: int
     ) -> tuple[int, int, int, bytes | None]:
-        if work is None:
+        if job is None:
             return group, _STEP, frame, None
-        return group, _REQUEST, frame, dumps_by_value(work.request)
+        return group, _REQUEST, frame, dumps_by_value(job)
 
-    def _for_new(self, group: int, work: _Work | None, told: list[int]) -> _Work | None:
-        """What a group is asked whose envs may have taken the place of lost ones.
+    def _for_new(self, group: int, job: Job | None, settled: list[int]) -> Job | None:
+        """Return what a group is asked whose members may have replaced lost ones.
 
-        Groups that need not hear of that again are added to ``told``.
+        Groups that need not hear of that again are added to ``settled``.
         """
-        name = "step" if work is None else work.request[0]
-        if work is not None and name in ("act", "show"):  # for all groups of that worker
-            told += self._groups_of(self.worker_of[group])
-        elif name == "rollout":  # who hosts new envs knows where the lost ones had got to
-            told.append(group)
-        elif self._core.is_new(group) and name in ("step", "restore"):
-            told.append(group)
-            return _Work(("restore", ()), "being restored", restored=True)
-        elif self._core.is_new(group) and work is not None and name == "reset":
-            # Where all envs are new, a reset of some of them is one of all.
-            told.append(group)
-            seeds, options, _ = work.request[1]
-            return _Work(("reset", (seeds, options, None)), work.doing, restored=False)
-        return work
+        if self._core.is_new(group):
+            job = self._restore if job is None else job.for_replaced()
+        if job is not None and job.settles == "worker":
+            settled += self._groups_of(self.worker_of[group])
+        elif job is not None and job.settles == "group":
+            settled.append(group)
+        return job
 
-    def note(
-        self,
-        name: str,
-        arguments_for: Callable[[range], tuple[Any, ...] | None],
-        *,
-        standing: bool = False,
-    ) -> None:
-        """Tell hosts something, before their next command: a method, arguments by their envs.
+    def note(self, note_for: Callable[[range], Note | None], *, standing: bool = False) -> None:
+        """Tell workers something before their next command: a note for their members, or None.
 
-        If it is standing, also those that take the place of lost ones, until there is another note
-        to this method. Any thread may call it while another samples.
+        If it is standing, also those that replace lost ones, until there is another note of the
+        same class or ``drop_standing``. Any thread may call it while another samples.
         """
-        messages = {
-            index: dumps_by_value((name, arguments))
+        notes = {
+            index: note
             for index, share in enumerate(self.shares)
-            if (arguments := arguments_for(share.envs)) is not None
+            if (note := note_for(share.members)) is not None
         }
-        self._standing[name] = messages if standing else {}
+        messages = {index: dumps_by_value(note) for index, note in notes.items()}
+        for kind in {type(note) for note in notes.values()} if standing else ():
+            self._standing[kind] = messages
         self._core.note(list(messages.items()))
 
-    def set_options(self, options: dict[int, tuple[Any, int]]) -> None:
-        """What envs are reset with from now on, and its version."""
-
-        def some(envs: range) -> tuple[Any, ...] | None:
-            chosen = {env: options[env] for env in envs if env in options}
-            return (chosen,) if chosen else None
-
-        self._options.update(options)
-        self.note("set_options", some)
+    def drop_standing(self) -> None:
+        """Tell workers that replace lost ones no standing notes any more."""
+        self._standing.clear()
 
     def _flush(self) -> None:
         """Wait until all that was sent has gone. What is interrupted goes with the next wait."""
@@ -377,11 +344,11 @@ class Pool:
 
     # -- completions -----------------------------------------------------------------------------
 
-    def wait(self, timeout: float | None = None) -> list[tuple[int, Any]] | None:
-        """What groups had to say beside what is in the frame: (group, message) each.
+    def wait(self, timeout: float | None = None) -> list[Answer] | None:
+        """Return what groups answered beside what is in the frame, once all have come back.
 
-        A message may be a ``Failure``. None if not all that is in flight came back in time. All
-        stays in flight, and is said again, until it is taken.
+        None if not all that is in flight came back in time. All stays in flight, and is returned
+        again, until it is taken.
         """
         deadline = None if timeout is None else now() + int(timeout * 1e9)
         while True:
@@ -392,18 +359,19 @@ class Pool:
                     return None
                 if not self._core.has_messages():
                     return []
-                messages = self._received(self._core.messages, deadline)
+                answers = self._received(self._core.messages, deadline)
             except LostError as error:
                 self._lost(error)
                 continue
-            return None if len(messages) < len(self._core.messages) else messages
+            return None if len(answers) < len(self._core.messages) else answers
 
     def wait_some(
         self, least: int, most: int, deadline: int | None
-    ) -> tuple[list[int], list[tuple[int, Any]]]:
-        """Groups that came back, longest ready first, and what they had to say.
+    ) -> tuple[list[int], list[Answer]]:
+        """Return groups that came back, longest ready first, and what they answered.
 
-        As soon as they have so many envs or are all, or at the deadline in ns. Take them.
+        As soon as they have ``least`` members or are all, or at the deadline in ns; groups of up to
+        ``most`` members. Take them.
         """
         # The way back from a long wait is cold, and takes its time: gone once before, it is not.
         if deadline is not None and deadline - now() > 2 * _WARM:
@@ -414,7 +382,7 @@ class Pool:
 
     def _wait_some(
         self, least: int, most: int, deadline: int | None
-    ) -> tuple[list[int], list[tuple[int, Any]]]:
+    ) -> tuple[list[int], list[Answer]]:
         groups: list[int] = []
 
         def wait(*, deadline: int | None) -> bool:
@@ -428,21 +396,21 @@ class Pool:
                 self._until(wait, deadline)
                 if not self._core.has_messages():
                     return groups, []
-                messages = self._received(self._core.messages, deadline)
+                answers = self._received(self._core.messages, deadline)
             except LostError as error:
                 self._lost(error)
                 continue
-            unsaid = set(self._core.messages) - {group for group, _ in messages}
-            return [group for group in groups if group not in unsaid], messages
+            unsaid = set(self._core.messages) - {answer.group for answer in answers}
+            return [group for group in groups if group not in unsaid], answers
 
-    def wait_for(self, groups: Sequence[int]) -> list[tuple[int, Any]]:
-        """Until just these groups are back; what they had to say. Take them."""
-        everyone = self.shares[-1].envs.stop
+    def wait_for(self, groups: Sequence[int]) -> list[Answer]:
+        """Wait until exactly these groups are back; return what they answered. Take them."""
+        everyone = self.shares[-1].members.stop
         while True:
-            back, messages = self._wait_some(0, everyone, 0)
+            back, answers = self._wait_some(0, everyone, 0)
             if set(groups) <= set(back):
-                said = dict(messages)
-                return [(group, said[group]) for group in groups if group in said]
+                by_group = {answer.group: answer for answer in answers}
+                return [by_group[group] for group in groups if group in by_group]
             self._wait_some(self.ready + 1, everyone, None)
 
     def take_all(self) -> None:
@@ -469,9 +437,9 @@ class Pool:
             since = self._look_for_late(patience)
             look = min(since, now()) + patience
 
-    def _received(self, groups: Iterable[int], deadline: int | None) -> list[tuple[int, Any]]:
-        """The messages of groups, as far as they have come by then."""
-        messages: list[tuple[int, Any]] = []
+    def _received(self, groups: Iterable[int], deadline: int | None) -> list[Answer]:
+        """Return the answers of groups, as far as they have come by then."""
+        answers: list[Answer] = []
         with contextlib.suppress(WaitTimeoutError):
             for group in groups:
                 number = self._core.number_of(group)
@@ -480,11 +448,9 @@ class Pool:
                     said = pickle.loads(message)
                 except Exception as error:
                     said = self._unreadable(group, message, error)
-                work = self._work.get(group)
-                if work is not None and work.restored is not None:
-                    said = said if isinstance(said, Failure) else Restored(said, work.restored)
-                messages.append((group, said))
-        return messages
+                job = self._jobs.get(group)
+                answers.append(Answer(group, said, None if job is None else job.replaces))
+        return answers
 
     def _unreadable(self, group: int, message: bytes | memoryview, error: Exception) -> Failure:
         """Return what is wrong with an answer: this process lacks what the worker has.
@@ -500,7 +466,7 @@ class Pool:
         raise error
 
     def _doing(self, group: int) -> str:
-        return self._work[group].doing if group in self._work else "stepping"
+        return self._jobs[group].doing if group in self._jobs else "stepping"
 
     # -- what goes wrong -------------------------------------------------------------------------
 
@@ -509,13 +475,13 @@ class Pool:
         return self._processes.error_of(self.worker_of[group], failure, self._doing(group))
 
     def late(self, patience: int) -> list[tuple[int, int, int]]:
-        """(worker, env, since) of envs that have been at work for so many ns."""
+        """(worker, env, since) of members that have been at work for ``patience`` ns."""
         envs, since = self._counters.at_work()
         begun = now() - patience
         return [
             (index, int(env), int(since[index]))
             for index, env in enumerate(envs)
-            if env in self.shares[index].envs and since[index] <= begun
+            if env in self.shares[index].members and since[index] <= begun
         ]
 
     def _look_for_late(self, patience: int) -> int:
@@ -565,7 +531,7 @@ class Pool:
         at = self._counters.workers["env"][index]
         doing = self._doing(self._groups_of(index).start)
         error = self._processes.lost(index, doing, why)
-        if at in self.shares[index].envs and len(error.envs) > 1:
+        if at in self.shares[index].members and len(error.envs) > 1:
             error.args = (f"{error.args[0]}, at env {at}",)
         return error
 
@@ -596,7 +562,7 @@ class Pool:
         self._mail[index] = self._inbox(index)
         # Making envs counts as work of the first, which may take longer than a step.
         start = now() + int(GRACE * 1e9)
-        self._counters.begin(index, self.shares[index].envs.start, start)
+        self._counters.begin(index, self.shares[index].members.start, start)
         try:
             frames = self._layout, self._frames_segment.fd
             self._processes.replace(index, self._attachments[index], self._segment.fd, frames)
@@ -604,7 +570,7 @@ class Pool:
             self.kill()
             raise error from cause
         self._watch_worker(index)
-        self._core.note([(index, note) for note in self._notes_for_new(index)])
+        self._core.note([(index, note) for note in self._notes_for_replaced(index)])
         self._ask_again(index, error)
         del self._replacing[index]
         _log.warning("%s; another worker takes its place", error)
@@ -625,30 +591,25 @@ class Pool:
                 error.args = (f"{error.args[0]}; it was replaced before: {story}",)
             raise error
 
-    def _notes_for_new(self, index: int) -> list[bytes]:
-        envs = self.shares[index].envs
-        notes: list[Request] = [("replace", (self._faults.seeds(len(envs)),))]
-        if options := {env: self._options[env] for env in envs if env in self._options}:
-            notes.append(("set_options", (options,)))
+    def _notes_for_replaced(self, index: int) -> list[bytes]:
+        notes = self._for_replaced(self.shares[index].members)
         standing = [by[index] for by in list(self._standing.values()) if index in by]
         return [*map(dumps_by_value, notes), *standing]
 
     def _ask_again(self, index: int, error: WorkerLostError) -> None:
-        """What groups were at when their worker was lost, or what takes the place of that."""
-        told: list[int] = []
+        """Give groups what they were at when their worker was lost, or a job in its place."""
+        settled: list[int] = []
         commands = []
         for group in self._groups_of(index):
             if not self._core.owed(group):
                 continue
-            work = self._work.get(group)
-            name = "step" if work is None else work.request[0]
-            if work is not None and name not in _REPEATED:
-                work = _Work(("fail", (str(error),)), work.doing)
-            work = self._for_new(group, work, told)
-            commands.append(self._command(group, work, self._core.frame_of(group)))
-            if work is not None:
-                self._work[group] = work
-        self._core.send(commands, told)
+            job = self._jobs.get(group)
+            job = None if job is None else job.after_loss(str(error))
+            job = self._for_new(group, job, settled)
+            commands.append(self._command(group, job, self._core.frame_of(group)))
+            if job is not None:
+                self._jobs[group] = job
+        self._core.send(commands, settled)
 
     # -- ending ----------------------------------------------------------------------------------
 
@@ -672,13 +633,13 @@ class Pool:
 
     def _close_workers(self, grace: float) -> EnvError | None:
         deadline = time.monotonic() + grace
-        close = _Work(("close", ()), "closing")
+        close = Close()
         # From here on their end is no loss: nobody is to be told of it.
         children = self._processes.children
         first = {self._groups_of(i).start: child for i, child in enumerate(children)}
         for child in children:
             self._watch.forget(child.pid)
-        self._work.update(dict.fromkeys(first, close))
+        self._jobs.update(dict.fromkeys(first, close))
         self._core.send([self._command(group, close, 0) for group in first])
         while not self._closed_by(min(time.monotonic() + _LOOK, deadline)):
             for group, child in first.items():
@@ -687,9 +648,9 @@ class Pool:
             if time.monotonic() >= deadline:
                 return None
         failures = [
-            (group, answer)
-            for group, answer in self._received(self._core.messages, _ns(deadline))
-            if isinstance(answer, Failure)
+            (group, said)
+            for group, said, _ in self._received(self._core.messages, _ns(deadline))
+            if isinstance(said, Failure)
         ]
         nursery.await_ends(children, deadline)
         return self.error_of(*failures[0]) if failures else None

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core, nursery
-from pysampler.block import Failure
 from pysampler.errors import EnvError, PysamplerError, WorkerLostError
-from pysampler.frames import LINE
+from pysampler.jobs import Failure
 from pysampler.remote import dumps_by_value, error_from
 from pysampler.sync import Segment
 from pysampler.worker import ArrayPlace, Attachment, Layout, Logging, Setup
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     # A function that makes a host, and its arguments.
     Host = tuple[Callable[..., Any], tuple[Any, ...]]
-    # Frames, and the fd of their segment.
+    # What lies in a segment, and the fd of that.
     Placed = tuple[Layout, int]
 
 __all__ = ["GRACE", "Processes", "Share"]
@@ -40,17 +39,22 @@ __all__ = ["GRACE", "Processes", "Share"]
 GRACE = 10.0
 # Bytes of an array from which it lies in memory that workers share, until they write to it.
 _LARGE = 1 << 16
+_LINE = 128  # bytes; csrc/layout.h
 
 
 @dataclass(frozen=True)
 class Share:
-    """The envs of one worker: the first, and how many there are in each of its groups."""
+    """The members of one worker: the first, and how many there are in each of its groups.
+
+    ``noun``: what they are.
+    """
 
     first: int
     sizes: tuple[int, ...]
+    noun: str = "env"
 
     @property
-    def envs(self) -> range:
+    def members(self) -> range:
         """Their indices."""
         return range(self.first, self.first + sum(self.sizes))
 
@@ -62,12 +66,19 @@ class Share:
 
     def __str__(self) -> str:
         """As errors speak of it."""
-        one = len(self.envs) == 1
-        return f"env {self.first}" if one else f"envs {self.first}-{self.envs.stop - 1}"
+        if len(self.members) == 1:
+            return f"{self.noun} {self.first}"
+        return f"{self.noun}s {self.first}-{self.members.stop - 1}"
 
     def told(self, failure: Failure, where: str, doing: str) -> str:
-        """What went wrong there, in a sentence."""
-        return failure.told(where, doing)
+        """Return what went wrong in a sentence: what raised, ``where`` it is, in what."""
+        kind = failure.report.kind
+        if failure.culprit:
+            return f"{failure.culprit}{where} raised {kind} {failure.doing}"
+        host = f"the host of {self.noun}s"
+        who = host if failure.member is None else f"{self.noun} {failure.member}"
+        doing = f"in {failure.doing}" if "(" in failure.doing else failure.doing or doing
+        return f"{who}{where} raised {kind} {doing}"
 
 
 class Processes:
@@ -222,7 +233,12 @@ class Processes:
         error = WorkerLostError(text)
         if failure is not None:
             error.__cause__ = self.error_of(index, failure, "being made")
-        error.worker, error.pid, error.exit_code, error.envs = index, child.pid, status, share.envs
+        error.worker, error.pid, error.exit_code, error.envs = (
+            index,
+            child.pid,
+            status,
+            share.members,
+        )
         return error
 
     def _last_words(self, child: Child) -> Failure | None:
@@ -239,7 +255,7 @@ class Processes:
         """The exception an env of a worker raised, or the worker for it."""
         where = f" in worker {index} (pid {self.children[index].pid})"
         error = error_from(failure.report, self._shares[index].told(failure, where, doing))
-        error.env, error.worker = failure.env, index
+        error.env, error.worker = failure.member, index
         return error
 
     def preload(self) -> None:
@@ -276,7 +292,7 @@ class _Packed:
         self.segment: Segment | None = None
         at: dict[tuple[int, int], int] = {}
         if arrays:
-            self.segment = Segment(sum(size + LINE for _, size in arrays))
+            self.segment = Segment(sum(size + _LINE for _, size in arrays))
         for key, array in arrays.items():
             assert self.segment is not None
             at[key], there = self.segment.array(array.shape, array.dtype, None)

@@ -111,11 +111,14 @@ def _importable(name: str, module: types.ModuleType) -> bool:
 
 
 class Raised(Exception):  # noqa: N818 - not an error of its own: it carries one
-    """An env raised: which, in what, and the exception itself as the cause."""
+    """Carries an exception of a member of a group, an env say, as its cause.
 
-    def __init__(self, env: int | None, doing: str) -> None:
-        super().__init__(env, doing)
-        self.env = env
+    ``member``: which raised it; None if that was something else. ``doing``: in what.
+    """
+
+    def __init__(self, member: int | None, doing: str) -> None:
+        super().__init__(member, doing)
+        self.member = member
         self.doing = doing
 
 

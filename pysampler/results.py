@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core
-from pysampler.block import Failure, Restored
 from pysampler.errors import EnvError
 from pysampler.infos import Infos
+from pysampler.jobs import Failure
 from pysampler.spec import build, checked_actions
 
 if TYPE_CHECKING:
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 
     from pysampler.frames import Frames
     from pysampler.infos import Column
+    from pysampler.jobs import Answer
 
     # Observations, rewards, terminated, truncated, infos.
     Stepped = tuple[
         Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
     ]
-    # A group, and what it had to say beside what is in the frame.
-    Message = tuple[int, Any]
 
 __all__ = ["Results", "first"]
 
@@ -127,11 +126,11 @@ class Results:
 
     # -- results ---------------------------------------------------------------------------------
 
-    def read(self, messages: Sequence[Message]) -> Stepped:
+    def read(self, answers: Sequence[Answer]) -> Stepped:
         """Of all envs, from the frame they all use."""
-        if messages and (failures := self.failed(messages)):
+        if answers and (failures := self.failed(answers)):
             raise self._error(failures)
-        rest, final = self._sorted(messages, None) if messages else ([], {})
+        rest, final = self._sorted(answers, None) if answers else ([], {})
         self._shown = self.frame
         observations, rewards, terminated, truncated, infos, mixed = self.batch.read(self.frame)
         if self.show_versions:
@@ -143,12 +142,12 @@ class Results:
             observations = self.observations()
         return observations, rewards, terminated, truncated, infos
 
-    def read_some(self, groups: Sequence[int], messages: Sequence[Message]) -> Stepped:
+    def read_some(self, groups: Sequence[int], answers: Sequence[Answer]) -> Stepped:
         """Of some groups, each from the frame it was sent with; ``env_id`` tells whose they are.
 
         None of them has ``failed``.
         """
-        rest, final = self._sorted(messages, self._frame_of) if messages else ([], {})
+        rest, final = self._sorted(answers, self._frame_of) if answers else ([], {})
         if isinstance(self._shown, int):
             self._shown = [self._shown] * len(self._groups)
         for group in groups:
@@ -232,11 +231,10 @@ class Results:
         infos["options_version"] = versions
         infos["_options_version"] = np.ones(len(versions), np.bool_)
 
-    def failed(self, messages: Sequence[Message]) -> list[tuple[int, Failure]]:
+    def failed(self, answers: Sequence[Answer]) -> list[tuple[int, Failure]]:
         """The groups in which something raised, and what."""
         failures = []
-        for group, message in messages:
-            said = message.said if isinstance(message, Restored) else message
+        for group, said, _ in answers:
             if isinstance(said, Failure):
                 failures.append((group, said))
             else:
@@ -244,17 +242,15 @@ class Results:
         return failures
 
     def _sorted(
-        self, messages: Sequence[Message], frames: Sequence[int] | None
+        self, answers: Sequence[Answer], frames: Sequence[int] | None
     ) -> tuple[list[tuple[int, dict[str, Any]]], dict[int, Any]]:
         """What came by the side channel: infos, and last observations of episodes, by env."""
         rest: list[tuple[int, dict[str, Any]]] = []
         final: dict[int, Any] = {}
-        for group, message in messages:
-            said = message
-            if isinstance(message, Restored):
-                said = message.said
+        for group, said, replaced in answers:
+            if replaced is not None:
                 frame = self.frame if frames is None else frames[group]
-                rest += self._ended(group, frame, final, stepping=message.stepping)
+                rest += self._ended(group, frame, final, stepping=replaced == "step")
             for kind, env, thing in said:
                 if kind == _BLOCK.INFO:
                     rest.append((env, thing))
@@ -299,7 +295,7 @@ class Results:
         for one in sorted(failures, key=_env_of):
             if one is not chosen:
                 told = one[1].report
-                error.add_note(f"env {one[1].env} raised {told.kind} as well: {told.text}")
+                error.add_note(f"env {one[1].member} raised {told.kind} as well: {told.text}")
         return error
 
 
@@ -318,4 +314,4 @@ def first(failures: Sequence[tuple[int, Failure]]) -> tuple[int, Failure]:
 
 
 def _env_of(one: tuple[int, Failure]) -> int:
-    return -1 if one[1].env is None else one[1].env
+    return -1 if one[1].member is None else one[1].member

@@ -1,4 +1,4 @@
-"""What a worker hosts where weights are averaged: a trainer, as names and arrays."""
+"""What a worker serves where weights are averaged: a trainer; and what that is asked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import worker
-from pysampler.processes import Share
+from pysampler.jobs import Job, Note
 from pysampler.remote import Raised
 from pysampler.spec import Field
 from pysampler.sync import now
@@ -20,14 +20,21 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from pysampler.block import Failure
-    from pysampler.frames import Frames
     from pysampler.sync import Board, Segment
 
     Fields = dict[str, Field]
     Weights = dict[str, npt.NDArray[Any]]
 
-__all__ = ["TrainerHost", "TrainerShare", "arrays_of", "difference"]
+__all__ = [
+    "AttachBoards",
+    "HandIn",
+    "Train",
+    "TrainerHost",
+    "UseBoards",
+    "arrays_of",
+    "difference",
+    "fields_of",
+]
 
 
 @dataclass(frozen=True)
@@ -38,25 +45,12 @@ class Description:
     fields: Fields
 
 
-class TrainerShare(Share):
-    """The trainer of one worker: to a pool, a group of one."""
-
-    def __str__(self) -> str:
-        return f"trainer {self.first}"
-
-    def told(self, failure: Failure, where: str, doing: str) -> str:
-        """What went wrong there, in a sentence."""
-        doing = failure.doing or doing
-        doing = f"in {doing}" if "(" in doing else doing
-        return f"{self}{where} raised {failure.report.kind} {doing}"
-
-
 class TrainerHost:
-    """Trainer ``index``. To the pool it is what ``EnvHost`` is, but that nobody steps it."""
+    """Trainer ``index``, whose one group is never stepped."""
 
     def __init__(self, make: Callable[[int, int], Any], index: int, entropy: Any) -> None:
         self._index = index
-        self.blocks = [None]  # of its one group
+        self.blocks: list[Any] = [None]
         # Who takes the place of a lost one need not live through the same again.
         seeds = np.random.SeedSequence(None if worker.again else entropy, spawn_key=(index,))
         with self._at("being made"):
@@ -73,15 +67,21 @@ class TrainerHost:
     def count_with(self, meter: Any) -> None:
         """Nothing is counted: a round tells how long it took."""
 
-    def attach(self, frames: Frames, segment: Segment) -> None:  # noqa: ARG002
-        """Boards are to lie beside the frames."""
+    def left_over(self, block: int) -> None:
+        """Return nothing: there are no steps."""
+
+    def replace(self, seeds: Sequence[int]) -> None:
+        """Do nothing: the trainer knew so when it was made."""
+
+    def attach(self, segment: Segment) -> None:
+        """Find boards in this segment."""
         self._segment = segment
 
-    def answer(self, name: str, block: int, frame: int, arguments: tuple[Any, ...]) -> Any:  # noqa: ARG002
-        """Do what is asked: the name of one of the methods below."""
-        return getattr(self, name)(*arguments)
-
-    # -- requests --------------------------------------------------------------------------------
+    def use(self, fields: Fields, average: Any, own: Any) -> None:
+        """Take the average from one board, and hand these fields in on the other."""
+        self._fields = fields
+        self._average: Board = average.attach(self._segment)
+        self._own: Board = own.attach(self._segment)
 
     def train(self, steps: int) -> tuple[dict[str, Any], float]:
         """Go on from the average, and hand in; what the trainer reports, and seconds it took."""
@@ -107,20 +107,6 @@ class TrainerHost:
                 raise ValueError(differ)
         return self._own.publish(arrays)
 
-    def fail(self, lost: str) -> None:
-        """Instead of what a lost one was asked for: there is no answer."""
-
-    # -- notes -----------------------------------------------------------------------------------
-
-    def use(self, fields: Fields, average: Any, own: Any) -> None:
-        """Places of boards: the average comes on one, these fields are handed in on the other."""
-        self._fields = fields
-        self._average: Board = average.attach(self._segment)
-        self._own: Board = own.attach(self._segment)
-
-    def replace(self, seeds: Sequence[int]) -> None:
-        """It takes the place of a lost one, and knew so when it was made."""
-
     def close(self) -> None:
         """Close the trainer, if it can be."""
         if hasattr(self.trainer, "close"):
@@ -141,6 +127,75 @@ class TrainerHost:
             yield
         except (Exception, SystemExit) as error:
             raise Raised(self._index, doing) from error
+
+
+# -- what it is asked ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AttachBoards:
+    """Boards are to lie in the segment."""
+
+    def attach(self, host: TrainerHost, segment: Segment) -> None:
+        """Give the segment to a host."""
+        host.attach(segment)
+
+
+@dataclass(frozen=True)
+class UseBoards(Note):
+    """Where the boards lie: the average comes on one, ``fields`` are handed in on the other."""
+
+    fields: Fields
+    average: Any
+    own: Any
+    doing = "attaching boards"
+
+    def apply(self, host: TrainerHost) -> None:
+        """Tell the host."""
+        host.use(self.fields, self.average, self.own)
+
+
+class _TrainerJob(Job):
+    """Of a trainer that was lost there is no answer."""
+
+    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
+        """Answer with None."""
+        return _NoAnswer(self.doing)
+
+
+@dataclass(frozen=True)
+class _NoAnswer(Job):
+    doing: str
+
+    def run(self, host: TrainerHost, block: int, frame: int) -> None:
+        """Do nothing."""
+
+    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
+        """The next replacement answers."""
+        return self
+
+
+@dataclass(frozen=True)
+class Train(_TrainerJob):
+    """The trainer goes on from the average for some steps, and hands its weights in."""
+
+    steps: int
+    doing = "training"
+
+    def run(self, host: TrainerHost, block: int, frame: int) -> Any:  # noqa: ARG002
+        """Do it in the worker."""
+        return host.train(self.steps)
+
+
+@dataclass(frozen=True)
+class HandIn(_TrainerJob):
+    """The trainer hands its weights in."""
+
+    doing = "handing in weights of"
+
+    def run(self, host: TrainerHost, block: int, frame: int) -> int:  # noqa: ARG002
+        """Do it in the worker."""
+        return host.hand_in()
 
 
 # -- weights -------------------------------------------------------------------------------------

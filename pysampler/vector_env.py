@@ -20,8 +20,19 @@ from gymnasium.vector.vector_env import AutoresetMode
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core, arguments
-from pysampler.block import Description, EnvHost, Failure, call, make_host, registered
+from pysampler.block import Description, EnvHost, call, make_host, registered
 from pysampler.closing import Single
+from pysampler.env_jobs import (
+    AddColumns,
+    Apply,
+    AttachFrames,
+    Replacements,
+    Reset,
+    Restore,
+    SetAttribute,
+    SetOptions,
+    StepWith,
+)
 from pysampler.errors import (
     BusyError,
     ClosedError,
@@ -31,7 +42,8 @@ from pysampler.errors import (
     ReplayError,
     WaitTimeoutError,
 )
-from pysampler.frames import Plan, info_room
+from pysampler.frames import Frames, Plan, info_room
+from pysampler.jobs import Failure
 from pysampler.local import LocalPool
 from pysampler.numbers import true_or_false
 from pysampler.piped import PipedEnv, check_worker
@@ -40,22 +52,22 @@ from pysampler.processes import GRACE, Share
 from pysampler.recording import Recorder, Replayer
 from pysampler.results import Results, first
 from pysampler.spec import Spaces, spec_of
-from pysampler.sync import now
+from pysampler.sync import Segment, now
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
     from gymnasium.core import RenderFrame
 
     from pysampler.frames import Frames
     from pysampler.infos import Column
+    from pysampler.jobs import Answer, Job
     from pysampler.lease import Lease
-    from pysampler.results import Message, Stepped
+    from pysampler.results import Stepped
     from pysampler.spec import Field
     from pysampler.stats import Stats
-    from pysampler.sync import Segment
 
 __all__ = ["VectorEnv"]
 
@@ -215,6 +227,7 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
             on_hang=on_hang,
         )
         self._seeds = Seeds()
+        self._replacements = Replacements(self._seeds.draw)
         self._step_timeout = step_timeout
         self._options_version = 0
         self._way_back = 20_000  # ns from the end of recv's wait to that of recv, learned
@@ -237,7 +250,7 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
             ]
 
         def make(share: Share) -> tuple[Callable[..., EnvHost], tuple[Any, ...]]:
-            chosen = functions[share.first : share.envs.stop]
+            chosen = functions[share.first : share.members.stop]
             return make_host, (specs, chosen, share.first, share.sizes, worker_init)
 
         self._pool: Pool | LocalPool
@@ -251,7 +264,9 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
                 context=process,
                 preload=modules,
                 policy=options.policy,
-                faults=options.faults(self._seeds.draw),
+                faults=options.faults,
+                restore=Restore(),
+                for_replaced=self._replacements.notes,
             )
         try:
             self._open(self._pool.descriptions, options)
@@ -281,7 +296,7 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
         if self.shared_memory:
             arguments.refuse_custom(self.single_observation_space)
         self._spec = spec_of(self.single_observation_space, self.single_action_space)
-        self._groups = self._pool.envs
+        self._groups = self._pool.members
         self._largest = max(map(len, self._groups))
         self._all_groups = range(len(self._groups))
         self._everyone = np.arange(self.num_envs)
@@ -305,9 +320,12 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
         plan = Plan(self._spec, self.num_envs, frames, final, tuple(extras), room)
         mode = "DISABLED" if self.worker else autoreset.name
         self._layout_due = True  # until all of this is done
-        laid_out = self._pool.lay_out(plan, beside, (mode, infos.upper(), columns))
+        segment = Segment(plan.size + beside, plan.infos)
+        laid_out = Frames(plan, segment)
+        attach = AttachFrames(plan, laid_out.offset, mode, infos.upper(), columns)
+        self._pool.lay_out(segment, attach)
         results = Results(
-            laid_out[0],
+            laid_out,
             self._groups,
             columns,
             self._pool.error_of,
@@ -320,7 +338,7 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
         # Called with every step.
         self._write, self._read = results.batch.write, results.read
         self._layout_due = False
-        return laid_out
+        return laid_out, segment
 
     # -- reset -----------------------------------------------------------------------------------
 
@@ -349,18 +367,15 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
                 mask = arguments.reset_mask(options["reset_mask"], self.num_envs)
                 options = {k: v for k, v in options.items() if k != "reset_mask"}
             self._next_frame()
-            requests = {
-                group: (
-                    "reset",
-                    (
-                        [seeds[env] for env in envs],
-                        options,
-                        None if mask is None else [bool(mask[env]) for env in envs],
-                    ),
+            jobs = {
+                group: Reset(
+                    [seeds[env] for env in envs],
+                    options,
+                    None if mask is None else [bool(mask[env]) for env in envs],
                 )
                 for group, envs in enumerate(self._groups)
             }
-            self._request(requests, "resetting", "reset")
+            self._request(jobs, "reset")
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the reset that is pending, and return what the envs return from it."""
@@ -413,8 +428,8 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
         if len(items) != len(envs):
             raise ValueError(f"cannot send actions: {len(items)} of them, expected {len(envs)}")
         by_env = dict(zip(envs.tolist(), items, strict=True))
-        requests = {g: ("step", ([by_env[env] for env in self._groups[g]],)) for g, _ in parts}
-        self._pool.request(parts, requests, "stepping")
+        jobs = {g: StepWith([by_env[env] for env in self._groups[g]]) for g, _ in parts}
+        self._pool.request(parts, jobs)
 
     def step_wait(self, timeout: float | None = None) -> Stepped:
         """Wait for the step that is pending, and return what the envs return from it."""
@@ -471,12 +486,12 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
                 self._seeds.start(seed)
             by_env = dict(zip(envs, seeds, strict=True))
             self._tell_columns()
-            requests = {
-                group: ("reset", ([by_env[env] for env in self._groups[group]], options, None))
+            jobs = {
+                group: Reset([by_env[env] for env in self._groups[group]], options)
                 for group in groups
             }
             self._state = "send"
-            self._pool.request(self._results.start(groups), requests, "resetting")
+            self._pool.request(self._results.start(groups), jobs)
 
     def recv(
         self,
@@ -532,15 +547,15 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
         """Keep what some groups return that have come back, if there are any."""
         kept: tuple[Sequence[int], Any, EnvError | None] | None
         if self._replayer is None:
-            groups, messages = self._pool.wait_some(least, most, deadline)
+            groups, answers = self._pool.wait_some(least, most, deadline)
         else:
-            groups, messages = self._replayed(self._replayer)
-        if messages and (failures := self._results.failed(messages)):
+            groups, answers = self._replayed(self._replayer)
+        if answers and (failures := self._results.failed(answers)):
             groups = sorted({group for group, _ in failures})
             kept = groups, None, self._pool.error_of(*first(failures))
         elif groups:
             try:
-                kept = groups, self._results.read_some(groups, messages), None
+                kept = groups, self._results.read_some(groups, answers), None
             except EnvError as error:
                 kept = groups, None, error
         else:
@@ -557,7 +572,7 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
         if self._replayer is not None:
             self._replayer.done(self._batches)
 
-    def _replayed(self, replayer: Replayer) -> tuple[list[int], list[tuple[int, Any]]]:
+    def _replayed(self, replayer: Replayer) -> tuple[list[int], list[Answer]]:
         groups = replayer.read()
         if idle := [group for group in groups if not self._pool.is_pending(group)]:
             raise ReplayError(
@@ -596,7 +611,14 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
             each = arguments.options(options, envs)
             self._options_version += 1
             self._results.show_versions = True
-            self._pool.set_options({env: (one, self._options_version) for env, one in each})
+            options = {env: (one, self._options_version) for env, one in each}
+            self._replacements.options.update(options)
+
+            def note_for(envs: range) -> SetOptions | None:
+                chosen = {env: options[env] for env in envs if env in options}
+                return SetOptions(chosen) if chosen else None
+
+            self._pool.note(note_for)
             return self._options_version
 
     def stats(self) -> Stats:
@@ -701,16 +723,15 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
         what: str,
         envs: Any,
     ) -> None:
-        request = "apply", (function, args, what, envs)
-        requests = dict.fromkeys(range(len(self._groups)), request)
-        self._request(requests, f"calling {what} of", state)
+        job = Apply(function, args, what, envs)
+        self._request(dict.fromkeys(range(len(self._groups)), job), state)
 
     def _answers(self, what: str, timeout: float | None) -> tuple[Any, ...]:
-        def read(messages: Sequence[Message]) -> tuple[Any, ...]:
-            answers = dict(sorted(messages))
-            if failures := [one for one in answers.items() if isinstance(one[1], Failure)]:
+        def read(answers: Sequence[Answer]) -> tuple[Any, ...]:
+            if failures := [(g, said) for g, said, _ in answers if isinstance(said, Failure)]:
                 raise self._pool.error_of(*first(failures))
-            return tuple(one for answer in answers.values() for one in answer or ())
+            by_group = {group: said or () for group, said, _ in answers}
+            return tuple(one for group in sorted(by_group) for one in by_group[group])
 
         self._keep(what, timeout, read)
         answers: tuple[Any, ...] = self._kept_results()
@@ -731,11 +752,11 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
                     f"environments. Got `{len(values)}` values for {self.num_envs} environments."
                 )
             self._expect_idle("set_attr")
-            requests = {
-                group: ("set_attr", (name, [values[env] for env in envs]))
+            jobs = {
+                group: SetAttribute(name, [values[env] for env in envs])
                 for group, envs in enumerate(self._groups)
             }
-            self._request(requests, f"setting {name} of", "set_attr")
+            self._request(jobs, "set_attr")
             self._answers("set_attr", None)
         self._state = self._kept = None
 
@@ -759,14 +780,14 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
         self._tell_columns()
         return self._results.next()
 
-    def _request(self, requests: dict[int, Any], doing: str, state: str) -> None:
-        """Ask every group for something."""
+    def _request(self, jobs: Mapping[int, Job], state: str) -> None:
+        """Give every group a job."""
         self._state = state  # pending as soon as anything of it is sent
-        self._pool.request(self._all_parts(), requests, doing)
+        self._pool.request(self._all_parts(), jobs)
 
     def _tell_columns(self) -> None:
         if columns := self._results.new_columns():
-            self._pool.note("add_columns", lambda _: (columns,))
+            self._pool.note(lambda _: AddColumns(columns))
             self._results.told(columns)
 
     def _all_parts(self) -> list[tuple[int, int]]:
@@ -780,16 +801,16 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
         return results
 
     def _keep(
-        self, what: str, timeout: float | None, read: Callable[[Sequence[Message]], Any]
+        self, what: str, timeout: float | None, read: Callable[[Sequence[Answer]], Any]
     ) -> None:
         """Wait until all that is pending is there, and keep what is read of it."""
         if self._kept is not None:
             return
-        messages = self._pool.wait(arguments.seconds(timeout, what))
-        if messages is None:
+        answers = self._pool.wait(arguments.seconds(timeout, what))
+        if answers is None:
             raise _timed_out(what, timeout)
         try:
-            self._kept = self._all_groups, read(messages), None
+            self._kept = self._all_groups, read(answers), None
         except EnvError as error:
             self._kept = self._all_groups, None, error
 
@@ -872,7 +893,7 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
         pool = self._pool
         if pool.closed:
             return
-        pool.note("act_with", lambda _: None)
+        pool.drop_standing()
         if not ended or not self._drained():
             left = pool.pending - pool.ready
             pool.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import threading
@@ -15,7 +16,7 @@ import numpy as np
 
 from pysampler import arguments
 from pysampler.actors import Actors
-from pysampler.alone import EPISODE, Show, Shown
+from pysampler.alone import EPISODE, Show, ShowEpisodes, Shown
 from pysampler.borrowing import vector_env_of
 from pysampler.detached import Detached
 from pysampler.errors import (
@@ -29,11 +30,12 @@ from pysampler.numbers import whole_number
 from pysampler.sync import SharedRing, now, sleep_until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy.typing as npt
 
     from pysampler.borrowing import Begun
+    from pysampler.jobs import Job
     from pysampler.policies import Said
     from pysampler.vector_env import VectorEnv
 
@@ -113,7 +115,6 @@ class Watcher(Detached):
     _purpose = "watch"
     _name = "watch"
     _what = "a watcher"
-    _request = "show"
 
     def __init__(
         self,
@@ -304,14 +305,14 @@ class Watcher(Detached):
     def _room(self, said: Said) -> int:  # noqa: ARG002
         return SharedRing.size_of(_SLOTS, EPISODE, (), 2, None, None) + 4096
 
-    def _placed(self, begun: Begun) -> tuple[SharedRing, tuple[Any, ...]]:
+    def _placed(self, begun: Begun) -> tuple[SharedRing, Callable[[int], Job]]:
         ring = SharedRing(_SLOTS, EPISODE, (), begun.segment, producers=2)
         self._state = Shown(*begun.segment.array((4,), np.dtype(np.int64), None))
         show = Show(
             *(ring.place(), self._state.offset, self._folder, self._every, self._fps, self._nice),
             self._repeat,
         )
-        return ring, (show,)
+        return ring, functools.partial(ShowEpisodes, show=show)
 
     def __repr__(self) -> str:
         return f"<pysampler.Watcher of {self.envs!r}{', closed' * self.closed}>"

@@ -1,4 +1,4 @@
-"""A worker process: makes its envs, attaches to the frames, steps blocks until told to close.
+"""A worker process: makes its host, attaches to its memory, does jobs until told to close.
 
 ``main`` is where every worker begins, whatever process it came from. What it is to host comes as a
 pickled function and its arguments; the loop that steps the blocks is in C++ (``_core.Worker``).
@@ -25,8 +25,7 @@ import cloudpickle
 import numpy as np
 
 from pysampler import _core
-from pysampler.block import EnvHost, Failure, failure_of, plain
-from pysampler.frames import Frames
+from pysampler.jobs import Close, Failure, LayOut, Note, failure_of
 from pysampler.mail import Outbox
 from pysampler.remote import dumps
 from pysampler.seeds import seed_globals
@@ -36,7 +35,7 @@ from pysampler.sync import Segment, WaitPolicy, Watch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pysampler.frames import Plan
+    from pysampler.jobs import Attach, Host
 
 __all__ = ["ArrayPlace", "Attachment", "Layout", "Setup", "main", "wait_policy"]
 
@@ -56,7 +55,7 @@ class ArrayPlace:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker needs to make its envs."""
+    """What a worker needs to make its host."""
 
     index: int
     workers: int
@@ -107,12 +106,10 @@ class Logging:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where frames lie, in a segment of their own whose fd comes with it."""
+    """What lies in a segment of its own, whose fd comes with it."""
 
     number: int  # of the layouts of this pool
-    frames: int
-    plan: Plan
-    host: tuple[Any, ...]  # further arguments of host.attach
+    attach: Attach
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ class Attachment:
     inbox: int
     outbox: int
     capacity: int  # of either
-    envs: int
+    members: int
     counters: int
     counters_size: int
     policy: tuple[int, int] | None
@@ -232,13 +229,13 @@ def _settle(setup: Setup) -> None:
     _core.set_process_title(f"pysampler: worker {setup.index}/{setup.workers}")
 
 
-def _made_host(setup: Setup, connection: Connection, inherited: Any) -> EnvHost:
+def _made_host(setup: Setup, connection: Connection, inherited: Any) -> Host:
     if setup.host is None:
         function, arguments = inherited
     else:
         arrays = _arrays(setup, connection) if setup.arrays else []
         function, arguments = cloudpickle.loads(setup.host, buffers=arrays)
-    host: EnvHost = function(*arguments)
+    host: Host = function(*arguments)
     return host
 
 
@@ -280,13 +277,13 @@ class _Server:
         setup: Setup,
         attachment: Attachment,
         segment: Segment,
-        host: EnvHost,
+        host: Host,
         connection: Connection,
     ) -> None:
         at = attachment
         _core.adopt_wait_costs(*at.costs)
         counted = segment.array((at.counters_size,), np.dtype(np.uint8), at.counters)[1]
-        meter = Counters(at.envs, len(at.groups), counted).meter(setup.index)
+        meter = Counters(at.members, len(at.groups), counted).meter(setup.index)
         host.count_with(meter)
         self.host = host
         self.connection = connection
@@ -309,7 +306,7 @@ class _Server:
         if self.layout == self.laid_out:  # this worker began with them
             return
         self.laid_out = self.layout
-        self.host.attach(Frames(layout.plan, segment, layout.frames), segment, *layout.host)
+        layout.attach.attach(self.host, segment)
 
     def run(self) -> None:
         while True:
@@ -318,18 +315,21 @@ class _Server:
             )
             message = self.inbox.recv()
             block = group - self.first_group
-            name = "asked for something"
+            asked: Any = "reading what it is asked"
             answer: Any = None
             try:
-                name, arguments = pickle.loads(message)
-                if name == "close":
-                    self.host.close()
-                elif name == "lay_out":
-                    self.lay_out(*arguments)
-                else:
-                    answer = self.host.answer(name, block, frame, arguments)
+                asked = pickle.loads(message)
+                match asked:
+                    case Note():
+                        asked.apply(self.host)
+                    case Close():
+                        self.host.close()
+                    case LayOut():
+                        self.lay_out(asked.number)
+                    case _:
+                        answer = asked.run(self.host, block, frame)
             except BaseException as error:
-                answer = failure_of(error, name)
+                answer = failure_of(error, asked)
             if kind == _core.Command.NOTE:
                 # Nobody waits for an answer: if it failed, whatever comes next did.
                 self.trouble = self.trouble or answer
@@ -337,20 +337,21 @@ class _Server:
                 continue
             answer, self.trouble = self.trouble or answer, None
             self.core.complete(group, message=True)
-            unsent = self.outbox.post(group, number, self.pickled(answer, name))
-            if name == "close":
+            doing = asked if isinstance(asked, str) else asked.doing
+            unsent = self.outbox.post(group, number, self.pickled(answer, doing))
+            if isinstance(asked, Close):
                 while unsent:
                     unsent = self.outbox.flush()
                 return
 
     def report(self, group: int, number: int) -> bool:
-        leftovers: Any = plain(self.host.blocks[group - self.first_group].take_leftovers())
+        leftovers: Any = self.host.left_over(group - self.first_group)
         if self.trouble is not None:
             leftovers, self.trouble = self.trouble, None
-        return self.outbox.post(group, number, self.pickled(leftovers, "step"))
+        return self.outbox.post(group, number, self.pickled(leftovers, "stepping"))
 
     def pickled(self, answer: Any, doing: str) -> bytes:
         try:
             return dumps(answer)
         except Exception as error:
-            return dumps(failure_of(error, f"sending what {doing} returned"))
+            return dumps(failure_of(error, f"sending what came of {doing}"))
