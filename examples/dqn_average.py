@@ -32,7 +32,7 @@ try:
     from tqdm import tqdm
 
     import pysampler
-    from pysampler.averaging import Averaging
+    from pysampler._learning.averaging import Averaging
 except KeyboardInterrupt:  # torch takes seconds
     sys.exit("stopped before anything was learned")
 

@@ -37,19 +37,19 @@ if sys.platform != "linux":
     )
 
 from pysampler import errors, sync
-from pysampler.actors import Actors, ActorStats, actors
-from pysampler.averaging import Averaging
-from pysampler.checkpoints import Checkpoints
-from pysampler.evaluation import Evaluation, evaluate
-from pysampler.make import install, make_vec, uninstall
-from pysampler.phases import Phase, phases
-from pysampler.records import Records
-from pysampler.replay import Replay
-from pysampler.rollout import gae
-from pysampler.rollouts import Rollouts, rollouts
-from pysampler.tasks import Collected, MultiTaskSampler
-from pysampler.vector_env import VectorEnv
-from pysampler.watcher import Watcher, watch
+from pysampler._actors.actors import Actors, ActorStats, actors
+from pysampler._actors.phases import Phase, phases
+from pysampler._actors.records import Records
+from pysampler._actors.watcher import Watcher, watch
+from pysampler._learning.averaging import Averaging
+from pysampler._learning.checkpoints import Checkpoints
+from pysampler._learning.replay import Replay
+from pysampler._rollouts.evaluation import Evaluation, evaluate
+from pysampler._rollouts.rollout import gae
+from pysampler._rollouts.rollouts import Rollouts, rollouts
+from pysampler._rollouts.tasks import Collected, MultiTaskSampler
+from pysampler._vector.make import install, make_vec, uninstall
+from pysampler._vector.vector_env import VectorEnv
 
 __all__ = [
     "ActorStats",

@@ -41,9 +41,19 @@ def test_every_primitive_and_every_sampler_has_an_example():
         *("pysampler.sync.Segment", "pysampler.sync.Array", "pysampler.sync.Flag"),
         *("pysampler.sync.Doorbell", "pysampler.sync.Ring", "pysampler.sync.SharedRing"),
         *("pysampler.sync.ByteRing", "pysampler.sync.Board"),
-        *("pysampler.VectorEnv", "pysampler.make_vec", "pysampler.rollouts", "pysampler.gae"),
-        *("pysampler.evaluate", "pysampler.MultiTaskSampler", "pysampler.actors"),
-        *("pysampler.phases", "pysampler.watch", "pysampler.Checkpoints", "pysampler.Replay"),
+        *(
+            "pysampler.VectorEnv",
+            "pysampler.make_vec",
+            "pysampler._rollouts.rollouts",
+            "pysampler.gae",
+        ),
+        *("pysampler.evaluate", "pysampler.MultiTaskSampler", "pysampler._actors.actors"),
+        *(
+            "pysampler._actors.phases",
+            "pysampler.watch",
+            "pysampler.Checkpoints",
+            "pysampler.Replay",
+        ),
     } <= DOCUMENTED.keys()
 
 

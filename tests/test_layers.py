@@ -10,156 +10,350 @@ ROOT = Path(__file__).parents[1]
 # Who may import what, of ours. The package itself names everything.
 PYTHON = {
     "pysampler.errors": set(),
-    "pysampler.closing": set(),
-    "pysampler.numbers": set(),
-    "pysampler.sync._segment": {"pysampler.closing", "pysampler.errors", "pysampler._core"},
+    "pysampler._closing": set(),
+    "pysampler._numbers": set(),
+    "pysampler.sync._segment": {"pysampler._closing", "pysampler.errors", "pysampler._core"},
     "pysampler.sync._wait": {"pysampler._core"},
     "pysampler.sync._flags": {"pysampler._core", "pysampler.sync._segment"},
     "pysampler.sync._rings": {"pysampler._core", "pysampler.errors", "pysampler.sync._segment"},
     "pysampler.sync._board": {
-        *("pysampler._core", "pysampler.numbers", "pysampler.sync._segment"),
+        *("pysampler._core", "pysampler._numbers", "pysampler.sync._segment"),
     },
-    "pysampler.sync._watch": {"pysampler.closing", "pysampler._core"},
-    "pysampler.spec": set(),
-    "pysampler.frames": {"pysampler.spec", "pysampler.sync"},
-    "pysampler.remote": {"pysampler.errors"},
-    "pysampler.stats": {"pysampler._core"},
-    "pysampler.files": set(),
-    "pysampler.recording": {"pysampler.errors", "pysampler.files"},
-    "pysampler.infos": {"pysampler._core", "pysampler.frames"},
-    "pysampler.seeds": set(),
-    "pysampler.policies": {"pysampler.frames", "pysampler.spec"},
-    "pysampler.acting": {
-        *("pysampler._core", "pysampler.frames", "pysampler.policies", "pysampler.seeds"),
+    "pysampler.sync._watch": {"pysampler._closing", "pysampler._core"},
+    "pysampler._frames.spec": set(),
+    "pysampler._frames.frames": {"pysampler._frames.spec", "pysampler.sync"},
+    "pysampler._workers.remote": {"pysampler.errors"},
+    "pysampler._workers.counters": {"pysampler._core"},
+    "pysampler._files": set(),
+    "pysampler._vector.recording": {"pysampler.errors", "pysampler._files"},
+    "pysampler._frames.infos": {"pysampler._core", "pysampler._frames.frames"},
+    "pysampler._policies.seeds": set(),
+    "pysampler._policies.policies": {"pysampler._frames.frames", "pysampler._frames.spec"},
+    "pysampler._policies.acting": {
+        *(
+            "pysampler._core",
+            "pysampler._frames.frames",
+            "pysampler._policies.policies",
+            "pysampler._policies.seeds",
+        ),
         "pysampler.sync",
     },
-    "pysampler.rollout": {"pysampler.numbers"},
-    "pysampler.records": {
-        *("pysampler.frames", "pysampler.numbers", "pysampler.policies", "pysampler.rollout"),
-        *("pysampler.spec",),
+    "pysampler._rollouts.rollout": {"pysampler._numbers"},
+    "pysampler._actors.records": {
+        *(
+            "pysampler._frames.frames",
+            "pysampler._numbers",
+            "pysampler._policies.policies",
+            "pysampler._rollouts.rollout",
+        ),
+        *("pysampler._frames.spec",),
     },
-    "pysampler.alone": {
-        *("pysampler._core", "pysampler.acting", "pysampler.closing", "pysampler.errors"),
-        *("pysampler.frames", "pysampler.records", "pysampler.remote", "pysampler.sync"),
+    "pysampler._actors.alone": {
+        *(
+            "pysampler._core",
+            "pysampler._policies.acting",
+            "pysampler._closing",
+            "pysampler.errors",
+        ),
+        *(
+            "pysampler._frames.frames",
+            "pysampler._actors.records",
+            "pysampler._workers.remote",
+            "pysampler.sync",
+        ),
     },
-    "pysampler.block": {
-        *("pysampler._core", "pysampler.acting", "pysampler.alone", "pysampler.errors"),
-        *("pysampler.frames", "pysampler.infos", "pysampler.remote", "pysampler.sync"),
+    "pysampler._vector.host": {
+        *(
+            "pysampler._core",
+            "pysampler._policies.acting",
+            "pysampler._actors.alone",
+            "pysampler.errors",
+        ),
+        *(
+            "pysampler._frames.frames",
+            "pysampler._frames.infos",
+            "pysampler._workers.remote",
+            "pysampler.sync",
+        ),
     },
-    "pysampler.mail": {"pysampler._core", "pysampler.errors"},
-    "pysampler.nursery": {
-        *("pysampler._core", "pysampler.errors", "pysampler.nursery_process"),
+    "pysampler._workers.mail": {"pysampler._core", "pysampler.errors"},
+    "pysampler._workers.nursery": {
+        *("pysampler._core", "pysampler.errors", "pysampler._workers.nursery_process"),
     },
-    "pysampler.nursery_process": {"pysampler._core", "pysampler.worker"},
-    "pysampler.lease": set(),
-    "pysampler.worker": {
-        *("pysampler._core", "pysampler.sync", "pysampler.frames"),
-        *("pysampler.remote", "pysampler.block", "pysampler.mail", "pysampler.seeds"),
-        "pysampler.stats",
+    "pysampler._workers.nursery_process": {"pysampler._core", "pysampler._workers.worker"},
+    "pysampler._vector.lease": set(),
+    "pysampler._workers.worker": {
+        *("pysampler._core", "pysampler.sync", "pysampler._frames.frames"),
+        *(
+            "pysampler._workers.remote",
+            "pysampler._vector.host",
+            "pysampler._workers.mail",
+            "pysampler._policies.seeds",
+        ),
+        "pysampler._workers.counters",
     },
-    "pysampler.processes": {
-        *("pysampler._core", "pysampler.block", "pysampler.errors", "pysampler.frames"),
-        *("pysampler.nursery", "pysampler.remote", "pysampler.sync", "pysampler.worker"),
+    "pysampler._workers.processes": {
+        *(
+            "pysampler._core",
+            "pysampler._vector.host",
+            "pysampler.errors",
+            "pysampler._frames.frames",
+        ),
+        *(
+            "pysampler._workers.nursery",
+            "pysampler._workers.remote",
+            "pysampler.sync",
+            "pysampler._workers.worker",
+        ),
     },
-    "pysampler.pool": {
+    "pysampler._workers.pool": {
         *("pysampler._core", "pysampler.sync", "pysampler.errors"),
-        *("pysampler.frames", "pysampler.remote", "pysampler.block", "pysampler.nursery"),
-        *("pysampler.worker", "pysampler.mail", "pysampler.processes", "pysampler.stats"),
+        *(
+            "pysampler._frames.frames",
+            "pysampler._workers.remote",
+            "pysampler._vector.host",
+            "pysampler._workers.nursery",
+        ),
+        *(
+            "pysampler._workers.worker",
+            "pysampler._workers.mail",
+            "pysampler._workers.processes",
+            "pysampler._workers.counters",
+        ),
     },
-    "pysampler.local": {
-        *("pysampler.block", "pysampler.errors", "pysampler.frames", "pysampler.processes"),
-        *("pysampler.remote", "pysampler.stats", "pysampler.sync"),
+    "pysampler._workers.local": {
+        *(
+            "pysampler._vector.host",
+            "pysampler.errors",
+            "pysampler._frames.frames",
+            "pysampler._workers.processes",
+        ),
+        *("pysampler._workers.remote", "pysampler._workers.counters", "pysampler.sync"),
     },
-    "pysampler.arguments": {
-        "pysampler.numbers",
-        *("pysampler.nursery", "pysampler.pool", "pysampler.processes", "pysampler.spec"),
+    "pysampler._vector.arguments": {
+        "pysampler._numbers",
+        *(
+            "pysampler._workers.nursery",
+            "pysampler._workers.pool",
+            "pysampler._workers.processes",
+            "pysampler._frames.spec",
+        ),
         *("pysampler.sync",),
     },
-    "pysampler.piped": set(),
-    "pysampler.results": {
-        *("pysampler._core", "pysampler.block", "pysampler.errors", "pysampler.frames"),
-        *("pysampler.infos", "pysampler.spec"),
+    "pysampler._vector.piped": set(),
+    "pysampler._vector.results": {
+        *(
+            "pysampler._core",
+            "pysampler._vector.host",
+            "pysampler.errors",
+            "pysampler._frames.frames",
+        ),
+        *("pysampler._frames.infos", "pysampler._frames.spec"),
     },
-    "pysampler.vector_env": {
-        *("pysampler._core", "pysampler.arguments", "pysampler.block", "pysampler.closing"),
-        *("pysampler.errors", "pysampler.frames", "pysampler.infos", "pysampler.lease"),
-        "pysampler.numbers",
-        *("pysampler.local", "pysampler.piped", "pysampler.pool", "pysampler.processes"),
-        *("pysampler.recording", "pysampler.results", "pysampler.spec", "pysampler.stats"),
+    "pysampler._vector.vector_env": {
+        *(
+            "pysampler._core",
+            "pysampler._vector.arguments",
+            "pysampler._vector.host",
+            "pysampler._closing",
+        ),
+        *(
+            "pysampler.errors",
+            "pysampler._frames.frames",
+            "pysampler._frames.infos",
+            "pysampler._vector.lease",
+        ),
+        "pysampler._numbers",
+        *(
+            "pysampler._workers.local",
+            "pysampler._vector.piped",
+            "pysampler._workers.pool",
+            "pysampler._workers.processes",
+        ),
+        *(
+            "pysampler._vector.recording",
+            "pysampler._vector.results",
+            "pysampler._frames.spec",
+            "pysampler._workers.counters",
+        ),
         *("pysampler.sync",),
     },
-    "pysampler.make": {"pysampler.numbers", "pysampler.vector_env"},
-    "pysampler.replay": {
-        *("pysampler.closing", "pysampler.errors", "pysampler.files", "pysampler.numbers"),
+    "pysampler._vector.make": {"pysampler._numbers", "pysampler._vector.vector_env"},
+    "pysampler._learning.replay": {
+        *("pysampler._closing", "pysampler.errors", "pysampler._files", "pysampler._numbers"),
         "pysampler.sync",
     },
-    "pysampler.tally": {
-        *("pysampler.acting", "pysampler.frames", "pysampler.infos", "pysampler.results"),
-        *("pysampler.rollout",),
+    "pysampler._rollouts.tally": {
+        *(
+            "pysampler._policies.acting",
+            "pysampler._frames.frames",
+            "pysampler._frames.infos",
+            "pysampler._vector.results",
+        ),
+        *("pysampler._rollouts.rollout",),
     },
-    "pysampler.places": {
-        *("pysampler._core", "pysampler.acting", "pysampler.block", "pysampler.errors"),
-        "pysampler.frames",
-        *("pysampler.policies", "pysampler.processes", "pysampler.remote"),
-        *("pysampler.results", "pysampler.seeds", "pysampler.sync", "pysampler.vector_env"),
+    "pysampler._rollouts.places": {
+        *(
+            "pysampler._core",
+            "pysampler._policies.acting",
+            "pysampler._vector.host",
+            "pysampler.errors",
+        ),
+        "pysampler._frames.frames",
+        *(
+            "pysampler._policies.policies",
+            "pysampler._workers.processes",
+            "pysampler._workers.remote",
+        ),
+        *(
+            "pysampler._vector.results",
+            "pysampler._policies.seeds",
+            "pysampler.sync",
+            "pysampler._vector.vector_env",
+        ),
     },
-    "pysampler.borrowing": {
-        *("pysampler.closing", "pysampler.errors", "pysampler.frames", "pysampler.lease"),
-        *("pysampler.make", "pysampler.nursery", "pysampler.policies"),
-        *("pysampler.sync", "pysampler.vector_env"),
+    "pysampler._policies.borrowing": {
+        *(
+            "pysampler._closing",
+            "pysampler.errors",
+            "pysampler._frames.frames",
+            "pysampler._vector.lease",
+        ),
+        *("pysampler._vector.make", "pysampler._workers.nursery", "pysampler._policies.policies"),
+        *("pysampler.sync", "pysampler._vector.vector_env"),
     },
-    "pysampler.rollouts": {
-        *("pysampler._core", "pysampler.numbers"),
-        *("pysampler.acting", "pysampler.borrowing", "pysampler.errors", "pysampler.places"),
-        *("pysampler.policies", "pysampler.rollout", "pysampler.seeds", "pysampler.spec"),
+    "pysampler._rollouts.rollouts": {
+        *("pysampler._core", "pysampler._numbers"),
+        *(
+            "pysampler._policies.acting",
+            "pysampler._policies.borrowing",
+            "pysampler.errors",
+            "pysampler._rollouts.places",
+        ),
+        *(
+            "pysampler._policies.policies",
+            "pysampler._rollouts.rollout",
+            "pysampler._policies.seeds",
+            "pysampler._frames.spec",
+        ),
         "pysampler.sync",
-        *("pysampler.tally", "pysampler.vector_env"),
+        *("pysampler._rollouts.tally", "pysampler._vector.vector_env"),
     },
-    "pysampler.detached": {
-        *("pysampler._core", "pysampler.errors", "pysampler.processes"),
-        *("pysampler.acting", "pysampler.block", "pysampler.borrowing", "pysampler.places"),
-        *("pysampler.policies", "pysampler.results", "pysampler.seeds", "pysampler.sync"),
-        "pysampler.vector_env",
+    "pysampler._actors.detached": {
+        *("pysampler._core", "pysampler.errors", "pysampler._workers.processes"),
+        *(
+            "pysampler._policies.acting",
+            "pysampler._vector.host",
+            "pysampler._policies.borrowing",
+            "pysampler._rollouts.places",
+        ),
+        *(
+            "pysampler._policies.policies",
+            "pysampler._vector.results",
+            "pysampler._policies.seeds",
+            "pysampler.sync",
+        ),
+        "pysampler._vector.vector_env",
     },
-    "pysampler.actors": {
-        "pysampler.numbers",
-        *("pysampler.alone", "pysampler.borrowing", "pysampler.detached", "pysampler.errors"),
-        *("pysampler.arguments", "pysampler.policies", "pysampler.records", "pysampler.sync"),
-        *("pysampler._core", "pysampler.vector_env"),
+    "pysampler._actors.actors": {
+        "pysampler._numbers",
+        *(
+            "pysampler._actors.alone",
+            "pysampler._policies.borrowing",
+            "pysampler._actors.detached",
+            "pysampler.errors",
+        ),
+        *(
+            "pysampler._vector.arguments",
+            "pysampler._policies.policies",
+            "pysampler._actors.records",
+            "pysampler.sync",
+        ),
+        *("pysampler._core", "pysampler._vector.vector_env"),
     },
-    "pysampler.phases": {
-        *("pysampler.actors", "pysampler.numbers", "pysampler.records", "pysampler.sync"),
+    "pysampler._actors.phases": {
+        *(
+            "pysampler._actors.actors",
+            "pysampler._numbers",
+            "pysampler._actors.records",
+            "pysampler.sync",
+        ),
     },
-    "pysampler.watcher": {
-        *("pysampler.arguments", "pysampler.numbers"),
-        *("pysampler.actors", "pysampler.alone", "pysampler.borrowing", "pysampler.detached"),
-        *("pysampler.errors", "pysampler.policies", "pysampler.sync", "pysampler.vector_env"),
+    "pysampler._actors.watcher": {
+        *("pysampler._vector.arguments", "pysampler._numbers"),
+        *(
+            "pysampler._actors.actors",
+            "pysampler._actors.alone",
+            "pysampler._policies.borrowing",
+            "pysampler._actors.detached",
+        ),
+        *(
+            "pysampler.errors",
+            "pysampler._policies.policies",
+            "pysampler.sync",
+            "pysampler._vector.vector_env",
+        ),
     },
-    "pysampler.checkpoints": {
-        *("pysampler.errors", "pysampler.files", "pysampler.numbers", "pysampler.replay"),
+    "pysampler._learning.checkpoints": {
+        *(
+            "pysampler.errors",
+            "pysampler._files",
+            "pysampler._numbers",
+            "pysampler._learning.replay",
+        ),
     },
-    "pysampler.trainers": {
-        *("pysampler.block", "pysampler.frames", "pysampler.processes", "pysampler.remote"),
-        *("pysampler.spec", "pysampler.sync", "pysampler.worker"),
+    "pysampler._learning.trainers": {
+        *(
+            "pysampler._vector.host",
+            "pysampler._frames.frames",
+            "pysampler._workers.processes",
+            "pysampler._workers.remote",
+        ),
+        *("pysampler._frames.spec", "pysampler.sync", "pysampler._workers.worker"),
     },
-    "pysampler.averaging": {
-        *("pysampler._core", "pysampler.arguments", "pysampler.numbers"),
-        *("pysampler.block", "pysampler.closing", "pysampler.errors", "pysampler.frames"),
-        *("pysampler.local", "pysampler.nursery", "pysampler.pool", "pysampler.processes"),
-        *("pysampler.remote", "pysampler.spec", "pysampler.sync", "pysampler.trainers"),
+    "pysampler._learning.averaging": {
+        *("pysampler._core", "pysampler._vector.arguments", "pysampler._numbers"),
+        *(
+            "pysampler._vector.host",
+            "pysampler._closing",
+            "pysampler.errors",
+            "pysampler._frames.frames",
+        ),
+        *(
+            "pysampler._workers.local",
+            "pysampler._workers.nursery",
+            "pysampler._workers.pool",
+            "pysampler._workers.processes",
+        ),
+        *(
+            "pysampler._workers.remote",
+            "pysampler._frames.spec",
+            "pysampler.sync",
+            "pysampler._learning.trainers",
+        ),
     },
-    "pysampler.evaluation": {"pysampler.numbers", "pysampler.rollouts"},
+    "pysampler._rollouts.evaluation": {"pysampler._numbers", "pysampler._rollouts.rollouts"},
     "pysampler.envs.meta.tasks": set(),
     "pysampler.envs.meta.mujoco": {"pysampler.envs.meta.tasks"},
     "pysampler.envs.meta.plain": {"pysampler.envs.meta.tasks"},
-    "pysampler.tasks": {
-        "pysampler.numbers",
-        *("pysampler.closing",),
-        *("pysampler.arguments", "pysampler.envs.meta.tasks", "pysampler.errors"),
-        *("pysampler.make", "pysampler.places", "pysampler.policies", "pysampler.rollout"),
-        *("pysampler.rollouts", "pysampler.seeds", "pysampler.spec", "pysampler.vector_env"),
+    "pysampler._rollouts.tasks": {
+        "pysampler._numbers",
+        *("pysampler._closing",),
+        *("pysampler._vector.arguments", "pysampler.envs.meta.tasks", "pysampler.errors"),
+        *(
+            "pysampler._vector.make",
+            "pysampler._rollouts.places",
+            "pysampler._policies.policies",
+            "pysampler._rollouts.rollout",
+        ),
+        *(
+            "pysampler._rollouts.rollouts",
+            "pysampler._policies.seeds",
+            "pysampler._frames.spec",
+            "pysampler._vector.vector_env",
+        ),
     },
-    "pysampler.adapters.sb3": {"pysampler.vector_env"},
+    "pysampler.adapters.sb3": {"pysampler._vector.vector_env"},
 }
 # In C++ a header may include those before it in this order.
 CPP = [

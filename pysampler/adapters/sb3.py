@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
-from pysampler.vector_env import VectorEnv
+from pysampler._vector.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from pysampler import _core
+from pysampler._closing import Closing
 from pysampler._core import Loss
-from pysampler.closing import Closing
 
 __all__ = ["Loss", "Watch"]
 

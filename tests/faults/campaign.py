@@ -342,7 +342,7 @@ class Case:
             if self.kill_nursery and dice.random() < 0.5:
                 for child in psutil.Process().children():
                     with contextlib.suppress(psutil.Error):
-                        if "pysampler.nursery" in " ".join(child.cmdline()):
+                        if "pysampler._workers.nursery" in " ".join(child.cmdline()):
                             child.kill()
                             self.report.kills += 1
                 continue
@@ -475,7 +475,7 @@ def left_over():
         with contextlib.suppress(psutil.Error):
             if process.pid == os.getpid() or process.environ().get(MARK) != str(os.getpid()):
                 continue
-            if "pysampler.nursery" not in " ".join(process.cmdline()):
+            if "pysampler._workers.nursery" not in " ".join(process.cmdline()):
                 found.append(process)
     return found
 

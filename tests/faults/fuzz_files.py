@@ -35,9 +35,9 @@ from pathlib import Path
 import numpy as np
 
 from pysampler import Replay
-from pysampler.checkpoints import Checkpoints
+from pysampler._learning.checkpoints import Checkpoints
+from pysampler._vector.recording import Recorder, Replayer
 from pysampler.errors import LayoutError, ReplayError
-from pysampler.recording import Recorder, Replayer
 
 HANG = 20.0  # seconds that a case may take at most
 ROOM = 1 << 28  # bytes that a fork may take beyond what it has

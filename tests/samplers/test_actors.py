@@ -19,7 +19,7 @@ from gymnasium import spaces
 from scripted import Counting, Mortal, Scripted, by_env, policy, slow_rollout
 
 import pysampler
-from pysampler import vector_env
+from pysampler._vector import vector_env
 from pysampler.errors import BusyError, ClosedError, EnvError, StopActors, WorkerLostError
 
 SCRIPTS = [".", "t", "..t", ".c", "....b", "......t"]

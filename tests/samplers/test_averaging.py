@@ -16,7 +16,7 @@ import psutil
 import pytest
 from interrupts import at_each_point
 
-from pysampler.averaging import Averaging
+from pysampler._learning.averaging import Averaging
 from pysampler.errors import BusyError, ClosedError, EnvError, WaitTimeoutError, WorkerLostError
 
 WORKERS = [0, 2]
@@ -707,7 +707,7 @@ def test_what_nobody_refers_to_ends(workers, nothing_left):
 
 PROGRAM = """
 import numpy as np
-from pysampler.averaging import Averaging
+from pysampler._learning.averaging import Averaging
 
 class Trainer:
     def __init__(self, index, seed): self.w = np.zeros(1)

@@ -22,7 +22,7 @@ from hypothesis.extra import numpy as st_np
 from made_up import same
 
 from pysampler import Replay
-from pysampler.checkpoints import Checkpoints
+from pysampler._learning.checkpoints import Checkpoints
 from pysampler.errors import LayoutError
 
 ROUNDS = int(os.environ.get("PYSAMPLER_FAULT_ROUNDS", "5"))
@@ -297,7 +297,7 @@ def test_without_tensors_torch_is_not_imported(tmp_path):
     code = """if True:
         import sys
         import numpy as np
-        from pysampler.checkpoints import Checkpoints
+        from pysampler._learning.checkpoints import Checkpoints
         checkpoints = Checkpoints(sys.argv[1])
         checkpoints.save(1, x=np.zeros(3), random=np.random.default_rng(1))
         assert checkpoints.restore(random=np.random.default_rng(2)).keys() == {"x", "step"}
@@ -709,7 +709,7 @@ KILLED = """if True:
     import numpy as np
     from pathlib import Path
     from pysampler import Replay
-    from pysampler.checkpoints import Checkpoints
+    from pysampler._learning.checkpoints import Checkpoints
 
     replay = Replay(4, {"x": np.zeros(2)})
     none = np.zeros(4)
@@ -804,7 +804,7 @@ def test_ctrl_c_at_any_call_of_a_save_leaves_whole_checkpoints_and_nothing_else(
 LOOP = """if True:
     import sys
     import numpy as np
-    from pysampler.checkpoints import Checkpoints
+    from pysampler._learning.checkpoints import Checkpoints
 
     checkpoints = Checkpoints(sys.argv[1])
     step = checkpoints.latest or 0

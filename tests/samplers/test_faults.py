@@ -11,7 +11,7 @@ import pytest
 from scripted import Mortal
 
 import pysampler
-from pysampler import vector_env
+from pysampler._vector import vector_env
 from pysampler.errors import ClosedError, EnvError, EnvTimeoutError, WorkerLostError
 
 

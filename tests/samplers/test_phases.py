@@ -14,8 +14,8 @@ from interrupts import at_point
 from scripted import by_env
 
 import pysampler
-from pysampler.actors import _CHUNK
-from pysampler.alone import _LOOK
+from pysampler._actors.actors import _CHUNK
+from pysampler._actors.alone import _LOOK
 from pysampler.sync import now, sleep_until
 
 

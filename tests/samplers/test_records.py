@@ -13,7 +13,7 @@ from scripted import Counting, Scripted, policy
 
 import pysampler
 from pysampler import Replay
-from pysampler.records import Records
+from pysampler._actors.records import Records
 
 SCRIPTS = ["b", ".b", "..t.c", "b.tc...", "....b", "." * 50]
 

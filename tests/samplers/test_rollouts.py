@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scripted import Counting, Scripted, policy, slow_rollout
 
 import pysampler
-from pysampler.rollout import _copying
+from pysampler._rollouts.rollout import _copying
 
 HORIZON = 5
 WAYS = [

@@ -11,7 +11,7 @@ import pytest
 from gymnasium.utils.env_checker import data_equivalence
 
 import pysampler
-from pysampler import infos
+from pysampler._frames import infos
 
 
 class Typed(gym.Env):

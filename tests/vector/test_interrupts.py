@@ -15,7 +15,8 @@ from gymnasium import spaces
 from interrupts import Interrupted, at_each_point, at_point, handler
 
 import pysampler
-from pysampler import nursery, places
+from pysampler._rollouts import places
+from pysampler._workers import nursery
 from pysampler.errors import BusyError, ClosedError, WorkerLostError
 
 # What an exception came past is closed when it is dropped, and Python warns of that.

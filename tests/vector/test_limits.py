@@ -49,7 +49,7 @@ def run(program, *prefix, **kwargs):
 def test_too_few_file_descriptors():
     """However few there are; and when there are enough again, it works."""
     told = run("""
-pysampler.nursery.allow_workers = lambda count: None  # for what comes up after its look
+pysampler._workers.nursery.allow_workers = lambda count: None  # for what comes up after its look
 use()
 fds = me.num_fds()
 told = set()

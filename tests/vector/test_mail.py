@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pysampler import mail
+from pysampler._workers import mail
 from pysampler.errors import LayoutError, WaitTimeoutError
 from pysampler.sync import ByteRing, now
 

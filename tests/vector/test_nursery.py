@@ -20,7 +20,7 @@ from made_up import TellingEnv
 from programs import completed
 
 import pysampler
-from pysampler import nursery
+from pysampler._workers import nursery
 from pysampler.errors import PysamplerError, WorkerLostError
 
 
@@ -167,7 +167,7 @@ def test_a_nursery_that_has_come_to_threads_is_left_with_its_workers(tmp_path):
     out = run(
         """
         import pysampler
-        from pysampler import nursery
+        from pysampler._workers import nursery
         kwargs = {"num_workers": 2}
         a = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs=kwargs)
         a.reset()
@@ -195,7 +195,7 @@ def test_threads_that_every_interpreter_has_are_not_the_fault_of_an_import(tmp_p
     out = run(
         """
         import pysampler
-        from pysampler import nursery
+        from pysampler._workers import nursery
         for _ in range(3):
             envs = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs={"num_workers": 2})
             envs.reset()
@@ -252,7 +252,7 @@ def test_modules_are_imported_again_by_a_nursery_that_takes_the_place_of_another
     out = run("""
         import sys
         import pysampler
-        from pysampler import nursery
+        from pysampler._workers import nursery
         def loaded(env):
             import sys
             return "gymnasium.envs.classic_control.cartpole" in sys.modules
@@ -314,7 +314,7 @@ def test_a_program_without_outputs_has_workers(closed, tmp_path):
         for fd in {closed}:
             os.close(fd)
         import pysampler
-        from pysampler import nursery
+        from pysampler._workers import nursery
         for _ in range(2):
             envs = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs={{"num_workers": 2}})
             envs.reset()
@@ -359,7 +359,7 @@ def test_children_of_envs_inherit_no_descriptors(context):
 def test_a_nursery_leaves_though_a_fork_of_its_parent_lives():
     out = run("""
         import os, pysampler
-        from pysampler import nursery
+        from pysampler._workers import nursery
         envs = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs={"num_workers": 2})
         envs.reset()
         hold, release = os.pipe()
@@ -534,7 +534,7 @@ def test_what_envs_started_ends_with_a_program_that_ends_while_its_nursery_impor
         """
         import subprocess
         import pysampler
-        from pysampler import nursery
+        from pysampler._workers import nursery
         from gymnasium.envs.classic_control import CartPoleEnv
         class Simulator(CartPoleEnv):
             def __init__(self):

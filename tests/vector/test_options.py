@@ -15,8 +15,8 @@ from gymnasium.vector import AutoresetMode
 from made_up import SpaceEnv, TellingEnv, same
 
 import pysampler
+from pysampler._vector.recording import Recorder, Replayer
 from pysampler.errors import EnvError, ReplayError
-from pysampler.recording import Recorder, Replayer
 
 
 class Tasked(gym.Env):

@@ -15,7 +15,7 @@ from made_up import TellingEnv
 from programs import completed
 
 import pysampler
-from pysampler import nursery, worker
+from pysampler._workers import nursery, worker
 from pysampler.errors import WorkerLostError
 
 CARTPOLE = """
@@ -34,7 +34,7 @@ import functools
 import gymnasium as gym
 import numpy as np
 import pysampler
-from pysampler import nursery
+from pysampler._workers import nursery
 
 class Mine(gym.Env):
     observation_space = gym.spaces.Discrete(1000)
@@ -287,7 +287,9 @@ def test_a_killed_worker_is_told_of(context):
 def test_another_nursery_takes_the_place_of_a_dead_one():
     pysampler.VectorEnv([TellingEnv]).close()
     nurseries = [
-        p for p in psutil.Process().children() if "pysampler.nursery" in " ".join(p.cmdline())
+        p
+        for p in psutil.Process().children()
+        if "pysampler._workers.nursery" in " ".join(p.cmdline())
     ]
     assert len(nurseries) == 1
     nurseries[0].kill()

@@ -16,7 +16,7 @@ from made_up import TellingEnv
 from programs import completed
 
 import pysampler
-from pysampler.block import EnvHost
+from pysampler._vector.host import EnvHost
 from pysampler.errors import EnvError
 
 

@@ -1,0 +1,226 @@
+"""Base class of samplers that use a vector env exclusively: rollouts, actors, a watcher.
+
+It has a lease of the vector env, lets its envs work on frames laid out for what its policy says,
+and gives it back as it was. Meanwhile it cannot be stepped by others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from gymnasium.vector.vector_env import AutoresetMode
+
+from pysampler._closing import Closing, Single
+from pysampler._policies.policies import Acting, Actor, needs_torch
+from pysampler._vector.lease import Lease
+from pysampler._vector.make import make_vec, vector_options
+from pysampler._vector.vector_env import VectorEnv
+from pysampler._workers import nursery
+from pysampler.errors import BusyError, ClosedError, EnvError, LostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from pysampler._frames.frames import Frames
+    from pysampler._policies.policies import Said
+    from pysampler.sync import Segment
+
+__all__ = ["Begun", "Borrower", "vector_env_of"]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Frames laid out for a policy, with the observations of a reset in the first of them."""
+
+    frames: Frames
+    segment: Segment
+    acting: Acting
+    asked: Any  # what the policy said to those observations
+
+
+class Borrower(Single, Closing):
+    """Has a vector env until it is closed."""
+
+    # What it is for and what it is, in errors.
+    _purpose = "sample rollouts"
+    _name = "rollouts"
+    _what = "a rollout"
+
+    _closed = True  # until it is open
+    _hurry = False  # Ctrl-C ends it: an env in a long step does not hold that up
+
+    def _borrow(self, envs: VectorEnv, *, owned: bool) -> None:
+        """From now on; ``owned``: closed with this one."""
+        if envs.worker is not None:
+            raise ValueError(
+                f"cannot {self._purpose}: what a `worker` function runs resets its env by itself; "
+                "expected a vector env without one"
+            )
+        spec = envs._spec
+        if spec.odd_observations or spec.odd_actions:
+            raise ValueError(
+                f"cannot {self._purpose}: {envs.single_observation_space} and "
+                f"{envs.single_action_space} have parts without a fixed shape, which lie in no "
+                "array"
+            )
+        self.envs = envs
+        self._owned = owned
+        self._take_over()
+        self._closed = False
+
+    def _take_over(self) -> None:
+        envs = self.envs
+        with envs._entered(self._name):
+            envs._expect_idle(self._name)
+            self._lease = envs._lease = Lease(self._name, self._what)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the vector env has been given back."""
+        return self._closed or self.envs.closed
+
+    @property
+    def _mine(self) -> bool:
+        return self.envs._guard.mine
+
+    def _expect_open(self) -> None:
+        if not self._mine:
+            raise ClosedError(f"cannot {self._purpose}: made by another process, this is a fork")
+        if self.closed:
+            raise ClosedError(f"cannot {self._purpose}: they are closed")
+
+    # -- beginning -------------------------------------------------------------------------------
+
+    def _open_with(
+        self,
+        actor: Actor,
+        seed: int | list[int | None] | None,
+        count: int,
+        room: int | Callable[[Said], int],
+        *,
+        infos: Literal["all", "none"] = "none",
+    ) -> Begun:
+        """Reset the envs, ask a policy for the first time, lay out frames for what it says.
+
+        ``room``: bytes for other things beside the frames.
+        """
+        envs = self.envs
+        lease = self._lease
+        try:
+            lease.lent_back = True
+            envs.reset(seed=seed)
+        finally:
+            lease.lent_back = False
+        results = envs._results
+        seen = [leaf[results.frame].copy() for leaf in results.frames.observations]
+        versions = results.frames.options_versions[results.frame].copy()
+        everyone = slice(0, envs.num_envs)
+        own = [array.copy() for array in seen]  # which the policy may do with what it likes
+        initial = actor.initial_state(envs.num_envs)
+        actor.draw_with(None, envs.num_envs)
+        asked = actor(own, initial, everyone)
+        said = actor.describe(*asked)
+        size = room if isinstance(room, int) else room(said)
+        lease.laid_out = True
+        frames, segment = envs._lay_out(count, AutoresetMode.SAME_STEP, infos, said.fields, size)
+        for leaf, rows in zip(frames.observations, seen, strict=True):
+            leaf[0] = rows
+        frames.options_versions[0] = versions
+        acting = Acting(actor, said, frames)
+        acting.forget(0, everyone, initial)
+        return Begun(frames, segment, acting, asked)
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def _signal(self) -> None:
+        """Tell what is under way to end, without waiting and without a lock."""
+        raise NotImplementedError
+
+    def _end(self) -> bool:
+        """Let what is under way end; whether nothing but the pool is at work."""
+        raise NotImplementedError
+
+    def _drop(self) -> None:
+        """What is under way is not wanted: wait for its end."""
+        self.envs._drop_work(self._what, ended=self._end())
+
+    def _give_back(self) -> None:
+        """Give the vector env back: usable when this returns, unless another thread uses it."""
+        envs, lease = self.envs, self._lease
+        lease.over = True
+        if self._hurry:  # the vector env waits for what is under way, in its next call
+            self._signal()
+            return
+        ended = self._end()
+        if envs._lease is lease and not envs.closed:
+            # A thread that is inside finds that the lease is over, or a signal handler's does.
+            with contextlib.suppress(BusyError, ClosedError), envs._entered("close"):
+                envs._drop_work(self._what, ended=ended)
+                envs._expect_idle("close")
+
+    def let_go(self) -> None:
+        """Close, but for the vector env."""
+        if self._closed or not self._mine:
+            return
+        self._lease.over = True  # first: where the rest is interrupted, the vector env does it
+        self._closed = True
+        with contextlib.suppress(LostError, EnvError):
+            self._give_back()
+
+    def close(self) -> None:
+        """End what is under way, and give the vector env back, or close it if it was made here."""
+        if not hasattr(self, "envs"):
+            return
+        self.let_go()
+        if self._mine and self._owned and not self.envs.closed:
+            self.envs.close(terminate=self._hurry)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._hurry = kind is not None and not issubclass(kind, Exception)
+        self.close()
+
+    def __del__(self) -> None:
+        # Finalizers may run anywhere: the vector env takes itself back in its next call.
+        lease = getattr(self, "_lease", None)
+        if lease is None or not self._mine:
+            return
+        lease.over = True
+        with contextlib.suppress(Exception):
+            self._signal()
+        if self._owned:
+            self.envs._pool.kill(wait=0)
+
+
+def vector_env_of(
+    envs: Any,
+    num_envs: int | None,
+    vector_kwargs: dict[str, Any] | None,
+    purpose: str,
+    policy: Any = None,
+    **kwargs: Any,
+) -> tuple[VectorEnv, bool]:
+    """A vector env that was given or is made, and whether it was made here.
+
+    ``policy``: what its workers will act with.
+    """
+    if isinstance(envs, VectorEnv):
+        if num_envs is not None or vector_kwargs is not None:
+            raise ValueError(f"cannot {purpose}: num_envs and vector_kwargs are of other envs")
+        return envs, False
+    options = vector_options(vector_kwargs)
+    clean = options.get("context") in (None, "nursery") and options.get("num_workers") != 0
+    if needs_torch(policy) and clean and options.get("preload") is None:
+        nursery.preload(["torch"])  # once, and not in every worker
+    made = make_vec(envs, 1 if num_envs is None else num_envs, vector_kwargs=options, **kwargs)
+    if not isinstance(made, VectorEnv):
+        made.close()
+        raise TypeError(f"cannot {purpose}: of {type(made).__name__}")
+    return made, True

@@ -1,0 +1,396 @@
+"""Rollouts: a policy and envs walk the ring of frames, T steps at a time.
+
+A rollout is T + 1 frames in a row. In frame t lies what the envs returned at last, and beside it
+what the policy said to that; its actions lie in frame t + 1, where the step they are for writes its
+results. The last observations of a rollout are written to the first frame of the next.
+
+Who walks is where the policy is (places.py): in this process, for all envs or whoever is ready, or
+in the workers, each for its own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from pysampler import _core
+from pysampler._frames.spec import build
+from pysampler._numbers import is_real, true_or_false, whole_number
+from pysampler._policies.acting import Progress
+from pysampler._policies.borrowing import Borrower, vector_env_of
+from pysampler._policies.policies import Actor, is_module, no_odd, weights_of
+from pysampler._policies.seeds import again, entropy_of, number_of
+from pysampler._rollouts.places import Centre, Way, Workers, copied
+from pysampler._rollouts.rollout import Rollout, wait_for_copies
+from pysampler._rollouts.tally import InfoColumns, Tally
+from pysampler._vector.vector_env import VectorEnv
+from pysampler.errors import ClosedError
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+
+__all__ = ["Rollouts", "rollouts"]
+
+Where = Literal["centre", "workers"]
+
+
+def rollouts(
+    envs: Any,
+    policy: Any,
+    horizon: int,
+    *,
+    num_envs: int | None = None,
+    vector_kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> Rollouts:
+    """Rollouts of a policy in envs, one after the other, for ever: an iterator.
+
+    ``envs`` is a :class:`pysampler.VectorEnv`, or what :func:`pysampler.make_vec` makes one of:
+    then ``num_envs`` and ``vector_kwargs`` are its, and it is closed with the rollouts. ``options``
+    are those of :class:`Rollouts`.
+
+    >>> def policy(observations):
+    ...     return (observations[:, 2] > 0).astype(int)
+    >>> with rollouts("CartPole-v1", policy, horizon=32, num_envs=4, seed=1) as some:
+    ...     rollout = next(some)
+    ...     rollout.observations.shape, rollout.rewards.shape
+    ((33, 4, 4), (32, 4))
+    """
+    acting = policy if options.get("where") == "workers" else None
+    made, owned = vector_env_of(envs, num_envs, vector_kwargs, "sample rollouts", acting)
+    try:
+        return Rollouts(made, policy, horizon, owned=owned, **options)
+    except BaseException:
+        if owned:
+            made.close()
+        raise
+
+
+class Rollouts(Borrower):
+    """An iterator over rollouts of ``horizon`` steps of all envs. It begins with a reset.
+
+    - ``policy``: see :mod:`pysampler._policies.policies`.
+    - ``where``: the policy is in the "centre", asked in this process for all envs together, or in
+      the "workers", each of which acts for its own envs: one command a rollout instead of one a
+      step. Weights of a torch module reach them on a board, other policies are pickled whenever
+      they have changed. If the vector env has ``groups=2``, the policy in the centre acts for one
+      half of each worker's envs while the other half steps.
+    - ``overlap``: the next rollout is sampled while you use the last one, with the policy as it was
+      when you got that: ``rollout.lag`` is 1. The policy is copied for it.
+    - ``keep``: how many of the newest rollouts stay as they are.
+    - ``min_envs``, ``timeout``: the policy (in the centre) acts as soon as so many envs are ready,
+      or so many seconds later for those that are; envs drift apart, and each step lands in its
+      place all the same. With ``whole=False`` a rollout is over when the first envs have all their
+      steps; ``valid`` and ``lengths`` say what the others have. What is under way then is their
+      first step in the next rollout, acted by the policy of this one: nothing is lost.
+    - ``threads``: of torch, while a policy in the centre acts on the CPU. More than one wait for
+      work by spinning, which takes the CPUs from the workers; it pays for wide networks only. None
+      leaves torch as it is, and so does ``overlap``.
+    - ``fresh``: each rollout begins with a reset of all envs, without waiting for one another.
+    - ``infos``: keys of infos that are to be in ``rollout.infos``: numbers, arrays, dicts of these.
+    - ``seed``: of the first reset, and of the policy's random numbers in workers and in
+      ``generators``.
+
+    Meanwhile the vector env resets envs in the step that ends their episode, whatever its own
+    ``autoreset_mode``, and cannot be stepped by others; ``close()`` gives it back. A failed env is
+    an ``EnvError``: the rollout under way is dropped, and the next begins with a reset. Where
+    workers are replaced (``on_worker_loss="restart"``) the rollout goes on: the step is not
+    ``valid``, ``lost`` tells why, and the episode is truncated.
+    """
+
+    def __init__(
+        self,
+        envs: VectorEnv,
+        policy: Any,
+        horizon: int,
+        *,
+        where: Where = "centre",
+        overlap: bool = False,
+        keep: int = 1,
+        min_envs: int | None = None,
+        timeout: float | None = None,
+        whole: bool = True,
+        fresh: bool = False,
+        infos: Iterable[str] = (),
+        threads: int | None = 1,
+        seed: int | list[int | None] | None = None,
+        owned: bool = False,
+    ) -> None:
+        horizon = whole_number("sample rollouts", "horizon", horizon, 1)
+        keep = whole_number("sample rollouts", "keep", keep, 1)
+        overlap = true_or_false("sample rollouts", "overlap", overlap)
+        whole = true_or_false("sample rollouts", "whole", whole)
+        fresh = true_or_false("sample rollouts", "fresh", fresh)
+        if where not in get_args(Where):
+            raise _refuse("where", where, 'one of "centre", "workers"')
+        partial = min_envs is not None or timeout is not None or not whole or fresh
+        if where == "workers" and partial:
+            raise ValueError(
+                "cannot sample rollouts: min_envs, timeout, fresh and whole=False are for a policy "
+                "in the centre; workers do not wait for one another"
+            )
+        if fresh and not whole:
+            raise ValueError(
+                "cannot sample rollouts: with fresh, what is under way at the end of a rollout "
+                "would be lost; expected whole=True"
+            )
+        if threads is not None:
+            threads = whole_number("sample rollouts", "threads", threads, 1)
+        if min_envs is not None:
+            min_envs = min(whole_number("sample rollouts", "min_envs", min_envs, 1), envs.num_envs)
+        if not (timeout is None or is_real(timeout, 0)):
+            raise _refuse("timeout", timeout, "seconds >= 0 or None")
+        if isinstance(infos, str):
+            raise _refuse("infos", infos, f"a list of keys: [{infos!r}]")
+        if not isinstance(infos, Iterable):
+            raise _refuse("infos", infos, "a list of keys")
+        self._spec = envs._spec
+        self.horizon = horizon
+        self._actor = self._actor_of(policy)
+        self._where = where
+        self._way = Way(
+            envs,
+            policy,
+            weakref.WeakMethod(self._actor_of),  # rollouts that are dropped are gone at once
+            horizon,
+            overlap=overlap,
+            partial=partial,
+            min_envs=envs.num_envs if min_envs is None else min_envs,
+            timeout=None if timeout is None else int(min(timeout, 1e9) * 1e9),
+            whole=whole,
+            fresh=fresh,
+            threads=threads,
+        )
+        self._infos = list(infos)
+        self._seed = seed
+        self._entropy: int | list[int] | None = None  # of random numbers
+        self._beginnings = 0
+        self._slots = keep + overlap
+        self._slot = 0
+        self._place: Centre | Workers | None = None
+        self._dropping: Centre | Workers | None = None  # that ends
+        self._tally: Tally | None = None
+        self._under_way = False  # a rollout has been started and not been finished
+        self._version = 0
+        self._handed_out_at: int | None = None
+        self._learner_ns = 0
+        self._busy = 0.0  # seconds of all envs together, up to the last rollout
+        # Of next().
+        self._turn = _core.Guard(
+            "these rollouts", "cannot sample rollouts: they are closed", ClosedError
+        )
+        self._failed: Exception | None = None  # what the next rollout could not be started for
+        self._borrow(envs, owned=owned)
+
+    def _actor_of(self, policy: Any) -> Actor:
+        return Actor(policy, self._spec)
+
+    def __iter__(self) -> Iterator[Rollout]:
+        return self
+
+    def __next__(self) -> Rollout:
+        """The next rollout."""
+        self._expect_open()
+        with self._turn.entry("sample rollouts"):
+            self.resume()
+            return self._next()
+
+    def _next(self) -> Rollout:
+        self._learner_ns = 0 if self._handed_out_at is None else now() - self._handed_out_at
+        try:
+            if self._failed is not None:
+                error, self._failed = self._failed, None
+                raise error
+            if self._place is None:
+                self._begin()
+            assert self._place is not None
+            if not self._under_way:
+                self._start(0)
+            self._place.finish()
+            self._under_way = False
+            rollout = self._made()
+            if self._way.overlap:
+                try:
+                    self._start(1)
+                except Exception as error:  # this rollout is there all the same
+                    self._failed = error
+        except Exception:
+            self._drop()
+            raise
+        except BaseException:  # Ctrl-C: not held up by an env in a long step
+            self._forget()
+            raise
+        self._handed_out_at = now()
+        return rollout
+
+    # -- a rollout -------------------------------------------------------------------------------
+
+    def _start(self, lag: int) -> None:
+        """Take over the policy as it is now, and let the next slot be filled."""
+        assert self._place is not None
+        self.envs._tell_columns()
+        self._lag = lag
+        self._version += 1
+        self._under_way = True
+        self._place.acting.actor.settle()
+        wait_for_copies(self._place.frames.memory)
+        self._place.start(self._slot * (self.horizon + 1))
+
+    def _made(self) -> Rollout:
+        """The rollout that has been finished."""
+        place, tally, envs = self._place, self._tally, self.envs
+        assert place is not None
+        assert tally is not None
+        base = self._slot * (self.horizon + 1)
+        self._slot = (self._slot + 1) % self._slots
+        frames = place.frames
+        steps = slice(base + 1, base + 1 + self.horizon)
+        seen = slice(base, base + 1 + self.horizon)
+        acted = slice(base, base + self.horizon)
+        if self._way.fresh:
+            tally.begin_episodes()
+        marks = tally.count(base // (self.horizon + 1), frames, steps, place.lengths)
+        rest, place.rest = place.rest, []
+        columns = InfoColumns(envs._results, frames, self._infos, rest, steps, marks)
+        said = place.acting.said
+        count = len(said.extras)
+        spec = self._spec
+        rewards = frames.rewards[steps]
+        if not self._way.whole:  # a step under way may yet be writing to its row
+            rewards = np.where(marks["valid"], rewards, 0.0)
+        before, self._busy = self._busy, envs._pool.busy_seconds()
+        at_work = (self._busy - before) / max(1, envs.num_workers)
+        seconds = {**place.seconds, "envs": at_work, "learner": self._learner_ns / 1e9}
+        place.seconds = dict.fromkeys(place.seconds, 0.0)
+        return Rollout(
+            observations=_tree(spec.observation_tree, frames.observations, seen),
+            actions=_tree(spec.action_tree, place.acting.actions, steps),
+            rewards=rewards,
+            terminated=frames.terminated[steps],
+            truncated=frames.truncated[steps],
+            final_observations=_tree(spec.observation_tree, frames.final_observations, steps),
+            extras={
+                name: array[acted]
+                for (name, _), array in zip(said.extras, frames.extras[:count], strict=True)
+            },
+            state=place.acting.recorded_state(acted),
+            infos=columns.values,
+            info_masks=columns.masks,
+            options=frames.options_versions[seen],
+            version=self._version,
+            lag=self._lag,
+            seconds=seconds,
+            memory=frames.memory,
+            **marks,
+        )
+
+    # -- beginning and ending --------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Reset the envs, ask the policy for the first time, lay out frames for what it says."""
+        envs = self.envs
+        if self._dropping is not None or envs._pool.pending:  # that was interrupted
+            self._drop()
+        actor = self._actor
+        if self._where == "workers":
+            actor = self._actor_of(copied(self._way.policy))
+        weights = weights_of(self._way.policy) if is_module(self._way.policy) else None
+        board_bytes = sum(w.nbytes + 8 for w in (weights or {}).values()) * 3
+        seed = self._seed
+        if self._beginnings > 0:  # the envs' own numbers are those of what came in between
+            assert self._entropy is not None
+            seed = number_of(again(self._entropy, self._beginnings))
+        begun = self._open_with(
+            *(actor, seed, self._slots * (self.horizon + 1)),
+            board_bytes + Progress.size_of(len(envs._groups)) + (1 << 16),
+            infos="all" if self._infos else "none",
+        )
+        if self._entropy is None:
+            self._entropy = entropy_of(self._seed)
+        entropy = again(self._entropy, self._beginnings)
+        self._beginnings += 1
+        self._slot = 0
+        self._under_way = False
+        self._busy = envs._pool.busy_seconds()
+        self._tally = Tally(self._slots, self.horizon, envs.num_envs)
+        frames, acting = begun.frames, begun.acting
+        if self._where == "workers":
+            self._place = Workers(self._way, acting, frames, begun.segment, weights, entropy)
+        else:
+            self._place = Centre(self._way, acting, frames, begun.asked, entropy)
+        self._lease.end = _ending(weakref.ref(self._place))
+
+    def _signal(self) -> None:
+        if self._place is not None:
+            self._place.stop()
+
+    def _forget(self) -> None:
+        """Use none of what is under way; whoever uses the envs next waits for its end."""
+        self._signal()
+        self._dropping = self._place or self._dropping
+        self._under_way = False
+        self._place = None
+        self._handed_out_at = None
+
+    def _end(self) -> bool:
+        self._forget()  # first: an interrupted end is gone through again
+        ended = self._dropping is None or self._dropping.end()
+        self._dropping = None
+        return ended
+
+    def let_go(self) -> None:
+        """Close, but for the vector env."""
+        if self._closed or not self._mine:
+            return
+        entry = self._turn.closing("close rollouts")
+        with entry:
+            self._lease.over = True
+            if entry.nested:  # a signal handler, in the middle of next(), which ends by it
+                self._signal()
+                self._closed = True
+            else:
+                super().let_go()
+            self._turn.close()
+
+    def pause(self) -> None:
+        """Give the vector env back for a while; the next rollout begins with a reset."""
+        self._expect_open()
+        with self._turn.entry("pause rollouts"):
+            self._give_back()
+
+    def resume(self) -> None:
+        """After ``pause``. Nothing may be pending."""
+        if self._closed or self.envs.closed or not self._lease.over:
+            return
+        self._take_over()
+
+    def __repr__(self) -> str:
+        return (
+            f"<pysampler.Rollouts of {self.envs!r}, horizon {self.horizon}, policy in the "
+            f"{self._where}{', closed' * self.closed}>"
+        )
+
+
+def _ending(place: Callable[[], Centre | Workers | None]) -> Callable[[], bool]:
+    """For the lease, which must not keep what refers to the vector env."""
+
+    def end() -> bool:
+        at_work = place()
+        return at_work is None or at_work.end()
+
+    return end
+
+
+def _tree(tree: Any, arrays: Sequence[npt.NDArray[Any]], steps: slice) -> Any:
+    return build(tree, lambda leaf: arrays[leaf][steps], no_odd)
+
+
+def _refuse(what: str, got: Any, expected: str) -> ValueError:
+    return ValueError(f"cannot sample rollouts: {what} {got!r}, expected {expected}")

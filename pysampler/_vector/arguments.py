@@ -1,0 +1,303 @@
+"""What a vector env is given, checked before anything is started with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.error import CustomSpaceError
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils.shared_memory import create_shared_memory
+
+from pysampler._frames.spec import Spec, leaves
+from pysampler._numbers import is_real, is_whole, whole_number
+from pysampler._workers.nursery import CONTEXTS
+from pysampler._workers.pool import Faults
+from pysampler._workers.processes import Share
+from pysampler.sync import now, usable_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+Infos = Literal["all", "final", "none"]
+OnLoss = Literal["raise", "restart"]
+OnHang = Literal["raise", "wait", "restart"]
+Wait = Literal["adaptive", "spin", "yield", "park"]
+
+# Of time-outs, in seconds: 30 years.
+LONGEST = 1e9
+# (spin, yield) in ns before a wait parks; None: learned.
+_POLICIES: dict[Wait, tuple[int, int] | None] = {
+    "adaptive": None,
+    "spin": (10**12, 0),
+    "yield": (0, 10**6),
+    "park": (0, 0),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a vector env works, beside what it returns."""
+
+    groups: int
+    frames: int
+    wait: Wait
+    infos: Infos
+    on_worker_loss: OnLoss = "raise"
+    most_losses: tuple[int, float] = (3, 10.0)
+    step_timeout: float | None = None
+    on_hang: OnHang = "raise"
+
+    def __post_init__(self) -> None:
+        whole_number("make vector env", "groups", self.groups, least=1)
+        whole_number("make vector env", "frames", self.frames, least=1)
+        _one_of("wait", self.wait, get_args(Wait))
+        _one_of("infos", self.infos, get_args(Infos))
+        _one_of("on_worker_loss", self.on_worker_loss, get_args(OnLoss))
+        _one_of("on_hang", self.on_hang, get_args(OnHang))
+        if self.step_timeout is not None and not (
+            is_real(self.step_timeout, 0) and 0 < self.step_timeout <= LONGEST
+        ):
+            expected = f"seconds > 0, up to {LONGEST:.0e}, or None: no time-out"
+            raise _refuse("step_timeout", self.step_timeout, expected)
+        most_losses(self.most_losses)
+
+    @property
+    def faults(self) -> Faults:
+        """What to do about lost workers and late envs."""
+        return Faults(self.on_worker_loss, self.most_losses, self.step_timeout, self.on_hang)
+
+    @property
+    def policy(self) -> tuple[int, int] | None:
+        """Of the waits: (spin, yield) in ns."""
+        return _POLICIES[self.wait]
+
+
+def _refuse(what: str, got: Any, expected: str) -> ValueError:
+    return ValueError(f"cannot make vector env: {what} {got!r}, expected {expected}")
+
+
+def _one_of(what: str, got: Any, expected: Iterable[str]) -> None:
+    if got not in expected:
+        raise _refuse(what, got, "one of " + ", ".join(map(repr, expected)))
+
+
+def most_losses(given: Any, doing: str = "make vector env") -> tuple[int, float]:
+    """How many losses of one worker, within how many seconds."""
+    pair = isinstance(given, (tuple, list)) and len(given) == 2
+    if not (pair and is_whole(given[0], 1) and is_real(given[1], 0) and given[1] > 0):
+        expected = "(how many, within how many seconds)"
+        raise ValueError(f"cannot {doing}: most_losses {given!r}, expected {expected}")
+    count, seconds = given
+    return count, seconds
+
+
+def env_fns(given: Iterable[Callable[[], gym.Env[Any, Any]]]) -> list[Callable[[], Any]]:
+    """Functions, at least one."""
+    if not isinstance(given, Iterable):
+        raise TypeError(
+            f"cannot make vector env: env_fns {given!r}, expected a list of functions that each "
+            "make an env"
+        )
+    functions = list(given)
+    if not functions:
+        raise ValueError("cannot make vector env: no env_fns, expected at least one")
+    for i, function in enumerate(functions):
+        if not callable(function):
+            raise TypeError(
+                f"cannot make vector env: env_fns[{i}] is a {type(function).__name__}, expected a "
+                "function that makes an env"
+            )
+    return functions
+
+
+def autoreset_mode(given: str | AutoresetMode) -> AutoresetMode:
+    """One of gymnasium's."""
+    try:
+        return AutoresetMode(given)
+    except ValueError:
+        modes = " or ".join(f"{mode} ({mode.value!r})" for mode in AutoresetMode)
+        raise _refuse("autoreset_mode", given, modes) from None
+
+
+def context(given: str | None) -> str:
+    """Where workers come from."""
+    if given in (None, "forkserver"):
+        return "nursery"
+    _one_of("context", given, (*CONTEXTS, "forkserver"))
+    return given
+
+
+def preload(given: Sequence[str] | None) -> list[str] | None:
+    """Names of modules."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        raise _refuse("preload", given, f"a list of names of modules: [{given!r}]")
+    return list(given)
+
+
+def workers(given: int | None, envs: int, most: int | None) -> int:
+    """How many; each steps one env at a time, so no more than may be at work together."""
+    if most is not None:
+        # gymnasium's words
+        if not isinstance(most, (int, np.integer)):
+            raise ValueError(f"`max_concurrency` must be an integer or None, got {type(most)}.")
+        if most < 1:
+            raise ValueError(f"`max_concurrency` must be a positive or None, got {most}.")
+    wanted = (
+        usable_cpus() if given is None else whole_number("make vector env", "num_workers", given, 0)
+    )
+    return min(wanted, envs, envs if most is None else int(most))
+
+
+def shares(envs: int, workers: int, groups: int) -> list[Share]:
+    """The envs of each worker and group, in order, as even as they divide."""
+    all_shares, first = [], 0
+    for count in _parts(envs, workers):
+        all_shares.append(Share(first, tuple(_parts(count, min(groups, count)))))
+        first += count
+    return all_shares
+
+
+def _parts(count: int, parts: int) -> list[int]:
+    return [count // parts + (i < count % parts) for i in range(parts)]
+
+
+def seeds(given: Any, envs: int) -> list[int | None]:
+    """One for each env."""
+    if given is None:
+        return [None] * envs
+    if isinstance(given, (int, np.integer)):
+        return [int(given) + i for i in range(envs)]
+    if isinstance(given, (str, bytes)) or not hasattr(given, "__len__"):
+        raise TypeError(
+            f"cannot reset: seed {given!r}, expected a whole number, a list with one for each env, "
+            "or None"
+        )
+    if len(given) != envs:
+        raise ValueError(
+            f"If seeds are passed as a list the length must match num_envs={envs} but got "
+            f"length={len(given)}."
+        )
+    return list(given)
+
+
+def indices(given: Iterable[int], envs: int) -> list[int]:
+    """Of some envs."""
+    chosen = [int(i) for i in given]
+    if bad := [i for i in chosen if not 0 <= i < envs]:
+        raise IndexError(f"cannot choose env {bad[0]}: expected indices below {envs}")
+    return chosen
+
+
+def env_ids(given: Any) -> npt.NDArray[np.int64]:
+    """Indices of envs."""
+    ids = np.asarray(given)
+    if ids.size and ids.dtype.kind not in "iu":
+        raise TypeError(f"cannot choose envs: env_ids of dtype {ids.dtype}, expected whole numbers")
+    return ids.astype(np.int64, copy=False)
+
+
+def options(given: Any, envs: Sequence[int]) -> list[tuple[int, dict[str, Any] | None]]:
+    """One for each of the envs."""
+    if given is None or isinstance(given, dict):
+        each = [given] * len(envs)
+    elif isinstance(given, Iterable):
+        each = list(given)
+    else:
+        raise TypeError(
+            f"cannot set options: {type(given).__name__}, expected a dict, None, or a list with "
+            "one for each env"
+        )
+    if len(each) != len(envs):
+        raise ValueError(f"cannot set options: {len(each)} of them, expected {len(envs)}")
+    for one in each:
+        if one is not None and not isinstance(one, dict):
+            raise TypeError(f"cannot set options: {type(one).__name__}, expected a dict or None")
+    return list(zip(envs, each, strict=True))
+
+
+def batch(least: int | None, most: int | None, envs: int, largest: int) -> tuple[int, int]:
+    """How many envs to receive, given how many the largest group has."""
+    least = None if least is None else min(whole_number("receive", "min_envs", least, 0), envs)
+    most = envs if most is None else min(whole_number("receive", "max_envs", most, 1), envs)
+    if most < largest:
+        raise ValueError(
+            f"cannot receive: max_envs {most}, but groups have up to {largest} envs; expected at "
+            "least that, or pass more groups to make them smaller"
+        )
+    if least is None:
+        return most, most
+    if least > most:
+        raise ValueError(f"cannot receive: min_envs {least}, more than max_envs {most}")
+    return least, most
+
+
+def seconds(timeout: float | None, what: str) -> float | None:
+    """How long a call may wait; as in gymnasium, less than 0 is not at all."""
+    if timeout is None:
+        return None
+    if not is_real(timeout):
+        raise ValueError(f"cannot call {what}: timeout {timeout!r}, expected seconds or None")
+    return min(timeout, LONGEST)
+
+
+def deadline(timeout: float | None, doing: str = "receive") -> int | None:
+    """In ns of now()."""
+    if timeout is None:
+        return None
+    if not is_real(timeout, 0):
+        raise ValueError(f"cannot {doing}: timeout {timeout!r}, expected seconds >= 0 or None")
+    return now() + int(min(timeout, LONGEST) * 1e9)
+
+
+def reset_mask(given: Any, envs: int) -> npt.NDArray[np.bool_]:
+    """Which envs to reset, in gymnasium's words where it is not that."""
+    if not isinstance(given, np.ndarray):
+        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(given)}")
+    if given.shape != (envs,):
+        raise ValueError(f"`options['reset_mask']` must have shape `({envs},)`, got {given.shape}")
+    if given.dtype != np.bool_:
+        raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {given.dtype}")
+    if not given.any():
+        raise ValueError(
+            "`options['reset_mask']` must contain a boolean array with at least one True value, "
+            f"got reset_mask={given}"
+        )
+    return given
+
+
+def refuse_custom(space: gym.Space[Any]) -> None:
+    """gymnasium puts no space in shared memory that it does not know."""
+    unknown = create_shared_memory.dispatch(object)
+    if isinstance(space, gym.spaces.Dict):
+        for child in space.spaces.values():
+            refuse_custom(child)
+    elif isinstance(space, gym.spaces.Tuple):
+        for child in space.spaces:
+            refuse_custom(child)
+    elif create_shared_memory.dispatch(type(space)) is unknown:
+        raise ValueError(
+            f"cannot put {space} in shared memory: gymnasium does not know its type; pass "
+            "shared_memory=False and its observations travel as the objects they are"
+        ) from CustomSpaceError(str(space))
+
+
+def refuse_nan(spec: Spec, envs: int, actions: Any) -> None:
+    """No space contains nan."""
+    if spec.odd_actions:
+        return
+    for place, value in leaves(spec.action_tree, actions):
+        array = np.asarray(value)
+        if array.dtype.kind not in "fc" or array.shape[:1] != (envs,):
+            continue
+        bad = np.flatnonzero(np.isnan(array).reshape(envs, -1).any(axis=1))
+        if len(bad):
+            at = f" at {place}" if place else ""
+            raise ValueError(f"cannot send actions: nan for env {bad[0]}{at}, expected numbers")

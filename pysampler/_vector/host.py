@@ -1,0 +1,263 @@
+"""What a worker hosts: the envs of its groups, as blocks."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import gymnasium as gym
+from gymnasium.envs import registration
+
+from pysampler import _core
+from pysampler._frames.infos import Column, add_columns
+from pysampler._workers.jobs import Failure
+from pysampler._workers.remote import Raised, dumps, dumps_by_value, report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pysampler._frames.frames import Frames
+    from pysampler.sync import Segment
+
+__all__ = ["Description", "EnvHost", "Leftovers", "call", "make_host", "registered"]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the parent must know of the envs before it can lay out frames."""
+
+    observation_spaces: list[gym.Space[Any]]
+    action_spaces: list[gym.Space[Any]]
+    metadata: dict[str, Any]  # of the first env, as the next two
+    render_mode: str | None
+    name: str
+
+
+# (kind, env, object) each, of what has no place in the frame.
+Leftovers = list[tuple[int, int, Any]]
+
+
+def plain(leftovers: Leftovers) -> Leftovers:
+    """Return what a block had left, with exceptions as failures."""
+    return [
+        (kind, env, Failure(env, "", report(thing), thing))
+        if kind == _core.EnvBlock.ERROR
+        else (kind, env, thing)
+        for kind, env, thing in leftovers
+    ]
+
+
+def _shared(space: gym.Space[Any], known: dict[bytes, gym.Space[Any]]) -> gym.Space[Any]:
+    """Return one space for all that are the same: a pickle of them has it once."""
+    try:
+        return known.setdefault(dumps(space), space)
+    except Exception:  # what cannot be pickled is told of when all are
+        return space
+
+
+class EnvHost:
+    """Envs ``first`` and following, in groups of the given sizes."""
+
+    def __init__(
+        self, env_fns: Sequence[Callable[[], gym.Env[Any, Any]]], first: int, sizes: Sequence[int]
+    ) -> None:
+        self.first = first
+        self.sizes = sizes
+        self.envs: list[gym.Env[Any, Any]] = []
+        for i, env_fn in enumerate(env_fns):
+            try:
+                env = env_fn()
+                _expect_env(env, first + i)
+                self.envs.append(env)
+            except BaseException as error:
+                self.close()
+                if isinstance(error, KeyboardInterrupt):  # the user's, not the env's
+                    raise
+                raise Raised(first + i, "being made") from error
+        self.blocks: list[_core.EnvBlock] = []
+        self.replaced: set[int] = set()  # blocks whose envs replaced lost ones, and did nothing yet
+        self.seeds: Sequence[int] = ()  # of those envs
+        self.acting: Any = None  # the policy of a sampler, where it is in the workers
+
+    def describe(self) -> Description:
+        """The spaces of every env, and what else is asked of the first."""
+        env = self.envs[0]
+        known: dict[bytes, gym.Space[Any]] = {}
+        return Description(
+            [_shared(e.observation_space, known) for e in self.envs],
+            [_shared(e.action_space, known) for e in self.envs],
+            dict(env.metadata),
+            env.render_mode,
+            env.spec.id if env.spec is not None else type(env.unwrapped).__name__,
+        )
+
+    def count_with(self, meter: _core.Meter) -> None:
+        """What envs do is counted with it."""
+        self._meter = meter
+
+    def attach(
+        self,
+        frames: Frames,
+        segment: Segment,
+        autoreset: str,
+        keep: str,
+        columns: Sequence[Column],
+    ) -> None:
+        """Let the blocks work on these frames; ``columns`` of infos there are already."""
+        self.frames = frames
+        self.segment = segment
+        self.acting = None
+        self._infos = _core.Infos()
+        self._known: set[int] = set()
+        self.add_columns(columns)
+        for block in self.blocks:
+            block.use(frames, self._infos, autoreset, keep)
+        if self.blocks:
+            return
+        at = 0
+        for size in self.sizes:
+            envs = self.envs[at : at + size]
+            first = self.first + at
+            self.blocks.append(
+                _core.EnvBlock(envs, first, frames, self._infos, self._meter, autoreset, keep)
+            )
+            at += size
+
+    def left_over(self, block: int) -> Leftovers:
+        """Return what a step or a reset of a block has left, with exceptions as failures."""
+        return plain(self.blocks[block].take_leftovers())
+
+    def add_columns(self, columns: Sequence[Column]) -> None:
+        """Put infos in these columns too from now on."""
+        new = [column for column in columns if column.mask not in self._known]
+        self._known.update(column.mask for column in new)
+        add_columns(self._infos, self.frames, new)
+
+    def replace(self, seeds: Sequence[int]) -> None:
+        """Note that these envs replace lost ones; ``seeds`` are for their next resets."""
+        self.seeds = seeds
+        for block in range(len(self.sizes)):
+            self.blocks[block].replace([seeds[i] for i in self.rows(block)])
+            self.replaced.add(block)
+
+    def close(self) -> None:
+        """Close the envs, each whatever the others raise; the first exception is raised again."""
+        raised: Raised | None = None
+        for i, env in enumerate(self.envs):
+            try:
+                env.close()
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                if raised is None:
+                    raised = Raised(self.first + i, "close()")
+                    raised.__cause__ = error
+        self.envs = []
+        if raised is not None:
+            raise raised
+
+    @contextlib.contextmanager
+    def at(self, i: int, doing: str) -> Iterator[None]:
+        """One env is at work."""
+        self._meter.at(self.first + i)
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise Raised(self.first + i, doing) from error
+        finally:
+            self._meter.idle()
+
+    def rows(self, block: int) -> range:
+        """Return which of the host's envs are those of a block."""
+        at = sum(self.sizes[:block])
+        return range(at, at + self.sizes[block])
+
+
+def call(env: gym.Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A method of an env, or an attribute that is none."""
+    attribute = env.get_wrapper_attr(name)
+    return attribute(*args, **kwargs) if callable(attribute) else attribute
+
+
+def make_host(
+    specs: bytes,
+    env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+    first: int,
+    sizes: Sequence[int],
+    init: Callable[[], Any] | None = None,
+) -> EnvHost:
+    """In the worker: run the user's ``init``, register what the parent has, make the envs."""
+    if init is not None:
+        try:
+            init()
+        except Exception as error:
+            raise Raised(None, "worker_init()") from error
+    if specs:
+        _inherit(cloudpickle.loads(specs))
+    return EnvHost(env_fns, first, sizes)
+
+
+def _expect_env(env: Any, number: int) -> None:
+    """What is not derived from ``gymnasium.Env`` may do, if it looks like one."""
+    methods = all(callable(getattr(env, name, None)) for name in ("reset", "step"))
+    if isinstance(env, type) or not methods:
+        got = f"the class {env.__name__}" if isinstance(env, type) else type(env).__name__
+        raise TypeError(f"the function of env {number} returned {got}, expected a gymnasium.Env")
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name, None)
+        if not isinstance(space, gym.Space):
+            raise TypeError(
+                f"the function of env {number} returned {type(env).__name__} whose {name} is "
+                f"{type(space).__name__}, expected a gymnasium.Space"
+            )
+
+
+class _Registry:
+    """gymnasium's logger, as its registry uses it in a worker.
+
+    A module that registers envs is imported here after the parent's specs of them have entered the
+    registry: gymnasium alone would not warn of that.
+    """
+
+    def __init__(self, ids: set[str]) -> None:
+        self._inherited = {f"Overriding environment {one} already in registry.": one for one in ids}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(gym.logger, name)
+
+    def warn(self, message: str, *args: Any, **kwargs: Any) -> None:
+        """Warn, unless it is the first time that an inherited spec is replaced."""
+        if self._inherited.pop(message, None) is None:
+            gym.logger.warn(message, *args, **kwargs)
+
+
+def _inherit(specs: Sequence[Any]) -> None:
+    new = [spec for spec in specs if gym.registry.get(spec.id) != spec]
+    gym.registry.update({spec.id: spec for spec in new})
+    registration.logger = _Registry({spec.id for spec in new})  # type: ignore[assignment, attr-defined]
+
+
+def registered() -> bytes:
+    """The envs that were registered by others than gymnasium, for ``make_host``."""
+    specs = [
+        spec
+        for spec in gym.registry.values()
+        if not (
+            isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs.")
+        )
+    ]
+    if not specs:
+        return b""
+    try:
+        return dumps_by_value(specs)
+    except Exception:
+        sendable = []
+        for spec in specs:
+            with contextlib.suppress(Exception):
+                dumps_by_value(spec)
+                sendable.append(spec)
+        return dumps_by_value(sendable)

@@ -1,0 +1,202 @@
+"""What a worker's envs are asked to do beside a plain step: the jobs of a vector env."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pysampler._frames.frames import Frames
+from pysampler._workers.jobs import Job, Note, Replace, Replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pysampler._frames.frames import Plan
+    from pysampler._frames.infos import Column
+    from pysampler._vector.host import EnvHost, Leftovers
+    from pysampler.sync import Segment
+
+__all__ = [
+    "AddColumns",
+    "Apply",
+    "AttachFrames",
+    "Replacements",
+    "Reset",
+    "Restore",
+    "SetAttribute",
+    "SetOptions",
+    "StepWith",
+]
+
+
+@dataclass(frozen=True)
+class AttachFrames:
+    """The envs work on frames from now on; ``columns`` of infos there are already."""
+
+    plan: Plan
+    offset: int
+    autoreset: str
+    infos: str  # which are kept
+    columns: Sequence[Column]
+
+    def attach(self, host: EnvHost, segment: Segment) -> None:
+        """Give the envs the frames in a segment."""
+        frames = Frames(self.plan, segment, self.offset)
+        host.attach(frames, segment, self.autoreset, self.infos, self.columns)
+
+
+@dataclass(frozen=True)
+class Restore(Job):
+    """Envs that replaced lost ones begin, in the place of the step those were lost in."""
+
+    doing = "being restored"
+    replaces: Replaced | None = "step"
+    settles = "group"
+
+    def run(self, host: EnvHost, block: int, frame: int) -> Leftovers:
+        """Do it in the worker."""
+        host.replaced.discard(block)
+        host.blocks[block].restore(frame)
+        return host.left_over(block)
+
+    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
+        """The next replacement does it."""
+        return self
+
+
+@dataclass(frozen=True)
+class StepWith(Job):
+    """A step with actions that are no arrays."""
+
+    actions: list[Any]
+    doing = "stepping"
+
+    def run(self, host: EnvHost, block: int, frame: int) -> Leftovers:
+        """Do it in the worker."""
+        host.blocks[block].step(frame, self.actions)
+        return host.left_over(block)
+
+    def for_replaced(self) -> Job:
+        """The envs that were lost had begun it."""
+        return Restore()
+
+    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
+        """The replacement is restored."""
+        return self
+
+
+@dataclass(frozen=True)
+class Reset(Job):
+    """A reset of the envs of a group, or of those of the mask: a seed each."""
+
+    seeds: Sequence[int | None]
+    options: dict[str, Any] | None = None
+    mask: Sequence[bool] | None = None
+    replaces: Replaced | None = None
+    doing = "resetting"
+    settles = "group"
+
+    def run(self, host: EnvHost, block: int, frame: int) -> Leftovers:
+        """Do it in the worker."""
+        calls: list[tuple[int | None, dict[str, Any] | None] | None] = [
+            (seed, copy.deepcopy(self.options)) for seed in self.seeds
+        ]
+        if self.mask is not None:
+            calls = [call if reset else None for call, reset in zip(calls, self.mask, strict=True)]
+        host.replaced.discard(block)
+        host.blocks[block].reset(frame, calls)
+        return host.left_over(block)
+
+    def for_replaced(self) -> Job:
+        """Reset all: none of the envs has been reset yet."""
+        return replace(self, mask=None, replaces="reset")
+
+    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
+        """The replacement does it."""
+        return self
+
+
+@dataclass(frozen=True)
+class Apply(Job):
+    """A function of each env of a group, or of those of the indices ``envs``."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    what: str  # as errors name it
+    envs: Sequence[int] | None = None
+
+    @property
+    def doing(self) -> str:  # type: ignore[override]
+        """How errors name it."""
+        return f"calling {self.what} of"
+
+    def run(self, host: EnvHost, block: int, frame: int) -> list[Any]:  # noqa: ARG002
+        """Do it in the worker."""
+        results = []
+        for i in host.rows(block):
+            if self.envs is None or host.first + i in self.envs:
+                with host.at(i, self.what):
+                    results.append(self.function(host.envs[i], *self.args))
+        return results
+
+
+@dataclass(frozen=True)
+class SetAttribute(Job):
+    """An attribute of each env of a group: a value each."""
+
+    name: str
+    values: Sequence[Any]
+
+    @property
+    def doing(self) -> str:  # type: ignore[override]
+        """How errors name it."""
+        return f"setting {self.name} of"
+
+    def run(self, host: EnvHost, block: int, frame: int) -> None:  # noqa: ARG002
+        """Do it in the worker."""
+        for i, value in zip(host.rows(block), self.values, strict=True):
+            with host.at(i, f"set_attr({self.name!r})"):
+                host.envs[i].set_wrapper_attr(self.name, value)
+
+
+@dataclass(frozen=True)
+class AddColumns(Note):
+    """Infos have these columns too from now on."""
+
+    columns: Sequence[Column]
+    doing = "adding columns of infos"
+
+    def apply(self, host: EnvHost) -> None:
+        """Tell the host."""
+        host.add_columns(self.columns)
+
+
+@dataclass(frozen=True)
+class SetOptions(Note):
+    """What envs are reset with from their next reset on, and its version: by env."""
+
+    options: dict[int, tuple[Any, int]]
+    doing = "setting options"
+
+    def apply(self, host: EnvHost) -> None:
+        """Tell the envs."""
+        for block, env_block in enumerate(host.blocks):
+            for place, i in enumerate(host.rows(block)):
+                if host.first + i in self.options:
+                    env_block.set_options(place, *self.options[host.first + i])
+
+
+class Replacements:
+    """What envs that replace lost ones are told: fresh seeds, and the options of their resets."""
+
+    def __init__(self, draw: Callable[[int], Sequence[int]]) -> None:
+        self._draw = draw
+        self.options: dict[int, tuple[Any, int]] = {}  # by env
+
+    def notes(self, envs: range) -> list[Note]:
+        """Return the notes for the envs of a worker."""
+        notes: list[Note] = [Replace(self._draw(len(envs)))]
+        if options := {env: self.options[env] for env in envs if env in self.options}:
+            notes.append(SetOptions(options))
+        return notes

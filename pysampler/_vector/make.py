@@ -1,0 +1,136 @@
+"""Vector envs by name, and in gymnasium's place."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec, VectorizeMode
+
+from pysampler._numbers import whole_number
+from pysampler._vector.vector_env import VectorEnv
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["install", "make_vec", "uninstall", "vector_options"]
+
+_gymnasiums_own = gym.vector.AsyncVectorEnv
+
+
+def make_vec(
+    id: str | EnvSpec | Callable[..., gym.Env[Any, Any]],  # noqa: A002 - as gymnasium has it
+    num_envs: int = 1,
+    vectorization_mode: VectorizeMode | str | None = None,
+    vector_kwargs: dict[str, Any] | None = None,
+    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] | None = None,
+    **kwargs: Any,
+) -> gym.vector.VectorEnv[Any, Any, Any]:
+    """What ``gymnasium.make_vec`` makes, as a :class:`pysampler.VectorEnv`.
+
+    ``id`` may also be a function that makes one env, and gets ``kwargs``. ``vector_kwargs`` are
+    further arguments of ``VectorEnv``. The modes "sync" and "vector_entry_point" are left to
+    gymnasium; None and "async" mean this one.
+
+    >>> envs = make_vec("CartPole-v1", num_envs=4, vector_kwargs={"num_workers": 2})
+    >>> observations, infos = envs.reset(seed=1)
+    >>> observations.shape
+    (4, 4)
+    >>> envs.close()
+    """
+    if not isinstance(id, (str, EnvSpec)):
+        if not callable(id):
+            raise gym.error.Error(
+                f"Invalid id type: {type(id)}. Expected `str`, `EnvSpec` or a function"
+            )
+        return _made(
+            _Maker(id, kwargs, tuple(wrappers or ())), num_envs, vector_options(vector_kwargs)
+        )
+    spec = copy.deepcopy(id if isinstance(id, EnvSpec) else gym.spec(id))
+    # What an earlier make_vec has put there, to be made again.
+    env_kwargs = dict(spec.kwargs)
+    num_envs = env_kwargs.pop("num_envs", num_envs)
+    mode = env_kwargs.pop("vectorization_mode", vectorization_mode)
+    vector_kwargs = vector_options(env_kwargs.pop("vector_kwargs", vector_kwargs))
+    wrappers = env_kwargs.pop("wrappers", wrappers) or ()
+    if mode is not None and VectorizeMode(mode) is not VectorizeMode.ASYNC:
+        return gym.make_vec(id, num_envs, mode, vector_kwargs, wrappers, **kwargs)
+    if spec.entry_point is None:
+        raise gym.error.Error(
+            f"Cannot create vectorized environment for {spec.id} because it doesn't have an entry "
+            "point defined."
+        )
+    env_kwargs.update(kwargs)
+    spec.kwargs = {}
+    maker = _Maker(gym.make, {"id": spec, **env_kwargs}, tuple(wrappers))
+    envs = _made(maker, num_envs, vector_kwargs)
+    spec = copy.deepcopy(spec)
+    spec.kwargs = {**env_kwargs, "vectorization_mode": VectorizeMode.ASYNC.value}
+    if num_envs != 1:
+        spec.kwargs["num_envs"] = num_envs
+    if vector_kwargs:
+        spec.kwargs["vector_kwargs"] = vector_kwargs
+    if wrappers:
+        spec.kwargs["wrappers"] = wrappers
+    envs.spec = spec
+    return envs
+
+
+def vector_options(given: Any) -> dict[str, Any]:
+    """Return ``vector_kwargs`` as a dict, or raise TypeError."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"cannot make vector env: vector_kwargs {given!r}, expected a dict of arguments of "
+            "VectorEnv"
+        )
+    return dict(given)
+
+
+def _made(maker: _Maker, num_envs: int, vector_kwargs: dict[str, Any]) -> VectorEnv:
+    count = whole_number("make vector env", "num_envs", num_envs, 1)
+    try:
+        return VectorEnv([maker] * count, **vector_kwargs)
+    except TypeError as error:
+        for name in set(maker.kwargs) & set(inspect.signature(VectorEnv).parameters):
+            if f"unexpected keyword argument {name!r}" in str(error):
+                error.add_note(f"{name} is of the VectorEnv: pass vector_kwargs={{{name!r}: ...}}")
+        raise
+
+
+class _Maker:
+    """Makes one env; a class, so that it pickles by reference."""
+
+    def __init__(
+        self,
+        make: Callable[..., gym.Env[Any, Any]],
+        kwargs: dict[str, Any],
+        wrappers: tuple[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]], ...],
+    ) -> None:
+        self._make = make
+        self.kwargs = kwargs
+        self._wrappers = wrappers
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        env = self._make(**self.kwargs)
+        for wrapper in self._wrappers:
+            env = wrapper(env)
+        return env
+
+
+def install() -> None:
+    """Put ``VectorEnv`` in the place of ``gymnasium.vector.AsyncVectorEnv``.
+
+    For programs that make it through others: ``gymnasium.make_vec(vectorization_mode="async")``,
+    TorchRL's ``GymEnv(num_envs=...)``. Names imported before stay what they were.
+    """
+    gym.vector.AsyncVectorEnv = VectorEnv  # type: ignore[misc, assignment]
+
+
+def uninstall() -> None:
+    """Put gymnasium's own class back."""
+    gym.vector.AsyncVectorEnv = _gymnasiums_own  # type: ignore[misc]

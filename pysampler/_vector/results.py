@@ -1,0 +1,317 @@
+"""What comes back from a pool, as a vector env returns it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
+
+from pysampler import _core
+from pysampler._frames.infos import Infos
+from pysampler._frames.spec import build, checked_actions
+from pysampler._workers.jobs import Failure
+from pysampler.errors import EnvError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from pysampler._frames.frames import Frames
+    from pysampler._frames.infos import Column
+    from pysampler._workers.jobs import Answer
+
+    # Observations, rewards, terminated, truncated, infos.
+    Stepped = tuple[
+        Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
+    ]
+
+__all__ = ["Results", "first"]
+
+_BLOCK = _core.EnvBlock
+
+
+class Results:
+    """The parent's side of the frames: actions in, results out, of all envs or some groups."""
+
+    def __init__(
+        self,
+        frames: Frames,
+        groups: Sequence[range],
+        columns: list[Column],
+        error_of: Callable[[int, Failure], EnvError],
+        *,
+        copy: bool,
+        final: bool,
+        restarts: bool,
+    ) -> None:
+        # gymnasium's own way of batching infos. Not that of the vector env this is for: a cycle
+        # would keep its workers when it is dropped.
+        self._batcher: GymVectorEnv[Any, Any, Any] = GymVectorEnv()
+        self._infos = Infos(frames, columns, self._batcher._add_info)
+        self.frames = frames
+        self._spec = frames.spec
+        self._groups = groups
+        self._error_of = error_of
+        self._copy = copy
+        self._final = final  # whether envs are reset in the step that ends their episode
+        self._odd: list[list[Any]] = [
+            [None] * frames.envs for _ in range(self._spec.odd_observations)
+        ]
+        self._told = len(columns)  # of the columns of infos, those that workers know
+        self._frame_of = [0] * len(groups)
+        self._shown: int | list[int] = 0  # the frame the user saw last, of all or by group
+        self.show_versions = False  # of options
+        self.frame = 0  # that all envs use
+        self._ids = [np.arange(g.start, g.stop) for g in groups]
+        self._no_ids = np.zeros(0, np.int64)
+        self._nothing = (
+            self._built(lambda leaf: frames.observations[leaf][0, :0].copy(), lambda _: ()),
+            *(np.zeros(0, dtype) for dtype in (np.float64, np.bool_, np.bool_)),
+        )
+        # The frame that was seen last is wanted where a worker is lost: it is not the next one.
+        spare = 2 if restarts else 1
+        parts = [(group.start, len(group)) for group in groups]
+        self.batch = _core.Batch(frames, self._infos.core, copy, parts, spare)
+
+    def next(self) -> int:
+        """Go on to the next frame, for all envs or some groups."""
+        for _ in range(self.frames.count):
+            self.frame = self.batch.next(self.frame)
+            if isinstance(self._shown, int) or self.frame not in self._shown:
+                break
+        return self.frame
+
+    def new_columns(self) -> list[Column]:
+        """What workers have to be told about infos, until they are known as ``told``."""
+        return self._infos.columns[self._told :]
+
+    def told(self, columns: Sequence[Column]) -> None:
+        """Workers know these."""
+        self._told += len(columns)
+
+    # -- actions ---------------------------------------------------------------------------------
+
+    def write(self, actions: Any, envs: npt.NDArray[np.int64] | None = None) -> bool:
+        """Put actions of any dtypes and nesting in the frame; False if they are not all arrays.
+
+        Of all envs, or of some, each in the frame that ``start`` chose.
+        """
+        frame: Any = self.frame
+        rows: Any = slice(None)
+        count = self.frames.envs
+        if envs is not None:
+            frame = np.repeat(self._frame_of, [len(ids) for ids in self._ids])[envs]
+            rows, count = envs, len(envs)
+        arrays = checked_actions(self._spec, count, actions)
+        if arrays is None:
+            return False
+        for leaf, array in enumerate(arrays):
+            self.frames.action_types[frame, rows, leaf] = array.dtype.num
+            self.frames.actions_as(leaf, array.dtype)[frame, rows] = array
+        return True
+
+    def start(self, groups: Sequence[int]) -> list[tuple[int, int]]:
+        """These groups go on apart from others: each with the frame it uses next.
+
+        Not the one the user saw last: that is wanted where a worker is lost.
+        """
+        for group in groups:
+            shown = self._shown if isinstance(self._shown, int) else self._shown[group]
+            self._frame_of[group] = self.batch.next(shown)
+        return [(group, self._frame_of[group]) for group in groups]
+
+    # -- results ---------------------------------------------------------------------------------
+
+    def read(self, answers: Sequence[Answer]) -> Stepped:
+        """Of all envs, from the frame they all use."""
+        if answers and (failures := self.failed(answers)):
+            raise self._error(failures)
+        rest, final = self._sorted(answers, None) if answers else ([], {})
+        self._shown = self.frame
+        observations, rewards, terminated, truncated, infos, mixed = self.batch.read(self.frame)
+        if self.show_versions:
+            self._add_versions(infos, self.frames.options_versions[self.frame].copy())
+        if rest or mixed or final:
+            rows = [(self.frame, env) for env in range(self.frames.envs)]
+            infos = self._merged(infos, mixed, rows, rest, final)
+        if observations is None:
+            observations = self.observations()
+        return observations, rewards, terminated, truncated, infos
+
+    def read_some(self, groups: Sequence[int], answers: Sequence[Answer]) -> Stepped:
+        """Of some groups, each from the frame it was sent with; ``env_id`` tells whose they are.
+
+        None of them has ``failed``.
+        """
+        rest, final = self._sorted(answers, self._frame_of) if answers else ([], {})
+        if isinstance(self._shown, int):
+            self._shown = [self._shown] * len(self._groups)
+        for group in groups:
+            self._shown[group] = self._frame_of[group]
+        observations, rewards, terminated, truncated, infos, mixed = self.batch.read_some(
+            [(group, self._frame_of[group]) for group in groups]
+        )
+        if rest or mixed or final:
+            rows = [(self._frame_of[group], env) for group in groups for env in self._groups[group]]
+            infos = self._merged(infos, mixed, rows, rest, final)
+        envs = np.concatenate([self._ids[group] for group in groups])
+        if observations is None:
+            frames = np.concatenate(
+                [np.full(len(self._ids[group]), self._frame_of[group]) for group in groups]
+            )
+            observations = self._built(
+                lambda leaf: self.frames.observations[leaf][frames, envs],
+                lambda leaf: deepcopy(tuple(self._odd[leaf][env] for env in envs)),
+            )
+        if self.show_versions:
+            versions = self.frames.options_versions
+            parts = [versions[self._frame_of[g], self._ids[g]] for g in groups]
+            self._add_versions(infos, np.concatenate(parts))
+        infos["env_id"] = envs
+        infos["_env_id"] = np.ones(len(envs), np.bool_)
+        return observations, rewards, terminated, truncated, infos
+
+    def nothing(self) -> Stepped:
+        """Of no env. Arrays without elements may be shared."""
+        return *self._nothing, {"env_id": self._no_ids, "_env_id": self._nothing[2]}
+
+    def observations(self) -> Any:
+        """Of all envs, as they are now."""
+        arrays = self.frames.observations
+        if self._copy:
+            return self._built(
+                lambda leaf: arrays[leaf][self.frame].copy(),
+                lambda leaf: deepcopy(tuple(self._odd[leaf])),
+            )
+        return self._built(
+            lambda leaf: arrays[leaf][self.frame], lambda leaf: tuple(self._odd[leaf])
+        )
+
+    def _built(self, leaf: Callable[[int], Any], odd: Callable[[int], Any]) -> Any:
+        if not self._odd:
+            return build(self._spec.observation_tree, leaf, odd)
+        with _batching("observations"):
+            return build(self._spec.observation_tree, leaf, odd)
+
+    def _merged(
+        self,
+        infos: dict[str, Any],
+        mixed: Sequence[str],
+        rows: Sequence[tuple[int, int]],
+        rest: Sequence[tuple[int, dict[str, Any]]],
+        final: dict[int, Any],
+    ) -> dict[str, Any]:
+        """Infos of these (frame, env), with what came by the side channel."""
+        if final:
+            at = {env: i for i, (_, env) in enumerate(rows)}
+            for env, observation in final.items():
+                infos["final_obs"][at[env]] = observation
+        if rest or mixed:
+            self._batcher.num_envs = len(rows)
+            with _batching("infos"):
+                infos = self._infos.merge(rows, infos, mixed, rest)
+            self.learn(rest)
+        return infos
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """Of infos."""
+        return self._infos.columns
+
+    def learn(self, rest: Sequence[tuple[int, dict[str, Any]]]) -> Sequence[Column]:
+        """Give infos that came by the side channel columns; those there are now."""
+        self._infos.learn(rest)
+        return self._infos.columns
+
+    def _add_versions(self, infos: dict[str, Any], versions: npt.NDArray[np.int64]) -> None:
+        infos["options_version"] = versions
+        infos["_options_version"] = np.ones(len(versions), np.bool_)
+
+    def failed(self, answers: Sequence[Answer]) -> list[tuple[int, Failure]]:
+        """The groups in which something raised, and what."""
+        failures = []
+        for group, said, _ in answers:
+            if isinstance(said, Failure):
+                failures.append((group, said))
+            else:
+                failures += [(group, thing) for kind, _, thing in said if kind == _BLOCK.ERROR]
+        return failures
+
+    def _sorted(
+        self, answers: Sequence[Answer], frames: Sequence[int] | None
+    ) -> tuple[list[tuple[int, dict[str, Any]]], dict[int, Any]]:
+        """What came by the side channel: infos, and last observations of episodes, by env."""
+        rest: list[tuple[int, dict[str, Any]]] = []
+        final: dict[int, Any] = {}
+        for group, said, replaced in answers:
+            if replaced is not None:
+                frame = self.frame if frames is None else frames[group]
+                rest += self._ended(group, frame, final, stepping=replaced == "step")
+            for kind, env, thing in said:
+                if kind == _BLOCK.INFO:
+                    rest.append((env, thing))
+                elif kind == _BLOCK.FINAL_OBS:
+                    final[env] = thing
+                else:
+                    for leaf, value in enumerate(thing):
+                        self._odd[leaf][env] = value
+        return rest, final
+
+    def _ended(
+        self, group: int, frame: int, final: dict[int, Any], *, stepping: bool
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """What replaces envs that were lost: a step that ends their episodes, or just a reset."""
+        lost: dict[str, Any] = {"worker_lost": True}
+        envs = slice(self._groups[group].start, self._groups[group].stop)
+        if stepping:
+            seen = self._shown if isinstance(self._shown, int) else self._shown[group]
+            last = self.frames.observations
+            if self._final:  # the envs were reset in the same step
+                self.frames.has_final[frame, envs] = 2
+                lost["final_info"] = {"worker_lost": True}
+                for env in self._groups[group]:
+                    final[env] = self._observation(seen, env)
+            else:
+                for leaf in last:
+                    leaf[frame, envs] = leaf[seen, envs]
+            self.frames.truncated[frame, envs] = True
+        return [(env, lost) for env in self._groups[group]]
+
+    def _observation(self, frame: int, env: int) -> Any:
+        """Of one env."""
+        return self._built(
+            lambda leaf: deepcopy(self.frames.observations[leaf][frame, env]),
+            lambda leaf: deepcopy(self._odd[leaf][env]),
+        )
+
+    def _error(self, failures: Sequence[tuple[int, Failure]]) -> EnvError:
+        """Of the first env; of the others as notes."""
+        chosen = first(failures)
+        error = self._error_of(*chosen)
+        for one in sorted(failures, key=_env_of):
+            if one is not chosen:
+                told = one[1].report
+                error.add_note(f"env {one[1].member} raised {told.kind} as well: {told.text}")
+        return error
+
+
+@contextmanager
+def _batching(what: str) -> Iterator[None]:
+    """What cannot be batched is an error of the envs, as an exception of theirs would be."""
+    try:
+        yield
+    except Exception as error:
+        raise EnvError(f"cannot batch {what} of envs: {type(error).__name__}: {error}") from error
+
+
+def first(failures: Sequence[tuple[int, Failure]]) -> tuple[int, Failure]:
+    """By env; a host's own goes before."""
+    return min(failures, key=_env_of)
+
+
+def _env_of(one: tuple[int, Failure]) -> int:
+    return -1 if one[1].member is None else one[1].member
