@@ -14,13 +14,13 @@ __all__ = ["Closing", "Single"]
 class Single:
     """Owns processes or memory: neither copied nor pickled."""
 
-    def __copy__(self) -> NoReturn:
+    def __copy__(self: object) -> NoReturn:
         raise TypeError(f"cannot copy {type(self).__name__}: it owns processes or shared memory")
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        self.__copy__()
+    def __deepcopy__(self: object, memo: Any) -> NoReturn:
+        Single.__copy__(self)
 
-    def __reduce__(self) -> NoReturn:
+    def __reduce__(self: object) -> NoReturn:
         raise TypeError(f"cannot pickle {type(self).__name__}: it owns processes or shared memory")
 
 

@@ -1,4 +1,4 @@
-"""Imports point one way."""
+"""Imports point down."""
 
 import ast
 import re
@@ -7,353 +7,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Who may import what, of ours. The package itself names everything.
-PYTHON = {
-    "pysampler.errors": set(),
-    "pysampler._closing": set(),
-    "pysampler._numbers": set(),
-    "pysampler.sync._segment": {"pysampler._closing", "pysampler.errors", "pysampler._core"},
-    "pysampler.sync._wait": {"pysampler._core"},
-    "pysampler.sync._flags": {"pysampler._core", "pysampler.sync._segment"},
-    "pysampler.sync._rings": {"pysampler._core", "pysampler.errors", "pysampler.sync._segment"},
-    "pysampler.sync._board": {
-        *("pysampler._core", "pysampler._numbers", "pysampler.sync._segment"),
-    },
-    "pysampler.sync._watch": {"pysampler._closing", "pysampler._core"},
-    "pysampler._frames.spec": set(),
-    "pysampler._frames.frames": {"pysampler._frames.spec", "pysampler.sync"},
-    "pysampler._workers.remote": {"pysampler.errors"},
-    "pysampler._workers.counters": {"pysampler._core"},
-    "pysampler._files": set(),
-    "pysampler._vector.recording": {"pysampler.errors", "pysampler._files"},
-    "pysampler._frames.infos": {"pysampler._core", "pysampler._frames.frames"},
-    "pysampler._policies.seeds": set(),
-    "pysampler._policies.policies": {"pysampler._frames.frames", "pysampler._frames.spec"},
-    "pysampler._policies.acting": {
-        *(
-            "pysampler._core",
-            "pysampler._frames.frames",
-            "pysampler._policies.policies",
-            "pysampler._policies.seeds",
-        ),
-        "pysampler.sync",
-    },
-    "pysampler._rollouts.rollout": {"pysampler._numbers"},
-    "pysampler._actors.records": {
-        *(
-            "pysampler._frames.frames",
-            "pysampler._numbers",
-            "pysampler._policies.policies",
-            "pysampler._rollouts.rollout",
-        ),
-        *("pysampler._frames.spec",),
-    },
-    "pysampler._actors.alone": {
-        *(
-            "pysampler._core",
-            "pysampler._policies.acting",
-            "pysampler._closing",
-            "pysampler.errors",
-        ),
-        *(
-            "pysampler._frames.frames",
-            "pysampler._actors.records",
-            "pysampler._workers.remote",
-            "pysampler.sync",
-        ),
-    },
-    "pysampler._vector.host": {
-        *(
-            "pysampler._core",
-            "pysampler._policies.acting",
-            "pysampler._actors.alone",
-            "pysampler.errors",
-        ),
-        *(
-            "pysampler._frames.frames",
-            "pysampler._frames.infos",
-            "pysampler._workers.remote",
-            "pysampler.sync",
-        ),
-    },
-    "pysampler._workers.mail": {"pysampler._core", "pysampler.errors"},
-    "pysampler._workers.nursery": {
-        *("pysampler._core", "pysampler.errors", "pysampler._workers.nursery_process"),
-    },
-    "pysampler._workers.nursery_process": {"pysampler._core", "pysampler._workers.worker"},
-    "pysampler._vector.lease": set(),
-    "pysampler._workers.worker": {
-        *("pysampler._core", "pysampler.sync", "pysampler._frames.frames"),
-        *(
-            "pysampler._workers.remote",
-            "pysampler._vector.host",
-            "pysampler._workers.mail",
-            "pysampler._policies.seeds",
-        ),
-        "pysampler._workers.counters",
-    },
-    "pysampler._workers.processes": {
-        *(
-            "pysampler._core",
-            "pysampler._vector.host",
-            "pysampler.errors",
-            "pysampler._frames.frames",
-        ),
-        *(
-            "pysampler._workers.nursery",
-            "pysampler._workers.remote",
-            "pysampler.sync",
-            "pysampler._workers.worker",
-        ),
-    },
-    "pysampler._workers.pool": {
-        *("pysampler._core", "pysampler.sync", "pysampler.errors"),
-        *(
-            "pysampler._frames.frames",
-            "pysampler._workers.remote",
-            "pysampler._vector.host",
-            "pysampler._workers.nursery",
-        ),
-        *(
-            "pysampler._workers.worker",
-            "pysampler._workers.mail",
-            "pysampler._workers.processes",
-            "pysampler._workers.counters",
-        ),
-    },
-    "pysampler._workers.local": {
-        *(
-            "pysampler._vector.host",
-            "pysampler.errors",
-            "pysampler._frames.frames",
-            "pysampler._workers.processes",
-        ),
-        *("pysampler._workers.remote", "pysampler._workers.counters", "pysampler.sync"),
-    },
-    "pysampler._vector.arguments": {
-        "pysampler._numbers",
-        *(
-            "pysampler._workers.nursery",
-            "pysampler._workers.pool",
-            "pysampler._workers.processes",
-            "pysampler._frames.spec",
-        ),
-        *("pysampler.sync",),
-    },
-    "pysampler._vector.piped": set(),
-    "pysampler._vector.results": {
-        *(
-            "pysampler._core",
-            "pysampler._vector.host",
-            "pysampler.errors",
-            "pysampler._frames.frames",
-        ),
-        *("pysampler._frames.infos", "pysampler._frames.spec"),
-    },
-    "pysampler._vector.vector_env": {
-        *(
-            "pysampler._core",
-            "pysampler._vector.arguments",
-            "pysampler._vector.host",
-            "pysampler._closing",
-        ),
-        *(
-            "pysampler.errors",
-            "pysampler._frames.frames",
-            "pysampler._frames.infos",
-            "pysampler._vector.lease",
-        ),
-        "pysampler._numbers",
-        *(
-            "pysampler._workers.local",
-            "pysampler._vector.piped",
-            "pysampler._workers.pool",
-            "pysampler._workers.processes",
-        ),
-        *(
-            "pysampler._vector.recording",
-            "pysampler._vector.results",
-            "pysampler._frames.spec",
-            "pysampler._workers.counters",
-        ),
-        *("pysampler.sync",),
-    },
-    "pysampler._vector.make": {"pysampler._numbers", "pysampler._vector.vector_env"},
-    "pysampler._learning.replay": {
-        *("pysampler._closing", "pysampler.errors", "pysampler._files", "pysampler._numbers"),
-        "pysampler.sync",
-    },
-    "pysampler._rollouts.tally": {
-        *(
-            "pysampler._policies.acting",
-            "pysampler._frames.frames",
-            "pysampler._frames.infos",
-            "pysampler._vector.results",
-        ),
-        *("pysampler._rollouts.rollout",),
-    },
-    "pysampler._rollouts.places": {
-        *(
-            "pysampler._core",
-            "pysampler._policies.acting",
-            "pysampler._vector.host",
-            "pysampler.errors",
-        ),
-        "pysampler._frames.frames",
-        *(
-            "pysampler._policies.policies",
-            "pysampler._workers.processes",
-            "pysampler._workers.remote",
-        ),
-        *(
-            "pysampler._vector.results",
-            "pysampler._policies.seeds",
-            "pysampler.sync",
-            "pysampler._vector.vector_env",
-        ),
-    },
-    "pysampler._policies.borrowing": {
-        *(
-            "pysampler._closing",
-            "pysampler.errors",
-            "pysampler._frames.frames",
-            "pysampler._vector.lease",
-        ),
-        *("pysampler._vector.make", "pysampler._workers.nursery", "pysampler._policies.policies"),
-        *("pysampler.sync", "pysampler._vector.vector_env"),
-    },
-    "pysampler._rollouts.rollouts": {
-        *("pysampler._core", "pysampler._numbers"),
-        *(
-            "pysampler._policies.acting",
-            "pysampler._policies.borrowing",
-            "pysampler.errors",
-            "pysampler._rollouts.places",
-        ),
-        *(
-            "pysampler._policies.policies",
-            "pysampler._rollouts.rollout",
-            "pysampler._policies.seeds",
-            "pysampler._frames.spec",
-        ),
-        "pysampler.sync",
-        *("pysampler._rollouts.tally", "pysampler._vector.vector_env"),
-    },
-    "pysampler._actors.detached": {
-        *("pysampler._core", "pysampler.errors", "pysampler._workers.processes"),
-        *(
-            "pysampler._policies.acting",
-            "pysampler._vector.host",
-            "pysampler._policies.borrowing",
-            "pysampler._rollouts.places",
-        ),
-        *(
-            "pysampler._policies.policies",
-            "pysampler._vector.results",
-            "pysampler._policies.seeds",
-            "pysampler.sync",
-        ),
-        "pysampler._vector.vector_env",
-    },
-    "pysampler._actors.actors": {
-        "pysampler._numbers",
-        *(
-            "pysampler._actors.alone",
-            "pysampler._policies.borrowing",
-            "pysampler._actors.detached",
-            "pysampler.errors",
-        ),
-        *(
-            "pysampler._vector.arguments",
-            "pysampler._policies.policies",
-            "pysampler._actors.records",
-            "pysampler.sync",
-        ),
-        *("pysampler._core", "pysampler._vector.vector_env"),
-    },
-    "pysampler._actors.phases": {
-        *(
-            "pysampler._actors.actors",
-            "pysampler._numbers",
-            "pysampler._actors.records",
-            "pysampler.sync",
-        ),
-    },
-    "pysampler._actors.watcher": {
-        *("pysampler._vector.arguments", "pysampler._numbers"),
-        *(
-            "pysampler._actors.actors",
-            "pysampler._actors.alone",
-            "pysampler._policies.borrowing",
-            "pysampler._actors.detached",
-        ),
-        *(
-            "pysampler.errors",
-            "pysampler._policies.policies",
-            "pysampler.sync",
-            "pysampler._vector.vector_env",
-        ),
-    },
-    "pysampler._learning.checkpoints": {
-        *(
-            "pysampler.errors",
-            "pysampler._files",
-            "pysampler._numbers",
-            "pysampler._learning.replay",
-        ),
-    },
-    "pysampler._learning.trainers": {
-        *(
-            "pysampler._vector.host",
-            "pysampler._frames.frames",
-            "pysampler._workers.processes",
-            "pysampler._workers.remote",
-        ),
-        *("pysampler._frames.spec", "pysampler.sync", "pysampler._workers.worker"),
-    },
-    "pysampler._learning.averaging": {
-        *("pysampler._core", "pysampler._vector.arguments", "pysampler._numbers"),
-        *(
-            "pysampler._vector.host",
-            "pysampler._closing",
-            "pysampler.errors",
-            "pysampler._frames.frames",
-        ),
-        *(
-            "pysampler._workers.local",
-            "pysampler._workers.nursery",
-            "pysampler._workers.pool",
-            "pysampler._workers.processes",
-        ),
-        *(
-            "pysampler._workers.remote",
-            "pysampler._frames.spec",
-            "pysampler.sync",
-            "pysampler._learning.trainers",
-        ),
-    },
-    "pysampler._rollouts.evaluation": {"pysampler._numbers", "pysampler._rollouts.rollouts"},
-    "pysampler.envs.meta.tasks": set(),
-    "pysampler.envs.meta.mujoco": {"pysampler.envs.meta.tasks"},
-    "pysampler.envs.meta.plain": {"pysampler.envs.meta.tasks"},
-    "pysampler._rollouts.tasks": {
-        "pysampler._numbers",
-        *("pysampler._closing",),
-        *("pysampler._vector.arguments", "pysampler.envs.meta.tasks", "pysampler.errors"),
-        *(
-            "pysampler._vector.make",
-            "pysampler._rollouts.places",
-            "pysampler._policies.policies",
-            "pysampler._rollouts.rollout",
-        ),
-        *(
-            "pysampler._rollouts.rollouts",
-            "pysampler._policies.seeds",
-            "pysampler._frames.spec",
-            "pysampler._vector.vector_env",
-        ),
-    },
-    "pysampler.adapters.sb3": {"pysampler._vector.vector_env"},
+# The rooms of the package, each of which imports those before it and its own modules. The package
+# itself names everything.
+ROOMS = [
+    *("errors", "_numbers", "_files", "_closing", "_core", "envs", "sync"),
+    *("_workers", "_frames", "_vector", "_policies", "_rollouts", "_actors", "_learning"),
+    *("adapters", "ray"),
+]
+# Who may import the C++ module.
+NATIVE = {
+    "sync",
+    "_workers",
+    "_frames",
+    "_vector",
+    "_policies",
+    "_rollouts",
+    "_actors",
+    "_learning",
 }
 # In C++ a header may include those before it in this order.
 CPP = [
@@ -361,31 +31,78 @@ CPP = [
     *("flag", "doorbell", "ring", "shared_ring", "byte_ring", "board", "segment", "watch"),
     *("meter", "command", "block"),
 ]
+MODULES = sorted(
+    path.relative_to(ROOT / "pysampler")
+    for path in (ROOT / "pysampler").rglob("*.py")
+    if path != ROOT / "pysampler/__init__.py"
+)
+
+
+def room_of(path):
+    return path.parts[0].removesuffix(".py")
 
 
 def imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            yield from names if node.module == "pysampler" else {node.module}
+    """The modules of the package that a file imports, as dotted names without ``pysampler.``."""
+    for node in ast.walk(ast.parse((ROOT / "pysampler" / path).read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [node.module or ""]
+            if (ROOT / (node.module or "").replace(".", "/")).is_dir():
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (
+            name.removeprefix("pysampler.") for name in names if name.startswith("pysampler.")
+        )
 
 
-@pytest.mark.parametrize("module", PYTHON)
-def test_a_python_module_imports_only_what_lies_below_it(module):
-    path = ROOT / (module.replace(".", "/") + ".py")
-    ours = {name for name in imported(path) if name.startswith("pysampler")}
-    assert ours <= PYTHON[module]
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_a_module_imports_nothing_above_its_room(path):
+    room = room_of(path)
+    for name in imported(path):
+        other = name.partition(".")[0]
+        assert ROOMS.index(other) <= ROOMS.index(room), f"{path} imports {name}"
+        assert other != "_core" or room in NATIVE, f"{path} imports {name}"
 
 
-def test_every_python_module_has_its_place():
-    modules = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for path in (ROOT / "pysampler").rglob("*.py")
-        if path.name != "__init__.py"
-    }
-    assert modules == PYTHON.keys()
+def test_modules_of_a_room_do_not_import_one_another_in_circles():
+    """At run time: what is imported for type checkers alone may be anywhere."""
+    graph = {}
+    for path in MODULES:
+        tree = ast.parse((ROOT / "pysampler" / path).read_text())
+        names = set()
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pysampler"):
+                if (ROOT / node.module.replace(".", "/")).is_dir():
+                    names |= {f"{node.module}.{alias.name}" for alias in node.names}
+                else:
+                    names.add(node.module)
+        graph["pysampler." + ".".join(path.with_suffix("").parts)] = names
+    order = []
+
+    def visit(name, above):
+        assert name not in above, f"a circle: {' -> '.join([*above, name])}"
+        if name in order:
+            return
+        for other in sorted(graph.get(name, ())):
+            visit(other, [*above, name])
+        order.append(name)
+
+    for name in graph:
+        visit(name, [])
+
+
+def test_every_room_says_what_it_knows():
+    rooms = {room_of(path) for path in MODULES}
+    assert rooms == set(ROOMS) - {"_core"}
+    assert len([room for room in rooms if (ROOT / "pysampler" / room).is_dir()]) <= 12
+    for room in rooms:
+        path = ROOT / "pysampler" / room
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
 @pytest.mark.parametrize("name", CPP)

@@ -11,8 +11,9 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._policies.policies import Acting, Actor, is_module, load_weights
-from pysampler._policies.seeds import seed_globals, seed_own
+from pysampler._policies.seeds import seed_own
 from pysampler._workers.jobs import Job, Note
+from pysampler._workers.seeds import seed_globals
 from pysampler.sync import now
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Seeds of what draws random numbers beside envs: policies, and the processes that act."""
+"""Seeds of policies, and of what begins anew."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler._workers.seeds import number_from
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["again", "entropy_of", "number_of", "seed_globals", "seed_own"]
+__all__ = ["again", "entropy_of", "number_of", "seed_own"]
 
 
 def entropy_of(seed: int | Sequence[int | None] | None) -> int | list[int]:
@@ -34,16 +36,7 @@ def again(entropy: int | list[int], times: int) -> int | list[int]:
 
 def number_of(entropy: int | list[int]) -> int:
     """Return a seed for envs."""
-    return _number(np.random.SeedSequence(entropy))
-
-
-def seed_globals(seeds: np.random.SeedSequence) -> None:
-    """Seed the generators that a process has from the first."""
-    number = _number(seeds)
-    random.seed(number)
-    np.random.seed(number)
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(number)
+    return number_from(np.random.SeedSequence(entropy))
 
 
 def seed_own(policy: Any, seeds: np.random.SeedSequence, *, apart: bool) -> None:
@@ -53,10 +46,10 @@ def seed_own(policy: Any, seeds: np.random.SeedSequence, *, apart: bool) -> None
     """
     owner = policy.__self__ if isinstance(policy, MethodType) else policy
     if callable(own := getattr(owner, "seed", None)):
-        own(_number(seeds))
+        own(number_from(seeds))
         return
     for generator in _generators_of(policy, apart=apart):
-        number = _number(seeds.spawn(1)[0])
+        number = number_from(seeds.spawn(1)[0])
         if isinstance(generator, np.random.Generator):
             bits = generator.bit_generator
             bits.state = type(bits)(number).state
@@ -131,7 +124,3 @@ def _is_home(function: FunctionType) -> bool:
 def _names(code: CodeType) -> list[str]:
     inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one)]
     return [*code.co_names, *inner]
-
-
-def _number(seeds: np.random.SeedSequence) -> int:
-    return int(seeds.generate_state(1)[0])

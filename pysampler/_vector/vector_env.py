@@ -103,7 +103,7 @@ class Seeds:
         return [int(child.generate_state(1)[0]) for child in self._sequence.spawn(count)]
 
 
-class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
+class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     """Many envs, several in each of a few worker processes, stepped together.
 
     Takes what ``gymnasium.vector.AsyncVectorEnv`` takes, raises what it raises, and returns what
@@ -994,6 +994,8 @@ class VectorEnv(Single, GymVectorEnv[Any, Any, np.ndarray]):
         except WaitTimeoutError:  # an env is late
             return False
         return True
+
+    __copy__, __deepcopy__, __reduce__ = Single.__copy__, Single.__deepcopy__, Single.__reduce__
 
     def __del__(self) -> None:
         if (pool := getattr(self, "_pool", None)) is not None:

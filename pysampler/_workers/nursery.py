@@ -18,9 +18,11 @@ takes no lock.
 
 from __future__ import annotations
 
+import _socket
 import atexit
 import contextlib
 import errno
+import fcntl
 import functools
 import itertools
 import json
@@ -32,6 +34,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 import warnings
@@ -160,7 +163,7 @@ class _Forked(_Process):
         self._line = line
         # It may have died and been reaped, and another process have its pid. It is the one we mean
         # if its end of the connection is still open: no other process has that.
-        if _readable(connection) and _at_end(connection):
+        if _at_end(connection):
             self._pidfd = None
 
     def status(self) -> int | None:
@@ -193,7 +196,7 @@ class Launcher:
         self._closed = False
 
     def start(self, index: int, host: Any) -> Child:
-        """Return a process that runs ``pysampler._workers.worker.main`` at the end of its connection.
+        """Return a process that runs ``main`` of ``worker.py`` at the end of its connection.
 
         An earlier worker with this index is ended, if it lives. ``host`` is what a fork of this
         process inherits.
@@ -245,19 +248,19 @@ class Line:
         self._numbers = itertools.count()
         self._answers: dict[int, tuple[Any, ...]] = {}  # by the number of their request
         self._ended: dict[int, int] = {}  # status, by pid
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._socket, theirs = _pair(socket.SOCK_SEQPACKET)
+        with contextlib.closing(theirs):
             nursery.take(theirs)
 
     def fork(self, index: int) -> Child:
         """Return a new worker with this index."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = _pair()
         connection = _Connected(ours)
-        with theirs:
+        with contextlib.closing(theirs):
             number = next(self._numbers)
             request = pickle.dumps(("fork", number, index))
             try:
-                socket.send_fds(self._socket, [request], [theirs.fileno(), 1, 2])
+                socket.send_fds(self._socket, [request], [theirs.fileno(), 1, 2])  # type: ignore[arg-type]
             except OSError as error:
                 raise self._lost() from error
         while number not in self._answers:
@@ -333,8 +336,8 @@ class Nursery:
         self._asked = 0
         self._owner = os.getpid()
         self._used = False
-        self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._door, theirs = _pair(socket.SOCK_SEQPACKET)
+        with contextlib.closing(theirs):
             self._process = _own(_interpreter("pysampler._workers.nursery_process", theirs))
 
     @property
@@ -349,7 +352,7 @@ class Nursery:
         """Whether its process has ended."""
         return self._process.ended()
 
-    def take(self, line: socket.socket) -> None:
+    def take(self, line: _socket.socket) -> None:
         """Give it the other end of a line."""
         self._used = True
         self._send(("line",), [line.fileno()])
@@ -433,7 +436,7 @@ class Nursery:
 
     def _send(self, request: tuple[Any, ...], fds: Iterable[int]) -> None:
         try:
-            socket.send_fds(self._door, [pickle.dumps(request)], list(fds))
+            socket.send_fds(self._door, [pickle.dumps(request)], list(fds))  # type: ignore[arg-type]
         except OSError as error:
             self.lost = True
             raise _NoNurseryError(f"cannot start worker: {self.told()}") from error
@@ -514,10 +517,10 @@ def _start_here(context: str, host: Any) -> Child:
 
 
 def _started_here(context: str, host: Any, parent: int) -> Child:
-    ours, theirs = socket.socketpair()
+    ours, theirs = _pair()
     connection = _Connected(ours)
     _own_ends.add(connection)
-    with theirs:
+    with contextlib.closing(theirs):
         if context == "spawn":
             process = _own(_interpreter("pysampler._workers.worker", theirs, parent))
         else:
@@ -554,10 +557,19 @@ def _reap() -> None:
                 _unclaimed.remove(lost)
 
 
+def _pair(kind: int = socket.SOCK_STREAM) -> tuple[_socket.socket, _socket.socket]:
+    """Return two connected sockets.
+
+    Python's own ``socketpair`` takes descriptors out of one object and puts them into another: an
+    exception of a signal handler in between would lose them.
+    """
+    return _socket.socketpair(socket.AF_UNIX, kind)
+
+
 class _Connected(Connection):
     """A connection that has a descriptor, and not its number: one that is dropped is closed."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: _socket.socket) -> None:
         self._end = _core.Detached(end)
         super().__init__(self._end.fileno())
 
@@ -575,9 +587,11 @@ class _Born(list[int]):
 
 def _keep_outputs() -> None:
     """Open what is closed of stdin, stdout and stderr: a socket could have its number."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)  # noqa: FBT003
-    os.close(fd)
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:  # the lowest that is free, and it stays open
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003
 
 
 def await_ends(children: Iterable[Child], deadline: float) -> None:
@@ -622,7 +636,9 @@ def environment() -> dict[str, str]:
     return {**dict.fromkeys(THREADS, "1"), **os.environ}
 
 
-def _interpreter(module: str, connection: socket.socket, *arguments: int) -> functools.partial[int]:
+def _interpreter(
+    module: str, connection: _socket.socket, *arguments: int
+) -> functools.partial[int]:
     """What starts a clean interpreter with this one's flags and path, calling ``main`` of a module.
 
     Its arguments are a descriptor of the connection, and these.
@@ -677,11 +693,8 @@ def _readable(file: Any, timeout: float = 0) -> bool:
 
 
 def _at_end(connection: Connection) -> bool:
-    """Whether the other end of a connection is closed; there is something to read."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as peek:
-        try:
-            return not peek.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+    """Whether the other end of a connection is closed, and all that it sent has been read."""
+    if not _readable(connection):
+        return False
+    unread = fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4))
+    return int.from_bytes(unread, sys.byteorder) == 0

@@ -25,11 +25,11 @@ import cloudpickle
 import numpy as np
 
 from pysampler import _core
-from pysampler._policies.seeds import seed_globals
 from pysampler._workers.counters import Counters
 from pysampler._workers.jobs import Close, Failure, LayOut, Note, failure_of
 from pysampler._workers.mail import Outbox
 from pysampler._workers.remote import dumps
+from pysampler._workers.seeds import seed_globals
 from pysampler.sync import Segment, WaitPolicy, Watch
 
 if TYPE_CHECKING:

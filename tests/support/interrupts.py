@@ -50,14 +50,17 @@ def _raise(*_):
 class _Trace:
     """Lets the signal arrive before the n-th point."""
 
-    def __init__(self, at, only):
+    def __init__(self, at, only, also):
         self.left = at
         self.only = only
+        self.files = OURS, *also
         self.where = None
 
     def __call__(self, frame, event, _):
         code = frame.f_code
-        if not code.co_filename.startswith(OURS) or (self.only and code.co_name not in self.only):
+        if not code.co_filename.startswith(self.files):
+            return None
+        if self.only and code.co_name not in self.only:
             return None
         frame.f_trace_opcodes = True
         return self.inside
@@ -74,12 +77,13 @@ class _Trace:
         return self.inside
 
 
-def at_point(n, program, act=_raise, only=()):
+def at_point(n, program, act=_raise, only=(), also=()):
     """Call a program, and ``act`` as a signal handler at its n-th point.
 
+    ``also``: files beside those of pysampler whose points count.
     Returns (whether the program got that far, what it returned or None, where it was).
     """
-    trace = _Trace(n, only)
+    trace = _Trace(n, only, also)
     result = None
     gc.freeze()  # what an earlier program left is not finalized at a point of this one
     with handler(act), warnings.catch_warnings():

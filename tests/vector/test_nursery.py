@@ -2,12 +2,15 @@
 
 import contextlib
 import gc
+import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
+from multiprocessing import connection
 
 import gymnasium as gym
 import psutil
@@ -586,3 +589,32 @@ def test_children_that_an_exception_came_past_are_reaped_by_the_next_start():
         return [c for c in psutil.Process().children() if c.status() == psutil.STATUS_ZOMBIE]
 
     wait_until(lambda: not zombies())
+
+
+@pytest.mark.parametrize("context", ["nursery", "spawn"])
+def test_no_descriptor_is_lost_where_an_exception_comes_into_the_library(context):
+    """Between a descriptor and the object that closes it runs no Python, ours or another's."""
+    pysampler.VectorEnv([TellingEnv], num_workers=1, context=context).close()
+    before = psutil.Process().num_fds()
+    for n in itertools.count(1):
+        launcher = nursery.Launcher(context)
+        reached, child, _ = at_point(
+            *(n, lambda own=launcher: own.start(0, None)),
+            only=("socketpair", "__init__", "_pair", "fork", "_started_here", "start"),
+            also=[socket.__file__, connection.__file__],
+        )
+        if child is not None:
+            child.kill()
+            assert child.ended(60)
+        launcher.close(60)
+        del launcher, child
+        gc.collect()
+
+        def settled():
+            nursery._reap()
+            return psutil.Process().num_fds() <= before
+
+        wait_until(settled)
+        if not reached:
+            break
+    assert n > 10
