@@ -12,19 +12,10 @@ ROOT = Path(__file__).parents[1]
 ROOMS = [
     *("errors", "_numbers", "_files", "_closing", "_core", "envs", "sync"),
     *("_workers", "_frames", "_vector", "_policies", "_rollouts", "_actors", "_learning"),
-    *("adapters", "ray"),
+    "adapters",
 ]
 # Who may import the C++ module.
-NATIVE = {
-    "sync",
-    "_workers",
-    "_frames",
-    "_vector",
-    "_policies",
-    "_rollouts",
-    "_actors",
-    "_learning",
-}
+NATIVE = set(ROOMS) - {"errors", "_numbers", "_files", "_closing", "envs", "adapters"}
 # In C++ a header may include those before it in this order.
 CPP = [
     *("layout", "clock", "cgroup", "process", "futex", "wait", "waiter", "position"),

@@ -94,7 +94,8 @@ class Actors(Detached):
     """Workers that act by themselves, from the first ``take`` to ``stop``.
 
     - ``policy``: see :mod:`pysampler._policies.policies`. Each worker has a copy. Weights of a
-      torch module (or of anything with ``state_dict()`` and ``load_state_dict()``) reach it with ``publish``;
+      torch module (or of anything with ``state_dict()`` and ``load_state_dict()``) reach it with
+      ``publish``;
       other policies stay as they are.
     - ``steps``: of a record; None for single transitions, a number for trajectories of so many.
     - ``high``, ``low``: actors that find ``high`` records waiting block until there are ``low``,

@@ -94,7 +94,7 @@ limit(resource.RLIMIT_AS, me.memory_info().vms + (1 << 20))
 told = {attempt(frames=10_000).split(":")[0]}
 limit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS)[1])
 told.add(attempt())
-print(sorted(told), len([c for c in me.children() if "worker" in " ".join(c.cmdline())]))
+print(sorted(told), len([c for c in me.children() if "pysampler: worker" in " ".join(c.cmdline())]))
 """)
     assert told in ("['MemoryError', 'works'] 0", "['OSError', 'works'] 0")
 
