@@ -2,32 +2,27 @@
 
 A tour of the code, from the bottom up:
 
-- ``csrc/`` holds the primitives, a header each, no Python in it: ``clock``, ``futex``, ``wait``
-  (how to wait), ``position``, ``flag``, ``doorbell`` (who wakes whom), ``ring``, ``shared_ring``,
-  ``byte_ring``, ``board`` (what travels), ``segment``, ``watch`` (where it lies, who has died).
-- ``csrc/bindings/`` makes of them ``pysampler._core``.
-- ``pysampler.sync`` is that for people: handles that pickle, NumPy views, errors.
-- ``pysampler.errors`` is the one tree of what can go wrong; ``closing`` is a ``with`` block.
-- ``spec`` (a space as fields), ``frames`` (the arrays they lie in), ``infos`` (columns for dicts),
-  ``remote`` (pickles and exceptions between processes), ``mail`` (the side channel), ``stats``
-  (counters) are what both sides of a pool know.
-- ``policies`` is what acts, and writes to frames what it says; ``acting`` is that in a worker.
-- ``block`` hosts envs, ``worker`` is a process around it, ``nursery`` starts such processes, most
-  of them through ``nursery_process``; ``processes`` attaches and replaces those of a pool.
-- ``pool`` commands workers and waits for them, ``local`` is the same without any; ``results`` is
-  what came back, as a vector env returns it; ``recording`` is in which batches.
-- ``piped`` are envs behind a worker function of the user's.
-- ``vector_env`` is gymnasium's ``AsyncVectorEnv`` on a pool; ``make`` makes it by name.
-- ``borrowing`` is what walks the frames of a vector env in its place, on a ``lease``. ``rollout``
-  is T steps of a policy; ``rollouts`` samples them, with the policy in one of two ``places``, and
-  a ``tally`` of what they were. ``evaluation`` counts episodes, ``tasks`` samples many tasks, of
-  which ``envs.meta`` has some; ``replay`` keeps transitions.
-- ``alone`` is a worker that acts by itself, and hands over ``records``; ``detached`` is how its
-  parent sees it: ``actors`` for a learner, in ``phases`` perhaps, and a ``watcher``. ``averaging``
-  is of ``trainers``, which learn where they act. ``checkpoints`` are what to go on from.
+- ``csrc/`` holds the primitives, a header each, without Python: ``clock``, ``futex``, ``wait`` (how
+  to wait), ``position``, ``flag``, ``doorbell`` (who wakes whom), ``ring``, ``shared_ring``,
+  ``byte_ring``, ``board`` (what travels), ``segment``, ``watch`` (where it lies, which process has
+  died). ``csrc/bindings/`` makes ``pysampler._core`` of them.
+- ``sync`` makes that usable: handles that pickle, NumPy views, errors. ``errors`` has the one tree
+  of exceptions.
+- ``_workers``: pools of processes that run jobs; recovery, the nursery, the worker's loop, mail.
+- ``_frames``: a space as fields, frames in shared memory, columns of infos.
+- ``_vector``: gymnasium's vector env on a pool, the host of Python envs, partial batches.
+- ``_policies``: calling and checking a policy; its weights, states and random numbers.
+- ``_rollouts`` and ``_actors``: samplers, which are two ways to walk the frames.
+- ``_learning``: a replay buffer, averaging, checkpoints.
+- ``envs``: envs with tasks. ``adapters``: interfaces of training libraries.
+
+Each of these is a package whose docstring says what it knows and what it does not. Imports point
+from the last to the first: ``tests/test_layers.py`` has the order.
 """
 
 import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
 
@@ -37,19 +32,21 @@ if sys.platform != "linux":
     )
 
 from pysampler import errors, sync
-from pysampler._actors.actors import Actors, ActorStats, actors
-from pysampler._actors.phases import Phase, phases
-from pysampler._actors.records import Records
-from pysampler._actors.watcher import Watcher, watch
-from pysampler._learning.averaging import Averaging
-from pysampler._learning.checkpoints import Checkpoints
-from pysampler._learning.replay import Replay
-from pysampler._rollouts.evaluation import Evaluation, evaluate
-from pysampler._rollouts.rollout import gae
-from pysampler._rollouts.rollouts import Rollouts, rollouts
-from pysampler._rollouts.tasks import Collected, MultiTaskSampler
-from pysampler._vector.make import install, make_vec, uninstall
-from pysampler._vector.vector_env import VectorEnv
+
+if TYPE_CHECKING:
+    from pysampler._actors.actors import Actors, ActorStats, actors
+    from pysampler._actors.phases import Phase, phases
+    from pysampler._actors.records import Records
+    from pysampler._actors.watcher import Watcher, watch
+    from pysampler._learning.averaging import Averaging
+    from pysampler._learning.checkpoints import Checkpoints
+    from pysampler._learning.replay import Replay
+    from pysampler._rollouts.evaluation import Evaluation, evaluate
+    from pysampler._rollouts.rollout import gae
+    from pysampler._rollouts.rollouts import Rollouts, rollouts
+    from pysampler._rollouts.tasks import Collected, MultiTaskSampler
+    from pysampler._vector.make import install, make_vec, uninstall
+    from pysampler._vector.vector_env import VectorEnv
 
 __all__ = [
     "ActorStats",
@@ -78,3 +75,41 @@ __all__ = [
     "uninstall",
     "watch",
 ]
+
+# Where each name is imported from when it is used first: a worker that steps envs imports neither
+# samplers nor what learners keep.
+_HOMES = {
+    "ActorStats": "_actors.actors",
+    "Actors": "_actors.actors",
+    "Averaging": "_learning.averaging",
+    "Checkpoints": "_learning.checkpoints",
+    "Collected": "_rollouts.tasks",
+    "Evaluation": "_rollouts.evaluation",
+    "MultiTaskSampler": "_rollouts.tasks",
+    "Phase": "_actors.phases",
+    "Records": "_actors.records",
+    "Replay": "_learning.replay",
+    "Rollouts": "_rollouts.rollouts",
+    "VectorEnv": "_vector.vector_env",
+    "Watcher": "_actors.watcher",
+    "actors": "_actors.actors",
+    "evaluate": "_rollouts.evaluation",
+    "gae": "_rollouts.rollout",
+    "install": "_vector.make",
+    "make_vec": "_vector.make",
+    "phases": "_actors.phases",
+    "rollouts": "_rollouts.rollouts",
+    "uninstall": "_vector.make",
+    "watch": "_actors.watcher",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pysampler' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"pysampler.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

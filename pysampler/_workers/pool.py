@@ -114,11 +114,12 @@ class Pool:
         self._replacing: dict[int, WorkerLostError] = {}
         self._parts: list[_core.Part] = []  # that every worker is beside its own
         self._told_late: set[tuple[int, int]] = set()
-        if context == "nursery" and preload:
-            nursery.preload(preload)
+        hosts = [make(share) for share in shares]
+        if context == "nursery":  # what makes a host is imported once, and not in every worker
+            nursery.preload([hosts[0][0].__module__, *(preload or ())])
         self._processes = Processes(
             self.shares,
-            [make(share) for share in shares],
+            hosts,
             context,
             replaced="restart" in (self._faults.on_worker_loss, self._faults.on_hang),
         )

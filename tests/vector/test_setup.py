@@ -439,3 +439,34 @@ def test_what_an_episode_ended_with_is_what_it_was_before_the_reset(workers):
         assert infos["final_obs"][env].dtype == np.float64
         assert infos["final_info"]["last"][env].astype(int).tolist() == [action] * 2
     envs.close()
+
+
+def test_a_worker_that_steps_envs_imports_no_samplers():
+    told = completed(
+        "-c",
+        textwrap.dedent(
+            """
+            import sys
+            import gymnasium as gym, numpy as np
+            import pysampler
+
+            def modules(env):
+                return sorted(name for name in sys.modules if name.startswith("pysampler._"))
+
+            def make():
+                return gym.make("CartPole-v1")
+
+            for _ in range(2):
+                with pysampler.rollouts(make, lambda o: np.zeros(len(o), int), 4, num_envs=1) as some:
+                    next(some)
+                envs = pysampler.VectorEnv([make], num_workers=1)
+                envs.reset()
+                envs.step([0])
+                print(*envs.apply(modules)[0])
+                envs.close()
+            """
+        ),
+    ).stdout
+    for line in told.splitlines():
+        rooms = {name.split(".")[1] for name in line.split()}
+        assert rooms == {"_closing", "_core", "_frames", "_numbers", "_vector", "_workers"}, line
