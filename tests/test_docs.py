@@ -44,12 +44,12 @@ def test_every_primitive_and_every_sampler_has_an_example():
         *(
             "pysampler.VectorEnv",
             "pysampler.make_vec",
-            "pysampler._rollouts.rollouts",
+            "pysampler.rollouts",
             "pysampler.gae",
         ),
-        *("pysampler.evaluate", "pysampler.MultiTaskSampler", "pysampler._actors.actors"),
+        *("pysampler.evaluate", "pysampler.MultiTaskSampler", "pysampler.actors"),
         *(
-            "pysampler._actors.phases",
+            "pysampler.phases",
             "pysampler.watch",
             "pysampler.Checkpoints",
             "pysampler.Replay",
