@@ -457,7 +457,8 @@ def test_a_worker_that_steps_envs_imports_no_samplers():
                 return gym.make("CartPole-v1")
 
             for _ in range(2):
-                with pysampler.rollouts(make, lambda o: np.zeros(len(o), int), 4, num_envs=1) as some:
+                still = lambda observations: np.zeros(len(observations), int)
+                with pysampler.rollouts(make, still, 4, num_envs=1) as some:
                     next(some)
                 envs = pysampler.VectorEnv([make], num_workers=1)
                 envs.reset()
