@@ -45,6 +45,8 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
             name = getattr(obj, "__module__", None)
             if isinstance(name, str) and name not in self._seen:
                 self._seen[name] = True
+                if name.startswith("pysampler."):  # which every worker has
+                    return super().reducer_override(obj)
                 module = sys.modules.get(name)
                 if module is not None and not _importable(name, module):
                     cloudpickle.register_pickle_by_value(module)
