@@ -95,7 +95,7 @@ def made(env: str, policy: Any, **options: Any) -> Any:
     import pysampler
 
     kwargs = {"num_workers": WORKERS}
-    return pysampler.actors(env, policy, num_envs=ENVS, vector_kwargs=kwargs, seed=0, **options)
+    return pysampler.Actors(env, policy, num_envs=ENVS, vector_kwargs=kwargs, seed=0, **options)
 
 
 def ring(learns: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -103,8 +103,8 @@ def ring(learns: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     import pysampler
 
     actors = made(CHEETAH, Linear(CHEETAH), high=4 * max(TAKES))
-    replay = pysampler.Replay(100_000, actors.like, seed=0)
-    replay.extend(actors.take(BATCH, least=BATCH))
+    replay = pysampler.ReplayBuffer(100_000, actors.like, seed=0)
+    replay.extend(actors.take(BATCH, min_records=BATCH))
     critics = Critics()
 
     def measure(cell: dict[str, Any]) -> dict[str, Any]:
@@ -168,14 +168,14 @@ def watched() -> Callable[[dict[str, Any]], dict[str, Any]]:
 
     policy = Linear(CHEETAH)
     actors = made(CHEETAH, policy, high=4 * max(TAKES))
-    replay = pysampler.Replay(100_000, actors.like, seed=0)
-    replay.extend(actors.take(BATCH, least=BATCH))
+    replay = pysampler.ReplayBuffer(100_000, actors.like, seed=0)
+    replay.extend(actors.take(BATCH, min_records=BATCH))
     critics = Critics()
 
     def measure(cell: dict[str, Any]) -> dict[str, Any]:
         watcher = None
         if cell["nice"] is not None:
-            watcher = pysampler.watch(actors, CHEETAH, repeat=True, nice=cell["nice"])
+            watcher = pysampler.Watcher(actors, CHEETAH, repeat=True, nice=cell["nice"])
             watcher.wait(1)
         began, before, updates = time.perf_counter(), actors.stats(), 0
         seen = 0 if watcher is None else len(watcher.curve)
@@ -211,7 +211,7 @@ def in_phases() -> Callable[[dict[str, Any]], dict[str, Any]]:
         rounds = {"in turn": in_turn, "together": together}[cell["how"]]
         began, end, count = 0, None, 0
         intervals, versions = [], []
-        with pysampler.actors(envs, Linear(CARTPOLE), seed=0, high=cell["high"]) as actors:
+        with pysampler.Actors(envs, Linear(CARTPOLE), seed=0, high=cell["high"]) as actors:
             for filling, full, taken, policies in rounds(actors, cell["high"]):
                 if end is None:  # the first one is apart
                     began = now()
@@ -236,9 +236,8 @@ def in_phases() -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 def in_turn(actors: Any, high: int) -> Iterator[tuple[int, int, int, int]]:
     """When they began to record and when they had enough, how many, and by how many policies."""
-    import pysampler
 
-    for phase in pysampler.phases(actors, high):
+    for phase in actors.phases(high):
         taken, versions = 0, set()
         for records in phase.batches(BATCH):
             versions.update(np.unique(records.version).tolist())
@@ -316,7 +315,7 @@ def published(repetitions: int, seconds: float) -> list[dict[str, Any]]:
             for _ in range(repetitions)
         ]
         one.end()
-        rows.append({"share": share, "pairs": pairs})
+        rows.append({"refresh_share": share, "pairs": pairs})
     return rows
 
 

@@ -132,7 +132,7 @@ def rollout_memory(*names: str) -> float:
     """MB of the frames of a rollout of 64 envs, 1,024 steps."""
     envs = pysampler.VectorEnv([lambda: Env(info={"x": 1.0})] * 64, num_workers=2)
     policy = lambda o: np.zeros(len(o), np.int64)  # noqa: E731
-    with pysampler.rollouts(envs, policy, 1024, infos=names) as rollouts:
+    with pysampler.Rollouts(envs, policy, 1024, infos=names) as rollouts:
         for _ in range(2):
             next(rollouts)
         taken = os.fstat(envs._pool._frames_segment.fd).st_blocks * 512  # type: ignore[union-attr]
@@ -218,7 +218,7 @@ CLIFFS: dict[str, tuple[str, dict[str, Callable[[], float]]]] = {
     ),
     "a rollout's frames": (
         "MB",
-        {"no infos": rollout_memory, "infos=['x']": lambda: rollout_memory("x")},
+        {"no infos": rollout_memory, "info_keys=['x']": lambda: rollout_memory("x")},
     ),
     "a worker's open files": ("", {"in the parent": descriptors}),
     "an idle worker wakes": ("a second", {"pysampler": wakeups}),

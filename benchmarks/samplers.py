@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 HORIZON = 128
 FREE = {
-    "HalfCheetah-v5, 64": ["step()", "centre", "centre, halves", "workers", "workers, overlap"],
-    "CartPole-v1, 64": ["step()", "centre", "centre, halves", "workers", "workers, overlap"],
+    "HalfCheetah-v5, 64": ["step()", "main", "main, halves", "workers", "workers, overlap"],
+    "CartPole-v1, 64": ["step()", "main", "main, halves", "workers", "workers, overlap"],
 }
 # Envs, and the width of both hidden layers.
 PLACES = [
@@ -119,11 +119,11 @@ def rollouts_of(make: Callable[[], Any], count: int, policy: Any, way: str) -> A
     )
     if policy is None:
         policy = Free(envs.action_space)
-    where = "workers" if "workers" in way else "centre"
-    options: dict[str, Any] = {"where": where, "overlap": "overlap" in way, "seed": 0}
+    where = "workers" if "workers" in way else "main"
+    options: dict[str, Any] = {"policy_in": where, "overlap": "overlap" in way, "seed": 0}
     if "threads" in way:
         options["threads"] = WORKERS
-    rollouts = pysampler.rollouts(envs, policy, HORIZON, **options)
+    rollouts = pysampler.Rollouts(envs, policy, HORIZON, **options)
     rollouts.pause()
     return rollouts
 
@@ -238,10 +238,10 @@ def fractions(name: str, repetitions: int, seconds: float) -> dict[str, Any]:
 
 
 def places(repetitions: int, seconds: float) -> list[dict[str, Any]]:
-    """Workers against the centre, pair by pair."""
+    """Workers against the main, pair by pair."""
     rows = []
     for env, count, width in PLACES:
-        ways = "centre", "centre, threads", "workers", "workers, overlap"
+        ways = "main", "main, threads", "workers", "workers, overlap"
         running = {way: contender("place", env, count, width, way) for way in ways}
         rates: dict[str, list[float]] = {way: [] for way in ways}
         shares: list[float] = []
@@ -249,15 +249,15 @@ def places(repetitions: int, seconds: float) -> list[dict[str, Any]]:
             for way, one in running.items():
                 result = one.measure(seconds=seconds)
                 rates[way].append(rate(result))
-                if way == "centre":
+                if way == "main":
                     assert result is not None
                     shares.append(result["policy"] / result["seconds"])
         for one in running.values():
             one.end()
-        centre = rates["centre"]
-        ratios = {way: [w / c for c, w in zip(centre, rates[way], strict=True)] for way in ways[1:]}
+        main = rates["main"]
+        ratios = {way: [w / c for c, w in zip(main, rates[way], strict=True)] for way in ways[1:]}
         row = {"env": env, "envs": count, "width": width, "ratios": ratios}
-        rows.append({**row, "centre": statistics.median(centre), "policy": np.median(shares)})
+        rows.append({**row, "main": statistics.median(main), "policy": np.median(shares)})
         say(f"  {env}, {count} envs, {width} wide: {spread(ratios['workers'])}")
     return rows
 
@@ -267,7 +267,7 @@ def alternating(repetitions: int, seconds: float) -> list[dict[str, Any]]:
     rows = []
     for by_size in (True, False):
         for ratio in RATIOS:
-            ways = "centre", "centre, halves"
+            ways = "main", "main, halves"
             pair = [contender("halves", way, ratio, by_size) for way in ways]
             gains = []
             for _ in range(repetitions):
@@ -298,16 +298,16 @@ def tables(results: dict[str, Any]) -> str:
     )
     rows = [
         [
-            *(row["env"], str(row["envs"]), str(row["width"]), f"{row['centre']:,.0f}"),
+            *(row["env"], str(row["envs"]), str(row["width"]), f"{row['main']:,.0f}"),
             *(f"{row['policy']:.0%}", *map(spread, row["ratios"].values())),
         ]
         for row in results["places"]
     ]
-    header = ["env", "envs", "hidden width", "centre, steps/s", "of it policy"]
-    header += ["centre, two threads", "workers", "workers, overlap"]
+    header = ["env", "envs", "hidden width", "main, steps/s", "of it policy"]
+    header += ["main, two threads", "workers", "workers, overlap"]
     parts.append(
-        "## Where the policy is: multiples of the centre's steps a second\n\nA torch network with "
-        "two hidden layers, on the CPU: with one thread in the centre, with two, or one in each of "
+        "## Where the policy is: multiples of the main's steps a second\n\nA torch network with "
+        "two hidden layers, on the CPU: with one thread in the main, with two, or one in each of "
         "two workers.\n\n" + table(header, rows)
     )
     rows = [

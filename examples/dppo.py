@@ -200,7 +200,7 @@ def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
     optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5, fused=True)
     learning = 0.0
     with (
-        pysampler.actors(
+        pysampler.Actors(
             *(options.env, net),
             num_envs=options.envs,
             vector_kwargs={"num_workers": options.workers},
@@ -209,7 +209,7 @@ def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
         ) as writers,
         tqdm(total=options.steps, unit=" steps", unit_scale=True, disable=options.quiet) as bar,
     ):
-        for phase in pysampler.phases(writers, high=s.queue, low=0):
+        for phase in writers.phases(high=s.queue, low=0):
             full = time.perf_counter()
             parts = []
             for records in phase.batches(s.queue):

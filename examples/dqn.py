@@ -132,7 +132,9 @@ class Learner:
     def __init__(self, net: nn.Module, like: dict[str, Any], s: Settings, seed: int) -> None:
         self.net, self.target = net, copy.deepcopy(net)
         self.optimizer = torch.optim.Adam(net.parameters(), s.rate, fused=True)
-        self.replay = pysampler.Replay(s.capacity, like, n_step=s.n_step, gamma=s.gamma, seed=seed)
+        self.replay = pysampler.ReplayBuffer(
+            s.capacity, like, n_step=s.n_step, gamma=s.gamma, seed=seed
+        )
         self.settings = s
         self.steps = self.updates = 0
 
@@ -187,7 +189,7 @@ class Actors:
     def __init__(self, env: str, net: nn.Module, s: Settings, options: Any) -> None:
         self.count = max(1, options.actors) * options.envs_per_actor
         self.settings = s
-        self.actors = pysampler.actors(
+        self.actors = pysampler.Actors(
             env,
             EpsilonGreedy(net),
             num_envs=self.count,
@@ -202,7 +204,7 @@ class Actors:
     def sample(self, learner: Learner) -> tuple[int, Any]:
         """What was done meanwhile: how many steps, and the returns of episodes that ended."""
         s = self.settings
-        records = self.actors.take(s.updates * s.most, least=s.updates * s.every)
+        records = self.actors.take(s.updates * s.most, min_records=s.updates * s.every)
         began = time.perf_counter()
         learner.replay.extend(records)
         self.keeping += time.perf_counter() - began
@@ -265,7 +267,7 @@ class OneEnv:
         self.env.close()
 
 
-def keep(replay: pysampler.Replay, steps: list[Any]) -> None:
+def keep(replay: pysampler.ReplayBuffer, steps: list[Any]) -> None:
     """Steps that were made one by one."""
     seen, after, actions, rewards, terminated, truncated, env, begins = map(
         np.array, zip(*steps, strict=True)
@@ -419,7 +421,7 @@ def main() -> None:
     if options.play:
         net.load_state_dict(torch.load(options.play, weights_only=True))
         greedy = functools.partial(EpsilonGreedy(net), epsilon=0)
-        played = pysampler.evaluate(greedy, options.env, 20, seed=options.seed)
+        played = pysampler.evaluate(options.env, greedy, 20, seed=options.seed)
         print(json.dumps({"return": played.mean}) if options.json else played)
         return
     with contextlib.suppress(KeyboardInterrupt):  # what was learned so far counts

@@ -114,7 +114,7 @@ class Learner:
         self.optimizer = torch.optim.Adam(self.net.parameters(), s.rate, fused=True)
         self.seen, _ = self.env.reset(seed=seed)
         fields = {"seen": self.seen, "action": np.zeros((), np.int64), "next_seen": self.seen}
-        self.replay = pysampler.Replay(
+        self.replay = pysampler.ReplayBuffer(
             s.capacity, fields, n_step=s.n_step, gamma=s.gamma, seed=seed
         )
         self.steps, self.total = 0, 0.0
@@ -224,7 +224,7 @@ def train(options: argparse.Namespace, settings: Settings, progress: Progress) -
             if one.number % options.every == 0 or over:
                 weights = averaging.weights
                 net.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()})
-                now = pysampler.evaluate(net, envs, options.episodes, seed=options.seed).mean
+                now = pysampler.evaluate(envs, net, options.episodes, seed=options.seed).mean
                 progress.average = now
                 progress.evaluated.append((progress.steps, now))
                 over = over or now >= options.until

@@ -206,7 +206,7 @@ def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
     optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5, fused=True)
     learning = 0.0
     with (
-        pysampler.actors(
+        pysampler.Actors(
             *(options.env, net),
             num_envs=options.envs,
             vector_kwargs={"num_workers": options.workers},

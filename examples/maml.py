@@ -65,7 +65,7 @@ SETTINGS = {
         *(6, 20, 100, 150),
         rate=0.3,
         gamma=0.95,
-        lam=0.9,
+        gae_lambda=0.9,
         deviation=0.5,
         most_kl=0.02,
         width=64,

@@ -51,7 +51,7 @@ class Settings:
 
 SETTINGS = {
     "CartPole-v1": Settings(until=475.0),
-    "HalfCheetah-v5": Settings(64, 64, 1_000_000, 8, 16, 1e-3, gamma=0.99, lam=0.95),
+    "HalfCheetah-v5": Settings(64, 64, 1_000_000, 8, 16, 1e-3, gamma=0.99, gae_lambda=0.95),
 }
 
 
@@ -152,8 +152,13 @@ class Batch:
 
 
 def with_pysampler(envs: Any, net: ActorCritic, s: Settings, options: Any) -> Iterator[Batch]:
-    rollouts = pysampler.rollouts(
-        envs, net, s.horizon, seed=options.seed, where=options.where, overlap=options.overlap
+    rollouts = pysampler.Rollouts(
+        envs,
+        net,
+        s.horizon,
+        seed=options.seed,
+        policy_in=options.policy_in,
+        overlap=options.overlap,
     )
     for rollout in rollouts:
         data = rollout.torch()
@@ -161,7 +166,7 @@ def with_pysampler(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
         with torch.no_grad():  # all of one network, which with overlap is not the one that acted
             values, last = net.value(observations), net.value(data.last_observations)
             cut = net.value(data.cut_observations)
-        advantages, returns = data.gae(values, last, cut, gamma=s.gamma, lam=s.lam)
+        advantages, returns = data.gae(values, last, cut, gamma=s.gamma, gae_lambda=s.lam)
         yield Batch(
             *(observations, data.actions, data.extras["log_prob"], advantages, returns),
             *(rollout.ended.returns, rollout.seconds),
@@ -208,7 +213,7 @@ def with_gymnasium(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
             *(np.stack(rows["r"]), values, last, np.stack(rows["t"]), np.stack(rows["c"])),
             cut_values,
             gamma=s.gamma,
-            lam=s.lam,
+            gae_lambda=s.lam,
         )
         began = time.perf_counter()
         yield Batch(
@@ -306,7 +311,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("--vec", choices=("pysampler", "gymnasium"), default="pysampler")
-    parser.add_argument("--where", choices=("centre", "workers"), default="centre")
+    parser.add_argument("--policy-in", choices=("main", "workers"), default="main")
     parser.add_argument("--overlap", action="store_true", help="sample while learning")
     parser.add_argument("--envs", type=whole(1), help="how many")
     parser.add_argument("--workers", type=whole(0), help="of pysampler; by default one a CPU")
@@ -315,8 +320,8 @@ def main() -> None:
     parser.add_argument("--quiet", action="store_true", help="no bar")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
-    if options.vec == "gymnasium" and (options.overlap or options.where != "centre"):
-        parser.error("--overlap and --where are pysampler's; expected --vec pysampler")
+    if options.vec == "gymnasium" and (options.overlap or options.policy_in != "main"):
+        parser.error("--overlap and --policy-in are pysampler's; expected --vec pysampler")
     settings = SETTINGS.get(options.env, Settings())
     settings.envs = options.envs or settings.envs
     settings.steps = options.steps or settings.steps

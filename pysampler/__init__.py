@@ -32,48 +32,78 @@ if sys.platform != "linux":
     )
 
 from pysampler import errors, sync
+from pysampler.errors import (
+    BusyError,
+    ClosedError,
+    EnvError,
+    EnvTimeoutError,
+    LayoutError,
+    LostError,
+    PysamplerError,
+    RecordingError,
+    StopActors,
+    WaitTimeoutError,
+    WorkerLostError,
+)
 
 if TYPE_CHECKING:
-    from pysampler._actors.actors import Actors, ActorStats, actors
-    from pysampler._actors.phases import Phase, phases
+    from pysampler._actors.actors import Actors, ActorStats
+    from pysampler._actors.phases import Phase, Phases
     from pysampler._actors.records import Records
-    from pysampler._actors.watcher import Watcher, watch
-    from pysampler._learning.averaging import Averaging
+    from pysampler._actors.watcher import Watcher
+    from pysampler._learning.averaging import Averaging, Round
     from pysampler._learning.checkpoints import Checkpoints
-    from pysampler._learning.replay import Replay
+    from pysampler._learning.replay import Batch, ReplayBuffer
     from pysampler._rollouts.evaluation import Evaluation, evaluate
-    from pysampler._rollouts.rollout import gae
-    from pysampler._rollouts.rollouts import Rollouts, rollouts
-    from pysampler._rollouts.tasks import Collected, MultiTaskSampler
+    from pysampler._rollouts.rollout import Ended, Episode, Rollout, gae
+    from pysampler._rollouts.rollouts import Rollouts
+    from pysampler._rollouts.tasks import Collected, MultiTaskSampler, Ready
     from pysampler._vector.make import install, make_vec, uninstall
     from pysampler._vector.vector_env import VectorEnv
+    from pysampler._workers.counters import Stats, Times
 
 __all__ = [
     "ActorStats",
     "Actors",
     "Averaging",
+    "Batch",
+    "BusyError",
     "Checkpoints",
+    "ClosedError",
     "Collected",
+    "Ended",
+    "EnvError",
+    "EnvTimeoutError",
+    "Episode",
     "Evaluation",
+    "LayoutError",
+    "LostError",
     "MultiTaskSampler",
     "Phase",
+    "Phases",
+    "PysamplerError",
+    "Ready",
+    "RecordingError",
     "Records",
-    "Replay",
+    "ReplayBuffer",
+    "Rollout",
     "Rollouts",
+    "Round",
+    "Stats",
+    "StopActors",
+    "Times",
     "VectorEnv",
+    "WaitTimeoutError",
     "Watcher",
+    "WorkerLostError",
     "__version__",
-    "actors",
     "errors",
     "evaluate",
     "gae",
     "install",
     "make_vec",
-    "phases",
-    "rollouts",
     "sync",
     "uninstall",
-    "watch",
 ]
 
 # Where each name is imported from when it is used first: a worker that steps envs imports neither
@@ -82,25 +112,30 @@ _HOMES = {
     "ActorStats": "_actors.actors",
     "Actors": "_actors.actors",
     "Averaging": "_learning.averaging",
+    "Batch": "_learning.replay",
     "Checkpoints": "_learning.checkpoints",
     "Collected": "_rollouts.tasks",
+    "Ended": "_rollouts.rollout",
+    "Episode": "_rollouts.rollout",
     "Evaluation": "_rollouts.evaluation",
     "MultiTaskSampler": "_rollouts.tasks",
     "Phase": "_actors.phases",
+    "Phases": "_actors.phases",
+    "Ready": "_rollouts.tasks",
     "Records": "_actors.records",
-    "Replay": "_learning.replay",
+    "ReplayBuffer": "_learning.replay",
+    "Rollout": "_rollouts.rollout",
     "Rollouts": "_rollouts.rollouts",
+    "Round": "_learning.averaging",
+    "Stats": "_workers.counters",
+    "Times": "_workers.counters",
     "VectorEnv": "_vector.vector_env",
     "Watcher": "_actors.watcher",
-    "actors": "_actors.actors",
     "evaluate": "_rollouts.evaluation",
     "gae": "_rollouts.rollout",
     "install": "_vector.make",
     "make_vec": "_vector.make",
-    "phases": "_actors.phases",
-    "rollouts": "_rollouts.rollouts",
     "uninstall": "_vector.make",
-    "watch": "_actors.watcher",
 }
 
 

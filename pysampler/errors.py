@@ -7,7 +7,7 @@ PysamplerError
 ├── LostError          a peer died
 │   └── WorkerLostError   a worker of a vector env: which, how, and what it was doing
 ├── EnvError           an env raised; also an instance of what it raised, which is the cause
-├── ReplayError        a recording is not of this program, or damaged
+├── RecordingError        a recording is not of this program, or damaged
 └── WaitTimeoutError   also a TimeoutError
     └── EnvTimeoutError   an env has not answered for longer than step_timeout
 
@@ -35,7 +35,7 @@ __all__ = [
     "LayoutError",
     "LostError",
     "PysamplerError",
-    "ReplayError",
+    "RecordingError",
     "StopActors",
     "WaitTimeoutError",
     "WorkerLostError",
@@ -90,7 +90,7 @@ class EnvError(PysamplerError):
     worker: int | None = None
 
 
-class ReplayError(PysamplerError):
+class RecordingError(PysamplerError):
     """A recording does not fit what is to be replayed, or is damaged."""
 
 

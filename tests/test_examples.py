@@ -193,8 +193,8 @@ def test_an_env_that_is_not_there_is_told_of(example):
 def test_ppo_estimates_advantages_with_values_of_one_network(ppo, overlap):
     import torch
 
-    options = argparse.Namespace(seed=1, where="centre", overlap=overlap)
-    settings = ppo.Settings(envs=2, horizon=40, gamma=1.0, lam=1.0)
+    options = argparse.Namespace(seed=1, policy_in="main", overlap=overlap)
+    settings = ppo.Settings(envs=2, horizon=40, gamma=1.0, gae_lambda=1.0)
     with contextlib.closing(
         pysampler.make_vec("CartPole-v1", 2, vector_kwargs={"num_workers": 0})
     ) as envs:
@@ -214,7 +214,7 @@ def test_ppo_estimates_advantages_with_values_of_one_network(ppo, overlap):
     [
         [],
         ["--vec", "gymnasium"],
-        ["--where", "workers", "--overlap"],
+        ["--policy-in", "workers", "--overlap"],
         ["--env", "HalfCheetah-v5", "--envs", "4"],
     ],
     ids=" ".join,
@@ -487,7 +487,7 @@ def test_on_policy_vtrace_is_the_discounted_return(impala):
         *(rewards.T, values.T, next_values[:, -1], terminated.T, truncated.T),
         next_values.T[truncated.T],
         gamma=gamma,
-        lam=1.0,
+        gae_lambda=1.0,
     )
     np.testing.assert_allclose(targets, returns.T)
 

@@ -18,8 +18,9 @@ import numpy as np
 from pysampler import _core
 from pysampler._actors.alone import ActOn, Errand
 from pysampler._actors.detached import Detached
+from pysampler._actors.phases import Phases
 from pysampler._actors.records import Described, Records
-from pysampler._numbers import is_real, whole_number
+from pysampler._numbers import is_real, true_or_false, whole_number
 from pysampler._policies.borrowing import vector_env_of
 from pysampler._vector import arguments
 from pysampler.errors import ClosedError, LostError, WaitTimeoutError
@@ -35,42 +36,12 @@ if TYPE_CHECKING:
     from pysampler._vector.vector_env import VectorEnv
     from pysampler._workers.jobs import Job
 
-__all__ = ["ActorStats", "Actors", "actors"]
+__all__ = ["ActorStats", "Actors"]
 
 # How often the learner, while it waits, looks whether the actors are well, in ns.
 _LOOK = 20_000_000
 # Steps that are handed over together, at most.
 _CHUNK = 16
-
-
-def actors(
-    envs: Any,
-    policy: Any,
-    *,
-    num_envs: int | None = None,
-    vector_kwargs: dict[str, Any] | None = None,
-    **options: Any,
-) -> Actors:
-    """Actors of a policy in envs, and what a learner needs of them.
-
-    ``envs`` is a :class:`pysampler.VectorEnv`, or what :func:`pysampler.make_vec` makes one of:
-    then ``num_envs`` and ``vector_kwargs`` are its, and it is closed with the actors. ``options``
-    are those of :class:`Actors`.
-
-    >>> def policy(observations):
-    ...     return (observations[:, 2] > 0).astype(int)
-    >>> with actors("CartPole-v1", policy, num_envs=4, seed=1) as some:
-    ...     records = some.take(100, least=100)
-    ...     records.observations.shape, records.next_observations.shape, records.actions.shape
-    ((100, 4), (100, 4), (100,))
-    """
-    made, owned = vector_env_of(envs, num_envs, vector_kwargs, "act", policy)
-    try:
-        return Actors(made, policy, owned=owned, **options)
-    except BaseException:
-        if owned:
-            made.close()
-        raise
 
 
 @dataclass(frozen=True)
@@ -93,29 +64,42 @@ class ActorStats:
 class Actors(Detached):
     """Workers that act by themselves, from the first ``take`` to ``stop``.
 
-    - ``policy``: see :mod:`pysampler._policies.policies`. Each worker has a copy. Weights of a
-      torch module (or of anything with ``state_dict()`` and ``load_state_dict()``) reach it with
-      ``publish``;
-      other policies stay as they are.
-    - ``steps``: of a record; None for single transitions, a number for trajectories of so many.
-    - ``high``, ``low``: actors that find ``high`` records waiting block until there are ``low``,
-      or 50 ms later if there is room. No record waits behind more than ``high`` others.
-    - ``max_lag``: records made with weights more than so many versions old are dropped by ``take``,
-      and counted.
-    - ``settings``: what the policy is called with by name, a number for each env: ``{"epsilon":
-      [0.4, 0.1, 0.02]}``, or one for all. ``actors.settings["epsilon"][:] = ...`` changes them at
-      once. They are float64.
-    - ``share``: of its time an actor takes over weights in, at most: large ones then reach it
-      less often than they are published. After it was blocked it always does.
-    - ``seed``: of the first reset, and in workers of the policies' random numbers.
-
-    The envs are reset in the step that ends their episode. Of a worker that is lost (and replaced,
-    with ``on_worker_loss="restart"``) all that it had handed over stays; the envs of the next one
-    begin new episodes: ``lengths`` is 1 in their first records. An env or policy that raises is an
+    Each worker acts for its envs with the newest weights, and hands its records to the learner
+    through one ring. The envs are reset in the step that ends their episode. What a lost worker had
+    handed over stays; if it is replaced (``on_worker_loss="restart"``), the new envs begin new
+    episodes: ``lengths`` is 1 in their first records. An env or policy that raises is an
     ``EnvError`` in ``take``, which ends all. One that raises :class:`pysampler.errors.StopActors`
     stops all, as ``stop()`` does.
 
     With ``num_workers=0`` the envs step in ``take``, for debugging.
+
+    Args:
+        envs: A :class:`pysampler.VectorEnv`, or an env id, an ``EnvSpec`` or a function that makes
+            an env: then a vector env is made of it, which is closed with the actors.
+        policy: A function of observations, or a torch module: see
+            :mod:`pysampler._policies.policies`. Each worker has a copy. Weights of a torch module
+            (or of anything with ``state_dict()`` and ``load_state_dict()``) reach it with
+            ``publish``; other policies stay as they are.
+        num_envs: How many envs to make.
+        vector_kwargs: Further arguments of :class:`pysampler.VectorEnv`, for the envs to make.
+        steps: Steps of a record: None for single transitions, a number for trajectories.
+        high: Actors that find this many records waiting block. No record waits behind more.
+        low: Blocked actors go on when there are only this many, or 50 ms later if there is room.
+        max_lag: ``take`` drops records made with weights more than this many versions old, and
+            counts them.
+        settings: What the policy is called with by name, a number for each env: ``{"epsilon":
+            [0.4, 0.1, 0.02]}``, or one for all; float64. ``actors.settings["epsilon"] = ...``
+            changes it at once.
+        refresh_share: Share of its time in which an actor takes over weights, at most: large ones
+            then reach it less often than they are published. After it was blocked it always does.
+        seed: Seed of the first reset, and in workers of the policies' random numbers.
+
+    >>> def policy(observations):
+    ...     return (observations[:, 2] > 0).astype(int)
+    >>> with Actors("CartPole-v1", policy, num_envs=4, seed=1) as actors:
+    ...     records = actors.take(100, min_records=100)
+    ...     records.observations.shape, records.next_observations.shape, records.actions.shape
+    ((100, 4), (100, 4), (100,))
     """
 
     _purpose = "act"
@@ -124,17 +108,31 @@ class Actors(Detached):
 
     def __init__(
         self,
-        envs: VectorEnv,
+        envs: Any,
         policy: Any,
         *,
+        num_envs: int | None = None,
+        vector_kwargs: dict[str, Any] | None = None,
         steps: int | None = None,
         high: int | None = None,
         low: int | None = None,
         max_lag: int | None = None,
         settings: Mapping[str, npt.ArrayLike] | None = None,
-        share: float = 0.01,
+        refresh_share: float = 0.01,
         seed: int | list[int | None] | None = None,
-        owned: bool = False,
+    ) -> None:
+        with vector_env_of(envs, num_envs, vector_kwargs, "act", policy) as (made, owned):
+            self._set_up(made, steps, high, low, max_lag, refresh_share)
+            super().__init__(made, policy, settings, seed, owned=owned)
+
+    def _set_up(
+        self,
+        envs: VectorEnv,
+        steps: int | None,
+        high: int | None,
+        low: int | None,
+        max_lag: int | None,
+        share: float,
     ) -> None:
         # Of take().
         self._turn = _core.Guard("these actors", "cannot act: they are closed", ClosedError)
@@ -148,7 +146,7 @@ class Actors(Detached):
             raise self._refuse("low", low, f"less than high, {self._high}")
         self._max_lag = None if max_lag is None else whole_number("act", "max_lag", max_lag, 0)
         if not is_real(share, 0) or not 0 < share <= 1:
-            raise self._refuse("share", share, "a part of 1")
+            raise self._refuse("refresh_share", share, "a part of 1")
         self._share = share
         self._followers: list[Callable[[Any, int], None]] = []
         self._look_at = 0
@@ -159,26 +157,37 @@ class Actors(Detached):
         self._taken = self._dropped = 0
         self._lag = 0.0
         self._waiting_ns = self._taking_ns = self._publishing_ns = 0
-        super().__init__(envs, policy, settings, seed, owned=owned)
 
     # -- the learner -----------------------------------------------------------------------------
 
-    def take(self, count: int, timeout: float | None = None, *, least: int = 1) -> Records | None:
-        """Up to so many records, as soon as there are ``least``; None once all have stopped.
+    def take(
+        self, count: int, timeout: float | None = None, *, min_records: int = 1
+    ) -> Records | None:
+        """Take records that the actors have made. The first call starts the actors.
 
-        After ``timeout`` seconds, those there are, perhaps none. They are views, and those of the
-        last batch are given back. Where ``least`` do not lie one behind the other, are more than
-        ``low`` + 1 or some were too old, they are copies. The first call starts the actors.
+        They are views, and those of the last batch are given back. They are copies where
+        ``min_records`` do not lie one behind the other, are more than ``low`` + 1, or some were too
+        old.
+
+        Args:
+            count: How many records to take at most.
+            timeout: Seconds to wait; then those are returned that there are, perhaps none.
+            min_records: Wait until there are this many.
+
+        Returns:
+            The records; None once all actors have stopped, and nothing is left.
         """
         count = whole_number("take records", "count", count, 1)
-        least = whole_number("take records", "least", least, 1)
-        if least > count:
-            raise ValueError(f"cannot take records: least {least}, expected at most count, {count}")
+        min_records = whole_number("take records", "min_records", min_records, 1)
+        if min_records > count:
+            raise ValueError(
+                f"cannot take records: min_records {min_records}, expected at most count, {count}"
+            )
         deadline = arguments.deadline(timeout, "take records")
         self._expect_open()
         with self._turn.entry("take records"):
             self._take_back()
-            records = self._handed = self._take(count, least, deadline)
+            records = self._handed = self._take(count, min_records, deadline)
         self._handed = None  # from here to the caller no signal handler runs
         return records
 
@@ -189,11 +198,11 @@ class Actors(Detached):
             kept, taken = [rows, *self._kept], self._taken - len(rows)
             self._kept, self._taken, self._handed = kept, taken, None
 
-    def _take(self, count: int, least: int, deadline: int | None) -> Records | None:
+    def _take(self, count: int, min_records: int, deadline: int | None) -> Records | None:
         began, waited = now(), self._waiting_ns
         self.begin()
         self._give_up()
-        rows, held, kept = self._fresh(count, least, deadline)
+        rows, held, kept = self._fresh(count, min_records, deadline)
         if rows is None:
             return None
         records = Records(rows, self._described)
@@ -207,10 +216,10 @@ class Actors(Detached):
         self._held, self._kept, self._taken = held, kept, self._taken + len(records)
         return records
 
-    def batches(self, count: int, *, least: int | None = None) -> Iterator[Records]:
+    def batches(self, count: int, *, min_records: int | None = None) -> Iterator[Records]:
         """What ``take`` returns, until all have stopped: by default just so many each."""
-        least = count if least is None else least
-        while (records := self.take(count, least=least)) is not None:
+        min_records = count if min_records is None else min_records
+        while (records := self.take(count, min_records=min_records)) is not None:
             yield records
 
     def publish(self, weights: Any = None) -> int:
@@ -241,7 +250,7 @@ class Actors(Detached):
 
     @property
     def like(self) -> dict[str, npt.NDArray[Any]]:
-        """What :class:`pysampler.Replay` needs to keep such records, or the steps of such."""
+        """What :class:`pysampler.ReplayBuffer` needs to keep such records, or the steps of such."""
         self.begin()
         return self._described.like
 
@@ -267,8 +276,38 @@ class Actors(Detached):
 
     # -- phases (phases.py) ----------------------------------------------------------------------
 
-    def mark(self, high: int, low: int) -> None:
-        """Other water marks, for actors that have not begun."""
+    def phases(self, high: int, low: int = 0, *, drop: bool = False) -> Phases:
+        """Let the actors act and the learner learn by turns: iterate over the phases.
+
+        The actors, which must not have begun, record until there are ``high`` records. Then they
+        block, and the learner takes records until there are ``low``, when the actors go on with the
+        weights that it published meanwhile. So it learns from what almost one policy did: an actor
+        that finds the ring full begins no record, and what it has under way then, up to a
+        trajectory of each of its envs or a few steps, is in the next phase. ``high`` should be
+        several times that.
+
+        The iterator ends when the actors have stopped, with what there is, or as soon as the
+        learner takes nothing of a phase that began after that. An exception that comes while a
+        phase is awaited, Ctrl-C say, ends nothing: the next ``next()`` goes on.
+
+        Args:
+            high: How many records the actors make in a phase.
+            low: How many records may be left when they go on.
+            drop: Drop, and count, what the learner leaves. Otherwise it finds that in the next
+                phase, and the actors stay blocked.
+
+        >>> def policy(observations):
+        ...     return (observations[:, 2] > 0).astype(int)
+        >>> with Actors("CartPole-v1", policy, num_envs=4) as actors:
+        ...     for phase in actors.phases(high=128):
+        ...         sizes = [len(records) for records in phase.batches(32)]
+        ...         print(phase.number, sum(sizes))
+        ...         if phase.number == 2:
+        ...             actors.stop()
+        ...             break
+        1 128
+        2 128
+        """
         self._expect_open()
         if self._begun:
             raise ValueError("cannot act in phases: the actors have begun already")
@@ -280,7 +319,9 @@ class Actors(Detached):
         high, low = whole_number("act", "high", high, 1), whole_number("act", "low", low, 0)
         if low >= high:
             raise self._refuse("low", low, f"less than high, {high}")
+        drop = true_or_false("act in phases", "drop", drop)
         self._high, self._low = high, low
+        return Phases(self, drop=drop)
 
     def wait_full(self) -> int:
         """Until there are ``high`` records; how many of them are to be taken.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pysampler._actors.actors import Actors
     from pysampler._actors.records import Records
 
-__all__ = ["Phase", "phases"]
+__all__ = ["Phase", "Phases"]
 
 
 class Phase:
@@ -56,38 +56,7 @@ class Phase:
             yield records
 
 
-def phases(actors: Actors, high: int, low: int = 0, *, drop: bool = False) -> Iterator[Phase]:
-    """Phases of some actors that have not begun: they record until there are ``high`` records.
-
-    Then they block, and the learner takes records until there are ``low``, when they go on: with
-    the weights it published meanwhile. So it learns from what almost one policy did: an actor that
-    finds the ring full begins no record, and what it has under way then, up to a trajectory of each
-    of its envs or a few steps, is in the next phase: ``high`` should be several times that. If the
-    learner leaves some, it finds them in the next phase, and the actors stay blocked; with ``drop``
-    they are dropped, and counted. Ends when the actors have stopped, with what there is, or as soon
-    as the learner takes nothing of a phase that began after that. An exception that comes while a
-    phase is awaited, Ctrl-C say, ends nothing: the next ``next()`` goes on.
-
-    >>> import pysampler
-    >>> def policy(observations):
-    ...     return (observations[:, 2] > 0).astype(int)
-    >>> with pysampler.actors("CartPole-v1", policy, num_envs=4) as some:
-    ...     for phase in phases(some, high=128):
-    ...         sizes = [len(records) for records in phase.batches(32)]
-    ...         print(phase.number, sum(sizes))
-    ...         if phase.number == 2:
-    ...             some.stop()
-    ...             break
-    1 128
-    2 128
-    """
-    if not hasattr(actors, "mark"):
-        raise TypeError(f"cannot act in phases: a {type(actors).__name__}, expected Actors")
-    actors.mark(high, low)
-    return _Phases(actors, drop=drop)
-
-
-class _Phases(Iterator[Phase]):
+class Phases(Iterator[Phase]):
     """Phases, one after the other. Where Ctrl-C came into one, the next call goes on from there."""
 
     def __init__(self, actors: Actors, *, drop: bool) -> None:

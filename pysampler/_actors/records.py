@@ -249,7 +249,7 @@ class Records:
         return Records(rows, self._described, self._convert)
 
     def gae(
-        self, values: Any, next_values: Any, *, gamma: float = 0.99, lam: float = 0.95
+        self, values: Any, next_values: Any, *, gamma: float = 0.99, gae_lambda: float = 0.95
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Advantages and returns of records of T steps, ``[n, T]`` as :func:`pysampler.gae` has it.
 
@@ -277,7 +277,7 @@ class Records:
             *(rows["rewards"].T, before.T, after[:, -1], terminated, truncated),
             after.T[truncated & ~terminated],
             gamma=gamma,
-            lam=lam,
+            gae_lambda=gae_lambda,
         )
         return advantages.T, returns.T
 

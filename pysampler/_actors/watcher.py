@@ -17,9 +17,10 @@ import numpy as np
 from pysampler._actors.actors import Actors
 from pysampler._actors.alone import EPISODE, Show, ShowEpisodes, Shown
 from pysampler._actors.detached import Detached
-from pysampler._numbers import whole_number
+from pysampler._numbers import true_or_false, whole_number
 from pysampler._policies.borrowing import vector_env_of
 from pysampler._vector import arguments
+from pysampler._vector.make import vector_options
 from pysampler.errors import (
     BusyError,
     ClosedError,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from pysampler._vector.vector_env import VectorEnv
     from pysampler._workers.jobs import Job
 
-__all__ = ["Watcher", "watch"]
+__all__ = ["Watcher"]
 
 # Episodes that wait to be asked for; more are left out, though not from the file.
 _SLOTS = 1024
@@ -50,20 +51,30 @@ _OFTEN = 20
 _NAP = 2_000_000
 
 
-def watch(
-    policy: Any,
-    env: Any,
-    render_mode: str | None = None,
-    *,
-    vector_kwargs: dict[str, Any] | None = None,
-    **options: Any,
-) -> Watcher:
-    """Watch a policy in an env of its own, beside a training, which it never holds up.
+class Watcher(Detached):
+    """Watches a policy in an env of its own, beside a training, which it never holds up.
 
-    ``policy`` is that of some actors if they are given: then what they ``publish`` is followed, but
-    for large weights that come one upon the other. Otherwise ``publish`` new weights to the watcher
-    now and then. ``env`` is an id, a spec or a function, made with this ``render_mode``: "human"
-    opens a window, "rgb_array" lets videos be made. ``options`` are those of :class:`Watcher`.
+    One worker runs episode after episode until the watcher is closed. If it is lost it is replaced.
+    An env or a policy that raises, or a file that cannot be written, ends the watcher with a
+    warning, and not the training: from then on ``publish`` and ``film`` do nothing. ``curve`` has
+    what was collected, also after ``close()``. All but ``publish`` may be called in any thread,
+    while another one publishes.
+
+    Args:
+        policy: A policy; ``publish`` new weights to the watcher now and then. Or
+            :class:`pysampler.Actors`: then the watcher follows what they ``publish``, but for large
+            weights that come one upon the other.
+        env: An env id, an ``EnvSpec`` or a function that makes an env.
+        render_mode: Of the env: "human" opens a window, "rgb_array" lets videos be made.
+        vector_kwargs: Further arguments of :class:`pysampler.VectorEnv`.
+        folder: Where to write ``returns.csv``, a line for each episode, and videos.
+        video_every: Film the first of every so many episodes. ``film()`` asks for one more.
+        settings: What the policy is called with by name (see :class:`pysampler.Actors`).
+        repeat: Go on without new weights. Otherwise each episode is of newer ones than the last, if
+            the policy has weights at all.
+        nice: How far the worker stands back behind other processes: up to 19.
+        fps: Frames a second of videos; by default what the env says.
+        seed: Seed of the first reset.
 
     >>> class Push:
     ...     def __init__(self):
@@ -74,42 +85,12 @@ def watch(
     ...         self.side = weights["side"].copy()
     ...     def __call__(self, observations):
     ...         return (observations[:, 2] * self.side > 0).astype(int)
-    >>> with watch(Push(), "CartPole-v1", seed=1) as watcher:
+    >>> with Watcher(Push(), "CartPole-v1", seed=1) as watcher:
     ...     good = watcher.wait(1)["return"][0]
     ...     version = watcher.publish({"side": -np.ones(1)})
     ...     bad = watcher.wait(1)["return"][0]
     ...     bool(good > bad)
     True
-    """
-    made, _ = vector_env_of(
-        env,
-        1,
-        {"num_workers": 1, "on_worker_loss": "restart", **(vector_kwargs or {})},
-        *("watch", policy._policy if isinstance(policy, Actors) else policy),
-        **({} if render_mode is None else {"render_mode": render_mode}),
-    )
-    try:
-        return Watcher(made, policy, render_mode=render_mode, **options)
-    except BaseException:
-        made.close()
-        raise
-
-
-class Watcher(Detached):
-    """One env in one worker, which runs episode after episode until it is closed.
-
-    - ``folder``: ``returns.csv`` is written there, a line for each episode, and videos.
-    - ``video_every``: episodes, of which the first is filmed. ``film()`` asks for one more.
-    - ``settings``: what the policy is called with by name (see :class:`pysampler.Actors`).
-    - ``repeat``: go on without new weights; otherwise each episode is of newer ones than the last,
-      if the policy has weights at all.
-    - ``nice``: how far it stands back behind other processes: up to 19.
-    - ``fps``: of videos.
-
-    A worker that is lost is replaced. An env or a policy that raises, or a file that cannot be
-    written, ends the watcher with a warning, and not the training: from then on ``publish`` and
-    ``film`` do nothing. ``curve`` has what was collected, also after ``close()``. All but
-    ``publish`` may be called in any thread, while another one publishes.
     """
 
     _purpose = "watch"
@@ -118,10 +99,11 @@ class Watcher(Detached):
 
     def __init__(
         self,
-        envs: VectorEnv,
         policy: Any,
+        env: Any,
         *,
         render_mode: str | None = None,
+        vector_kwargs: dict[str, Any] | None = None,
         folder: str | os.PathLike[str] | None = None,
         video_every: int | None = None,
         settings: Mapping[str, npt.ArrayLike] | None = None,
@@ -130,6 +112,31 @@ class Watcher(Detached):
         fps: int | None = None,
         seed: int | None = None,
     ) -> None:
+        self._followed: weakref.ref[Actors] | None = None
+        actors = policy if isinstance(policy, Actors) else None
+        policy = policy if actors is None else actors._policy
+        options = {"num_workers": 1, "on_worker_loss": "restart", **vector_options(vector_kwargs)}
+        kwargs = {} if render_mode is None else {"render_mode": render_mode}
+        with vector_env_of(env, 1, options, "watch", policy, **kwargs) as (envs, _):
+            self._set_up(envs, render_mode, folder, video_every, repeat, nice, fps)
+            super().__init__(envs, policy, settings, seed, owned=True)
+            self.begin()
+        self._version = self.version  # of the last weights that were published here
+        if actors is not None:
+            self._followed = weakref.ref(actors)
+            actors.followed_by(self.follow)
+
+    def _set_up(
+        self,
+        envs: VectorEnv,
+        render_mode: str | None,
+        folder: str | os.PathLike[str] | None,
+        video_every: int | None,
+        repeat: bool,  # noqa: FBT001
+        nice: int,
+        fps: int | None,
+    ) -> None:
+        repeat = true_or_false("watch", "repeat", repeat)
         if video_every is not None:
             whole_number("watch", "video_every", video_every, 1)
         self._films = render_mode == "rgb_array" and folder is not None
@@ -156,16 +163,6 @@ class Watcher(Detached):
         self._passed = 0  # by the last wait(), or before the last weights
         self._follow_at = 0
         self._failure: Exception | None = None
-        self._followed: weakref.ref[Actors] | None = None
-        actors = policy if isinstance(policy, Actors) else None
-        super().__init__(
-            *(envs, policy if actors is None else actors._policy, settings, seed), owned=True
-        )
-        self.begin()
-        self._version = self.version  # of the last weights that were published here
-        if actors is not None:
-            self._followed = weakref.ref(actors)
-            actors.followed_by(self.follow)
 
     def _expect_films(self) -> None:
         if not self._films:

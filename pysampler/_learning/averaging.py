@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from pysampler._vector import arguments
 from pysampler._workers.jobs import Failure
 from pysampler._workers.local import LocalPool
 from pysampler._workers.nursery import CONTEXTS
-from pysampler._workers.pool import Faults, Pool
+from pysampler._workers.pool import MAX_RESTARTS, RESTART_WINDOW, Pool
 from pysampler._workers.processes import Share
 from pysampler._workers.remote import dumps_by_value
 from pysampler.errors import ClosedError, EnvError, LostError, WaitTimeoutError
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Averaging", "Round"]
 
-OnLoss = Literal["raise", "restart"]
 # Of a board: the newest version, and room for the next.
 _BUFFERS = 2
 # What a board takes beside its contents, and where it may begin, in bytes.
@@ -83,8 +82,8 @@ class Averaging(Single, Closing):
     - ``workers``: processes. 0 trains one trainer in this process, for debugging.
     - ``context``: as of :class:`pysampler.VectorEnv`.
     - ``on_worker_loss``: "raise" ``WorkerLostError``, or "restart": a new trainer, made with
-      another seed, takes its place and begins with the last average. ``most_losses``: of one
-      worker, so many within so many seconds raise all the same.
+      another seed, takes its place and begins with the last average. More than ``max_restarts`` of
+      one worker within ``restart_window`` seconds raise all the same.
     - ``seed``: those of the trainers are drawn from it.
 
     A trainer that raises is an ``EnvError``, which is also an instance of what it raised, and the
@@ -114,16 +113,16 @@ class Averaging(Single, Closing):
         workers: int,
         *,
         context: str = "nursery",
-        on_worker_loss: OnLoss = "raise",
-        most_losses: tuple[int, float] = (3, 10.0),
+        on_worker_loss: arguments.OnLoss = "raise",
+        max_restarts: int = MAX_RESTARTS,
+        restart_window: float = RESTART_WINDOW,
         seed: int | None = None,
     ) -> None:
         if not callable(make):
             raise TypeError(f"cannot average: make is {make!r}, expected a function")
         self.workers = whole_number("average", "workers", workers, 0)
         _one_of("context", context, CONTEXTS)
-        _one_of("on_worker_loss", on_worker_loss, get_args(OnLoss))
-        limits = arguments.most_losses(most_losses, "average")
+        faults = arguments.faults("average", on_worker_loss, max_restarts, restart_window)
         if seed is not None:
             seed = whole_number("average", "seed", seed, 0)
         if self.workers > 0 and context != "fork":
@@ -144,7 +143,6 @@ class Averaging(Single, Closing):
         if self.workers == 0:
             self._pool = LocalPool(shares[0], host)
         else:
-            faults = Faults(on_worker_loss, limits)
             self._pool = Pool(shares, host, context=context, faults=faults)
         try:
             descriptions: list[Any] = self._pool.descriptions

@@ -33,7 +33,7 @@ from pysampler._files import (
     sync_directory,
     write_arrays,
 )
-from pysampler._learning.replay import Replay
+from pysampler._learning.replay import ReplayBuffer
 from pysampler._numbers import is_whole, whole_number
 from pysampler.errors import LayoutError
 
@@ -56,8 +56,9 @@ class Checkpoints:
     """The newest ``keep`` checkpoints of a training, in a directory of their own.
 
     A part of a checkpoint is what has a ``state_dict`` (a torch module, an optimizer, whatever has
-    ``load_state_dict`` too), a ``Replay``, a ``numpy.random.Generator``, or a tree: dicts (by str
-    or int), lists and tuples of arrays, tensors, numbers, bools, str and None. Nothing is pickled.
+    ``load_state_dict`` too), a ``ReplayBuffer``, a ``numpy.random.Generator``, or a tree: dicts (by
+    str or int), lists and tuples of arrays, tensors, numbers, bools, str and None. Nothing is
+    pickled.
 
     A checkpoint is whole or not there at all, whatever ends the process that saves. One process
     saves at a time.
@@ -108,7 +109,7 @@ class Checkpoints:
                 raise ValueError(
                     f"cannot save checkpoint: part {name!r}, expected a name other than 'step'"
                 )
-        replays = {name: part for name, part in parts.items() if isinstance(part, Replay)}
+        replays = {name: part for name, part in parts.items() if isinstance(part, ReplayBuffer)}
         arrays: dict[str, npt.NDArray[Any]] = {}
         trees = {
             name: _packed(_state(part), arrays, (name,))
@@ -124,7 +125,7 @@ class Checkpoints:
         path: Path,
         about: Mapping[str, Any],
         arrays: Mapping[str, npt.NDArray[Any]],
-        replays: Mapping[str, Replay],
+        replays: Mapping[str, ReplayBuffer],
     ) -> None:
         saving, removing = self.directory / _SAVING, self.directory / _REMOVING
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -211,7 +212,7 @@ class Checkpoints:
         for name, expected in prints.items():
             replay = _replay(self._path(step), name)
             with _whole(replay):
-                saved[name] = Replay.load(replay)
+                saved[name] = ReplayBuffer.load(replay)
                 if fingerprint(replay) != expected:
                     raise ValueError("of another checkpoint")
         return saved
@@ -266,7 +267,7 @@ def _check(name: str, part: Any, state: Any) -> None:
         got = state.get("bit_generator") if isinstance(state, dict) else type(state).__name__
         if got != expected:
             raise ValueError(f"cannot restore {name}: state of {got!r}, expected {expected!r}")
-    elif isinstance(state, Replay) or not hasattr(part, "load_state_dict"):
+    elif isinstance(state, ReplayBuffer) or not hasattr(part, "load_state_dict"):
         raise TypeError(
             f"cannot restore {name}: a {type(state).__name__} into a {type(part).__name__}, "
             "expected a load_state_dict or a Generator; what is not given is returned"

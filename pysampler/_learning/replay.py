@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["Batch", "Replay"]
+__all__ = ["Batch", "ReplayBuffer"]
 
 _FORMAT = "pysampler replay 2"
 # What a record has beside the fields of the user's.
@@ -37,7 +37,7 @@ _LINE = 128
 _LEAST, _MOST = 1e-100, 1e100
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Batch:
     """Transitions of up to n steps: from ``fields`` to ``next_fields``, a row for each."""
 
@@ -49,6 +49,10 @@ class Batch:
     discounts: Any
     weights: Any  # of importance: 1 where all are as likely
     indices: npt.NDArray[np.int64]  # for ``update``: numbers of the records, which are never reused
+
+    def __repr__(self) -> str:
+        names = ", ".join([*self.fields, *self.next_fields])
+        return f"<pysampler.Batch of {len(self.indices)} transitions: {names}>"
 
     def torch(self, device: Any = None) -> Batch:
         """With tensors: of the same memory, or on a device."""
@@ -66,7 +70,7 @@ class Batch:
         )
 
 
-class Replay(Single):
+class ReplayBuffer(Single):
     """The newest ``capacity`` transitions of some envs, in shared memory.
 
     ``like`` names the fields of a record and gives each its dtype and shape: arrays of one record,
@@ -78,7 +82,7 @@ class Replay(Single):
     ``n_step``: rewards are summed up over so many steps of the same env, not beyond the end of its
     episode nor its newest record.
 
-    >>> replay = Replay(1000, {"observations": np.zeros(3), "next_observations": np.zeros(3)})
+    >>> replay = ReplayBuffer(1000, {"observations": np.zeros(3), "next_observations": np.zeros(3)})
     >>> replay.add(
     ...     {"observations": np.zeros((4, 3)), "next_observations": np.ones((4, 3))},
     ...     rewards=[1, 2, 3, 4], terminated=[0, 0, 0, 1], truncated=[0, 0, 0, 0], env=[0, 0, 0, 0],
@@ -403,7 +407,7 @@ class Replay(Single):
             write_arrays(file, arrays)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Replay:
+    def load(cls, path: str | os.PathLike[str]) -> ReplayBuffer:
         """What ``save`` wrote. LayoutError if it is damaged, or something else."""
         path = Path(path)
         with open_regular(
@@ -420,7 +424,7 @@ class Replay(Single):
                 ) from error
 
     @classmethod
-    def _loaded(cls, file: IO[bytes]) -> Replay:
+    def _loaded(cls, file: IO[bytes]) -> ReplayBuffer:
         arrays = read_arrays(file)
         about = json.loads(arrays["about"].tobytes())
         if about["format"] != _FORMAT:
@@ -464,7 +468,7 @@ class Replay(Single):
         self._last = last
 
     def __repr__(self) -> str:
-        return f"<pysampler.Replay {len(self):,} of {self.capacity:,} records>"
+        return f"<pysampler.ReplayBuffer {len(self):,} of {self.capacity:,} records>"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pysampler._workers import nursery
 from pysampler.errors import BusyError, ClosedError, EnvError, LostError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from pysampler._frames.frames import Frames
@@ -199,6 +199,7 @@ class Borrower(Single, Closing):
             self.envs._pool.kill(wait=0)
 
 
+@contextlib.contextmanager
 def vector_env_of(
     envs: Any,
     num_envs: int | None,
@@ -206,21 +207,28 @@ def vector_env_of(
     purpose: str,
     policy: Any = None,
     **kwargs: Any,
-) -> tuple[VectorEnv, bool]:
-    """A vector env that was given or is made, and whether it was made here.
+) -> Iterator[tuple[VectorEnv, bool]]:
+    """Hand out a vector env that was given or is made, and whether it was made here.
 
-    ``policy``: what its workers will act with.
+    One that was made is closed if an exception ends the block. ``policy``: what its workers will
+    act with. ``kwargs``: of the envs.
     """
     if isinstance(envs, VectorEnv):
         if num_envs is not None or vector_kwargs is not None:
             raise ValueError(f"cannot {purpose}: num_envs and vector_kwargs are of other envs")
-        return envs, False
+        yield envs, False
+        return
     options = vector_options(vector_kwargs)
     clean = options.get("context") in (None, "nursery") and options.get("num_workers") != 0
     if needs_torch(policy) and clean and options.get("preload") is None:
         nursery.preload(["torch"])  # once, and not in every worker
-    made = make_vec(envs, 1 if num_envs is None else num_envs, vector_kwargs=options, **kwargs)
-    if not isinstance(made, VectorEnv):
+    if num_envs is None:
+        raise ValueError(f"cannot {purpose}: num_envs is missing, expected how many envs to make")
+    made = make_vec(envs, num_envs, vector_kwargs=options, **kwargs)
+    try:
+        if not isinstance(made, VectorEnv):
+            raise TypeError(f"cannot {purpose}: of {type(made).__name__}")
+        yield made, True
+    except BaseException:
         made.close()
-        raise TypeError(f"cannot {purpose}: of {type(made).__name__}")
-    return made, True
+        raise

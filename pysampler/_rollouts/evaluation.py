@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler._numbers import whole_number
-from pysampler._rollouts.rollouts import Rollouts, rollouts
+from pysampler._rollouts.rollouts import PolicyIn, Rollouts
+from pysampler._vector.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -17,8 +18,6 @@ __all__ = ["Evaluation", "evaluate"]
 
 # Steps between looks whether there are enough. What is sampled beyond is thrown away.
 _HORIZON = 64
-# Options of rollouts that make no sense here: with ``fresh`` no episode would be longer than that.
-_NOT_OURS = ("fresh", "keep", "infos", "owned")
 
 
 @dataclass(frozen=True)
@@ -46,55 +45,78 @@ class Evaluation:
 
 
 def evaluate(
-    policy: Any,
     envs: Any,
+    policy: Any,
     episodes: int,
     *,
-    seed: int | None = None,
     num_envs: int | None = None,
     vector_kwargs: dict[str, Any] | None = None,
+    policy_in: PolicyIn = "main",
+    overlap: bool = False,
+    min_envs: int | None = None,
+    timeout: float | None = None,
+    threads: int | None = 1,
     max_steps: int = 100_000,
-    **options: Any,
+    seed: int | None = None,
 ) -> Evaluation:
     """Run a policy for exactly ``episodes``, shared out among the envs beforehand.
 
     Taking the first that end would prefer short ones; here each env has its number to do, and what
-    it does beyond is not counted. ``envs`` is as for :func:`pysampler.rollouts`, or rollouts whose
-    vector env is to be used meanwhile: their next one begins with a reset. ``options`` are further
-    ones of rollouts: ``where``, say. An episode that does not end within ``max_steps`` is a
-    ValueError, and nothing is returned: the env may have no end.
+    it does beyond is not counted.
+
+    Args:
+        envs: What :class:`pysampler.Rollouts` takes, or rollouts whose vector env is to be used
+            meanwhile: their next one begins with a reset.
+        policy: The policy, as of rollouts.
+        episodes: How many episodes to count.
+        num_envs: How many envs to make; by default up to 8.
+        vector_kwargs: Further arguments of :class:`pysampler.VectorEnv`, for the envs to make.
+        policy_in: As of rollouts, like the next four.
+        overlap: As of rollouts.
+        min_envs: As of rollouts.
+        timeout: As of rollouts.
+        threads: As of rollouts.
+        max_steps: Steps within which each episode has to end.
+        seed: Seed of the first reset and of the policy's random numbers.
+
+    Returns:
+        Returns and lengths of the episodes.
+
+    Raises:
+        ValueError: An episode did not end within ``max_steps``: the env may have no end.
 
     >>> def policy(observations):
     ...     return (observations[:, 2] > 0).astype(int)
-    >>> evaluation = evaluate(policy, "CartPole-v1", 10, seed=1, num_envs=4)
+    >>> evaluation = evaluate("CartPole-v1", policy, 10, seed=1, num_envs=4)
     >>> len(evaluation.returns), bool((evaluation.returns == evaluation.lengths).all())
     (10, True)
     """
     episodes = whole_number("evaluate", "episodes", episodes, 1)
     max_steps = whole_number("evaluate", "max_steps", max_steps, 1)
-    if refused := [name for name in options if name in _NOT_OURS]:
-        raise ValueError(
-            f"cannot evaluate: {refused[0]} {options[refused[0]]!r}, expected other options of "
-            "rollouts: whole episodes are counted, and nothing else is kept"
-        )
-    if isinstance(envs, Rollouts):
+    paused = envs if isinstance(envs, Rollouts) else None
+    if paused is not None:
         if num_envs is not None or vector_kwargs is not None:
             raise ValueError("cannot evaluate: num_envs and vector_kwargs are of other envs")
-        envs.pause()
-        try:
-            return evaluate(policy, envs.envs, episodes, seed=seed, max_steps=max_steps, **options)
-        finally:
-            envs.resume()
-    if num_envs is None and not hasattr(envs, "num_envs"):
+        paused.pause()
+        envs = paused.envs
+    elif num_envs is None and not isinstance(envs, VectorEnv):
         num_envs = min(episodes, 8)
-    with rollouts(
-        *(envs, policy, _HORIZON),
-        num_envs=num_envs,
-        vector_kwargs=vector_kwargs,
-        seed=seed,
-        **options,
-    ) as some:
-        return _count(some, episodes, max_steps)
+    try:
+        with Rollouts(
+            *(envs, policy, _HORIZON),
+            num_envs=num_envs,
+            vector_kwargs=vector_kwargs,
+            policy_in=policy_in,
+            overlap=overlap,
+            min_envs=min_envs,
+            timeout=timeout,
+            threads=threads,
+            seed=seed,
+        ) as rollouts:
+            return _count(rollouts, episodes, max_steps)
+    finally:
+        if paused is not None:
+            paused.resume()
 
 
 def _count(some: Rollouts, episodes: int, max_steps: int) -> Evaluation:

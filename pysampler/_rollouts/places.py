@@ -545,7 +545,7 @@ def copied(policy: Any) -> Any:
                 return own
         raise TypeError(
             f"cannot copy the policy: {type(error).__name__}: {error}; make what it needs inside "
-            "of it, or leave it in the centre without overlap"
+            "of it, or leave it in the main process, without overlap"
         ) from error
 
 
@@ -575,5 +575,5 @@ def pickled(policy: Any) -> bytes:
     except Exception as error:
         raise TypeError(
             f"cannot send the policy to workers: {type(error).__name__}: {error}; make what it "
-            "needs inside of it, or leave it in the centre"
+            'needs inside of it, or pass policy_in="main"'
         ) from error

@@ -34,7 +34,7 @@ class Ended:
         return len(self.env)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Episode:
     """An env's episode, or the part of it that lies in a rollout: views of its arrays."""
 
@@ -54,8 +54,12 @@ class Episode:
     def __len__(self) -> int:
         return self.steps.stop - self.steps.start  # type: ignore[no-any-return]
 
+    def __repr__(self) -> str:
+        end = "terminated" if self.terminated else "truncated" if self.truncated else "not over"
+        return f"<pysampler.Episode of env {self.env}: {len(self)} steps, {end}>"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Rollout:
     """T steps of N envs. ``observations[t]`` is what ``actions[t]`` answer; all is ``[T, N, ...]``.
 
@@ -92,6 +96,13 @@ class Rollout:
     seconds: dict[str, float]  # "policy", "envs", "waiting", "learner": where the time went
     memory: npt.NDArray[np.uint8] = field(repr=False)  # where all arrays of frames lie
 
+    def __repr__(self) -> str:
+        steps, envs = self.terminated.shape
+        return (
+            f"<pysampler.Rollout of {steps} steps of {envs} envs, {len(self.ended)} episodes "
+            f"ended, policy version {self.version}>"
+        )
+
     @property
     def steps(self) -> int:
         """How many were made, by all envs: those that are ``valid``."""
@@ -126,7 +137,7 @@ class Rollout:
         cut_values: Any = (),
         *,
         gamma: float = 0.99,
-        lam: float = 0.95,
+        gae_lambda: float = 0.95,
     ) -> tuple[Any, Any]:
         """Advantages by generalised estimation, and returns: advantages + values.
 
@@ -144,7 +155,7 @@ class Rollout:
             cut=self.cut,
             lengths=self.lengths,
             gamma=gamma,
-            lam=lam,
+            gae_lambda=gae_lambda,
         )
         if isinstance(values, np.ndarray):
             return results
@@ -298,7 +309,7 @@ def gae(
     cut: tuple[Any, Any] | None = None,
     lengths: npt.NDArray[np.int64] | None = None,
     gamma: float = 0.99,
-    lam: float = 0.95,
+    gae_lambda: float = 0.95,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Advantages by generalised estimation, and returns, of ``[T, N]`` arrays.
 
@@ -310,11 +321,11 @@ def gae(
 
     >>> ones = np.ones((3, 1))
     >>> never = np.zeros((3, 1), bool)
-    >>> gae(ones, 0 * ones, np.array([8.0]), never, never, gamma=0.5, lam=1.0)[0].ravel()
+    >>> gae(ones, 0 * ones, np.array([8.0]), never, never, gamma=0.5, gae_lambda=1.0)[0].ravel()
     array([2.75, 3.5 , 5.  ])
     """
     doing = "estimate advantages"
-    for name, value in (("gamma", gamma), ("lam", lam)):
+    for name, value in (("gamma", gamma), ("gae_lambda", gae_lambda)):
         if not (is_real(value, 0) and value <= 1):
             raise ValueError(f"cannot {doing}: {name} {value!r}, expected 0 to 1")
     rewards, values, last_values, cut_values = (
@@ -353,7 +364,7 @@ def gae(
         after[lengths[some] - 1, some] = last_values[some]
     after[terminated] = 0
     after[cut] = cut_values
-    keep = (~(terminated | truncated)).astype(kind) * kind.type(gamma * lam)
+    keep = (~(terminated | truncated)).astype(kind) * kind.type(gamma * gae_lambda)
     advantages = (rewards + gamma * after - values).astype(kind)
     if valid is not None:
         advantages[~valid] = 0

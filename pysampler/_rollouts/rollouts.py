@@ -36,143 +36,151 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-__all__ = ["Rollouts", "rollouts"]
+__all__ = ["Rollouts"]
 
-Where = Literal["centre", "workers"]
-
-
-def rollouts(
-    envs: Any,
-    policy: Any,
-    horizon: int,
-    *,
-    num_envs: int | None = None,
-    vector_kwargs: dict[str, Any] | None = None,
-    **options: Any,
-) -> Rollouts:
-    """Rollouts of a policy in envs, one after the other, for ever: an iterator.
-
-    ``envs`` is a :class:`pysampler.VectorEnv`, or what :func:`pysampler.make_vec` makes one of:
-    then ``num_envs`` and ``vector_kwargs`` are its, and it is closed with the rollouts. ``options``
-    are those of :class:`Rollouts`.
-
-    >>> def policy(observations):
-    ...     return (observations[:, 2] > 0).astype(int)
-    >>> with rollouts("CartPole-v1", policy, horizon=32, num_envs=4, seed=1) as some:
-    ...     rollout = next(some)
-    ...     rollout.observations.shape, rollout.rewards.shape
-    ((33, 4, 4), (32, 4))
-    """
-    acting = policy if options.get("where") == "workers" else None
-    made, owned = vector_env_of(envs, num_envs, vector_kwargs, "sample rollouts", acting)
-    try:
-        return Rollouts(made, policy, horizon, owned=owned, **options)
-    except BaseException:
-        if owned:
-            made.close()
-        raise
+PolicyIn = Literal["main", "workers"]
 
 
 class Rollouts(Borrower):
-    """An iterator over rollouts of ``horizon`` steps of all envs. It begins with a reset.
+    """An iterator over rollouts of ``horizon`` steps of all envs.
 
-    - ``policy``: see :mod:`pysampler._policies.policies`.
-    - ``where``: the policy is in the "centre", asked in this process for all envs together, or in
-      the "workers", each of which acts for its own envs: one command a rollout instead of one a
-      step. Weights of a torch module reach them on a board, other policies are pickled whenever
-      they have changed. If the vector env has ``groups=2``, the policy in the centre acts for one
-      half of each worker's envs while the other half steps.
-    - ``overlap``: the next rollout is sampled while you use the last one, with the policy as it was
-      when you got that: ``rollout.lag`` is 1. The policy is copied for it.
-    - ``keep``: how many of the newest rollouts stay as they are.
-    - ``min_envs``, ``timeout``: the policy (in the centre) acts as soon as so many envs are ready,
-      or so many seconds later for those that are; envs drift apart, and each step lands in its
-      place all the same. With ``whole=False`` a rollout is over when the first envs have all their
-      steps; ``valid`` and ``lengths`` say what the others have. What is under way then is their
-      first step in the next rollout, acted by the policy of this one: nothing is lost.
-    - ``threads``: of torch, while a policy in the centre acts on the CPU. More than one wait for
-      work by spinning, which takes the CPUs from the workers; it pays for wide networks only. None
-      leaves torch as it is, and so does ``overlap``.
-    - ``fresh``: each rollout begins with a reset of all envs, without waiting for one another.
-    - ``infos``: keys of infos that are to be in ``rollout.infos``: numbers, arrays, dicts of these.
-    - ``seed``: of the first reset, and of the policy's random numbers in workers and in
-      ``generators``.
+    It never ends, and begins with a reset. While it is open, the vector env resets envs in the step
+    that ends their episode, whatever its own ``autoreset_mode``, and cannot be stepped by others;
+    ``close()`` gives it back.
 
-    Meanwhile the vector env resets envs in the step that ends their episode, whatever its own
-    ``autoreset_mode``, and cannot be stepped by others; ``close()`` gives it back. A failed env is
-    an ``EnvError``: the rollout under way is dropped, and the next begins with a reset. Where
-    workers are replaced (``on_worker_loss="restart"``) the rollout goes on: the step is not
-    ``valid``, ``lost`` tells why, and the episode is truncated.
+    A failed env is an ``EnvError``: the rollout under way is dropped, and the next begins with a
+    reset. Where workers are replaced (``on_worker_loss="restart"``) the rollout goes on: the step
+    is not ``valid``, ``lost`` says why, and the episode is truncated.
+
+    Args:
+        envs: A :class:`pysampler.VectorEnv`, or an env id, an ``EnvSpec`` or a function that makes
+            an env: then a vector env is made of it, which is closed with the rollouts.
+        policy: A function of observations, or a torch module: see
+            :mod:`pysampler._policies.policies`.
+        horizon: The number of steps in a rollout.
+        num_envs: How many envs to make.
+        vector_kwargs: Further arguments of :class:`pysampler.VectorEnv`, for the envs to make.
+        policy_in: Where the policy acts. In "main", this process asks it for all envs together. In
+            "workers", each worker acts for its own envs: one command a rollout instead of one a
+            step. Weights of a torch module reach the workers on a board, other policies are pickled
+            whenever they have changed. If the vector env has ``groups=2``, a policy in "main" acts
+            for one half of each worker's envs while the other half steps.
+        overlap: Sample the next rollout while you use the last one, with a copy of the policy as it
+            was when you got that: ``rollout.lag`` is 1.
+        keep_last: How many of the newest rollouts stay as they are.
+        min_envs: Act as soon as this many envs are ready, instead of all. Envs drift apart, and
+            each step lands in its place all the same. For a policy in "main".
+        timeout: Act after this many seconds for the envs that are ready. For a policy in "main".
+        allow_partial: A rollout is over when the first envs have all their steps; ``valid`` and
+            ``lengths`` say what the others have. What is under way then is their first step in the
+            next rollout, acted by the policy of this one: nothing is lost.
+        reset_each: Begin each rollout with a reset of all envs, without waiting for one another.
+        info_keys: Keys of infos to put into ``rollout.infos``: numbers, arrays, dicts of these.
+        threads: Threads that torch may use while a policy in "main" acts on the CPU. Idle threads
+            busy-wait and slow the workers down, so that more than one pays for wide networks only.
+            None leaves torch as it is, and so does ``overlap``.
+        seed: Seed of the first reset, and of the policy's random numbers in workers and in
+            ``generators``.
+
+    >>> def policy(observations):
+    ...     return (observations[:, 2] > 0).astype(int)
+    >>> with Rollouts("CartPole-v1", policy, horizon=32, num_envs=4, seed=1) as rollouts:
+    ...     rollout = next(rollouts)
+    ...     rollout.observations.shape, rollout.rewards.shape
+    ((33, 4, 4), (32, 4))
     """
 
     def __init__(
         self,
-        envs: VectorEnv,
+        envs: Any,
         policy: Any,
         horizon: int,
         *,
-        where: Where = "centre",
+        num_envs: int | None = None,
+        vector_kwargs: dict[str, Any] | None = None,
+        policy_in: PolicyIn = "main",
         overlap: bool = False,
-        keep: int = 1,
+        keep_last: int = 1,
         min_envs: int | None = None,
         timeout: float | None = None,
-        whole: bool = True,
-        fresh: bool = False,
-        infos: Iterable[str] = (),
+        allow_partial: bool = False,
+        reset_each: bool = False,
+        info_keys: Iterable[str] = (),
         threads: int | None = 1,
         seed: int | list[int | None] | None = None,
-        owned: bool = False,
     ) -> None:
         horizon = whole_number("sample rollouts", "horizon", horizon, 1)
-        keep = whole_number("sample rollouts", "keep", keep, 1)
+        keep_last = whole_number("sample rollouts", "keep_last", keep_last, 1)
         overlap = true_or_false("sample rollouts", "overlap", overlap)
-        whole = true_or_false("sample rollouts", "whole", whole)
-        fresh = true_or_false("sample rollouts", "fresh", fresh)
-        if where not in get_args(Where):
-            raise _refuse("where", where, 'one of "centre", "workers"')
-        partial = min_envs is not None or timeout is not None or not whole or fresh
-        if where == "workers" and partial:
+        allow_partial = true_or_false("sample rollouts", "allow_partial", allow_partial)
+        reset_each = true_or_false("sample rollouts", "reset_each", reset_each)
+        if policy_in not in get_args(PolicyIn):
+            raise _refuse("policy_in", policy_in, 'one of "main", "workers"')
+        drifting = min_envs is not None or timeout is not None or allow_partial or reset_each
+        if policy_in == "workers" and drifting:
             raise ValueError(
-                "cannot sample rollouts: min_envs, timeout, fresh and whole=False are for a policy "
-                "in the centre; workers do not wait for one another"
+                "cannot sample rollouts: min_envs, timeout, reset_each and allow_partial are for a "
+                'policy in "main"; workers do not wait for one another'
             )
-        if fresh and not whole:
+        if reset_each and allow_partial:
             raise ValueError(
-                "cannot sample rollouts: with fresh, what is under way at the end of a rollout "
-                "would be lost; expected whole=True"
+                "cannot sample rollouts: with reset_each, what is under way at the end of a "
+                "rollout would be lost; expected allow_partial=False"
             )
         if threads is not None:
             threads = whole_number("sample rollouts", "threads", threads, 1)
         if min_envs is not None:
-            min_envs = min(whole_number("sample rollouts", "min_envs", min_envs, 1), envs.num_envs)
+            min_envs = whole_number("sample rollouts", "min_envs", min_envs, 1)
         if not (timeout is None or is_real(timeout, 0)):
             raise _refuse("timeout", timeout, "seconds >= 0 or None")
-        if isinstance(infos, str):
-            raise _refuse("infos", infos, f"a list of keys: [{infos!r}]")
-        if not isinstance(infos, Iterable):
-            raise _refuse("infos", infos, "a list of keys")
+        if isinstance(info_keys, str):
+            raise _refuse("info_keys", info_keys, f"a list of keys: [{info_keys!r}]")
+        if not isinstance(info_keys, Iterable):
+            raise _refuse("info_keys", info_keys, "a list of keys")
+        acting = policy if policy_in == "workers" else None
+        with vector_env_of(envs, num_envs, vector_kwargs, "sample rollouts", acting) as (
+            made,
+            owned,
+        ):
+            way = {
+                "overlap": overlap,
+                "partial": drifting,
+                "min_envs": made.num_envs if min_envs is None else min(min_envs, made.num_envs),
+                "timeout": None if timeout is None else int(min(timeout, 1e9) * 1e9),
+                "whole": not allow_partial,
+                "fresh": reset_each,
+                "threads": threads,
+            }
+            self._set_up(made, policy, horizon, policy_in, keep_last, info_keys, seed, way, owned)
+
+    def _set_up(
+        self,
+        envs: VectorEnv,
+        policy: Any,
+        horizon: int,
+        policy_in: PolicyIn,
+        keep_last: int,
+        info_keys: Iterable[str],
+        seed: int | list[int | None] | None,
+        way: dict[str, Any],
+        owned: bool,  # noqa: FBT001
+    ) -> None:
         self._spec = envs._spec
         self.horizon = horizon
         self._actor = self._actor_of(policy)
-        self._where = where
+        self._policy_in = policy_in
         self._way = Way(
             envs,
             policy,
             weakref.WeakMethod(self._actor_of),  # rollouts that are dropped are gone at once
             horizon,
-            overlap=overlap,
-            partial=partial,
-            min_envs=envs.num_envs if min_envs is None else min_envs,
-            timeout=None if timeout is None else int(min(timeout, 1e9) * 1e9),
-            whole=whole,
-            fresh=fresh,
-            threads=threads,
+            **way,
         )
-        self._infos = list(infos)
+        self._infos = list(info_keys)
         self._seed = seed
         self._entropy: int | list[int] | None = None  # of random numbers
         self._beginnings = 0
-        self._slots = keep + overlap
+        self._slots = keep_last + way["overlap"]
         self._slot = 0
         self._place: Centre | Workers | None = None
         self._dropping: Centre | Workers | None = None  # that ends
@@ -299,7 +307,7 @@ class Rollouts(Borrower):
         if self._dropping is not None or envs._pool.pending:  # that was interrupted
             self._drop()
         actor = self._actor
-        if self._where == "workers":
+        if self._policy_in == "workers":
             actor = self._actor_of(copied(self._way.policy))
         weights = weights_of(self._way.policy) if is_module(self._way.policy) else None
         board_bytes = sum(w.nbytes + 8 for w in (weights or {}).values()) * 3
@@ -321,7 +329,7 @@ class Rollouts(Borrower):
         self._busy = envs._pool.busy_seconds()
         self._tally = Tally(self._slots, self.horizon, envs.num_envs)
         frames, acting = begun.frames, begun.acting
-        if self._where == "workers":
+        if self._policy_in == "workers":
             self._place = Workers(self._way, acting, frames, begun.segment, weights, entropy)
         else:
             self._place = Centre(self._way, acting, frames, begun.asked, entropy)
@@ -373,8 +381,8 @@ class Rollouts(Borrower):
 
     def __repr__(self) -> str:
         return (
-            f"<pysampler.Rollouts of {self.envs!r}, horizon {self.horizon}, policy in the "
-            f"{self._where}{', closed' * self.closed}>"
+            f"<pysampler.Rollouts of {self.envs!r}, horizon {self.horizon}, policy in "
+            f"{self._policy_in}{', closed' * self.closed}>"
         )
 
 

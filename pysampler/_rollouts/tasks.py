@@ -168,26 +168,29 @@ class MultiTaskSampler(Single, Closing):
         min_envs: int | None = None,
         timeout: float | None = None,
         seed: int | None = None,
-        infos: Sequence[str] = (),
+        info_keys: Sequence[str] = (),
     ) -> None:
         if seed is not None:
             seed = whole_number("sample tasks", "seed", seed, 0)
         arguments.deadline(timeout, "sample tasks")  # or an error
         self._owned = not isinstance(envs, VectorEnv)
         if self._owned:
-            envs = make_vec(
-                envs,
-                1 if num_envs is None else num_envs,
-                vector_kwargs=vector_kwargs,
-                wrappers=[TaskWrapper],
-            )
+            if num_envs is None:
+                raise ValueError(
+                    "cannot sample tasks: num_envs is missing, expected how many envs to make"
+                )
+            envs = make_vec(envs, num_envs, vector_kwargs=vector_kwargs, wrappers=[TaskWrapper])
         elif num_envs is not None or vector_kwargs is not None:
             raise ValueError("cannot sample tasks: num_envs and vector_kwargs are of other envs")
         self.envs: VectorEnv = envs
         self.policy = policy
         self._seed = seed
         self._begun = 0  # rollouts
-        self._options: dict[str, Any] = {"min_envs": min_envs, "timeout": timeout, "infos": infos}
+        self._options: dict[str, Any] = {
+            "min_envs": min_envs,
+            "timeout": timeout,
+            "info_keys": info_keys,
+        }
         self._rollouts: _TaskRollouts | None = None
         self._rollout: Rollout | None = None
         self._random = np.random.default_rng(None if seed is None else [seed, 1])
@@ -202,7 +205,7 @@ class MultiTaskSampler(Single, Closing):
                     f"cannot sample tasks: env {takes.index(False)} takes no tasks as options of "
                     "reset; wrap it in pysampler.envs.meta.TaskWrapper"
                 )
-            with _TaskRollouts(self.envs, policy, 1, fresh=True, **self._options):
+            with _TaskRollouts(self.envs, policy, 1, reset_each=True, **self._options):
                 pass  # what it refuses is refused here, not with the first sample
         except BaseException:
             self.close()
@@ -289,7 +292,7 @@ class MultiTaskSampler(Single, Closing):
             or rollouts._lease.over
         ):
             self._end_rollouts()
-            options = {**self._options, "seed": self._next_seed(), "fresh": True}
+            options = {**self._options, "seed": self._next_seed(), "reset_each": True}
             self._rollouts = rollouts = _TaskRollouts(self.envs, self.policy, max_length, **options)
         rollouts.task_of, rollouts.params = self._task_of, params
         return rollouts

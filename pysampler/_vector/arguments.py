@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils.shared_memory import create_shared_memory
 
 from pysampler._frames.spec import Spec, leaves
-from pysampler._numbers import is_real, is_whole, whole_number
+from pysampler._numbers import is_real, whole_number
 from pysampler._workers.nursery import CONTEXTS
 from pysampler._workers.pool import Faults
 from pysampler._workers.processes import Share
@@ -48,29 +48,12 @@ class Options:
     frames: int
     wait: Wait
     infos: Infos
-    on_worker_loss: OnLoss = "raise"
-    most_losses: tuple[int, float] = (3, 10.0)
-    step_timeout: float | None = None
-    on_hang: OnHang = "raise"
 
     def __post_init__(self) -> None:
         whole_number("make vector env", "groups", self.groups, least=1)
         whole_number("make vector env", "frames", self.frames, least=1)
         _one_of("wait", self.wait, get_args(Wait))
         _one_of("infos", self.infos, get_args(Infos))
-        _one_of("on_worker_loss", self.on_worker_loss, get_args(OnLoss))
-        _one_of("on_hang", self.on_hang, get_args(OnHang))
-        if self.step_timeout is not None and not (
-            is_real(self.step_timeout, 0) and 0 < self.step_timeout <= LONGEST
-        ):
-            expected = f"seconds > 0, up to {LONGEST:.0e}, or None: no time-out"
-            raise _refuse("step_timeout", self.step_timeout, expected)
-        most_losses(self.most_losses)
-
-    @property
-    def faults(self) -> Faults:
-        """What to do about lost workers and late envs."""
-        return Faults(self.on_worker_loss, self.most_losses, self.step_timeout, self.on_hang)
 
     @property
     def policy(self) -> tuple[int, int] | None:
@@ -87,14 +70,29 @@ def _one_of(what: str, got: Any, expected: Iterable[str]) -> None:
         raise _refuse(what, got, "one of " + ", ".join(map(repr, expected)))
 
 
-def most_losses(given: Any, doing: str = "make vector env") -> tuple[int, float]:
-    """How many losses of one worker, within how many seconds."""
-    pair = isinstance(given, (tuple, list)) and len(given) == 2
-    if not (pair and is_whole(given[0], 1) and is_real(given[1], 0) and given[1] > 0):
-        expected = "(how many, within how many seconds)"
-        raise ValueError(f"cannot {doing}: most_losses {given!r}, expected {expected}")
-    count, seconds = given
-    return count, seconds
+def faults(
+    doing: str,
+    on_worker_loss: OnLoss,
+    max_restarts: int,
+    restart_window: float,
+    step_timeout: float | None = None,
+    on_hang: OnHang = "raise",
+) -> Faults:
+    """Return what to do about lost workers and late envs, or raise ValueError."""
+    for name, got, kind in (
+        ("on_worker_loss", on_worker_loss, OnLoss),
+        ("on_hang", on_hang, OnHang),
+    ):
+        if got not in get_args(kind):
+            expected = "one of " + ", ".join(map(repr, get_args(kind)))
+            raise ValueError(f"cannot {doing}: {name} {got!r}, expected {expected}")
+    max_restarts = whole_number(doing, "max_restarts", max_restarts, 0)
+    if not (is_real(restart_window, 0) and restart_window > 0):
+        raise ValueError(f"cannot {doing}: restart_window {restart_window!r}, expected seconds > 0")
+    if step_timeout is not None and not (is_real(step_timeout, 0) and 0 < step_timeout <= LONGEST):
+        expected = f"seconds > 0, up to {LONGEST:.0e}, or None: no time-out"
+        raise ValueError(f"cannot {doing}: step_timeout {step_timeout!r}, expected {expected}")
+    return Faults(on_worker_loss, max_restarts, restart_window, step_timeout, on_hang)
 
 
 def env_fns(given: Iterable[Callable[[], gym.Env[Any, Any]]]) -> list[Callable[[], Any]]:

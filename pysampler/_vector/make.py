@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, VectorizeMode
@@ -19,6 +19,28 @@ if TYPE_CHECKING:
 __all__ = ["install", "make_vec", "uninstall", "vector_options"]
 
 _gymnasiums_own = gym.vector.AsyncVectorEnv
+
+
+@overload
+def make_vec(
+    id: str | EnvSpec | Callable[..., gym.Env[Any, Any]],
+    num_envs: int = 1,
+    vectorization_mode: Literal["async", VectorizeMode.ASYNC] | None = None,
+    vector_kwargs: dict[str, Any] | None = None,
+    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] | None = None,
+    **kwargs: Any,
+) -> VectorEnv: ...
+
+
+@overload
+def make_vec(
+    id: str | EnvSpec | Callable[..., gym.Env[Any, Any]],
+    num_envs: int = 1,
+    vectorization_mode: VectorizeMode | str | None = None,
+    vector_kwargs: dict[str, Any] | None = None,
+    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] | None = None,
+    **kwargs: Any,
+) -> gym.vector.VectorEnv[Any, Any, Any]: ...
 
 
 def make_vec(

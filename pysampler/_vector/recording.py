@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from pysampler._files import irregular, open_regular
-from pysampler.errors import ReplayError
+from pysampler.errors import RecordingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -94,7 +94,7 @@ class Replayer:
             self._next, self.batch = self._at, batch + 1
 
     def _check_header(self, file: IO[bytes], groups: Sequence[range]) -> int:
-        """Read the first line and return its checksum, or raise the ReplayError that fits."""
+        """Read the first line and return its checksum, or raise the RecordingError that fits."""
         line = file.readline(_LONGEST_HEADER)
         checksum = zlib.crc32(line)
         found: Any = None
@@ -129,8 +129,8 @@ class Replayer:
             begin = file.tell()
         file.seek(begin)
 
-    def _refusal(self, why: str) -> ReplayError:
-        return ReplayError(f"cannot replay {self._path}: {why}")
+    def _refusal(self, why: str) -> RecordingError:
+        return RecordingError(f"cannot replay {self._path}: {why}")
 
 
 def _header(groups: Sequence[range]) -> bytes:

@@ -42,7 +42,7 @@ from pysampler._vector.recording import Recorder, Replayer
 from pysampler._vector.results import Results, first
 from pysampler._workers.jobs import Failure
 from pysampler._workers.local import LocalPool
-from pysampler._workers.pool import Pool
+from pysampler._workers.pool import MAX_RESTARTS, RESTART_WINDOW, Pool
 from pysampler._workers.processes import GRACE, Share
 from pysampler.errors import (
     BusyError,
@@ -50,7 +50,7 @@ from pysampler.errors import (
     EnvError,
     LostError,
     PysamplerError,
-    ReplayError,
+    RecordingError,
     WaitTimeoutError,
 )
 from pysampler.sync import Segment, now
@@ -58,6 +58,8 @@ from pysampler.sync import Segment, now
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+    from typing import Self
 
     import numpy.typing as npt
     from gymnasium.core import RenderFrame
@@ -83,6 +85,11 @@ class _TimeoutError(WaitTimeoutError, multiprocessing.TimeoutError):
 
 class _ClosedError(ClosedError, ClosedEnvironmentError):
     """Also what gymnasium raises."""
+
+
+for _own in (_TimeoutError, _ClosedError):  # tracebacks show the public names
+    _own.__module__, _own.__name__ = "pysampler", _own.__bases__[0].__name__
+    _own.__qualname__ = _own.__name__
 
 
 class Seeds:
@@ -132,12 +139,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
       default it learns those of installed packages from the first vector env, for the next. A
       generator that a module makes as it is imported is then the same in all workers: do not
       preload such a module, or seed it in ``worker_init``.
-    - ``validate``: refuse actions that are not a number.
+    - ``check_actions``: refuse actions that are not a number.
     - ``on_worker_loss``: "raise" ``WorkerLostError``, or "restart": another worker takes its place
       with new envs. The step it was lost in ends their episodes: ``truncated``, with the last
       observation seen and ``info["worker_lost"]``; their next resets have fresh seeds. The others
-      never notice. ``most_losses``: of one worker, so many within so many seconds raise all the
-      same.
+      never notice. More than ``max_restarts`` of one worker within ``restart_window`` seconds
+      raise all the same.
     - ``step_timeout``: seconds after which an env in a worker that has not answered is late.
       ``on_hang`` says what is done then: "raise" ``EnvTimeoutError``, which names it and leaves the
       step pending, "wait" and warn, or "restart" its worker.
@@ -145,8 +152,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
       for what the program has set up in modules (``cfg.SIZE = 5``), which a clean interpreter that
       imports them anew does not have. The level and the format of the root logger are taken over
       anyway.
-    - ``record``: a file to write which envs formed each batch of ``recv``; ``replay``: the file of
-      an earlier run, whose batches ``recv`` then returns in the same order.
+    - ``record_to``: a file to write which envs formed each batch of ``recv``; ``replay_from``: that
+      of an earlier run, whose batches ``recv`` then returns in the same order.
 
     Calls from another thread meanwhile get ``BusyError``, from a forked child ``ClosedError``.
 
@@ -178,13 +185,14 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         wait: arguments.Wait = "adaptive",
         infos: arguments.Infos = "all",
         preload: Sequence[str] | None = None,
-        validate: bool = False,
+        check_actions: bool = False,
         on_worker_loss: arguments.OnLoss = "raise",
-        most_losses: tuple[int, float] = (3, 10.0),
+        max_restarts: int = MAX_RESTARTS,
+        restart_window: float = RESTART_WINDOW,
         step_timeout: float | None = None,
         on_hang: arguments.OnHang = "raise",
-        record: str | os.PathLike[str] | None = None,
-        replay: str | os.PathLike[str] | None = None,
+        record_to: str | os.PathLike[str] | None = None,
+        replay_from: str | os.PathLike[str] | None = None,
         worker_init: Callable[[], Any] | None = None,
     ) -> None:
         self.env_fns = arguments.env_fns(env_fns)
@@ -202,7 +210,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             raise TypeError(
                 f"cannot make vector env: worker_init {worker_init!r}, expected a function"
             )
-        self._validate = true_or_false("make vector env", "validate", validate)
+        self._check_actions = true_or_false("make vector env", "check_actions", check_actions)
         self._guard = _core.Guard(
             "this vector env",
             str(self._closed_error()),
@@ -222,10 +230,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             frames=frames,
             wait=wait,
             infos=infos,
-            on_worker_loss=on_worker_loss,
-            most_losses=most_losses,
-            step_timeout=step_timeout,
-            on_hang=on_hang,
+        )
+        faults = arguments.faults(
+            *("make vector env", on_worker_loss, max_restarts, restart_window),
+            *(step_timeout, on_hang),
         )
         self._seeds = Seeds()
         self._replacements = Replacements(self._seeds.draw)
@@ -265,17 +273,18 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 context=process,
                 preload=modules,
                 policy=options.policy,
-                faults=options.faults,
+                faults=faults,
                 restore=Restore(),
                 for_replaced=self._replacements.notes,
             )
         try:
+            self._restarts = "restart" in (on_worker_loss, on_hang)
             self._open(self._pool.descriptions, options)
             self._pool.descriptions.clear()  # envs' spaces may be large
-            if replay is not None:
-                self._replayer = Replayer(replay, self._groups)
-            if record is not None:
-                self._recorder = Recorder(record, self._groups)
+            if replay_from is not None:
+                self._replayer = Replayer(replay_from, self._groups)
+            if record_to is not None:
+                self._recorder = Recorder(record_to, self._groups)
         except BaseException:
             self._pool.kill()
             raise
@@ -301,7 +310,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._largest = max(map(len, self._groups))
         self._all_groups = range(len(self._groups))
         self._everyone = np.arange(self.num_envs)
-        self._restarts = "restart" in (options.on_worker_loss, options.on_hang)
         self._usual_layout = options.frames, self.autoreset_mode, options.infos
         self._lay_out(*self._usual_layout)
         self.observations = self._results.observations()
@@ -409,7 +417,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def _send(self, actions: Any) -> None:
         if self._state is not None or self._lease is not None or self._layout_due:
             self._expect_idle("step_async")
-        if self._validate:
+        if self._check_actions:
             arguments.refuse_nan(self._spec, self.num_envs, actions)
         frame = self._next_frame()
         self._state = "step"  # pending as soon as anything of it is sent
@@ -454,7 +462,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         with self._entries["send"]:
             envs = self._envs(env_ids)
             groups = self._idle_groups("send", envs)
-            if self._validate:
+            if self._check_actions:
                 arguments.refuse_nan(self._spec, len(envs), actions)
             self._tell_columns()
             parts = self._results.start(groups)
@@ -576,7 +584,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def _replayed(self, replayer: Replayer) -> tuple[list[int], list[Answer]]:
         groups = replayer.read()
         if idle := [group for group in groups if not self._pool.is_pending(group)]:
-            raise ReplayError(
+            raise RecordingError(
                 f"cannot replay batch {replayer.batch + 1}: env {self._groups[idle[0]][0]} is in "
                 "it, and has nothing pending; this program does not do what the recorded one did"
             )
@@ -943,6 +951,18 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             super().close(**kwargs)
         finally:
             self._let_go()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Ctrl-C: an env in a long step does not hold that up.
+        self.close(terminate=kind is not None and not issubclass(kind, Exception))
 
     def _let_go(self) -> None:
         if self.closed:

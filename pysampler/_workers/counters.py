@@ -76,7 +76,7 @@ class Counters:
         return float(rows["steps"]["total_ns"].sum() + rows["resets"]["total_ns"].sum()) / 1e9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Times:
     """How often something was done by each env, and how long it took."""
 
@@ -97,8 +97,13 @@ class Times:
         """
         return np.array([_quantile(row, self.lower, share) for row in self.buckets])
 
+    def __repr__(self) -> str:
+        count = int(self.count.sum())
+        mean = float(self.seconds.sum()) / max(1, count)
+        return f"<pysampler.Times of {len(self.count)} envs: {count:,}, {_text(mean)} each>"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Stats:
     """What there was up to a moment: ``envs.stats()``. Printed, it is a table."""
 
@@ -128,6 +133,9 @@ class Stats:
             workers["parked_ns"] / 1e9,
             np.array(losses, np.int64),
         )
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         head = f"{'':>10}{'envs':>8}{'steps':>12}{'p50':>10}{'p99':>10}{'resets':>10}{'p50':>10}"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from pysampler._workers.jobs import Attach, Job, Note
 
-__all__ = ["Faults", "Pool"]
+__all__ = ["MAX_RESTARTS", "RESTART_WINDOW", "Faults", "Pool"]
 
 _STEP: int = _core.Command.STEP
 _REQUEST: int = _core.Command.REQUEST
@@ -60,6 +60,10 @@ _LOOK = 0.05
 
 _log = logging.getLogger("pysampler")
 
+# What users get if they say nothing about how often a worker may be replaced.
+MAX_RESTARTS = 3
+RESTART_WINDOW = 10.0
+
 
 def _no_notes(members: range) -> list[Note]:
     return [Replace([0] * len(members))]
@@ -67,11 +71,12 @@ def _no_notes(members: range) -> list[Note]:
 
 @dataclass(frozen=True)
 class Faults:
-    """What to do about workers that are lost, and envs that do not answer."""
+    """What to do about workers that are lost, and members that do not answer."""
 
     on_worker_loss: Literal["raise", "restart"] = "raise"
-    # Of one worker, so many within so many seconds end the pool all the same.
-    most_losses: tuple[int, float] = (3, 10.0)
+    # More restarts of one worker than this within that many seconds end the pool all the same.
+    max_restarts: int = MAX_RESTARTS
+    restart_window: float = RESTART_WINDOW
     step_timeout: float | None = None
     on_hang: Literal["raise", "wait", "restart"] = "raise"
 
@@ -582,12 +587,12 @@ class Pool:
     def _count_loss(self, index: int, error: WorkerLostError) -> None:
         """Remember a loss; raise it if there were too many."""
         at = time.monotonic()
-        most, window = self._faults.most_losses
+        most, window = self._faults.max_restarts, self._faults.restart_window
         losses = self._losses[index]
         if not losses or losses[-1][1].pid != error.pid:
             losses.append((at, error))
         recent = [(t, e) for t, e in losses if at - t <= window]
-        if len(recent) >= most or error.__cause__ is not None:  # it could not even start
+        if len(recent) > most or error.__cause__ is not None:  # it could not even start
             self.kill()
             if story := "; ".join(f"{at - t:.1f} s ago {e}" for t, e in recent[:-1]):
                 error.args = (f"{error.args[0]}; it was replaced before: {story}",)

@@ -172,7 +172,8 @@ class Case:
             copy=self.dice.random() < 0.5,
             infos=self.dice.choice(["all", "final", "none"]),
             on_worker_loss="restart" if self.restart else "raise",
-            most_losses=(20, 10.0) if self.dice.random() < 0.8 else (3, 10.0),
+            max_restarts=19,
+            restart_window=10.0 if self.dice.random() < 0.8 else (3, 10.0),
             step_timeout=0.3 if self.hangs else None,
             on_hang=("restart" if self.restart else "raise"),
         )
@@ -394,23 +395,23 @@ class ActorCase(Case):
 
     def sample(self):
         self.before = {}  # of each env: the number of its last record, and what came next
-        self.actors = pysampler.actors(
+        self.actors = pysampler.Actors(
             *(self.envs, Weighted()),
             steps=self.length,
             seed=self.seed,
-            share=1,
+            refresh_share=1,
             **({} if self.phases else {"high": self.high}),
         )
         with contextlib.suppress(LearnerError), self.actors, contextlib.ExitStack() as stack:
             if self.watched:
                 fn = functools.partial(Faulty, 99, self.seed, self.faults, self.rate)
-                self.watcher = stack.enter_context(pysampler.watch(self.actors, fn))
+                self.watcher = stack.enter_context(pysampler.Watcher(self.actors, fn))
             self.learn()
         self.count_losses()
 
     def batches(self):
         if not self.phases:
-            yield from self.actors.batches(self.dice.choice([1, 16, 1000]), least=1)
+            yield from self.actors.batches(self.dice.choice([1, 16, 1000]), min_records=1)
             return
         for phase in pysampler.phases(self.actors, self.high, self.dice.choice([0, 7])):
             yield from phase.batches(16)

@@ -307,13 +307,13 @@ class Case:
 
     def rollouts(self, envs):
         dice = self.dice
-        where = dice.choice(["centre", "workers"])
-        overlap = where == "centre" and dice.random() < 0.5
+        where = dice.choice(["main", "workers"])
+        overlap = where == "main" and dice.random() < 0.5
         policy = Policy(dice.random(), dice.choice([0, 0.1, 0.5]))
         with (
             self._telling(),
-            pysampler.rollouts(
-                envs, policy, 4, where=where, overlap=overlap, infos=["steps"], seed=3
+            pysampler.Rollouts(
+                envs, policy, 4, policy_in=where, overlap=overlap, info_keys=["steps"], seed=3
             ) as rollouts,
         ):
             for _ in range(4):
@@ -327,7 +327,7 @@ class Case:
     def actors(self, envs):
         dice = self.dice
         policy = Policy(dice.random(), dice.choice([0, 0.1]))
-        with self._telling(), pysampler.actors(envs, policy, seed=3) as actors:
+        with self._telling(), pysampler.Actors(envs, policy, seed=3) as actors:
             for _ in range(4):
                 if (records := actors.take(8)) is None:
                     break

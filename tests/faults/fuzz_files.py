@@ -34,10 +34,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pysampler import Replay
+from pysampler import ReplayBuffer
 from pysampler._learning.checkpoints import Checkpoints
 from pysampler._vector.recording import Recorder, Replayer
-from pysampler.errors import LayoutError, ReplayError
+from pysampler.errors import LayoutError, RecordingError
 
 HANG = 20.0  # seconds that a case may take at most
 ROOM = 1 << 28  # bytes that a fork may take beyond what it has
@@ -67,7 +67,7 @@ def replay_of(seed):
     like = {"x": np.zeros((2,), dice.choice(["u1", "f4", "i8"])), "next_x": np.zeros(3, "f8")}
     if dice.random() < 0.5:
         like["text"] = np.array("abcd")
-    replay = Replay(
+    replay = ReplayBuffer(
         dice.choice([1, 7, 50]),
         like,
         n_step=dice.choice([1, 3]),
@@ -145,7 +145,7 @@ class Replays:
         replay_of(seed).save(directory / "replay")
 
     def read(self, directory):
-        replay = Replay.load(directory / "replay")
+        replay = ReplayBuffer.load(directory / "replay")
         return replay, state_of_replay(replay)
 
     def use(self, replay):
@@ -173,14 +173,14 @@ class CheckpointsOf:
     def read(self, directory):
         found = Checkpoints(directory).restore()
         states = {
-            name: state_of_replay(part) if isinstance(part, Replay) else state_of_tree(part)
+            name: state_of_replay(part) if isinstance(part, ReplayBuffer) else state_of_tree(part)
             for name, part in found.items()
         }
         return found, repr(states)
 
     def use(self, found):
         for part in found.values():
-            if isinstance(part, Replay):
+            if isinstance(part, ReplayBuffer):
                 Replays().use(part)
 
 
@@ -204,7 +204,7 @@ class Recordings:
             while True:
                 batches.append(replayer.read())
                 replayer.done(len(batches) - 1)
-        except ReplayError as error:
+        except RecordingError as error:
             if "it ends" not in str(error) and "damaged after" not in str(error):
                 raise
         return batches, repr(batches)
@@ -408,7 +408,7 @@ def run_case(seed, saved, directory):
     label = f"{type(kind).__name__} {damage.__name__}"
     try:
         found, state = kind.read(directory)
-    except (LayoutError, ReplayError) as error:
+    except (LayoutError, RecordingError) as error:
         if str(directory) not in str(error) or "\n" in str(error)[:200]:
             raise Wrong(f"an error that does not name the file: {error}") from error
         return label, "refused"

@@ -162,7 +162,8 @@ class Case:
             groups=self.groups,
             context=self.context,
             on_worker_loss=self.loss,
-            most_losses=(1000, 1.0),
+            max_restarts=999,
+            restart_window=1.0,
             copy=self.dice.random() < 0.8,
         )
 
@@ -323,9 +324,9 @@ class Case:
 
     def run_rollouts(self):
         envs = self.made()
-        where = self.dice.choice(["centre", "workers"])
-        options = {"where": where, "overlap": self.dice.random() < 0.5}
-        if where == "centre" and self.dice.random() < 0.3:
+        where = self.dice.choice(["main", "workers"])
+        options = {"policy_in": where, "overlap": self.dice.random() < 0.5}
+        if where == "main" and self.dice.random() < 0.3:
             options["min_envs"] = 1
         with contextlib.closing(envs):
             some = pysampler.Rollouts(envs, policy, 8, **options)

@@ -43,7 +43,7 @@ def main():
             "num_workers": 2,
             "on_worker_loss": "restart",
             "autoreset_mode": "SameStep",
-            "most_losses": (10**6, 1.0),
+            "max_restarts": 10**6,
         },
     )
     envs.reset(seed=1)

@@ -60,7 +60,7 @@ def test_transitions_are_those_of_a_plain_loop(workers, groups):
     fns = [functools.partial(Scripted, script) for script in SCRIPTS]
     expected = slow_rollout(fns, policy, steps, 5)
     with envs_of(num_workers=workers, groups=groups) as envs:
-        actors = pysampler.actors(envs, policy, seed=5)
+        actors = pysampler.Actors(envs, policy, seed=5)
         batches, made = [], np.zeros(6)
         while made.min() < steps:
             batches += taken(actors, 50)
@@ -103,7 +103,7 @@ def test_trajectories_are_those_of_a_plain_loop(workers, stateful):
     fns = [functools.partial(Scripted, script) for script in SCRIPTS]
     expected = slow_rollout(fns, acting, length * count, 5, stateful=stateful)
     with envs_of(num_workers=workers) as envs:
-        actors = pysampler.actors(envs, acting, steps=length, seed=5)
+        actors = pysampler.Actors(envs, acting, steps=length, seed=5)
         batches = taken(actors, 6 * (count + 2)) + rest_of(actors)
     for env, mine in by_env(batches).items():
         for number, row in enumerate(mine[:count]):
@@ -149,8 +149,8 @@ def tree_policy(observations):
 
 @pytest.mark.parametrize("steps", [None, 3])
 def test_trees_of_spaces_come_as_such(steps):
-    with pysampler.actors(Tree, tree_policy, num_envs=2, steps=steps) as actors:
-        records = actors.take(16, least=8)
+    with pysampler.Actors(Tree, tree_policy, num_envs=2, steps=steps) as actors:
+        records = actors.take(16, min_records=8)
         shape = (len(records),) if steps is None else (len(records), steps)
         first = records.observations["b"][0]
         assert first.shape == shape
@@ -166,8 +166,8 @@ def test_trees_of_spaces_come_as_such(steps):
 
 
 def test_batches_are_views_of_what_the_actors_wrote():
-    with envs_of(num_workers=2) as envs, pysampler.actors(envs, policy) as actors:
-        records = actors.take(64, least=8)
+    with envs_of(num_workers=2) as envs, pysampler.Actors(envs, policy) as actors:
+        records = actors.take(64, min_records=8)
         assert records.rows.base is not None
         assert np.shares_memory(records.observations, records.rewards.base)
         assert np.shares_memory(records.rows, records.observations)
@@ -206,7 +206,7 @@ class Weighted:
 
 def test_published_weights_act_and_every_record_says_which():
     acting = Weighted()
-    with envs_of(num_workers=2) as envs, pysampler.actors(envs, acting, share=1) as actors:
+    with envs_of(num_workers=2) as envs, pysampler.Actors(envs, acting, refresh_share=1) as actors:
         versions = set(actors.take(8).version.tolist())
         for value in range(1, 6):
             version = actors.publish({"w": np.full(1000, float(value)), "b": value})
@@ -222,21 +222,21 @@ def test_records_that_are_too_old_are_dropped_and_counted():
     acting = Weighted()
     with (
         envs_of(num_workers=2) as envs,
-        pysampler.actors(envs, acting, max_lag=1, high=64) as actors,
+        pysampler.Actors(envs, acting, max_lag=1, high=64) as actors,
     ):
         assert actors.take(8) is not None
         for value in (1, 2, 3):
             fill(actors)
             actors.publish({"w": np.full(1000, float(value)), "b": value})
-        records = actors.take(8, least=8)
+        records = actors.take(8, min_records=8)
         assert (records.version >= actors.version - 1).all()
         assert actors.stats().dropped >= 64 - 12
 
 
 def test_weights_that_take_too_long_are_taken_over_when_an_actor_was_blocked():
     with envs_of(num_workers=2) as envs:
-        options = {"share": 1e-9, "high": 1024, "low": 1000}
-        with pysampler.actors(envs, Weighted(), **options) as actors:
+        options = {"refresh_share": 1e-9, "high": 1024, "low": 1000}
+        with pysampler.Actors(envs, Weighted(), **options) as actors:
             seen = set()
             while len(seen) < 6:  # all have taken over the first ones
                 seen |= set(actors.take(16).env.tolist())
@@ -253,7 +253,7 @@ def test_weights_that_take_too_long_are_taken_over_when_an_actor_was_blocked():
             assert (stats.blocked > 0).all()
             assert (stats.refreshing > 0).all()
             # ... or as soon as their records would be too old.
-        with pysampler.actors(envs, Weighted(), share=1e-9, max_lag=0) as actors:
+        with pysampler.Actors(envs, Weighted(), refresh_share=1e-9, max_lag=0) as actors:
             actors.take(1)
             for value in range(1, 5):
                 version = actors.publish({"w": np.full(1000, float(value)), "b": value})
@@ -261,7 +261,7 @@ def test_weights_that_take_too_long_are_taken_over_when_an_actor_was_blocked():
 
 
 def test_a_policy_without_weights_cannot_be_published():
-    with envs_of(num_workers=1) as envs, pysampler.actors(envs, policy) as actors:
+    with envs_of(num_workers=1) as envs, pysampler.Actors(envs, policy) as actors:
         with pytest.raises(TypeError, match=r"cannot publish weights: .*state_dict"):
             actors.publish()
         with pytest.raises(TypeError, match="cannot publish weights"):
@@ -271,7 +271,7 @@ def test_a_policy_without_weights_cannot_be_published():
 def test_a_module_acts_with_what_was_published():
     torch = pytest.importorskip("torch", reason="modules")
     module = torch.nn.Linear(4, 2).double()
-    with envs_of(num_workers=2) as envs, pysampler.actors(envs, module, share=1) as actors:
+    with envs_of(num_workers=2) as envs, pysampler.Actors(envs, module, refresh_share=1) as actors:
         with torch.no_grad():
             module.weight.zero_()
             module.bias.fill_(3.0)
@@ -299,8 +299,8 @@ def test_each_actor_has_its_settings_and_they_can_be_changed(workers):
     epsilon = np.linspace(0, 1, 6)
     with envs_of(num_workers=workers) as envs:
         settings = {"epsilon": epsilon, "noise": 3}
-        actors = pysampler.actors(envs, exploring, settings=settings)
-        records = actors.take(64, least=32)
+        actors = pysampler.Actors(envs, exploring, settings=settings)
+        records = actors.take(64, min_records=32)
         np.testing.assert_array_equal(records.e, epsilon[records.env])
         assert (records.n == 3).all()
         actors.settings["noise"][:] = 5
@@ -321,7 +321,7 @@ def test_each_actor_has_its_settings_and_they_can_be_changed(workers):
 
 
 def test_actors_block_when_the_ring_is_full_and_go_on_when_it_has_drained():
-    with envs_of(num_workers=2) as envs, pysampler.actors(envs, policy, high=40, low=8) as actors:
+    with envs_of(num_workers=2) as envs, pysampler.Actors(envs, policy, high=40, low=8) as actors:
         actors.begin()
         fill(actors)
         before = envs.stats().steps.count.sum()
@@ -337,9 +337,9 @@ def test_actors_block_when_the_ring_is_full_and_go_on_when_it_has_drained():
 
 
 def test_a_batch_stays_as_it_is_until_the_next():
-    with envs_of(num_workers=2) as envs, pysampler.actors(envs, policy, high=32) as actors:
+    with envs_of(num_workers=2) as envs, pysampler.Actors(envs, policy, high=32) as actors:
         for _ in range(5):
-            records = actors.take(16, least=8)
+            records = actors.take(16, min_records=8)
             kept = records.copy()
             fill(actors)
             np.testing.assert_array_equal(records.rows, kept.rows)
@@ -351,20 +351,20 @@ def test_take_returns_what_there_is_at_the_deadline(monkeypatch, tmp_path):
     with closing(
         pysampler.VectorEnv([functools.partial(Mortal, "hang", 3, hangs)], num_workers=1)
     ) as envs:
-        actors = pysampler.actors(envs, lambda o: np.sin(o[:, 1:]), high=64)
+        actors = pysampler.Actors(envs, lambda o: np.sin(o[:, 1:]), high=64)
         actors.begin()
         while not hangs.exists():
             os.sched_yield()
         assert sum(len(actors.take(5, timeout=0.5)) for _ in range(1)) <= 2
-        assert len(actors.take(5, timeout=0.01, least=5)) <= 2
+        assert len(actors.take(5, timeout=0.01, min_records=5)) <= 2
         assert len(actors.take(5, timeout=0)) == 0
         with pytest.warns(UserWarning, match="closed with actors under way"):
             actors.close()
 
 
 def test_many_at_once_are_joined_where_the_ring_comes_round():
-    with envs_of(num_workers=2) as envs, pysampler.actors(envs, policy, high=64, low=60) as actors:
-        batches = [actors.take(48, least=48).copy() for _ in range(40)]
+    with envs_of(num_workers=2) as envs, pysampler.Actors(envs, policy, high=64, low=60) as actors:
+        batches = [actors.take(48, min_records=48).copy() for _ in range(40)]
         assert {len(batch) for batch in batches} == {48}
         by_env(batches)
 
@@ -375,12 +375,12 @@ def test_a_batch_may_be_larger_than_what_waits_to_be_taken(workers, max_lag):
     kwargs = {"high": 8, "low": 3, "max_lag": max_lag}
     with (
         envs_of(4, num_workers=workers) as envs,
-        pysampler.actors(envs, policy, **kwargs) as actors,
+        pysampler.Actors(envs, policy, **kwargs) as actors,
     ):
         batches = [batch.copy() for batch, _ in zip(actors.batches(100), range(4), strict=False)]
         assert [len(batch) for batch in batches] == [100] * 4
         by_env(batches)
-        assert len(actors.take(100, timeout=0, least=100)) <= 100
+        assert len(actors.take(100, timeout=0, min_records=100)) <= 100
 
 
 # -- the end --------------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ def test_a_batch_may_be_larger_than_what_waits_to_be_taken(workers, max_lag):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_after_a_stop_nothing_that_was_recorded_is_missing(workers):
     with envs_of(num_workers=workers) as envs:
-        actors = pysampler.actors(envs, policy, high=40)
+        actors = pysampler.Actors(envs, policy, high=40)
         batches = taken(actors, 100)
         batches += rest_of(actors)
         steps = envs.stats().steps.count
@@ -401,7 +401,7 @@ def test_after_a_stop_nothing_that_was_recorded_is_missing(workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stopped_before_they_begin_they_make_no_step(workers):
-    with envs_of(num_workers=workers) as envs, pysampler.actors(envs, policy) as actors:
+    with envs_of(num_workers=workers) as envs, pysampler.Actors(envs, policy) as actors:
         actors.stop()
         assert actors.stopped
         assert actors.take(5) is None
@@ -426,12 +426,12 @@ def stopping(observations):
 def test_any_side_may_stop_all(who, workers):
     fns = [Scripted, Scripted, Scripted, Stopping if who == "env" else Scripted]
     with closing(pysampler.VectorEnv(fns, num_workers=workers)) as envs:
-        actors = pysampler.actors(envs, stopping if who == "policy" else policy)
+        actors = pysampler.Actors(envs, stopping if who == "policy" else policy)
         if who == "thread":
             actors.begin()
             thread = threading.Thread(target=actors.stop)
             thread.start()
-        batches = [records.copy() for records in actors.batches(10, least=1)]
+        batches = [records.copy() for records in actors.batches(10, min_records=1)]
         rows = by_env(batches)
         if who == "thread":
             thread.join()
@@ -442,25 +442,25 @@ def test_any_side_may_stop_all(who, workers):
 
 def test_the_vector_env_is_given_back():
     with envs_of(num_workers=2) as envs:
-        with pysampler.actors(envs, policy) as actors:
+        with pysampler.Actors(envs, policy) as actors:
             actors.take(5)
             with pytest.raises(Exception, match="actors"):
                 envs.step(envs.action_space.sample())
             with pytest.raises(Exception, match="actors"):
-                pysampler.actors(envs, policy)
+                pysampler.Actors(envs, policy)
         envs.reset(seed=1)
         envs.step(envs.action_space.sample())
         with pytest.raises(ClosedError):
             actors.take(1)
-        with pysampler.actors(envs, policy, steps=3) as again:
-            assert len(again.take(4, least=4)) == 4
+        with pysampler.Actors(envs, policy, steps=3) as again:
+            assert len(again.take(4, min_records=4)) == 4
 
 
 def test_a_learner_that_raises_stops_the_actors():
     pids = []
 
     def learn():
-        with pysampler.actors(Scripted, policy, num_envs=2) as actors:
+        with pysampler.Actors(Scripted, policy, num_envs=2) as actors:
             actors.take(5)
             pids.extend(actors.envs._pool.pids)
             raise ZeroDivisionError
@@ -474,7 +474,7 @@ def test_a_learner_that_raises_stops_the_actors():
 def test_an_env_that_raises_tells_the_learner():
     fns = [Mortal, functools.partial(Mortal, "raise", 30)]
     with closing(pysampler.VectorEnv(fns, num_workers=2)) as envs:
-        actors = pysampler.actors(envs, lambda o: np.sin(o[:, 1:]))
+        actors = pysampler.Actors(envs, lambda o: np.sin(o[:, 1:]))
         with pytest.raises(EnvError, match="env 1 .* raised ValueError") as caught:
             taken(actors, 10**9)
         assert isinstance(caught.value, ValueError)
@@ -491,7 +491,7 @@ def failing(observations):
 
 def test_a_policy_that_raises_tells_the_learner():
     with closing(pysampler.VectorEnv([Mortal] * 2, num_workers=2)) as envs:
-        actors = pysampler.actors(envs, failing)
+        actors = pysampler.Actors(envs, failing)
         with pytest.raises(EnvError, match=r"the policy.* raised KeyError acting"):
             taken(actors, 10**9)
 
@@ -502,7 +502,7 @@ def test_a_policy_that_raises_tells_the_learner():
 def test_a_lost_worker_is_replaced_and_no_record_is_torn_or_doubled(at, steps, groups, tmp_path):
     fns = [functools.partial(Mortal, "die", at, tmp_path / "died")] + [Mortal] * 5
     envs = pysampler.VectorEnv(fns, num_workers=3, groups=groups, on_worker_loss="restart")
-    with closing(envs), pysampler.actors(envs, counted, steps=steps, seed=0) as actors:
+    with closing(envs), pysampler.Actors(envs, counted, steps=steps, seed=0) as actors:
         rows = defaultdict(list)
         while not all(len(rows[env]) * (steps or 1) > 80 for env in range(6)) or not any(
             row["observations"].flat[0] != env for env in (0, 1) for row in rows[env]
@@ -533,7 +533,7 @@ def counted(observations):
 def test_a_lost_worker_is_told_where_it_is_not_replaced(tmp_path):
     fns = [functools.partial(Mortal, "die", 20), Mortal]
     with closing(pysampler.VectorEnv(fns, num_workers=2)) as envs:
-        actors = pysampler.actors(envs, counted)
+        actors = pysampler.Actors(envs, counted)
         with pytest.raises(WorkerLostError, match="worker 0"):
             taken(actors, 10**9)
 
@@ -553,7 +553,7 @@ class Stillborn(Mortal):
 def test_whoever_takes_a_lost_workers_place_and_cannot_begin_says_so(tmp_path, length):
     fns = [functools.partial(Stillborn, "die", 20, tmp_path / "died"), Mortal]
     with closing(pysampler.VectorEnv(fns, num_workers=2, on_worker_loss="restart")) as envs:
-        actors = pysampler.actors(envs, counted, steps=length)
+        actors = pysampler.Actors(envs, counted, steps=length)
         rows = []
         with pytest.raises(EnvError, match="no reset"):
             while True:
@@ -565,7 +565,7 @@ def test_whoever_takes_a_lost_workers_place_and_cannot_begin_says_so(tmp_path, l
 
 def test_killed_while_blocked_an_actor_is_replaced():
     made = envs_of(num_workers=2, on_worker_loss="restart")
-    with made as envs, pysampler.actors(envs, policy, high=32, seed=3) as actors:
+    with made as envs, pysampler.Actors(envs, policy, high=32, seed=3) as actors:
         for _ in range(3):
             fill(actors)
             killed = envs._pool.pids[1]
@@ -578,8 +578,8 @@ def test_killed_while_blocked_an_actor_is_replaced():
 
 def test_weights_are_whole_while_workers_are_killed():
     acting = Weighted()
-    made = envs_of(num_workers=2, on_worker_loss="restart", most_losses=(100, 1.0))
-    with made as envs, pysampler.actors(envs, acting, share=1) as actors:
+    made = envs_of(num_workers=2, on_worker_loss="restart", max_restarts=99, restart_window=1.0)
+    with made as envs, pysampler.Actors(envs, acting, refresh_share=1) as actors:
         for value in range(1, 400):
             actors.publish({"w": np.full(1000, float(value)), "b": value})
             if value % 100 == 0:
@@ -594,7 +594,7 @@ def test_the_program_ends_well_whatever_is_under_way():
         import numpy as np, pysampler
         def policy(observations):
             return (observations[:, 2] > 0).astype(int)
-        actors = pysampler.actors("CartPole-v1", policy, num_envs=4)
+        actors = pysampler.Actors("CartPole-v1", policy, num_envs=4)
         print(len(actors.take(10)), *actors.envs._pool.pids)
     """
     done = subprocess.run(
@@ -610,7 +610,7 @@ def test_two_threads_cannot_take_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(vector_env, "GRACE", 0.1)
     hangs = functools.partial(Mortal, "hang", 1, tmp_path / "hangs")
     with closing(pysampler.VectorEnv([hangs], num_workers=1)) as envs:
-        actors = pysampler.actors(envs, counted)
+        actors = pysampler.Actors(envs, counted)
         actors.begin()
         ready = threading.Event()
 
@@ -640,8 +640,8 @@ def test_two_threads_cannot_take_at_once(tmp_path, monkeypatch):
 def test_ctrl_c_at_any_line_of_take_loses_nothing(least, max_lag):
     """An interrupt before each line of a batch in turn; then the batch is asked for again."""
     made = envs_of(num_workers=2)
-    options = {"high": 64, "low": 48, "max_lag": max_lag, "share": 1}
-    with made as envs, pysampler.actors(envs, Weighted(), **options) as actors:
+    options = {"high": 64, "low": 48, "max_lag": max_lag, "refresh_share": 1}
+    with made as envs, pysampler.Actors(envs, Weighted(), **options) as actors:
         rows, interrupted = [], 0
         for line in range(1, 60):
             if max_lag is not None and line % 10 == 0:
@@ -660,11 +660,11 @@ def test_ctrl_c_at_any_line_of_take_loses_nothing(least, max_lag):
 
             sys.settrace(trace)
             try:
-                records = actors.take(45, least=least)
+                records = actors.take(45, min_records=least)
             except KeyboardInterrupt:
                 interrupted += 1
                 sys.settrace(None)
-                records = actors.take(45, least=least)
+                records = actors.take(45, min_records=least)
             finally:
                 sys.settrace(None)
             assert least <= len(records) <= 45
@@ -685,7 +685,7 @@ def test_ctrl_c_at_any_line_of_take_loses_nothing(least, max_lag):
 
 def test_ctrl_c_while_they_begin_leaves_a_vector_env_that_can_be_used():
     with envs_of(num_workers=2) as envs:
-        actors = pysampler.actors(envs, policy)
+        actors = pysampler.Actors(envs, policy)
         for where in ("reset", "_send", "_lay_out"):
             owner = envs if where != "_send" else actors
             whole = getattr(owner, where)
@@ -716,7 +716,7 @@ class Interrupted(Scripted):
 
 @pytest.mark.parametrize("steps", [None, 8])
 def test_ctrl_c_in_an_env_of_this_process(steps):
-    with pysampler.actors(Interrupted, policy, steps=steps, vector_kwargs={"num_workers": 0}) as a:
+    with pysampler.Actors(Interrupted, policy, steps=steps, vector_kwargs={"num_workers": 0}) as a:
         with pytest.raises(KeyboardInterrupt):
             a.take(4)
         records = a.take(1)
@@ -740,11 +740,11 @@ def test_a_stop_hides_no_error(workers):
     fns = [functools.partial(Both, StopActors()), functools.partial(Both, ValueError("a bug"))]
     made = closing(pysampler.VectorEnv(fns, num_workers=workers))
     with made as envs, pytest.raises(EnvError, match="a bug"):
-        taken(pysampler.actors(envs, policy), 10**9)
+        taken(pysampler.Actors(envs, policy), 10**9)
 
 
 def test_a_fork_stops_nobody():
-    with envs_of(num_workers=2) as envs, pysampler.actors(envs, policy) as actors:
+    with envs_of(num_workers=2) as envs, pysampler.Actors(envs, policy) as actors:
         actors.take(1)
         child = os.fork()
         if child == 0:
@@ -757,7 +757,7 @@ def test_a_fork_stops_nobody():
 
 def test_the_first_to_come_begins_for_all():
     for _ in range(3):
-        with envs_of(num_workers=2) as envs, pysampler.actors(envs, Weighted()) as actors:
+        with envs_of(num_workers=2) as envs, pysampler.Actors(envs, Weighted()) as actors:
             threads = [
                 threading.Thread(target=actors.publish),
                 threading.Thread(target=lambda: actors.take(5)),
@@ -771,12 +771,12 @@ def test_the_first_to_come_begins_for_all():
 
 
 def test_after_a_stop_old_records_are_no_batch():
-    with envs_of(num_workers=2) as envs, pysampler.actors(envs, Weighted(), max_lag=0) as actors:
+    with envs_of(num_workers=2) as envs, pysampler.Actors(envs, Weighted(), max_lag=0) as actors:
         actors.take(1)
         fill(actors)
         actors.publish({"w": np.ones(1000), "b": 1})
         actors.stop()
-        assert all(len(records) > 0 for records in actors.batches(1000, least=1))
+        assert all(len(records) > 0 for records in actors.batches(1000, min_records=1))
 
 
 # -- bad input ------------------------------------------------------------------------------------
@@ -790,7 +790,7 @@ def test_after_a_stop_old_records_are_no_batch():
         ({"high": 4, "low": 4}, "low 4"),
         ({"low": -1}, "low -1"),
         ({"max_lag": -1}, "max_lag -1"),
-        ({"share": 0}, "share 0"),
+        ({"refresh_share": 0}, "share 0"),
         ({"settings": {"epsilon": [1, 2]}}, "setting 'epsilon'"),
         ({"settings": {"epsilon": "x"}}, "setting 'epsilon'"),
     ],
@@ -799,14 +799,14 @@ def test_after_a_stop_old_records_are_no_batch():
 def test_bad_options_are_refused_before_anything_starts(options, match):
     with envs_of(num_workers=0) as envs:
         with pytest.raises(ValueError, match=f"cannot act: {match}"):
-            pysampler.actors(envs, policy, **options)
+            pysampler.Actors(envs, policy, **options)
         envs.reset()
 
 
 def test_bad_requests_are_refused():
-    with envs_of(num_workers=0) as envs, pysampler.actors(envs, policy, high=8, low=3) as actors:
+    with envs_of(num_workers=0) as envs, pysampler.Actors(envs, policy, high=8, low=3) as actors:
         with pytest.raises(ValueError, match="least 9, expected at most count, 8"):
-            actors.take(8, least=9)
+            actors.take(8, min_records=9)
         with pytest.raises(ValueError, match="cannot take records: count 0"):
             actors.take(0)
         with pytest.raises(AttributeError, match="records have no 'reward'"):
@@ -822,7 +822,7 @@ def test_a_name_of_the_policys_that_records_have_is_refused(name):
         envs_of(num_workers=0) as envs,
         pytest.raises(ValueError, match=f"'{name}' is the name of something else"),
     ):
-        pysampler.actors(envs, clashing).take(1)
+        pysampler.Actors(envs, clashing).take(1)
 
 
 class Held(Scripted):
@@ -841,7 +841,7 @@ class Held(Scripted):
 def test_who_closes_actors_waits_for_a_thread_that_begins_them(tmp_path):
     os.mkfifo(tmp_path / "at work")
     os.mkfifo(tmp_path / "go on")
-    actors = pysampler.actors(functools.partial(Held, tmp_path), policy)
+    actors = pysampler.Actors(functools.partial(Held, tmp_path), policy)
     with ThreadPoolExecutor(2) as threads:
         beginning = threads.submit(actors.begin)
         (tmp_path / "at work").read_text()

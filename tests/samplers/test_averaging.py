@@ -445,10 +445,10 @@ def test_weights_that_differ_are_refused(one, message, when, nothing_left):
         ({"workers": -1}, ValueError, "workers -1, expected a whole number of at least 0"),
         ({"workers": True}, ValueError, "workers True"),
         ({"context": "thread"}, ValueError, "context 'thread', expected one of 'nursery'"),
-        ({"most_losses": 3}, ValueError, r"most_losses 3, expected \(how many, within how many"),
-        ({"most_losses": (0, 1.0)}, ValueError, r"most_losses \(0, 1.0\)"),
-        ({"most_losses": ("a", 1.0)}, ValueError, r"most_losses \('a', 1.0\)"),
-        ({"most_losses": (3, "b")}, ValueError, r"most_losses \(3, 'b'\)"),
+        ({"max_restarts": (3, 10.0)}, ValueError, r"max_restarts \(3, 10.0\), expected a whole"),
+        ({"max_restarts": -1}, ValueError, "max_restarts -1"),
+        ({"restart_window": 0}, ValueError, "restart_window 0, expected seconds > 0"),
+        ({"restart_window": "b"}, ValueError, "restart_window 'b'"),
         ({"seed": -1}, ValueError, "seed -1, expected a whole number of at least 0"),
         ({"on_worker_loss": "ignore"}, ValueError, "on_worker_loss 'ignore', expected one of"),
     ],
@@ -560,7 +560,7 @@ def test_a_worker_that_dies_again_and_again_is_told_of(nothing_left):
                 os._exit(7)
             return super().train(steps)
 
-    options = {"on_worker_loss": "restart", "most_losses": (2, 100.0)}
+    options = {"on_worker_loss": "restart", "max_restarts": 1, "restart_window": 100.0}
     with Averaging(Dies, 2, **options) as averaging:
         assert averaging.round(1).lost == [1]
         with pytest.raises(WorkerLostError, match=r"exit code 7 .*; it was replaced before: "):

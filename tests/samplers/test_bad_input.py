@@ -22,25 +22,25 @@ def envs(request):
         ({"horizon": 0}, "horizon 0, expected a whole number of at least 1"),
         ({"horizon": 2.5}, "horizon 2.5"),
         ({"horizon": True}, "horizon True"),
-        ({"keep": 0}, "keep 0"),
-        ({"where": "elsewhere"}, 'where \'elsewhere\', expected one of "centre", "workers"'),
+        ({"keep_last": 0}, "keep_last 0"),
+        ({"where": "elsewhere"}, 'where \'elsewhere\', expected one of "main", "workers"'),
         ({"min_envs": 0}, "min_envs 0"),
         ({"timeout": -1}, "timeout -1"),
         ({"timeout": float("nan")}, "timeout nan"),
         ({"timeout": "soon"}, "timeout 'soon', expected seconds >= 0 or None"),
-        ({"infos": "life"}, r"infos 'life', expected a list of keys: \['life'\]"),
-        ({"infos": 5}, "infos 5, expected a list of keys"),
-        ({"where": "workers", "min_envs": 2}, "are for a policy in the centre"),
-        ({"where": "workers", "whole": False}, "are for a policy in the centre"),
-        ({"where": "workers", "fresh": True}, "are for a policy in the centre"),
-        ({"fresh": True, "whole": False}, "with fresh"),
+        ({"info_keys": "life"}, r"info_keys 'life', expected a list of keys: \['life'\]"),
+        ({"info_keys": 5}, "info_keys 5, expected a list of keys"),
+        ({"policy_in": "workers", "min_envs": 2}, "are for a policy in .main."),
+        ({"policy_in": "workers", "allow_partial": True}, "are for a policy in .main."),
+        ({"policy_in": "workers", "reset_each": True}, "are for a policy in .main."),
+        ({"reset_each": True, "allow_partial": True}, "with fresh"),
         ({"num_envs": 3}, "num_envs and vector_kwargs are of other envs"),
     ],
 )
 def test_arguments(envs, options, text):
     given = {"horizon": 5, **options}
     with pytest.raises(ValueError, match=text):
-        pysampler.rollouts(envs, policy, **given)
+        pysampler.Rollouts(envs, policy, **given)
     envs.reset()  # it was not taken
 
 
@@ -48,14 +48,14 @@ def test_arguments(envs, options, text):
 @pytest.mark.parametrize("got", ["no", 1, None])
 def test_what_is_true_or_false_is_no_word(envs, name, got):
     with pytest.raises(TypeError, match=f"{name} {got!r}, expected True or False"):
-        pysampler.rollouts(envs, policy, 5, **{name: got})
+        pysampler.Rollouts(envs, policy, 5, **{name: got})
 
 
 def test_vector_kwargs_are_a_dict():
     for make in (
         lambda: pysampler.make_vec("CartPole-v1", 2, vector_kwargs=5),
         lambda: pysampler.make_vec(Scripted, 2, vector_kwargs=5),
-        lambda: pysampler.rollouts("CartPole-v1", policy, 5, vector_kwargs=5),
+        lambda: pysampler.Rollouts("CartPole-v1", policy, 5, vector_kwargs=5),
     ):
         with pytest.raises(TypeError, match="vector_kwargs 5, expected a dict of arguments"):
             make()
@@ -63,7 +63,7 @@ def test_vector_kwargs_are_a_dict():
 
 def test_a_policy_must_be_a_function(envs):
     with pytest.raises(TypeError, match="the policy is a int, expected a function"):
-        pysampler.rollouts(envs, 3, 5)
+        pysampler.Rollouts(envs, 3, 5)
 
 
 def changed(*returned):
@@ -80,7 +80,7 @@ GOOD = np.zeros((4, 2), np.float32)
 NAN = np.array([[0, 0], [0, np.nan], [0, 0], [np.nan, 0]], np.float32)
 
 
-@pytest.mark.parametrize("where", ["centre", "workers"])
+@pytest.mark.parametrize("where", ["main", "workers"])
 @pytest.mark.parametrize(
     ("returned", "error", "text"),
     [
@@ -102,7 +102,7 @@ NAN = np.array([[0, 0], [0, np.nan], [0, 0], [np.nan, 0]], np.float32)
 )
 def test_what_a_policy_returns_at_first(envs, where, returned, error, text):
     with (
-        pysampler.rollouts(envs, changed(returned), 5, where=where) as rollouts,
+        pysampler.Rollouts(envs, changed(returned), 5, policy_in=where) as rollouts,
         pytest.raises(error, match=text),
     ):
         next(rollouts)
@@ -125,7 +125,7 @@ def test_what_a_policy_returns_at_first(envs, where, returned, error, text):
 def test_what_a_policy_returns_later(envs, returned, text, min_envs):
     options = {"min_envs": min_envs} if envs.num_workers == 0 else {}
     with (
-        pysampler.rollouts(envs, changed(GOOD, GOOD, GOOD, returned), 5, **options) as rollouts,
+        pysampler.Rollouts(envs, changed(GOOD, GOOD, GOOD, returned), 5, **options) as rollouts,
         pytest.raises(ValueError, match=text),
     ):
         next(rollouts)
@@ -136,7 +136,7 @@ def test_extras_that_change_their_shape():
     envs = pysampler.VectorEnv([Scripted] * 4, num_workers=0)
     policy = changed((GOOD, {"a": np.zeros((4, 2))}), (GOOD, {"a": np.zeros((4, 3))}))
     with (
-        pysampler.rollouts(envs, policy, 5) as rollouts,
+        pysampler.Rollouts(envs, policy, 5) as rollouts,
         pytest.raises(
             ValueError, match=r"has changed: a of float64 \(3,\) a row, before float64 \(2,\)"
         ),
@@ -156,7 +156,7 @@ class Odd(gym.Env):
 def test_spaces_without_a_fixed_shape():
     envs = pysampler.VectorEnv([Odd], num_workers=0)
     with pytest.raises(ValueError, match="have parts without a fixed shape"):
-        pysampler.rollouts(envs, policy, 5)
+        pysampler.Rollouts(envs, policy, 5)
     envs.close()
 
 
@@ -170,7 +170,7 @@ def test_actions_that_are_tuples_need_extras_beside_them():
     envs = pysampler.VectorEnv([Tupled] * 2, num_workers=0)
     zeros = np.zeros(2, np.int64)
     with (
-        pysampler.rollouts(envs, lambda _: (zeros, zeros), 5) as rollouts,
+        pysampler.Rollouts(envs, lambda _: (zeros, zeros), 5) as rollouts,
         pytest.raises(TypeError, match=r"actions are tuples here.*\(actions, extras\)"),
     ):
         next(rollouts)
@@ -184,7 +184,7 @@ class Named(Scripted):
 
 
 def test_infos_that_are_no_numbers_are_left_out():
-    with pysampler.rollouts(Named, policy, 5, num_envs=2, infos=["name", "no"]) as rollouts:
+    with pysampler.Rollouts(Named, policy, 5, num_envs=2, info_keys=["name", "no"]) as rollouts:
         with pytest.warns(UserWarning, match="info 'name' is a str, expected numbers") as told:
             rollout = next(rollouts)
         assert [one.filename for one in told] == [__file__]
@@ -202,11 +202,11 @@ def test_a_policy_that_cannot_be_pickled():
             return policy(observations)
 
     with (
-        pysampler.rollouts(envs, locked, 5, where="workers") as rollouts,
+        pysampler.Rollouts(envs, locked, 5, policy_in="workers") as rollouts,
         pytest.raises(TypeError, match="cannot copy the policy"),
     ):
         next(rollouts)
-    with pysampler.rollouts(envs, locked, 5) as rollouts:
+    with pysampler.Rollouts(envs, locked, 5) as rollouts:
         next(rollouts)
     envs.close()
 
@@ -214,10 +214,10 @@ def test_a_policy_that_cannot_be_pickled():
 @pytest.mark.parametrize("episodes", [0, -1, 2.5, True])
 def test_episodes_to_evaluate(envs, episodes):
     with pytest.raises(ValueError, match="episodes .* expected a whole number of at least 1"):
-        pysampler.evaluate(policy, envs, episodes)
+        pysampler.evaluate(envs, policy, episodes)
 
 
-@pytest.mark.parametrize("name", ["gamma", "lam"])
+@pytest.mark.parametrize("name", ["gamma", "gae_lambda"])
 @pytest.mark.parametrize("value", ["0.9", 99, -1, None])
 def test_what_is_no_discount(name, value):
     zeros = np.zeros((2, 1))
@@ -256,4 +256,4 @@ def test_marks_are_marks_of_whatever_type(convert):
 @pytest.mark.parametrize("name", ["state", "generators"])
 def test_a_setting_has_no_name_that_means_something_else(envs, name):
     with pytest.raises(ValueError, match=f"settings .*expected other names than '{name}'"):
-        pysampler.actors(envs, lambda observations, **_: 0, settings={name: 1})
+        pysampler.Actors(envs, lambda observations, **_: 0, settings={name: 1})

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 from made_up import same
 
-from pysampler import Replay
+from pysampler import ReplayBuffer
 from pysampler._learning.checkpoints import Checkpoints
 from pysampler.errors import LayoutError
 
@@ -49,7 +49,7 @@ class Holder:
 
 def make_replay(count=20, capacity=16):
     like = {"x": np.zeros(3, np.float32), "next_x": np.zeros(3, np.float32)}
-    replay = Replay(capacity, like, seed=5)
+    replay = ReplayBuffer(capacity, like, seed=5)
     x = np.arange(3 * count, dtype=np.float32).reshape(count, 3)
     none = np.zeros(count)
     replay.add(
@@ -452,8 +452,12 @@ def test_nothing_is_handed_over_unless_all_can_be(tmp_path):
         (ValueError, "state of 'PCG64', expected 'MT19937'", {"random": twister}),
         (ValueError, "state of None, expected 'PCG64'", {"held": np.random.default_rng()}),
         (ValueError, "state of 'int', expected 'PCG64'", {"number": np.random.default_rng()}),
-        (TypeError, "a Replay into a Replay, .* is returned", {"replay": make_replay()}),
-        (TypeError, "a Replay into a Holder", {"replay": held}),
+        (
+            TypeError,
+            "a ReplayBuffer into a ReplayBuffer, .* is returned",
+            {"replay": make_replay()},
+        ),
+        (TypeError, "a ReplayBuffer into a Holder", {"replay": held}),
         (TypeError, "a int into a int", {"number": 5}),
         (ValueError, r"no step 4, expected one of \[5, 6\]", {"step": 4}),
     ):
@@ -711,7 +715,7 @@ KILLED = """if True:
     from pysampler import Replay
     from pysampler._learning.checkpoints import Checkpoints
 
-    replay = Replay(4, {"x": np.zeros(2)})
+    replay = ReplayBuffer(4, {"x": np.zeros(2)})
     none = np.zeros(4)
 
     def save(checkpoints, step):

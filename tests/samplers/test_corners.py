@@ -51,19 +51,19 @@ def still(observations):
 
 def sampled(env_fns, horizon, count, policy=still, *, vector=None, **options):
     envs = pysampler.VectorEnv(env_fns, **{"num_workers": 2, **(vector or {})})
-    with pysampler.rollouts(envs, policy, horizon, seed=0, **options) as rollouts:
+    with pysampler.Rollouts(envs, policy, horizon, seed=0, **options) as rollouts:
         copies = [next(rollouts).copy() for _ in range(count)]
     envs.close()
     return copies
 
 
-BOTH = pytest.mark.parametrize("where", ["centre", "workers"])
+BOTH = pytest.mark.parametrize("where", ["main", "workers"])
 
 
 @BOTH
 def test_an_info_that_only_ends_of_episodes_have(where):
     make = functools.partial(Telling, 3, lambda env, over: {"x": 7.5} if over else {})
-    for rollout in sampled([make] * 2, 6, 4, where=where, infos=["x"]):
+    for rollout in sampled([make] * 2, 6, 4, policy_in=where, info_keys=["x"]):
         assert rollout.info_masks["x"][:, 0].tolist() == [False, False, True] * 2
         assert rollout.infos["x"][2].tolist() == [7.5, 7.5]
 
@@ -74,7 +74,7 @@ def test_an_info_of_a_reset_is_none_of_the_step_before_it(where):
         return {} if over else {"x": float(env.steps)}
 
     make = functools.partial(Telling, 3, info, lambda env: {"x": -100.0})
-    for rollout in sampled([make] * 2, 6, 4, where=where, infos=["x"]):
+    for rollout in sampled([make] * 2, 6, 4, policy_in=where, info_keys=["x"]):
         assert rollout.info_masks["x"][:, 0].tolist() == [True, True, False] * 2
         assert rollout.infos["x"][:2, 0].tolist() == [1.0, 2.0]
 
@@ -82,7 +82,7 @@ def test_an_info_of_a_reset_is_none_of_the_step_before_it(where):
 def test_an_info_of_a_fresh_reset_is_none_of_any_step():
     info = {"info": lambda env, over: {"x": env.steps / 1}, "reset_info": lambda env: {"x": -7}}
     make = functools.partial(Telling, 100, **info)
-    for rollout in sampled([make] * 2, 4, 4, fresh=True, infos=["x"]):
+    for rollout in sampled([make] * 2, 4, 4, reset_each=True, info_keys=["x"]):
         assert rollout.infos["x"][:, 0].tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
@@ -90,7 +90,7 @@ def test_an_info_that_is_no_number_is_masked():
     def info(env, over):
         return {"x": [env.steps / 1, None, "s", {}][env.steps % 4]}
 
-    for rollout in sampled([functools.partial(Telling, 100, info)] * 2, 8, 3, infos=["x"]):
+    for rollout in sampled([functools.partial(Telling, 100, info)] * 2, 8, 3, info_keys=["x"]):
         mask = rollout.info_masks["x"][:, 0].tolist()
         assert mask == [False, False, False, True] * 2
         assert (rollout.infos["x"][3::4] % 4 == 0).all()
@@ -101,9 +101,9 @@ def test_infos_of_a_step_under_way_go_on_with_it():
         return functools.partial(Scripted, "...t", slow)
 
     envs = pysampler.VectorEnv([make(0.01), make(0)], num_workers=2)
-    options = {"min_envs": 1, "whole": False, "infos": ["life"], "seed": 0}
+    options = {"min_envs": 1, "allow_partial": True, "info_keys": ["life"], "seed": 0}
     lives = []
-    with pysampler.rollouts(envs, policy, 8, **options) as rollouts:
+    with pysampler.Rollouts(envs, policy, 8, **options) as rollouts:
         while len(lives) < 15:
             rollout = next(rollouts)
             assert rollout.info_masks["life"].tolist() == rollout.valid.tolist()
@@ -138,7 +138,7 @@ def test_envs_lost_when_their_rollout_is_complete_end_in_the_next(where, tmp_pat
     dies = functools.partial(once, tmp_path / "died", episode=0, steps=3)
     fns = [functools.partial(Telling, 50), functools.partial(Telling, 50, dies=dies)]
     vector = {"num_workers": 1, "groups": 2, "on_worker_loss": "restart"}
-    copies = sampled(fns, 6, 3, where=where, vector=vector)
+    copies = sampled(fns, 6, 3, policy_in=where, vector=vector)
     lost = np.concatenate([rollout.lost for rollout in copies])
     assert lost.sum(axis=0).tolist() == [1, 1]
     assert lost[3, 1]
@@ -153,9 +153,14 @@ def test_two_losses_in_one_rollout_are_both_told(where, tmp_path):
     def dies(env):
         return once(marks[0], env, 0, 2) or (marks[0].exists() and once(marks[1], env, 0, 1))
 
-    vector = {"num_workers": 1, "on_worker_loss": "restart", "most_losses": (5, 60.0)}
+    vector = {
+        "num_workers": 1,
+        "on_worker_loss": "restart",
+        "max_restarts": 4,
+        "restart_window": 60.0,
+    }
     [rollout] = sampled(
-        [functools.partial(Telling, 50, dies=dies)], 9, 1, where=where, vector=vector
+        [functools.partial(Telling, 50, dies=dies)], 9, 1, policy_in=where, vector=vector
     )
     lost = np.flatnonzero(rollout.lost[:, 0])
     assert len(lost) == 2
@@ -205,7 +210,7 @@ def test_extras_keep_their_type():
 
     envs = pysampler.VectorEnv([functools.partial(Telling, 9)] * 2, num_workers=0)
     match = r"value of float64 \(\) a row, before int64"
-    with pysampler.rollouts(envs, policy, 5) as rollouts, pytest.raises(ValueError, match=match):
+    with pysampler.Rollouts(envs, policy, 5) as rollouts, pytest.raises(ValueError, match=match):
         next(rollouts)
     envs.close()
 
@@ -215,7 +220,7 @@ def test_extras_keep_their_type():
 def test_a_forked_child_leaves_them_alone(where, what):
     make = functools.partial(Telling, 9)
     envs = pysampler.VectorEnv([make] * 2, num_workers=2)
-    rollouts = pysampler.rollouts(envs, still, 5, overlap=True, seed=0, where=where)
+    rollouts = pysampler.Rollouts(envs, still, 5, overlap=True, seed=0, policy_in=where)
     next(rollouts)
     child = os.fork()
     if child == 0:
@@ -241,7 +246,7 @@ def test_a_forked_child_leaves_them_alone(where, what):
 
 def test_another_thread_gets_an_error_and_the_first_its_rollout():
     envs = pysampler.VectorEnv([functools.partial(Scripted, ".", 0.01)] * 2, num_workers=2)
-    with pysampler.rollouts(envs, policy, 30) as rollouts:
+    with pysampler.Rollouts(envs, policy, 30) as rollouts:
         found = []
         thread = threading.Thread(target=lambda: found.append(next(rollouts)))
         before = envs._pool.busy_seconds()
@@ -257,7 +262,7 @@ def test_another_thread_gets_an_error_and_the_first_its_rollout():
 
 def test_options_may_be_set_while_an_overlapped_rollout_is_under_way():
     envs = pysampler.VectorEnv([functools.partial(Scripted, "t")] * 2, num_workers=2)
-    with pysampler.rollouts(envs, policy, 4, overlap=True) as rollouts:
+    with pysampler.Rollouts(envs, policy, 4, overlap=True) as rollouts:
         versions = []
         for number in range(20):
             rollout = next(rollouts)
@@ -275,25 +280,25 @@ def test_a_worker_function_of_the_users_is_refused():
         worker=gym.vector.async_vector_env._async_worker,
     )
     with pytest.raises(ValueError, match="what a `worker` function runs resets its env by itself"):
-        pysampler.rollouts(envs, still, 5)
+        pysampler.Rollouts(envs, still, 5)
     envs.close()
 
 
 def test_lending_to_an_evaluation_changes_nothing_about_closing():
     envs = pysampler.VectorEnv([functools.partial(Telling, 2)] * 2, num_workers=2)
-    rollouts = pysampler.rollouts(envs, still, 5, overlap=True)
+    rollouts = pysampler.Rollouts(envs, still, 5, overlap=True)
     next(rollouts)
-    assert len(pysampler.evaluate(still, rollouts, 4).returns) == 4
+    assert len(pysampler.evaluate(rollouts, still, 4).returns) == 4
     next(rollouts)
     envs.close()
     with pytest.raises(ClosedError):
         next(rollouts)
     with pytest.raises(ClosedError):
-        pysampler.evaluate(still, rollouts, 4)
+        pysampler.evaluate(rollouts, still, 4)
 
 
 def test_rollouts_of_their_own_envs_may_be_closed_by_these():
-    rollouts = pysampler.rollouts("CartPole-v1", lambda o: np.zeros(len(o), int), 4, num_envs=2)
+    rollouts = pysampler.Rollouts("CartPole-v1", lambda o: np.zeros(len(o), int), 4, num_envs=2)
     next(rollouts)
     rollouts.envs.close()
     rollouts.close()
@@ -309,7 +314,7 @@ def test_what_keeps_the_next_rollout_from_starting_does_not_take_this_one():
 
     growing = Growing()
     envs = pysampler.VectorEnv([functools.partial(Telling, 9)] * 2, num_workers=1)
-    with pysampler.rollouts(envs, growing, 4, overlap=True, where="workers") as rollouts:
+    with pysampler.Rollouts(envs, growing, 4, overlap=True, policy_in="workers") as rollouts:
         next(rollouts)
         growing.lock = threading.Lock()  # cannot be pickled
         assert next(rollouts).valid.all()
@@ -334,7 +339,7 @@ def test_an_env_that_fails_in_its_first_reset_may_be_tried_again():
             return super().reset(**kwargs)
 
     envs = pysampler.VectorEnv([lambda: Shy(4)], num_workers=0)
-    with pysampler.rollouts(envs, still, 5) as rollouts:
+    with pysampler.Rollouts(envs, still, 5) as rollouts:
         with pytest.raises(EnvError, match="not yet"):
             next(rollouts)
         assert next(rollouts).valid.all()
@@ -347,7 +352,7 @@ def test_a_policy_cannot_pause_the_rollouts_it_acts_for():
 
     envs = pysampler.VectorEnv([Scripted] * 2, num_workers=0)
     with (
-        pysampler.rollouts(envs, policy, 4) as rollouts,
+        pysampler.Rollouts(envs, policy, 4) as rollouts,
         pytest.raises(BusyError, match="cannot pause rollouts"),
     ):
         next(rollouts)

@@ -33,10 +33,10 @@ def still(observations):
     return np.zeros((len(observations), 1), np.float32)
 
 
-@pytest.mark.parametrize("where", ["centre", "workers"])
+@pytest.mark.parametrize("where", ["main", "workers"])
 def test_short_episodes_are_not_preferred(where):
     evaluation = pysampler.evaluate(
-        still, Either, 400, seed=1, num_envs=8, vector_kwargs={"num_workers": 2}, where=where
+        still, Either, 400, seed=1, num_envs=8, vector_kwargs={"num_workers": 2}, policy_in=where
     )
     assert len(evaluation.returns) == len(evaluation.lengths) == 400
     np.testing.assert_array_equal(
@@ -51,7 +51,7 @@ def test_each_env_has_its_number_to_do(episodes):
     fns = [functools.partial(Scripted, script) for script in ("t", "..t", "......c", ".b")]
     lengths = [1, 3, 7, 2]
     envs = pysampler.VectorEnv(fns, num_workers=2)
-    evaluation = pysampler.evaluate(policy, envs, episodes)
+    evaluation = pysampler.evaluate(envs, policy, episodes)
     shares = [episodes // 4 + (env < episodes % 4) for env in range(4)]
     expected = [n for n, share in zip(lengths, shares, strict=True) for _ in range(share)]
     assert evaluation.lengths.tolist() == expected
@@ -66,37 +66,37 @@ class Endless(Either):
         return observation, reward, False, False, info
 
 
-@pytest.mark.parametrize("where", ["centre", "workers"])
+@pytest.mark.parametrize("where", ["main", "workers"])
 def test_an_env_without_an_end_is_told_of(where):
     told = "cannot evaluate: an episode of env 0 has made more than 200 steps, max_steps; give envs"
     with pytest.raises(ValueError, match=told):
-        pysampler.evaluate(still, Endless, 1, max_steps=200, where=where)
+        pysampler.evaluate(Endless, still, 1, max_steps=200, policy_in=where)
 
 
 @pytest.mark.parametrize("length", [1, 20, 64, 65, 128, 200])
 def test_an_episode_may_have_just_so_many_steps(length):
     env = functools.partial(Scripted, "." * (length - 1) + "t")
-    evaluation = pysampler.evaluate(policy, env, 3, num_envs=2, max_steps=length)
+    evaluation = pysampler.evaluate(env, policy, 3, num_envs=2, max_steps=length)
     assert evaluation.lengths.tolist() == [length] * 3
     if length > 1:
         with pytest.raises(ValueError, match=f"env 0 has made more than {length - 1} steps"):
-            pysampler.evaluate(policy, env, 3, num_envs=2, max_steps=length - 1)
+            pysampler.evaluate(env, policy, 3, num_envs=2, max_steps=length - 1)
 
 
 def test_an_env_that_has_done_its_number_may_go_on_as_long_as_it_likes():
     """What it does beyond is not counted."""
     fns = [functools.partial(Scripted, script) for script in ("t" + "." * 999, "." * 299 + "t")]
     envs = pysampler.VectorEnv(fns, num_workers=0)
-    assert pysampler.evaluate(policy, envs, 2, max_steps=300).lengths.tolist() == [1, 300]
+    assert pysampler.evaluate(envs, policy, 2, max_steps=300).lengths.tolist() == [1, 300]
     envs.close()
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"fresh": True}, "fresh True, expected other options"),
+        ({"reset_each": True}, "fresh True, expected other options"),
         ({"keep": 2}, "keep 2, expected"),
-        ({"infos": ["a"]}, "infos"),
+        ({"info_keys": ["a"]}, "infos"),
         ({"owned": True}, "owned"),
         ({"max_steps": 0}, "max_steps 0, expected a whole number of at least 1"),
         ({"max_steps": None}, "max_steps None"),
@@ -105,16 +105,16 @@ def test_an_env_that_has_done_its_number_may_go_on_as_long_as_it_likes():
 )
 def test_options_that_make_no_sense_are_refused(options, text):
     with pytest.raises(ValueError, match=f"cannot evaluate: {text}"):
-        pysampler.evaluate(still, Either, **{"episodes": 3, **options})
+        pysampler.evaluate(Either, still, **{"episodes": 3, **options})
 
 
 def test_rollouts_lend_their_vector_env_and_begin_anew():
     envs = pysampler.VectorEnv([functools.partial(Scripted, "t")] * 4, num_workers=2)
-    with pysampler.rollouts(envs, policy, 5, overlap=True, seed=3) as rollouts:
+    with pysampler.Rollouts(envs, policy, 5, overlap=True, seed=3) as rollouts:
         first = next(rollouts).copy()
         with pytest.raises(ValueError, match="cannot evaluate: num_envs and vector_kwargs are of"):
-            pysampler.evaluate(Counting(), rollouts, 8, num_envs=2)
-        evaluation = pysampler.evaluate(Counting(), rollouts, 8, seed=9)
+            pysampler.evaluate(rollouts, Counting(), 8, num_envs=2)
+        evaluation = pysampler.evaluate(rollouts, Counting(), 8, seed=9)
         assert evaluation.lengths.tolist() == [1] * 8
         again = next(rollouts)
         assert again.starts[0].all()

@@ -25,11 +25,11 @@ def counted(observations, state):
 
 
 WAYS = [
-    {"where": "centre"},
-    {"where": "centre", "overlap": True},
-    {"where": "centre", "min_envs": 1},
-    {"where": "workers"},
-    {"where": "workers", "overlap": True},
+    {"policy_in": "main"},
+    {"policy_in": "main", "overlap": True},
+    {"policy_in": "main", "min_envs": 1},
+    {"policy_in": "workers"},
+    {"policy_in": "workers", "overlap": True},
 ]
 
 
@@ -40,7 +40,7 @@ def test_a_rollout_in_which_a_worker_is_lost_is_well_formed(way, groups, at, tmp
     fns = [functools.partial(Mortal, "die", at, tmp_path / "died")] + [Mortal] * 5
     envs = pysampler.VectorEnv(fns, num_workers=3, groups=groups, on_worker_loss="restart")
     index, step = divmod(at - 1, 5)
-    with pysampler.rollouts(envs, counted, 5, seed=0, **way) as rollouts:
+    with pysampler.Rollouts(envs, counted, 5, seed=0, **way) as rollouts:
         copies = [next(rollouts).copy() for _ in range(3)]
     assert envs.stats().losses.tolist() == [1, 0, 0]
     envs.close()
@@ -79,10 +79,10 @@ def test_a_rollout_in_which_a_worker_is_lost_is_well_formed(way, groups, at, tmp
         np.testing.assert_array_equal(states, steps)
 
 
-@pytest.mark.parametrize("where", ["centre", "workers"])
+@pytest.mark.parametrize("where", ["main", "workers"])
 def test_a_worker_that_is_killed_between_rollouts_is_replaced(where):
     envs = pysampler.VectorEnv([Mortal] * 4, num_workers=2, on_worker_loss="restart")
-    with pysampler.rollouts(envs, policy, 5, seed=0, where=where) as rollouts:
+    with pysampler.Rollouts(envs, policy, 5, seed=0, policy_in=where) as rollouts:
         next(rollouts)
         os.kill(envs._pool.pids[1], signal.SIGKILL)
         assert envs._pool._processes.children[1].ended(10)
@@ -99,7 +99,7 @@ def test_a_worker_that_is_killed_between_rollouts_is_replaced(where):
 def test_without_restarts_it_is_told_of(way, tmp_path):
     fns = [functools.partial(Mortal, "die", 3, tmp_path / "died")] + [Mortal] * 3
     envs = pysampler.VectorEnv(fns, num_workers=2)
-    rollouts = pysampler.rollouts(envs, policy, 5, **way)
+    rollouts = pysampler.Rollouts(envs, policy, 5, **way)
     with pytest.raises(WorkerLostError, match=r"worker 0 \(pid \d+\) lost: exit code 7"):
         next(rollouts)
     assert envs.closed
@@ -113,7 +113,7 @@ def test_without_restarts_it_is_told_of(way, tmp_path):
 def test_an_env_that_raises_ends_a_rollout_and_the_next_begins_anew(way, num_workers, tmp_path):
     fns = [Mortal, functools.partial(Mortal, "raise", 8, tmp_path / "raised"), Mortal, Mortal]
     envs = pysampler.VectorEnv(fns, num_workers=num_workers)
-    with pysampler.rollouts(envs, policy, 5, seed=0, **way) as rollouts:
+    with pysampler.Rollouts(envs, policy, 5, seed=0, **way) as rollouts:
         with pytest.raises(EnvError, match=r"env 1.* raised ValueError.*: told to") as caught:
             [next(rollouts) for _ in range(2)]
         assert isinstance(caught.value, ValueError)
@@ -126,11 +126,11 @@ def test_an_env_that_raises_ends_a_rollout_and_the_next_begins_anew(way, num_wor
     envs.close()
 
 
-@pytest.mark.parametrize("where", ["centre", "workers"])
+@pytest.mark.parametrize("where", ["main", "workers"])
 def test_an_env_that_hangs_is_named(where, tmp_path):
     fns = [Mortal, functools.partial(Mortal, "hang", 3, tmp_path / "hung")]
     envs = pysampler.VectorEnv(fns, num_workers=2, step_timeout=0.5)
-    rollouts = pysampler.rollouts(envs, policy, 5, where=where)
+    rollouts = pysampler.Rollouts(envs, policy, 5, policy_in=where)
     with (
         pytest.raises(EnvTimeoutError, match="env 1 in worker 1"),
         pytest.warns(UserWarning, match="closed with a rollout under way: 1 envs did not return"),
@@ -140,11 +140,11 @@ def test_an_env_that_hangs_is_named(where, tmp_path):
     assert envs.closed
 
 
-@pytest.mark.parametrize("where", ["centre", "workers"])
+@pytest.mark.parametrize("where", ["main", "workers"])
 def test_an_env_that_hangs_is_replaced_if_asked_for(where, tmp_path):
     fns = [Mortal, functools.partial(Mortal, "hang", 3, tmp_path / "hung")]
     envs = pysampler.VectorEnv(fns, num_workers=2, step_timeout=0.5, on_hang="restart")
-    with pysampler.rollouts(envs, policy, 5, where=where) as rollouts:
+    with pysampler.Rollouts(envs, policy, 5, policy_in=where) as rollouts:
         rollout = next(rollouts)
         assert np.argwhere(rollout.lost).tolist() == [[2, 1]]
     envs.close()
@@ -160,7 +160,7 @@ def test_a_policy_that_raises_says_so_and_may_be_tried_again(way, num_workers):
             raise RuntimeError("no idea")
         return policy(observations)
 
-    with pysampler.rollouts(envs, fails, 5, **way) as rollouts:
+    with pysampler.Rollouts(envs, fails, 5, **way) as rollouts:
         for _ in range(2):
             with pytest.raises(RuntimeError, match="no idea"):
                 next(rollouts)
@@ -171,7 +171,7 @@ def test_a_policy_that_raises_says_so_and_may_be_tried_again(way, num_workers):
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_ctrl_c_ends_the_rollout_and_no_more(way):
     envs = pysampler.VectorEnv([Mortal] * 4, num_workers=2)
-    with pysampler.rollouts(envs, policy, 40_000, **way) as rollouts:
+    with pysampler.Rollouts(envs, policy, 40_000, **way) as rollouts:
         idle = envs._pool.busy_seconds() + 0.001  # the reset is not what is waited for
 
         def interrupt():
@@ -191,12 +191,12 @@ def test_ctrl_c_ends_the_rollout_and_no_more(way):
 @pytest.mark.parametrize(
     "sample",
     [
-        lambda envs: pysampler.rollouts(envs, policy, 5),
-        lambda envs: pysampler.rollouts(envs, policy, 5, overlap=True),
-        lambda envs: pysampler.rollouts(envs, policy, 5, where="workers"),
-        lambda envs: pysampler.actors(envs, policy),
+        lambda envs: pysampler.Rollouts(envs, policy, 5),
+        lambda envs: pysampler.Rollouts(envs, policy, 5, overlap=True),
+        lambda envs: pysampler.Rollouts(envs, policy, 5, policy_in="workers"),
+        lambda envs: pysampler.Actors(envs, policy),
     ],
-    ids=["centre", "overlap", "workers", "actors"],
+    ids=["main", "overlap", "workers", "actors"],
 )
 def test_ctrl_c_does_not_wait_for_an_env_in_a_long_step(owned, sample, tmp_path, monkeypatch):
     monkeypatch.setattr(vector_env, "GRACE", 1e6)

@@ -52,9 +52,9 @@ def envs_of(count=4, **kwargs):
 @pytest.mark.parametrize("size", [7, 64, 1000])
 def test_nothing_recorded_is_lost(workers, low, size):
     with envs_of(num_workers=workers) as envs:
-        actors = pysampler.actors(envs, act)
+        actors = pysampler.Actors(envs, act)
         batches = []
-        for phase in pysampler.phases(actors, 64, low):
+        for phase in actors.phases(64, low):
             before = sum(map(len, batches))
             batches += [records.copy() for records in phase.batches(size)]
             if workers > 0 and not actors.stopped:
@@ -69,9 +69,9 @@ def test_nothing_recorded_is_lost(workers, low, size):
 def test_who_learns_and_who_acts_take_turns():
     """No step is made between two moments: when the actors are blocked, and when it is drained."""
     with envs_of(num_workers=2) as envs:
-        actors = pysampler.actors(envs, act)
+        actors = pysampler.Actors(envs, act)
         made, learning = [], []
-        for phase in pysampler.phases(actors, 64):
+        for phase in actors.phases(64):
             assert phase.filling < phase.full
             # Both are blocked as soon as they have to hand over the steps that are under way.
             heads = actors._heads
@@ -86,7 +86,9 @@ def test_who_learns_and_who_acts_take_turns():
             if phase.number == 10:
                 actors.stop()
                 break
-        made += [np.array(r.next_observations).ravel().copy() for r in actors.batches(64, least=1)]
+        made += [
+            np.array(r.next_observations).ravel().copy() for r in actors.batches(64, min_records=1)
+        ]
         times = np.concatenate(made)
         assert len(times) >= 640
         for began, drained in learning:
@@ -95,9 +97,9 @@ def test_who_learns_and_who_acts_take_turns():
 
 def test_what_is_left_is_the_next_phase_before_anything_is_recorded():
     with envs_of(num_workers=2) as envs:
-        actors = pysampler.actors(envs, act)
+        actors = pysampler.Actors(envs, act)
         sizes = []
-        for phase in pysampler.phases(actors, 64):
+        for phase in actors.phases(64):
             sizes.append((phase.left, len(phase.take(24))))
             sleep_until(now() + int(1.2e9 * _LOOK) * (phase.number < 4))
             if phase.number == 6:
@@ -121,8 +123,8 @@ class Gated(Timed):
 def test_a_phase_ends_though_a_record_of_it_was_begun_by_somebody_who_died(tmp_path):
     fns = [functools.partial(Gated, tmp_path / "gate")] * 4
     with closing(pysampler.VectorEnv(fns, num_workers=1)) as envs:
-        actors = pysampler.actors(envs, act)
-        phases = pysampler.phases(actors, 4 * _CHUNK + 2)  # nothing is left to hand over
+        actors = pysampler.Actors(envs, act)
+        phases = actors.phases(4 * _CHUNK + 2)  # nothing is left to hand over
         actors.begin()
         child = os.fork()
         if child == 0:
@@ -140,9 +142,9 @@ def test_a_phase_ends_though_a_record_of_it_was_begun_by_somebody_who_died(tmp_p
 @pytest.mark.parametrize("drop", [False, True])
 def test_what_a_learner_leaves_comes_again_unless_it_is_dropped(drop):
     with envs_of(num_workers=2) as envs:
-        actors = pysampler.actors(envs, act)
+        actors = pysampler.Actors(envs, act)
         seen = []
-        for phase in pysampler.phases(actors, 64, drop=drop):
+        for phase in actors.phases(64, drop=drop):
             seen.append(phase.take(8).copy())
             if phase.number == 5:
                 actors.stop()
@@ -153,15 +155,17 @@ def test_what_a_learner_leaves_comes_again_unless_it_is_dropped(drop):
             assert stats.dropped == 4 * 64 - sum(map(len, seen[:4]))
         else:
             assert stats.dropped == 0
-            rest = [records.copy() for records in actors.batches(50, least=1)]
+            rest = [records.copy() for records in actors.batches(50, min_records=1)]
             rows = by_env(seen + rest)
             assert [len(rows[i]) for i in range(4)] == envs.stats().steps.count.tolist()
 
 
 def test_a_worker_killed_in_a_phase_holds_up_nobody():
-    with envs_of(num_workers=2, on_worker_loss="restart", most_losses=(9, 1.0)) as envs:
-        actors = pysampler.actors(envs, act)
-        for phase in pysampler.phases(actors, 64):
+    with envs_of(
+        num_workers=2, on_worker_loss="restart", max_restarts=8, restart_window=1.0
+    ) as envs:
+        actors = pysampler.Actors(envs, act)
+        for phase in actors.phases(64):
             os.kill(envs._pool.pids[phase.number % 2], signal.SIGKILL)
             assert sum(len(records) for records in phase.batches(16)) == 64
             if phase.number == 6:
@@ -171,9 +175,9 @@ def test_a_worker_killed_in_a_phase_holds_up_nobody():
 
 def test_all_of_a_phase_come_in_one_batch():
     with envs_of(num_workers=2) as envs:
-        actors = pysampler.actors(envs, act)
+        actors = pysampler.Actors(envs, act)
         batches = []
-        for phase in pysampler.phases(actors, 48):  # of 64 slots
+        for phase in actors.phases(48):  # of 64 slots
             batches.append(phase.all().copy())
             assert (len(batches[-1]), phase.left, phase.all()) == (48, 0, None)
             if phase.number == 5:
@@ -187,8 +191,8 @@ def test_all_of_a_phase_come_in_one_batch():
 def test_what_interrupts_the_wait_for_a_phase_does_not_end_them(left, drop):
     """Each record is taken or dropped once, whatever an exception of a signal handler came into."""
     with envs_of(num_workers=2) as envs:
-        actors = pysampler.actors(envs, act)
-        phases = pysampler.phases(actors, 64, drop=drop)
+        actors = pysampler.Actors(envs, act)
+        phases = actors.phases(64, drop=drop)
         batches = []
         for n in itertools.count(1):
             reached, phase, where = at_point(n, lambda: next(phases))
@@ -201,7 +205,7 @@ def test_what_interrupts_the_wait_for_a_phase_does_not_end_them(left, drop):
             if not reached:
                 break
         actors.stop()
-        batches += [records.copy() for records in actors.batches(64, least=1)]
+        batches += [records.copy() for records in actors.batches(64, min_records=1)]
         stats = actors.stats()
         assert stats.taken == sum(map(len, batches))
         assert stats.taken + stats.dropped == envs.stats().steps.count.sum()
@@ -213,21 +217,21 @@ def test_what_interrupts_the_wait_for_a_phase_does_not_end_them(left, drop):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_they_end_after_a_stop_though_the_learner_takes_nothing(workers):
     with envs_of(num_workers=workers) as envs:
-        actors = pysampler.actors(envs, act)
+        actors = pysampler.Actors(envs, act)
         numbers = []
-        for phase in pysampler.phases(actors, 64):
+        for phase in actors.phases(64):
             numbers.append(phase.number)
             if phase.number == 2:
                 actors.stop()
             assert phase.number < 10
         assert numbers == [1, 2, 3]
-        assert sum(map(len, actors.batches(64, least=1))) == envs.stats().steps.count.sum()
+        assert sum(map(len, actors.batches(64, min_records=1))) == envs.stats().steps.count.sum()
 
 
 def test_records_that_were_on_their_way_to_an_interrupted_learner_stay_in_their_phase():
     with envs_of(num_workers=2) as envs:
-        actors = pysampler.actors(envs, act)
-        phases = pysampler.phases(actors, 64)
+        actors = pysampler.Actors(envs, act)
+        phases = actors.phases(64)
         batches = []
         first = next(phases)
         actors._handed = first.take(16)  # an exception came before the caller had them
@@ -235,15 +239,15 @@ def test_records_that_were_on_their_way_to_an_interrupted_learner_stay_in_their_
         assert (first.left, second.left) == (64, 64)
         batches += [records.copy() for records in second.batches(16)]
         actors.stop()
-        batches += [records.copy() for records in actors.batches(64, least=1)]
+        batches += [records.copy() for records in actors.batches(64, min_records=1)]
         rows = by_env(batches)
         assert [len(rows[env]) for env in range(4)] == envs.stats().steps.count.tolist()
 
 
 @pytest.mark.parametrize("count", ["x", 0, 2.5, None])
 def test_so_many_records_as_are_no_number_are_refused(count):
-    with envs_of(num_workers=0) as envs, pysampler.actors(envs, act) as actors:
-        phase = next(pysampler.phases(actors, 8))
+    with envs_of(num_workers=0) as envs, pysampler.Actors(envs, act) as actors:
+        phase = next(actors.phases(8))
         with pytest.raises(ValueError, match=f"cannot take records: count {count!r}"):
             phase.take(count)
         assert phase.left > 0
@@ -251,15 +255,15 @@ def test_so_many_records_as_are_no_number_are_refused(count):
 
 def test_bad_marks_are_refused():
     with envs_of(num_workers=0) as envs:
-        actors = pysampler.actors(envs, act)
+        actors = pysampler.Actors(envs, act)
         with pytest.raises(ValueError, match="cannot act: high 0"):
-            pysampler.phases(actors, 0)
+            actors.phases(0)
         with pytest.raises(ValueError, match="cannot act: low 5"):
-            pysampler.phases(actors, 5, 5)
+            actors.phases(5, 5)
         actors.take(1)
         with pytest.raises(ValueError, match="begun already"):
-            pysampler.phases(actors, 8)
+            actors.phases(8)
         actors.close()
-        actors = pysampler.actors(envs, act, max_lag=1)
+        actors = pysampler.Actors(envs, act, max_lag=1)
         with pytest.raises(ValueError, match="cannot act in phases: with max_lag"):
-            pysampler.phases(actors, 8)
+            actors.phases(8)

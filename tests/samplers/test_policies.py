@@ -16,9 +16,9 @@ from scripted import Mortal, Scripted
 import pysampler
 
 WAYS = [
-    {"where": "centre"},
-    {"where": "centre", "overlap": True},
-    {"where": "workers"},
+    {"policy_in": "main"},
+    {"policy_in": "main", "overlap": True},
+    {"policy_in": "workers"},
 ]
 STILL = np.zeros((4, 2), np.float32)
 
@@ -36,7 +36,7 @@ def still(observations):
 
 def first(envs, policy, **options):
     """A rollout of five steps, as copies of what a learner reads."""
-    with pysampler.rollouts(envs, policy, 5, **options) as rollouts:
+    with pysampler.Rollouts(envs, policy, 5, **options) as rollouts:
         rollout = next(rollouts)
         return {
             "actions": rollout.actions.copy(),
@@ -130,7 +130,7 @@ def test_evaluate_leaves_other_parameters_alone(envs):
         told.append(deterministic)
         return still(observations)
 
-    pysampler.evaluate(policy, envs, 4)
+    pysampler.evaluate(envs, policy, 4)
     assert set(told) == {1}
 
 
@@ -179,9 +179,9 @@ def test_what_a_policy_may_not_take(envs, policy, takes):
     with pytest.raises(
         TypeError, match=rf"the policy takes \({takes}\), expected \(observations\)"
     ):
-        pysampler.rollouts(envs, policy, 5)
+        pysampler.Rollouts(envs, policy, 5)
     with pytest.raises(TypeError, match="named 'state', or the attribute recurrent = True"):
-        pysampler.actors(envs, policy)
+        pysampler.Actors(envs, policy)
     with pytest.raises(TypeError, match=r"expected \(observations, tasks, params\)"):
         pysampler.MultiTaskSampler("Navigation2D-v0", policy)
 
@@ -190,8 +190,8 @@ def test_a_setting_is_known_by_its_name(envs):
     def policy(observations, epsilon):
         return still(observations) + np.float32(epsilon)[:, None]
 
-    with pysampler.actors(envs, policy, settings={"epsilon": 3}) as actors:
-        assert (actors.take(4, least=1).actions == 3).all()
+    with pysampler.Actors(envs, policy, settings={"epsilon": 3}) as actors:
+        assert (actors.take(4, min_records=1).actions == 3).all()
 
 
 # -- what it says ----------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def test_a_policy_that_returns_more_than_a_pair_is_told_about_extras(envs):
         return still(observations), 1.0, 2.0, 3.0
 
     with (
-        pysampler.rollouts(envs, policy, 5) as rollouts,
+        pysampler.Rollouts(envs, policy, 5) as rollouts,
         pytest.raises(
             TypeError, match=r"returned \(ndarray, float, float, float\).*\(actions, ext"
         ),
@@ -212,7 +212,7 @@ def test_a_policy_that_returns_more_than_a_pair_is_told_about_extras(envs):
 
 def test_extras_have_names(envs):
     with (
-        pysampler.rollouts(envs, lambda o: (still(o), {None: np.zeros(4)}), 5) as rollouts,
+        pysampler.Rollouts(envs, lambda o: (still(o), {None: np.zeros(4)}), 5) as rollouts,
         pytest.raises(TypeError, match="extras have the key None, expected str"),
     ):
         next(rollouts)
@@ -220,7 +220,7 @@ def test_extras_have_names(envs):
 
 def test_a_masked_array_is_refused(envs):
     with (
-        pysampler.rollouts(envs, lambda o: np.ma.masked_equal(still(o), 0), 5) as rollouts,
+        pysampler.Rollouts(envs, lambda o: np.ma.masked_equal(still(o), 0), 5) as rollouts,
         pytest.raises(TypeError, match="the policy returned a masked array"),
     ):
         next(rollouts)
@@ -247,7 +247,7 @@ def in_place(observations):
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_a_function_may_change_what_it_is_given_and_not_the_record(envs, way):
-    with pysampler.rollouts(envs, in_place, 5, **way) as rollouts:
+    with pysampler.Rollouts(envs, in_place, 5, **way) as rollouts:
         for _ in range(2):
             rollout = next(rollouts)
             np.testing.assert_array_equal(rollout.extras["before"], rollout.observations[:-1])
@@ -276,7 +276,7 @@ class InPlace(torch.nn.Module):
 def test_a_module_may_change_what_it_is_given_and_not_the_record(envs, way, counted, inference):
     with (
         torch.inference_mode(inference),
-        pysampler.rollouts(envs, InPlace(counted), 5, **way) as rollouts,
+        pysampler.Rollouts(envs, InPlace(counted), 5, **way) as rollouts,
     ):
         for _ in range(2):
             rollout = next(rollouts)
@@ -289,7 +289,7 @@ def test_a_policy_may_change_its_settings_and_not_those_of_others(envs):
         epsilon *= 0.5
         return still(observations), {"epsilon": epsilon}
 
-    with pysampler.actors(envs, policy, settings={"epsilon": 1.0}) as actors:
+    with pysampler.Actors(envs, policy, settings={"epsilon": 1.0}) as actors:
         for _ in range(3):
             assert (actors.take(20).epsilon == 0.5).all()
         assert (actors.settings["epsilon"] == 1).all()
@@ -305,7 +305,7 @@ def test_a_function_that_acts_while_one_learns_is_a_copy(envs):
         calls.append(len(observations))
         return still(observations)
 
-    with pysampler.rollouts(envs, policy, 5, overlap=True) as rollouts:
+    with pysampler.Rollouts(envs, policy, 5, overlap=True) as rollouts:
         next(rollouts)
         next(rollouts)
     assert len(calls) == 1  # as it was asked what it says
@@ -319,7 +319,7 @@ def test_a_function_that_cannot_be_copied_does_not_overlap(envs):
             return still(observations)
 
     with (
-        pysampler.rollouts(envs, policy, 5, overlap=True) as rollouts,
+        pysampler.Rollouts(envs, policy, 5, overlap=True) as rollouts,
         pytest.raises(TypeError, match="cannot copy the policy: .* without overlap"),
     ):
         next(rollouts)
@@ -365,10 +365,10 @@ def named(policy):
 
 def expect_own_numbers(policy, seed, context="nursery"):
     envs = pysampler.VectorEnv([Scripted] * 4, num_workers=2, context=context)
-    runs = [first(envs, policy, where="workers", seed=seed)["actions"] for _ in range(2)]
+    runs = [first(envs, policy, policy_in="workers", seed=seed)["actions"] for _ in range(2)]
     for _ in range(2):
-        with pysampler.actors(envs, policy, seed=seed, steps=5) as actors:
-            batch = actors.take(4, least=4)
+        with pysampler.Actors(envs, policy, seed=seed, steps=5) as actors:
+            batch = actors.take(4, min_records=4)
             runs.append(batch.actions[np.lexsort((batch.number, batch.env))].copy())
     envs.close()
     for run in runs:
@@ -397,7 +397,7 @@ def test_a_policy_that_is_told_again_does_not_draw_again(workers):
         version = 0
 
     policy = Changing()
-    with pysampler.rollouts(envs, policy, 5, where="workers", seed=3) as rollouts:
+    with pysampler.Rollouts(envs, policy, 5, policy_in="workers", seed=3) as rollouts:
         actions = []
         for policy.version in range(3):
             actions.append(next(rollouts).actions.copy())
@@ -406,10 +406,10 @@ def test_a_policy_that_is_told_again_does_not_draw_again(workers):
 
 
 WHERE = [
-    *({"num_workers": n, "where": where} for n in (0, 1, 2) for where in ("centre", "workers")),
-    {"num_workers": 2, "groups": 2, "where": "centre"},
-    {"num_workers": 2, "where": "centre", "overlap": True},
-    {"num_workers": 2, "where": "centre", "min_envs": 2},
+    *({"num_workers": n, "policy_in": where} for n in (0, 1, 2) for where in ("main", "workers")),
+    {"num_workers": 2, "groups": 2, "policy_in": "main"},
+    {"num_workers": 2, "policy_in": "main", "overlap": True},
+    {"num_workers": 2, "policy_in": "main", "min_envs": 2},
 ]
 
 
@@ -419,7 +419,7 @@ def test_a_policy_with_generators_acts_alike_everywhere():
         kwargs = {key: way[key] for key in ("num_workers", "groups") if key in way}
         options = {key: way[key] for key in way if key not in kwargs}
         envs = pysampler.VectorEnv([lambda: Scripted("..t.")] * 4, **kwargs)
-        with pysampler.rollouts(envs, with_generators, 5, seed=11, **options) as rollouts:
+        with pysampler.Rollouts(envs, with_generators, 5, seed=11, **options) as rollouts:
             runs.append([next(rollouts).actions.copy() for _ in range(3)])
         envs.close()
     assert len(np.unique(runs[0])) == np.size(runs[0])
@@ -430,7 +430,7 @@ def test_a_policy_with_generators_acts_alike_everywhere():
 @pytest.mark.parametrize("policy", [OfTorch(), with_generators], ids=named)
 def test_who_takes_the_place_of_a_lost_worker_draws_other_numbers(policy):
     envs = pysampler.VectorEnv([Scripted] * 4, num_workers=2, on_worker_loss="restart")
-    with pysampler.rollouts(envs, policy, 5, where="workers", seed=5) as rollouts:
+    with pysampler.Rollouts(envs, policy, 5, policy_in="workers", seed=5) as rollouts:
         before = next(rollouts).actions.copy()
         os.kill(envs._pool.pids[0], signal.SIGKILL)
         after = next(rollouts).actions.copy()
@@ -445,7 +445,7 @@ class Forgetful(torch.nn.Module):
 
 def test_a_state_that_would_be_forgotten_is_refused(envs):
     with (
-        pysampler.rollouts(envs, Forgetful(), 5) as rollouts,
+        pysampler.Rollouts(envs, Forgetful(), 5) as rollouts,
         pytest.raises(TypeError, match="says its state and takes none, expected a parameter"),
     ):
         next(rollouts)
@@ -536,24 +536,24 @@ class Seeded(HeldGenerator):
 )
 def test_generators_that_a_policy_holds_are_each_worker_s_own(make):
     envs = pysampler.VectorEnv([Scripted] * 4, num_workers=2)
-    runs = [first(envs, make(), where="workers", seed=3)["actions"] for _ in range(2)]
+    runs = [first(envs, make(), policy_in="workers", seed=3)["actions"] for _ in range(2)]
     envs.close()
     assert not np.isin(runs[0][:, :2], runs[0][:, 2:]).any()
     np.testing.assert_array_equal(*runs)
 
 
-@pytest.mark.parametrize("way", [{"overlap": True}, {"where": "workers"}], ids=str)
+@pytest.mark.parametrize("way", [{"overlap": True}, {"policy_in": "workers"}], ids=str)
 def test_what_a_function_uses_of_its_module_goes_with_it(envs, way, monkeypatch):
     """As it is when a rollout is begun, and not afterwards."""
     monkeypatch.setattr(imported, "weights", np.zeros(1))
-    with pysampler.rollouts(envs, imported.constant, 50, **way) as rollouts:
+    with pysampler.Rollouts(envs, imported.constant, 50, **way) as rollouts:
         assert (next(rollouts).actions == 0).all()
         imported.weights[:] = 1
         assert (next(rollouts).actions == (0 if "overlap" in way else 1)).all()
         assert (next(rollouts).actions == 1).all()
 
 
-@pytest.mark.parametrize("way", [{"overlap": True}, {"where": "workers"}], ids=str)
+@pytest.mark.parametrize("way", [{"overlap": True}, {"policy_in": "workers"}], ids=str)
 @pytest.mark.parametrize("policy", [imported.drawing, HeldGenerator()])
 def test_the_generators_of_this_process_go_on(envs, policy, way):
     """Copies have drawn: with overlap, but for the first answer, to which frames are laid out."""
@@ -566,10 +566,10 @@ def test_the_generators_of_this_process_go_on(envs, policy, way):
     assert generator.random() == expected.random()
 
 
-@pytest.mark.parametrize("way", [{"overlap": True}, {"where": "workers"}], ids=str)
+@pytest.mark.parametrize("way", [{"overlap": True}, {"policy_in": "workers"}], ids=str)
 def test_a_copy_of_a_policy_that_changed_does_not_draw_again(envs, way):
     policy = HeldGenerator()
-    with pysampler.rollouts(envs, policy, 5, seed=3, **way) as rollouts:
+    with pysampler.Rollouts(envs, policy, 5, seed=3, **way) as rollouts:
         actions = []
         for policy.version in range(4):
             actions.append(next(rollouts).actions.copy())
@@ -577,7 +577,7 @@ def test_a_copy_of_a_policy_that_changed_does_not_draw_again(envs, way):
 
 
 def test_a_copy_of_a_module_draws_on_after_a_pause(envs):
-    with pysampler.rollouts(envs, Headed(), 5, seed=3, overlap=True) as rollouts:
+    with pysampler.Rollouts(envs, Headed(), 5, seed=3, overlap=True) as rollouts:
         actions = []
         for _ in range(3):
             actions.append(next(rollouts).actions.copy())
@@ -600,7 +600,7 @@ def test_a_seeded_run_repeats_where_a_worker_is_replaced(policy, tmp_path):
     for name in ("first", "second"):
         dies = functools.partial(Mortal, "die", 3, tmp_path / name)
         envs = pysampler.VectorEnv([dies], num_workers=1, on_worker_loss="restart")
-        with pysampler.rollouts(envs, policy, 8, seed=5, where="workers") as rollouts:
+        with pysampler.Rollouts(envs, policy, 8, seed=5, policy_in="workers") as rollouts:
             rollout = next(rollouts)
             assert rollout.lost.sum() == 1
             runs.append((rollout.observations.copy(), rollout.actions.copy()))
@@ -612,11 +612,11 @@ def test_a_seeded_run_repeats_where_a_worker_is_replaced(policy, tmp_path):
 def test_a_seeded_run_repeats_whatever_came_in_between(envs):
     runs = []
     for episodes in (2, 5):
-        with pysampler.rollouts(envs, with_generators, 5, seed=3) as rollouts:
+        with pysampler.Rollouts(envs, with_generators, 5, seed=3) as rollouts:
             runs.append([next(rollouts).actions.copy()])
             rollouts.pause()
             runs[-1].append(next(rollouts).actions.copy())
-            pysampler.evaluate(still, rollouts, episodes, seed=9)
+            pysampler.evaluate(rollouts, still, episodes, seed=9)
             runs[-1].append(next(rollouts).actions.copy())
     np.testing.assert_array_equal(*runs)
     assert len(np.unique(runs[0])) == np.size(runs[0])
@@ -625,10 +625,10 @@ def test_a_seeded_run_repeats_whatever_came_in_between(envs):
 def test_training_does_not_go_on_from_the_numbers_of_an_evaluation():
     envs = pysampler.make_vec("CartPole-v1", 2, vector_kwargs={"num_workers": 0})
     begun = []
-    with pysampler.rollouts(envs, lambda o: np.zeros(len(o), int), 5, seed=3) as rollouts:
+    with pysampler.Rollouts(envs, lambda o: np.zeros(len(o), int), 5, seed=3) as rollouts:
         for _ in range(2):
             next(rollouts)
-            pysampler.evaluate(lambda o: np.zeros(len(o), int), rollouts, 2, seed=9)
+            pysampler.evaluate(rollouts, lambda o: np.zeros(len(o), int), 2, seed=9)
             begun.append(next(rollouts).observations[0].copy())
     envs.close()
     assert not np.isin(*begun).any()
@@ -663,7 +663,7 @@ def test_a_state_has_a_row_for_each_env(envs, policy):
     text = (
         r"the policy's '(state|initial_state)' has shape \(1, .*expected a row for each of 4 envs"
     )
-    with pysampler.rollouts(envs, policy, 5) as rollouts, pytest.raises(ValueError, match=text):
+    with pysampler.Rollouts(envs, policy, 5) as rollouts, pytest.raises(ValueError, match=text):
         next(rollouts)
 
 
@@ -673,7 +673,7 @@ def test_a_policy_that_takes_a_state_returns_one(envs, way):
         return still(observations), {"states": np.zeros(len(observations))}
 
     with (
-        pysampler.rollouts(envs, policy, 5, **way) as rollouts,
+        pysampler.Rollouts(envs, policy, 5, **way) as rollouts,
         pytest.raises(TypeError, match="takes a state and returns none"),
     ):
         next(rollouts)

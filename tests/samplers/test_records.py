@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 from scripted import Counting, Scripted, policy
 
 import pysampler
-from pysampler import Replay
+from pysampler import ReplayBuffer
 from pysampler._actors.records import Records
 
 SCRIPTS = ["b", ".b", "..t.c", "b.tc...", "....b", "." * 50]
@@ -23,7 +23,7 @@ def taken(scripts=SCRIPTS, *, acting=policy, count=60, mode="SameStep", **option
     fns = [functools.partial(Scripted, script) for script in scripts]
     with (
         closing(pysampler.VectorEnv(fns, num_workers=2, autoreset_mode=mode)) as envs,
-        pysampler.actors(envs, acting, seed=5, high=64, **options) as actors,
+        pysampler.Actors(envs, acting, seed=5, high=64, **options) as actors,
     ):
         like = actors.like
         batches = [actors.take(16).copy()]
@@ -77,7 +77,7 @@ def test_advantages_of_records_are_what_the_definition_says(data, count, steps):
     after[:, :-1][goes_on] = values[:, 1:][goes_on]
     gamma, lam = draw(st.sampled_from([(0.99, 0.95), (1.0, 1.0), (0.5, 0.0), (0.0, 1.0)]))
     records = made_up(rewards, terminated, truncated)
-    advantages, returns = records.gae(values, after, gamma=gamma, lam=lam)
+    advantages, returns = records.gae(values, after, gamma=gamma, gae_lambda=lam)
     for row in range(count):
         expected = slow_gae(
             *(one[row] for one in (rewards, values, after, terminated, truncated)), gamma, lam
@@ -155,7 +155,7 @@ def slow_steps(single, order, at, n_step, gamma):
 @pytest.mark.parametrize("acting", [policy, Counting()])
 def test_a_replay_keeps_the_steps_of_what_actors_took(steps, n_step, acting):
     records, like = taken(steps=steps, acting=acting)
-    replay = Replay(10_000, like, n_step=n_step, gamma=0.5, seed=1)
+    replay = ReplayBuffer(10_000, like, n_step=n_step, gamma=0.5, seed=1)
     for begin in range(0, len(records), 7):
         replay.extend(records[begin : begin + 7])
     single = {name: records.by_step(name) for name in records.fields}
@@ -186,7 +186,7 @@ def test_what_a_replay_needs_is_of_single_steps(steps):
     if steps is None:  # of steps within a record the state is not known
         expected |= {"state0": ((), np.int64), "state1": ((2,), np.float64)}
     assert shapes == expected
-    replay = Replay(10, {**like, "more": np.zeros(())})
+    replay = ReplayBuffer(10, {**like, "more": np.zeros(())})
     with pytest.raises(ValueError, match=r"records have no \['more'\], but \['env', 'version'"):
         replay.extend(records)
 
@@ -195,7 +195,7 @@ def test_a_state_as_wide_as_the_record_is_long_belongs_to_all_its_steps():
     records, like = taken(
         SCRIPTS[:1], acting=Counting(), steps=2, count=5
     )  # of which one part is [2]
-    replay = Replay(100, {**like, "state1": np.zeros(2)})
+    replay = ReplayBuffer(100, {**like, "state1": np.zeros(2)})
     replay.extend(records)
     np.testing.assert_array_equal(
         replay._fields["state1"][: len(replay)], np.repeat(records.rows["state1"], 2, axis=0)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interrupts import at_each_point
 
-from pysampler import Replay
+from pysampler import ReplayBuffer
 from pysampler.errors import LayoutError
 
 
@@ -24,7 +24,7 @@ class Interrupted(BaseException):
 
 def make(capacity, **options):
     like = {"number": np.zeros((), np.int64), "next_number": np.zeros((), np.int64)}
-    return Replay(capacity, like, **options)
+    return ReplayBuffer(capacity, like, **options)
 
 
 def history(random, envs, steps, end=0.2):
@@ -147,7 +147,7 @@ def test_it_goes_on_from_a_file_as_if_it_had_never_stopped(alpha, tmp_path):
     replay.sample(10)
     path = tmp_path / "replay.npz"
     replay.save(path)
-    loaded = Replay.load(path)
+    loaded = ReplayBuffer.load(path)
     for one in (replay, loaded):
         add(one, rows[120:140])
     for _ in range(3):
@@ -174,19 +174,19 @@ def test_a_damaged_file_is_refused(tmp_path):
     ):
         path.write_bytes(damaged)
         try:
-            Replay.load(path)
+            ReplayBuffer.load(path)
         except LayoutError as error:
             assert "is damaged, or no file of a replay" in str(error)
             refused += 1
     assert refused > 20
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(LayoutError):
-        Replay.load(path)
+        ReplayBuffer.load(path)
     np.savez(path, about=np.zeros(3))
     with pytest.raises(LayoutError):
-        Replay.load(path)
+        ReplayBuffer.load(path)
     with pytest.raises(FileNotFoundError):
-        Replay.load(tmp_path / "nothing")
+        ReplayBuffer.load(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(module, name, tmp_path
     with pytest.raises(Interrupted):
         replay.save(path)
     assert [p.name for p in tmp_path.iterdir()] == ["replay.npz"]
-    assert len(Replay.load(path)) == 3
+    assert len(ReplayBuffer.load(path)) == 3
 
 
 @pytest.mark.parametrize(
@@ -228,11 +228,11 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(module, name, tmp_path
 def test_bad_arguments(options, text):
     given = {"capacity": 5, "like": {"x": np.zeros(2)}, **options}
     with pytest.raises(ValueError, match=text):
-        Replay(given.pop("capacity"), given.pop("like"), **given)
+        ReplayBuffer(given.pop("capacity"), given.pop("like"), **given)
 
 
 def test_bad_records():
-    replay = Replay(5, {"x": np.zeros(2)})
+    replay = ReplayBuffer(5, {"x": np.zeros(2)})
     rest = {"rewards": [1.0], "terminated": [False], "truncated": [False], "env": [0]}
     with pytest.raises(ValueError, match="it is empty"):
         replay.sample(3)
@@ -246,7 +246,7 @@ def test_bad_records():
     replay.add({"x": np.zeros((1, 2))}, **rest)
     with pytest.raises(ValueError, match="alpha is 0"):
         replay.update(np.array([0]), [1.0])
-    replay = Replay(5, {"x": np.zeros(2)}, alpha=1.0)
+    replay = ReplayBuffer(5, {"x": np.zeros(2)}, alpha=1.0)
     replay.add({"x": np.zeros((1, 2))}, **rest)
     for wrong in ([0.0], [np.nan], [np.inf], [1.0, 2.0]):
         with pytest.raises(ValueError, match="expected a positive number for each"):
@@ -255,7 +255,7 @@ def test_bad_records():
 
 def test_steps_are_joined_only_where_none_is_missing():
     """By the numbers in the life of the env, and where an episode begins without an end."""
-    replay = Replay(100, {"next_x": np.zeros(())}, n_step=2, gamma=1.0)
+    replay = ReplayBuffer(100, {"next_x": np.zeros(())}, n_step=2, gamma=1.0)
 
     def add(numbers, begins):
         count = len(numbers)
@@ -313,7 +313,7 @@ NAN = float("nan")
     ],
 )
 def test_what_does_not_fit_is_refused(dtype, fits, others):
-    replay = Replay(5, {"x": np.zeros((), dtype)})
+    replay = ReplayBuffer(5, {"x": np.zeros((), dtype)})
     for value in fits:
         replay.add(**one([value]))
         got = replay._fields["x"][(replay.added - 1) % 5]
@@ -325,7 +325,7 @@ def test_what_does_not_fit_is_refused(dtype, fits, others):
 
 
 def test_what_does_not_fit_is_told():
-    replay = Replay(5, {"x": np.zeros((2,), np.uint8)})
+    replay = ReplayBuffer(5, {"x": np.zeros((2,), np.uint8)})
     text = r"x of float64 from 0.5 to 300.7, expected whole numbers from 0 to 255"
     with pytest.raises(ValueError, match=text):
         replay.add(**one([[0.5, 300.7]]))
@@ -347,7 +347,7 @@ def test_what_does_not_fit_is_told():
 
 
 def test_a_mask_is_not_lost_in_silence():
-    replay = Replay(5, {"x": np.zeros(())}, alpha=1.0)
+    replay = ReplayBuffer(5, {"x": np.zeros(())}, alpha=1.0)
     masked = np.ma.array([1.0], mask=[True])
     replay.add(**one([1.0]))
     given = {"rewards": masked, "env": masked, "numbers": masked, "begins": masked}
@@ -368,7 +368,7 @@ def test_a_mask_is_not_lost_in_silence():
 @pytest.mark.parametrize("name", ["x", "y", "rewards", "terminated", "env", "numbers", "begins"])
 @pytest.mark.parametrize("count", [3, 20])
 def test_records_are_added_together_or_not_at_all(name, count, n_step):
-    replay = Replay(8, {"x": np.zeros((), np.int32), "y": np.zeros(2)}, n_step=n_step, seed=1)
+    replay = ReplayBuffer(8, {"x": np.zeros((), np.int32), "y": np.zeros(2)}, n_step=n_step, seed=1)
 
     def rows(value):
         return {
@@ -597,7 +597,7 @@ def test_nothing_but_a_file_is_replaced(what, tmp_path):
     replay.save(other)
     if what == "link":
         path.symlink_to(other)
-        assert len(Replay.load(path)) == 5
+        assert len(ReplayBuffer.load(path)) == 5
     elif what == "pipe":
         os.mkfifo(path)
     else:
@@ -619,7 +619,7 @@ def test_nothing_but_a_file_is_loaded(tmp_path):
         with pytest.raises(
             LayoutError, match=f"cannot load replay: .* is a {kind}, expected a reg"
         ):
-            Replay.load(tmp_path / name)
+            ReplayBuffer.load(tmp_path / name)
 
 
 def test_new_records_have_the_highest_priority_after_a_load_too(tmp_path):
@@ -628,7 +628,7 @@ def test_new_records_have_the_highest_priority_after_a_load_too(tmp_path):
     add(replay, history(np.random.default_rng(0), 1, 4))
     replay.update([4, 5, 6, 7], [1.0] * 4)
     replay.save(tmp_path / "replay")
-    loaded = Replay.load(tmp_path / "replay")
+    loaded = ReplayBuffer.load(tmp_path / "replay")
     for both in (replay, loaded):
         add(both, history(np.random.default_rng(0), 1, 1))
         assert leaves(both) == [50.0, 1.0, 1.0, 1.0]
@@ -646,7 +646,7 @@ def test_any_names_and_kinds_of_fields_are_kept(tmp_path):
         "parts": np.zeros((2,), np.dtype([("a", "i1"), ("b", "f8")], align=True)),
         "day": np.array("2020-01-01", "M8[D]"),
     }
-    replay = Replay(3, like, n_step=2)
+    replay = ReplayBuffer(3, like, n_step=2)
     random = np.random.default_rng(1)
     values = {
         name: np.frombuffer(random.bytes(3 * one.nbytes), one.dtype).reshape(3, *one.shape)
@@ -657,7 +657,7 @@ def test_any_names_and_kinds_of_fields_are_kept(tmp_path):
     flags = np.zeros(3)
     replay.add(values, rewards=flags, terminated=flags, truncated=flags, env=flags)
     replay.save(tmp_path / "replay")
-    loaded = Replay.load(tmp_path / "replay")
+    loaded = ReplayBuffer.load(tmp_path / "replay")
     assert [*loaded._fields] == [*replay._fields]
     for name, array in replay._fields.items():
         assert loaded._fields[name].dtype == array.dtype
@@ -703,10 +703,10 @@ def test_a_file_whose_parts_contradict_each_other_is_refused(said, tmp_path):
     path = tmp_path / "replay"
     prioritised(8, 5, n_step=3).save(path)
     rewritten(path)
-    assert len(Replay.load(path)) == 5
+    assert len(ReplayBuffer.load(path)) == 5
     rewritten(path, **said)
     with pytest.raises(LayoutError, match="is damaged, or no file of a replay"):
-        Replay.load(path)
+        ReplayBuffer.load(path)
 
 
 def test_a_replay_that_the_machine_has_no_room_for_is_not_damaged(tmp_path):
@@ -714,4 +714,4 @@ def test_a_replay_that_the_machine_has_no_room_for_is_not_damaged(tmp_path):
     prioritised(8, 5).save(path)
     rewritten(path, capacity=10**13)
     with pytest.raises(MemoryError):
-        Replay.load(path)
+        ReplayBuffer.load(path)

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from pysampler import Replay
+from pysampler import ReplayBuffer
 
 GAMMA = 0.5
 RECORDS = st.lists(
@@ -40,7 +40,9 @@ class AgainstAList(RuleBasedStateMachine):
     )
     def make(self, capacity, n_step, alpha, seed):
         like = {"x": np.zeros(2, np.int16), "next_x": np.zeros((), np.int64)}
-        self.replay = Replay(capacity, like, n_step=n_step, gamma=GAMMA, alpha=alpha, seed=seed)
+        self.replay = ReplayBuffer(
+            capacity, like, n_step=n_step, gamma=GAMMA, alpha=alpha, seed=seed
+        )
         self.records = []  # all there ever were: dicts
         self.numbers = [0, 0, 0]  # the next of each env
         self.highest = 1.0
@@ -153,7 +155,7 @@ class AgainstAList(RuleBasedStateMachine):
     def save_and_load(self):
         with tempfile.TemporaryDirectory() as directory:
             self.replay.save(Path(directory) / "replay")
-            self.replay = Replay.load(Path(directory) / "replay")
+            self.replay = ReplayBuffer.load(Path(directory) / "replay")
 
     @invariant()
     def the_same_records_are_there(self):

@@ -60,7 +60,7 @@ def test_they_are_what_the_definition_says(data, steps, envs, whole):
         *(rewards, values, last, *rest),
         **({} if whole else {"valid": valid, "lengths": lengths}),
         gamma=gamma,
-        lam=lam,
+        gae_lambda=lam,
     )
     expected = slow_gae(rewards, values, last, *rest, lengths, gamma, lam)
     np.testing.assert_allclose(advantages, expected, rtol=1e-9, atol=1e-9)
@@ -70,13 +70,13 @@ def test_they_are_what_the_definition_says(data, steps, envs, whole):
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_rollout_knows_where_its_episodes_were_cut(whole):
     fns = [functools.partial(Scripted, s, 0.001 * i) for i, s in enumerate(["..t", ".c", "...b"])]
-    options = {} if whole else {"whole": False, "min_envs": 1}
+    options = {} if whole else {"allow_partial": True, "min_envs": 1}
     envs = pysampler.VectorEnv(fns, num_workers=3)
 
     def value(observations):
         return observations[..., 2] * 1.5
 
-    with pysampler.rollouts(envs, policy, 12, seed=1, **options) as rollouts:
+    with pysampler.Rollouts(envs, policy, 12, seed=1, **options) as rollouts:
         cuts = 0
         for _ in range(5):
             rollout = next(rollouts).copy()
@@ -110,7 +110,7 @@ def test_a_rollout_knows_where_its_episodes_were_cut(whole):
 
 def test_tensors_make_tensors_and_keep_their_type():
     envs = pysampler.VectorEnv([functools.partial(Scripted, "..c")] * 2, num_workers=0)
-    with pysampler.rollouts(envs, policy, 6) as rollouts:
+    with pysampler.Rollouts(envs, policy, 6) as rollouts:
         rollout = next(rollouts)
         data = rollout.torch()
         values = data.extras["value"]

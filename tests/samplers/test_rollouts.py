@@ -17,9 +17,9 @@ from pysampler._rollouts.rollout import _copying
 
 HORIZON = 5
 WAYS = [
-    {"where": where, "num_workers": workers, "groups": groups, "overlap": overlap}
+    {"policy_in": where, "num_workers": workers, "groups": groups, "overlap": overlap}
     for where, workers, groups, overlap in itertools.product(
-        ("centre", "workers"), (0, 2), (1, 2), (False, True)
+        ("main", "workers"), (0, 2), (1, 2), (False, True)
     )
 ] + [
     {"num_workers": 3, "groups": 2, "min_envs": 1},
@@ -37,7 +37,7 @@ def name_of(way):
 def sampled(env_fns, policy, count, *, seed=3, horizon=HORIZON, num_workers=2, groups=1, **options):
     """Copies of some rollouts, one after the other."""
     envs = pysampler.VectorEnv(env_fns, num_workers=num_workers, groups=groups)
-    with pysampler.rollouts(envs, policy, horizon, seed=seed, **options) as rollouts:
+    with pysampler.Rollouts(envs, policy, horizon, seed=seed, **options) as rollouts:
         copies = [next(rollouts).copy() for _ in range(count)]
     envs.close()
     return copies
@@ -91,11 +91,11 @@ def test_they_are_what_a_plain_loop_makes(way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["centre", "workers"])
+@pytest.mark.parametrize("where", ["main", "workers"])
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_wherever_workers_come_from(context, where):
     envs = pysampler.VectorEnv([functools.partial(Scripted, "..t")] * 4, context=context)
-    with pysampler.rollouts(envs, policy, HORIZON, where=where, seed=3) as rollouts:
+    with pysampler.Rollouts(envs, policy, HORIZON, policy_in=where, seed=3) as rollouts:
         copies = [next(rollouts).copy() for _ in range(2)]
     envs.close()
     assert_equal(copies, slow_rollout([functools.partial(Scripted, "..t")] * 4, policy, 10, seed=3))
@@ -116,7 +116,7 @@ def test_a_state_is_kept_by_env_and_begins_anew_with_episodes(way):
 @pytest.mark.parametrize("way", WAYS, ids=name_of)
 def test_infos_that_are_asked_for_are_those_of_the_step_not_of_the_reset_after_it(way):
     env_fns = [functools.partial(Scripted, script) for script in SCRIPTS]
-    rollouts = sampled(env_fns, policy, 3, infos=("life", "half"), **way)
+    rollouts = sampled(env_fns, policy, 3, info_keys=("life", "half"), **way)
     expected = slow_rollout(env_fns, policy, 3 * HORIZON, seed=3)["life"]
     life = np.concatenate([rollout.infos["life"] for rollout in rollouts])
     np.testing.assert_array_equal(life, expected)
@@ -145,7 +145,7 @@ class NestedInfos(gym.Wrapper):
 @pytest.mark.parametrize("way", WAYS, ids=name_of)
 def test_dicts_of_infos_are_dicts_of_arrays(way):
     env_fns = [lambda s=script: NestedInfos(Scripted(s)) for script in SCRIPTS]
-    rollouts = sampled(env_fns, policy, 3, infos=("all",), **way)
+    rollouts = sampled(env_fns, policy, 3, info_keys=("all",), **way)
     plain = [functools.partial(Scripted, script) for script in SCRIPTS]
     expected = slow_rollout(plain, policy, 3 * HORIZON, seed=3)["life"]
     for path in (("all", "life"), ("all", "in", "it")):
@@ -173,7 +173,7 @@ class OneArray(gym.Wrapper):
 @pytest.mark.parametrize("way", WAYS, ids=name_of)
 def test_infos_are_those_of_their_step_before_they_have_a_column(way):
     env_fns = [lambda s=script: OneArray(Scripted(s)) for script in SCRIPTS]
-    rollouts = sampled(env_fns, policy, 3, infos=("array", "mixed"), **way)
+    rollouts = sampled(env_fns, policy, 3, info_keys=("array", "mixed"), **way)
     plain = [functools.partial(Scripted, script) for script in SCRIPTS]
     expected = slow_rollout(plain, policy, 3 * HORIZON, seed=3)["life"]
     array = np.concatenate([rollout.infos["array"] for rollout in rollouts])
@@ -195,7 +195,7 @@ class AtItsEnd(gym.Wrapper):
 def test_where_an_env_gave_no_info_there_is_none_of_an_earlier_rollout(way):
     scripts = ["......t.......................", "........c...................t."]
     env_fns = [functools.partial(lambda s: AtItsEnd(Scripted(s)), one) for one in scripts]
-    rollouts = sampled(env_fns, policy, 6, infos=("end", "in"), **way)
+    rollouts = sampled(env_fns, policy, 6, info_keys=("end", "in"), **way)
     assert rollouts[0].infos == {}
     for number, rollout in enumerate(rollouts[1:], 1):
         over = rollout.terminated | rollout.truncated
@@ -211,7 +211,7 @@ def test_returns_of_gymnasiums_wrapper_are_those_that_are_counted(way):
     env_fns = [
         lambda s=script: gym.wrappers.RecordEpisodeStatistics(Scripted(s)) for script in SCRIPTS
     ]
-    for rollout in sampled(env_fns, policy, 3, infos=("episode",), **way):
+    for rollout in sampled(env_fns, policy, 3, info_keys=("episode",), **way):
         counted, mask = rollout.infos["episode"], rollout.info_masks["episode"]["r"]
         at = rollout.ended.step, rollout.ended.env
         assert set(zip(*np.nonzero(mask), strict=True)) == set(zip(*at, strict=True))
@@ -249,12 +249,12 @@ def test_episodes_may_end_at_any_step(scripts, way):
         assert len(rollout.cut_observations) == (rollout.truncated & ~rollout.terminated).sum()
 
 
-@pytest.mark.parametrize("where", ["centre", "workers"])
+@pytest.mark.parametrize("where", ["main", "workers"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_nothing_is_copied(where, num_workers):
     envs = pysampler.VectorEnv([functools.partial(Scripted, "..t")] * 4, num_workers=num_workers)
-    options = {"overlap": True, "where": where, "infos": ["life"]}
-    with pysampler.rollouts(envs, policy, HORIZON, **options) as rollouts:
+    options = {"overlap": True, "policy_in": where, "info_keys": ["life"]}
+    with pysampler.Rollouts(envs, policy, HORIZON, **options) as rollouts:
         seen = []
         for rollout in itertools.islice(rollouts, 4):
             arrays = [
@@ -276,14 +276,14 @@ def test_nothing_is_copied(where, num_workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["centre", "workers"])
+@pytest.mark.parametrize("where", ["main", "workers"])
 def test_nothing_grows_with_the_length_of_a_rollout_while_it_is_sampled(where):
     import tracemalloc
 
     envs = pysampler.VectorEnv([Scripted] * 2, num_workers=1)
     peaks = []
     for horizon in (4096, 12288):  # NumPy's own buffers have room for 8192 numbers
-        with pysampler.rollouts(envs, policy, horizon, where=where) as rollouts:
+        with pysampler.Rollouts(envs, policy, horizon, policy_in=where) as rollouts:
             next(rollouts)
             tracemalloc.start()
             next(rollouts)
@@ -298,7 +298,7 @@ def test_nothing_grows_with_the_length_of_a_rollout_while_it_is_sampled(where):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_newest_rollouts_stay_as_they_are(keep, overlap):
     envs = pysampler.VectorEnv([functools.partial(Scripted, "..t.c")] * 4, num_workers=2)
-    with pysampler.rollouts(envs, policy, HORIZON, keep=keep, overlap=overlap) as rollouts:
+    with pysampler.Rollouts(envs, policy, HORIZON, keep_last=keep, overlap=overlap) as rollouts:
         kept = []
         for _ in range(5):
             rollout = next(rollouts)
@@ -326,7 +326,7 @@ def test_nothing_is_written_where_a_gpu_still_reads(overlap, monkeypatch):
         return policy(observations)
 
     envs = pysampler.VectorEnv([functools.partial(Scripted, "..t.c")] * 4, num_workers=0)
-    with pysampler.rollouts(envs, counting, HORIZON, overlap=overlap) as rollouts:
+    with pysampler.Rollouts(envs, counting, HORIZON, overlap=overlap) as rollouts:
         for _ in range(3):
             one = next(rollouts)
             told.clear()
@@ -382,13 +382,13 @@ def test_observations_and_actions_may_be_dicts_and_tuples(way):
     reference.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"keep": 2}, {"overlap": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"keep_last": 2}, {"overlap": True}], ids=str)
 def test_slow_envs_do_not_hold_up_the_others_where_a_rollout_need_not_be_whole(options):
     env_fns = [functools.partial(Scripted, ".t", slow) for slow in (0, 0, 0.02, 0)]
     envs = pysampler.VectorEnv(env_fns, num_workers=4)
-    options = {"min_envs": 1, "whole": False, "seed": 0, **options}
+    options = {"min_envs": 1, "allow_partial": True, "seed": 0, **options}
     lives = [[] for _ in env_fns]
-    with pysampler.rollouts(envs, policy, 20, **options) as rollouts:
+    with pysampler.Rollouts(envs, policy, 20, **options) as rollouts:
         for rollout in itertools.islice(rollouts, 12):
             assert rollout.lengths.max() == 20
             assert rollout.lengths[2] < 20
@@ -410,12 +410,12 @@ def test_slow_envs_do_not_hold_up_the_others_where_a_rollout_need_not_be_whole(o
 def test_a_vector_env_is_given_back_as_it_was():
     envs = pysampler.make_vec("CartPole-v1", 4, vector_kwargs={"num_workers": 2})
     envs.reset(seed=1)
-    with pysampler.rollouts(envs, lambda o: np.zeros(len(o), np.int64), 8) as rollouts:
+    with pysampler.Rollouts(envs, lambda o: np.zeros(len(o), np.int64), 8) as rollouts:
         next(rollouts)
         with pytest.raises(gym.error.AlreadyPendingCallError):
             envs.step(np.zeros(4, np.int64))
         with pytest.raises(gym.error.AlreadyPendingCallError):
-            pysampler.rollouts(envs, policy, 8)
+            pysampler.Rollouts(envs, policy, 8)
     expected = gym.make_vec("CartPole-v1", 4, vectorization_mode="sync")
     np.testing.assert_array_equal(envs.reset(seed=5)[0], expected.reset(seed=5)[0])
     for _ in range(60):  # beyond the end of episodes: the next step resets, as it did before
@@ -432,18 +432,18 @@ def test_closing_the_vector_env_ends_its_rollouts(way):
     envs = pysampler.VectorEnv(
         [Scripted] * 4, num_workers=way.pop("num_workers"), groups=way.pop("groups", 1)
     )
-    rollouts = pysampler.rollouts(envs, policy, 50, **way)
+    rollouts = pysampler.Rollouts(envs, policy, 50, **way)
     next(rollouts)
     envs.close()
     with pytest.raises(pysampler.errors.ClosedError):
         next(rollouts)
 
 
-@pytest.mark.parametrize("where", ["centre", "workers"])
+@pytest.mark.parametrize("where", ["main", "workers"])
 def test_closing_does_not_wait_for_the_rollout_under_way(where):
     env_fns = [functools.partial(Scripted, ".", 0.005)] * 2
     envs = pysampler.VectorEnv(env_fns, num_workers=2)
-    rollouts = pysampler.rollouts(envs, scripted.policy, 20, overlap=True, where=where)
+    rollouts = pysampler.Rollouts(envs, scripted.policy, 20, overlap=True, policy_in=where)
     next(rollouts)
     rollouts.close()
     assert envs.stats().steps.count.max() < 40

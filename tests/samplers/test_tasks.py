@@ -217,7 +217,7 @@ def test_after_a_sample_that_failed_there_is_nothing_to_collect():
             one.sample(0, tasks=[1, 2])
         assert one.collect().tasks == [8, 9]  # nothing was begun
         one._end_rollouts()
-        with pysampler.rollouts(envs, lambda seen: np.zeros((len(seen), 1)), 2):
+        with pysampler.Rollouts(envs, lambda seen: np.zeros((len(seen), 1)), 2):
             for tasks in ([1, 2], None):
                 with pytest.raises(AlreadyPendingCallError):
                     one.sample(3, tasks=tasks)

@@ -38,8 +38,8 @@ class Recurrent(torch.nn.Module):
 
 
 WAYS = [
-    {"where": where, "overlap": overlap}
-    for where in ("centre", "workers")
+    {"policy_in": where, "overlap": overlap}
+    for where in ("main", "workers")
     for overlap in (False, True)
 ]
 
@@ -59,7 +59,7 @@ def envs():
 def test_a_rollout_is_of_the_weights_there_were_when_it_was_started(way, envs):
     net = Net()
     seen = []
-    with pysampler.rollouts(envs, net, 5, seed=1, **way) as rollouts:
+    with pysampler.Rollouts(envs, net, 5, seed=1, **way) as rollouts:
         for version in range(1, 6):
             with torch.no_grad():
                 net.layer.bias.fill_(float(version))
@@ -79,7 +79,7 @@ def test_it_makes_the_same_in_each_place(net):
     results = []
     for way in WAYS:
         envs = make()
-        with pysampler.rollouts(envs, net, 6, seed=2, **way) as rollouts:
+        with pysampler.Rollouts(envs, net, 6, seed=2, **way) as rollouts:
             results.append([next(rollouts).copy() for _ in range(3)])
         envs.close()
     for others in results[1:]:
@@ -102,7 +102,7 @@ def test_a_policy_of_numpy_is_sent_again_when_it_has_changed(envs):
     for way in WAYS:
         table.bias = 0.0
         seen = []
-        with pysampler.rollouts(envs, table, 3, **way) as rollouts:
+        with pysampler.Rollouts(envs, table, 3, **way) as rollouts:
             for _ in range(4):
                 table.bias += 1
                 [bias] = np.unique(next(rollouts).extras["bias"])
@@ -116,7 +116,7 @@ def test_random_policies_in_workers_draw_numbers_of_their_own_the_same_every_tim
             return torch.randn(len(observations), 2).clamp(-1, 1)
 
     def sampled(seed):
-        with pysampler.rollouts(envs, Noisy(), 6, seed=seed, where="workers") as rollouts:
+        with pysampler.Rollouts(envs, Noisy(), 6, seed=seed, policy_in="workers") as rollouts:
             return np.concatenate([next(rollouts).actions.copy() for _ in range(2)])
 
     first = sampled(5)
@@ -127,7 +127,7 @@ def test_random_policies_in_workers_draw_numbers_of_their_own_the_same_every_tim
 
 
 def test_tensors_are_the_frames_and_go_to_a_device(envs):
-    with pysampler.rollouts(envs, Net(), 5) as rollouts:
+    with pysampler.Rollouts(envs, Net(), 5) as rollouts:
         rollout = next(rollouts)
         data = rollout.torch()
         rollout.rewards[0, 0] = 123.0

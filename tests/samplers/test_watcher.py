@@ -62,7 +62,7 @@ class Says:
 
 
 def test_each_episode_is_of_the_newest_weights():
-    with pysampler.watch(Says(), Told) as watcher:
+    with pysampler.Watcher(Says(), Told) as watcher:
         while len(watcher.curve) < 1:
             os.sched_yield()
         for value in range(1, 6):
@@ -78,9 +78,9 @@ def test_each_episode_is_of_the_newest_weights():
 
 
 def test_it_goes_on_without_new_weights_where_it_is_told_to():
-    with pysampler.watch(Says(), Told, repeat=True) as watcher:
+    with pysampler.Watcher(Says(), Told, repeat=True) as watcher:
         assert (watcher.wait(20)["version"] == 1).all()
-    with pysampler.watch(policy, functools.partial(Scripted, "..t")) as watcher:
+    with pysampler.Watcher(policy, functools.partial(Scripted, "..t")) as watcher:
         watcher.wait(2)  # it has no weights
         with pytest.raises(TypeError, match="cannot publish weights"):
             watcher.publish()
@@ -89,8 +89,8 @@ def test_it_goes_on_without_new_weights_where_it_is_told_to():
 def test_it_follows_what_actors_are_given():
     says = Says()
     with (
-        pysampler.actors(Told, says, num_envs=2, settings={"scale": 1.0}) as actors,
-        pysampler.watch(actors, Told, settings={"scale": 2.0}) as watcher,
+        pysampler.Actors(Told, says, num_envs=2, settings={"scale": 1.0}) as actors,
+        pysampler.Watcher(actors, Told, settings={"scale": 2.0}) as watcher,
     ):
         seen = set()
         value = 0
@@ -108,7 +108,7 @@ def test_it_follows_what_actors_are_given():
 def test_it_writes_returns_and_whole_videos(tmp_path):
     ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos")
     options = {"folder": tmp_path / "some" / "where", "video_every": 3, "repeat": True}
-    with pysampler.watch(Says(), Told, "rgb_array", **options) as watcher:
+    with pysampler.Watcher(Says(), Told, "rgb_array", **options) as watcher:
         watcher.wait(7)
         watcher.film()
         while watcher._state.filmed < 1:
@@ -127,7 +127,7 @@ def test_it_writes_returns_and_whole_videos(tmp_path):
 
 
 def test_a_watcher_that_is_killed_is_replaced():
-    with pysampler.watch(Says(), Told) as watcher:
+    with pysampler.Watcher(Says(), Told) as watcher:
         for value in range(1, 3):
             watcher.publish({"weight": value})
             watcher.wait(1)
@@ -138,7 +138,7 @@ def test_a_watcher_that_is_killed_is_replaced():
 
 
 def test_who_waits_for_a_watcher_that_is_killed_waits_for_the_next():
-    with pysampler.watch(Says(), Told, repeat=True) as watcher:
+    with pysampler.Watcher(Says(), Told, repeat=True) as watcher:
         watcher.wait(1)
         for _ in range(2):
             os.kill(watcher.envs._pool.pids[0], signal.SIGKILL)
@@ -148,8 +148,8 @@ def test_who_waits_for_a_watcher_that_is_killed_waits_for_the_next():
 def test_a_watcher_that_fails_warns_and_the_training_goes_on():
     says = functools.partial(Mortal, "raise", 3)
     with (
-        pysampler.actors(Mortal, Sine(), num_envs=2) as actors,
-        pysampler.watch(actors, says) as watcher,
+        pysampler.Actors(Mortal, Sine(), num_envs=2) as actors,
+        pysampler.Watcher(actors, says) as watcher,
     ):
         with pytest.warns(UserWarning, match="the watcher has ended: env 0 .* raised ValueError"):
             look_until_it_is_over(watcher)
@@ -188,7 +188,7 @@ class FailsLater(Told):
 
 
 def test_what_a_watcher_that_failed_has_collected_stays_readable_and_nothing_raises():
-    with pysampler.watch(Says(), FailsLater, repeat=True) as watcher:
+    with pysampler.Watcher(Says(), FailsLater, repeat=True) as watcher:
         with pytest.warns(UserWarning, match="the watcher has ended: env 0 .* raised ValueError"):
             look_until_it_is_over(watcher)
         assert len(watcher.curve) == 2
@@ -202,7 +202,7 @@ def test_what_a_watcher_that_failed_has_collected_stays_readable_and_nothing_rai
 
 
 def test_what_was_collected_stays_readable_when_it_is_closed():
-    with pysampler.watch(Says(), Told) as watcher:
+    with pysampler.Watcher(Says(), Told) as watcher:
         while watcher._state.shown < 1 or len(watcher._ring) < 1:
             os.sched_yield()
     assert watcher.curve["length"].tolist() == [3]
@@ -220,12 +220,12 @@ class Quits(Says):
 
 
 def test_who_waits_is_told_when_nothing_more_comes():
-    with pysampler.watch(Says(), Told) as watcher:
+    with pysampler.Watcher(Says(), Told) as watcher:
         watcher.wait(1)
         watcher.stop()
         with pytest.raises(ClosedError, match="it is over, and 0 of 3 episodes ended"):
             watcher.wait(3)
-    with pysampler.watch(Quits(), Told) as watcher:
+    with pysampler.Watcher(Quits(), Told) as watcher:
         watcher.wait(1)
         watcher.publish({"weight": 1})
         with pytest.raises(ClosedError, match="it is over, and 0 of 1 episodes ended"):
@@ -234,8 +234,8 @@ def test_who_waits_is_told_when_nothing_more_comes():
 
 
 def test_who_waits_is_told_when_the_actors_are_closed_that_published():
-    actors = pysampler.actors(Told, Says(), num_envs=1)
-    with pysampler.watch(actors, Told) as watcher:
+    actors = pysampler.Actors(Told, Says(), num_envs=1)
+    with pysampler.Watcher(actors, Told) as watcher:
         watcher.wait(1)
         actors.publish({"weight": 3})
         actors.close()
@@ -273,8 +273,8 @@ def in_threads(*functions):
 
 def test_threads_may_look_at_it_while_others_publish():
     with (
-        pysampler.actors(Told, Says(), num_envs=2) as actors,
-        pysampler.watch(actors, Told, repeat=True) as watcher,
+        pysampler.Actors(Told, Says(), num_envs=2) as actors,
+        pysampler.Watcher(actors, Told, repeat=True) as watcher,
     ):
         in_threads(
             lambda: watcher.wait(1, 10),
@@ -289,10 +289,10 @@ def test_threads_may_look_at_it_while_others_publish():
 
 def test_it_may_be_made_and_closed_while_another_thread_publishes():
     def cycle():
-        with pysampler.watch(actors, Told) as watcher:
+        with pysampler.Watcher(actors, Told) as watcher:
             assert len(watcher.wait(1, 30)) == 1
 
-    with pysampler.actors(Told, Says(), num_envs=2) as actors:
+    with pysampler.Actors(Told, Says(), num_envs=2) as actors:
         actors.begin()
         over = threading.Event()
         raised = []
@@ -318,7 +318,7 @@ def test_it_may_be_made_and_closed_while_another_thread_publishes():
 
 def test_it_may_be_closed_while_another_thread_looks():
     for _ in range(10):
-        with pysampler.watch(Says(), Told, repeat=True) as watcher:
+        with pysampler.Watcher(Says(), Told, repeat=True) as watcher:
             thread = threading.Thread(target=look_until_it_is_over, args=[watcher])
             thread.start()
             watcher.wait(1)
@@ -326,7 +326,7 @@ def test_it_may_be_closed_while_another_thread_looks():
 
 
 def test_threads_that_publish_at_once_are_told():
-    with pysampler.watch(Says(), Told) as watcher:
+    with pysampler.Watcher(Says(), Told) as watcher:
         entered = watcher._publishing.entry("publish weights")
         told = "another thread is using the weights of a watcher"
         with ThreadPoolExecutor(1) as pool, entered, pytest.raises(BusyError, match=told):
@@ -336,7 +336,7 @@ def test_threads_that_publish_at_once_are_told():
 
 @pytest.mark.slow
 def test_an_exception_of_a_signal_handler_loses_no_episode():
-    with pysampler.watch(Says(), Told) as watcher:
+    with pysampler.Watcher(Says(), Told) as watcher:
         watcher.wait(1)
         for n in itertools.count(1):
             watcher.publish({"weight": n})
@@ -352,7 +352,7 @@ def test_an_exception_of_a_signal_handler_loses_no_episode():
 def test_a_signal_handler_may_close_it_while_it_looks():
     """What it came into ends by that, and no failure is told."""
     for n in itertools.count(1):
-        with pysampler.watch(Says(), Told) as watcher:
+        with pysampler.Watcher(Says(), Told) as watcher:
             watcher.wait(1)
             looking = ("_look", "_wait_some", "wait", "_until", "_received")
             reached, _, where = at_point(
@@ -367,7 +367,7 @@ def test_a_signal_handler_may_close_it_while_it_looks():
 
 
 def test_nothing_is_left_of_it():
-    watcher = pysampler.watch(Says(), Told)
+    watcher = pysampler.Watcher(Says(), Told)
     pids = watcher.envs._pool.pids
     watcher.close()
     watcher.close()
@@ -389,8 +389,8 @@ def test_bad_options_are_refused():
         ({"settings": {"scale": [1, 2]}}, "cannot watch: setting 'scale'"),
     ]:
         with pytest.raises(ValueError, match=match):
-            pysampler.watch(Says(), Told, **options)
-    with pysampler.watch(Says(), Told) as watcher:
+            pysampler.Watcher(Says(), Told, **options)
+    with pysampler.Watcher(Says(), Told) as watcher:
         for call, match in [
             (watcher.film, "videos need"),
             (lambda: watcher.wait(-1), "cannot watch: count -1, expected a whole number"),
@@ -413,7 +413,7 @@ def test_imageio_and_its_ffmpeg_are_asked_for_at_once(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, missing, None)
             with pytest.raises(ImportError, match="videos need imageio and its ffmpeg; pip"):
-                pysampler.watch(Says(), Told, "rgb_array", **options)
+                pysampler.Watcher(Says(), Told, "rgb_array", **options)
     assert not options["folder"].exists()
 
 
@@ -438,7 +438,7 @@ class Invisible(Told):
 def test_what_render_raises_is_the_envs(tmp_path, picture, told):
     pytest.importorskip("imageio_ffmpeg", reason="videos")
     env = functools.partial(Invisible, picture=picture)
-    with pysampler.watch(Says(), env, "rgb_array", folder=tmp_path, video_every=1) as watcher:
+    with pysampler.Watcher(Says(), env, "rgb_array", folder=tmp_path, video_every=1) as watcher:
         with pytest.warns(UserWarning, match=told):
             look_until_it_is_over(watcher)
         assert list(tmp_path.iterdir()) == []
@@ -446,7 +446,7 @@ def test_what_render_raises_is_the_envs(tmp_path, picture, told):
 
 def test_a_folder_that_is_gone_is_told_as_such(tmp_path):
     folder = tmp_path / "some where"
-    with pysampler.watch(Says(), Told, folder=folder) as watcher:
+    with pysampler.Watcher(Says(), Told, folder=folder) as watcher:
         watcher.wait(1)
         shutil.rmtree(folder)
         watcher.publish()

@@ -467,7 +467,7 @@ def test_nan_is_refused_where_it_is_asked_for():
     envs.reset()
     envs.step(bad)
     envs.close()
-    envs = pysampler.VectorEnv([fn] * 2, validate=True)
+    envs = pysampler.VectorEnv([fn] * 2, check_actions=True)
     envs.reset()
     with pytest.raises(ValueError, match="cannot send actions: nan for env 1"):
         envs.step(bad)
@@ -553,10 +553,10 @@ def test_what_owns_processes_or_memory_is_not_copied(how):
         envs = stack.enter_context(contextlib.closing(make()))
         for one in (
             envs,
-            stack.enter_context(pysampler.rollouts(TellingEnv, policy, 5, num_envs=1)),
-            stack.enter_context(pysampler.actors(TellingEnv, policy, num_envs=1)),
+            stack.enter_context(pysampler.Rollouts(TellingEnv, policy, 5, num_envs=1)),
+            stack.enter_context(pysampler.Actors(TellingEnv, policy, num_envs=1)),
             stack.enter_context(pysampler.Averaging(Trainer, workers=1)),
-            pysampler.Replay(5, {"x": np.zeros(1)}),
+            pysampler.ReplayBuffer(5, {"x": np.zeros(1)}),
         ):
             with pytest.raises(TypeError, match=f"cannot (copy|pickle) {type(one).__name__}: it"):
                 how(one)
@@ -579,7 +579,7 @@ def test_a_seed_is_a_number(workers, seed):
     ("options", "text"),
     [
         ({"copy": "yes"}, "copy 'yes', expected True or False"),
-        ({"validate": "no"}, "validate 'no', expected True or False"),
+        ({"check_actions": "no"}, "validate 'no', expected True or False"),
     ],
 )
 def test_what_is_true_or_false_is_no_word(options, text):

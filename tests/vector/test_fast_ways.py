@@ -147,8 +147,8 @@ def test_infos_that_stay_slow_are_told_of_once(told, why, caplog, monkeypatch):
 
 def test_memory_for_infos_is_taken_when_there_are_some():
     envs = pysampler.VectorEnv([lambda: Told({"x": 1.0})] * 8, num_workers=2)
-    options = {"horizon": 512, "infos": ["x"]}
-    with pysampler.rollouts(envs, lambda o: np.zeros(len(o), np.int64), **options) as rollouts:
+    options = {"horizon": 512, "info_keys": ["x"]}
+    with pysampler.Rollouts(envs, lambda o: np.zeros(len(o), np.int64), **options) as rollouts:
         taken = []
         for _ in range(2):
             next(rollouts)

@@ -193,7 +193,9 @@ def test_an_interrupted_reset_can_be_waited_for():
 
 @pytest.mark.slow
 def test_a_replacement_that_is_interrupted_goes_on():
-    with contextlib.closing(counters(on_worker_loss="restart", most_losses=(1000, 1.0))) as envs:
+    with contextlib.closing(
+        counters(on_worker_loss="restart", max_restarts=999, restart_window=1.0)
+    ) as envs:
         envs.reset()
         for n in range(1, 3000, 7):
             os.kill(envs._pool.pids[1], signal.SIGKILL)
@@ -462,7 +464,7 @@ def test_a_second_handler_that_closes_leaves_the_first_to_go_on():
 def test_a_recording_has_each_batch_once_whatever_interrupts(tmp_path):
     path = tmp_path / "recording"
     batches = []
-    with contextlib.closing(counters(6, groups=3, record=path)) as envs:
+    with contextlib.closing(counters(6, groups=3, record_to=path)) as envs:
         envs.async_reset()
 
         def check(results, where):
@@ -476,7 +478,7 @@ def test_a_recording_has_each_batch_once_whatever_interrupts(tmp_path):
                 os._exit(0)
 
         at_each_point(lambda: envs.recv(2), check)
-    with contextlib.closing(counters(6, groups=3, replay=path)) as envs:
+    with contextlib.closing(counters(6, groups=3, replay_from=path)) as envs:
         envs.async_reset()
         for n, ids in enumerate(batches):
             _, results, _ = at_point(n % 90 + 1, envs.recv)
@@ -496,11 +498,11 @@ def policy(observations):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["centre", "workers"])
+@pytest.mark.parametrize("where", ["main", "workers"])
 def test_a_handler_may_close_rollouts_at_any_point(where):
     with contextlib.closing(counters()) as envs:
         for n in range(1, 1500, 61):
-            some = pysampler.Rollouts(envs, policy, 4, where=where)
+            some = pysampler.Rollouts(envs, policy, 4, policy_in=where)
             next(some)
             try:
                 reached, rollout, at = at_point(
@@ -525,7 +527,7 @@ def test_a_handler_that_closes_rollouts_gives_no_rollout_that_was_cut_short():
             return super().step(action)
 
     with contextlib.closing(pysampler.VectorEnv([Slow] * 2, num_workers=2)) as envs:
-        some = pysampler.Rollouts(envs, policy, 40, where="workers")
+        some = pysampler.Rollouts(envs, policy, 40, policy_in="workers")
         next(some)
         main = threading.get_ident()
         timer = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGUSR1))
@@ -542,7 +544,9 @@ def test_a_handler_may_close_actors_at_any_point():
         for n in range(1, 900, 37):
             actors = pysampler.Actors(envs, policy)
             with contextlib.suppress(ClosedError):
-                at_point(n, lambda a=actors: a.take(8, least=8), lambda *_, a=actors: a.close())
+                at_point(
+                    n, lambda a=actors: a.take(8, min_records=8), lambda *_, a=actors: a.close()
+                )
             actors.close()
             envs.reset()
             envs.step([0] * 4)
@@ -645,6 +649,6 @@ def test_an_exception_of_a_handler_does_not_close_actors():
                 raise ElapsedError
 
             with contextlib.suppress(ElapsedError):
-                at_point(n, lambda: actors.take(8, least=8), elapse)
+                at_point(n, lambda: actors.take(8, min_records=8), elapse)
             assert not actors.closed
             assert actors.take(1) is not None

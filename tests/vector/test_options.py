@@ -16,7 +16,7 @@ from made_up import SpaceEnv, TellingEnv, same
 
 import pysampler
 from pysampler._vector.recording import Recorder, Replayer
-from pysampler.errors import EnvError, ReplayError
+from pysampler.errors import EnvError, RecordingError
 
 
 class Tasked(gym.Env):
@@ -151,27 +151,27 @@ def run(delays, **kwargs):
 
 def test_a_run_repeats_exactly(tmp_path):
     path = tmp_path / "recording"
-    recorded = run(delays=True, record=path)
+    recorded = run(delays=True, record_to=path)
     assert path.stat().st_size < 100 + 12 * len(recorded)  # a few bytes a batch
-    replayed = run(delays=False, replay=path)
+    replayed = run(delays=False, replay_from=path)
     assert len({tuple(batch[4]["env_id"]) for batch in recorded}) > 5  # chance had its say
     same(replayed, recorded)
 
 
 def test_a_recording_of_something_else_is_refused(tmp_path):
     path = tmp_path / "recording"
-    run(delays=False, record=path)
+    run(delays=False, record_to=path)
 
     def replay(count=6, **kwargs):
-        return pysampler.VectorEnv([TellingEnv] * count, replay=path, **kwargs)
+        return pysampler.VectorEnv([TellingEnv] * count, replay_from=path, **kwargs)
 
-    with pytest.raises(ReplayError, match="pass the same num_workers and groups"):
+    with pytest.raises(RecordingError, match="pass the same num_workers and groups"):
         replay(5, num_workers=2, groups=3)
-    with pytest.raises(ReplayError, match=r"groups of \[1, 1, 1, 1, 1, 1\]"):
+    with pytest.raises(RecordingError, match=r"groups of \[1, 1, 1, 1, 1, 1\]"):
         replay(num_workers=2)
     whole = path.read_bytes()
     path.write_bytes(b"{}" + whole)
-    with pytest.raises(ReplayError, match="not a recording"):
+    with pytest.raises(RecordingError, match="not a recording"):
         replay(num_workers=2, groups=3)
     head = whole.partition(b"\n")[0]
     assert json.loads(head)["groups"] == [1] * 6
@@ -180,21 +180,21 @@ def test_a_recording_of_something_else_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-3])
     envs = replay(num_workers=2, groups=3)
     envs.async_reset()
-    with pytest.raises(ReplayError, match="damaged after batch 0"):
+    with pytest.raises(RecordingError, match="damaged after batch 0"):
         envs.recv()
     closed(envs)
 
     record(path, 6, [[4]])
     envs = replay(num_workers=2, groups=3)
     envs.async_reset(env_ids=[0])
-    with pytest.raises(ReplayError, match="env 4 is in it, and has nothing pending"):
+    with pytest.raises(RecordingError, match="env 4 is in it, and has nothing pending"):
         envs.recv()
     closed(envs)
 
     record(path, 6, [])
     envs = replay(num_workers=2, groups=3)
     envs.async_reset()
-    with pytest.raises(ReplayError, match="ends after 0 batches"):
+    with pytest.raises(RecordingError, match="ends after 0 batches"):
         envs.recv()
     closed(envs)
 
@@ -212,7 +212,7 @@ def record(path, count, batches):
 def replayed(path, count):
     """The batches, and what is said where they end."""
     batches = []
-    with pytest.raises(ReplayError) as told:
+    with pytest.raises(RecordingError) as told:
         replayer = Replayer(path, groups_of(count))
         while True:
             batches.append(replayer.read())
@@ -306,7 +306,7 @@ def test_what_is_no_file_is_no_recording(tmp_path):
         (tmp_path, "directory"),
         ("/dev/zero", "device"),
     ):
-        with pytest.raises(ReplayError, match=f"it is a {kind}, expected a regular file"):
+        with pytest.raises(RecordingError, match=f"it is a {kind}, expected a regular file"):
             Replayer(path, groups_of(2))
         with pytest.raises(ValueError, match=f"cannot record to .* it is a {kind}, expected a reg"):
             Recorder(path, groups_of(2))
@@ -393,7 +393,7 @@ def test_a_masked_reset_counts_for_those_it_resets():
 def test_replaying_an_empty_batch_does_not_wait(tmp_path):
     path = tmp_path / "recording"
     record(path, 1, [[], [0]])
-    envs = pysampler.VectorEnv([TellingEnv], num_workers=1, replay=path)
+    envs = pysampler.VectorEnv([TellingEnv], num_workers=1, replay_from=path)
     envs.async_reset()
     assert len(envs.recv(timeout=1e6)[1]) == 0
     assert len(envs.recv(timeout=0)[1]) == 1

@@ -207,7 +207,7 @@ def test_one_that_dies_again_and_again_ends_the_pool_and_the_error_tells_the_sto
 
 
 def test_so_many_losses_as_asked_for():
-    envs = make(autoreset_mode=SAME_STEP, most_losses=(1, 60))
+    envs = make(autoreset_mode=SAME_STEP, max_restarts=0, restart_window=60)
     envs.reset()
     with pytest.raises(WorkerLostError, match=r"signal 9 while stepping envs 0-1, at env 0$"):
         step(envs, env_0=Counting.KILL)
@@ -292,8 +292,9 @@ WRONG = [
     ({"step_timeout": float("nan")}, "step_timeout nan"),
     ({"step_timeout": float("inf")}, "step_timeout inf, expected seconds > 0, up to"),
     ({"step_timeout": "x"}, "step_timeout 'x'"),
-    ({"most_losses": (0, 1)}, "most_losses"),
-    ({"most_losses": 3}, r"most_losses 3, expected \(how many, within how many seconds\)"),
+    ({"max_restarts": -1}, "max_restarts -1, expected a whole number of at least 0"),
+    ({"restart_window": 0}, "restart_window 0, expected seconds > 0"),
+    ({"restart_window": "1"}, "restart_window '1', expected seconds > 0"),
 ]
 
 

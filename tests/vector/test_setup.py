@@ -458,7 +458,7 @@ def test_a_worker_that_steps_envs_imports_no_samplers():
 
             for _ in range(2):
                 still = lambda observations: np.zeros(len(observations), int)
-                with pysampler.rollouts(make, still, 4, num_envs=1) as some:
+                with pysampler.Rollouts(make, still, 4, num_envs=1) as some:
                     next(some)
                 envs = pysampler.VectorEnv([make], num_workers=1)
                 envs.reset()
