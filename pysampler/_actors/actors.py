@@ -85,8 +85,8 @@ class Actors(Detached):
         steps: Steps of a record: None for single transitions, a number for trajectories.
         high: Actors that find this many records waiting block. No record waits behind more.
         low: Blocked actors go on when there are only this many, or 50 ms later if there is room.
-        max_lag: ``take`` drops records made with weights more than this many versions old, and
-            counts them.
+        max_lag: Records made with weights more than this many versions old are dropped by ``take``,
+            and counted.
         settings: What the policy is called with by name, a number for each env: ``{"epsilon":
             [0.4, 0.1, 0.02]}``, or one for all; float64. ``actors.settings["epsilon"] = ...``
             changes it at once.

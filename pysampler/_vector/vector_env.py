@@ -167,6 +167,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     >>> envs.close()
     """
 
+    _hurry = False  # Ctrl-C ends a `with` block
+
     def __init__(
         self,
         env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
@@ -961,8 +963,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Ctrl-C: an env in a long step does not hold that up.
-        self.close(terminate=kind is not None and not issubclass(kind, Exception))
+        # Ctrl-C: an env in a long step does not hold that up, and no warning is wanted.
+        self._hurry = kind is not None and not issubclass(kind, Exception)
+        self.close(terminate=self._hurry)
 
     def _let_go(self) -> None:
         if self.closed:
@@ -995,9 +998,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             if not terminate:
                 self._drop_work(lease.what, ended=lease.end())
         elif (pending := self._pending) is not None:
-            logger.warn(
-                f"Calling `close` while waiting for a pending call to `{pending}` to complete."
-            )
+            if not self._hurry:
+                logger.warn(
+                    f"Calling `close` while waiting for a pending call to `{pending}` to complete."
+                )
             terminate = terminate or not self._settled(GRACE if timeout is None else timeout)
         if terminate:
             self._pool.kill()

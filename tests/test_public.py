@@ -1,0 +1,135 @@
+"""The names that users see: what there is, what it is called, how it is typed and printed."""
+
+import inspect
+import re
+import subprocess
+import sys
+import textwrap
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import pysampler
+
+NAMES = sorted(set(pysampler.__all__) - {"__version__", "errors", "sync"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_public_name_is_there_and_says_what_it_is(name):
+    thing = getattr(pysampler, name)
+    assert inspect.getdoc(thing)
+    assert name in dir(pysampler)
+
+
+def test_all_errors_can_be_imported_from_the_package():
+    assert set(pysampler.errors.__all__) <= set(pysampler.__all__)
+    for name in pysampler.errors.__all__:
+        assert getattr(pysampler, name) is getattr(pysampler.errors, name)
+
+
+def test_a_name_that_is_not_there_is_told_as_such():
+    with pytest.raises(AttributeError, match="module 'pysampler' has no attribute 'rollouts'"):
+        pysampler.rollouts  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["Rollouts", "Actors", "Watcher", "evaluate"])
+def test_every_option_is_written_out_and_documented(name):
+    thing = getattr(pysampler, name)
+    parameters = inspect.signature(thing).parameters
+    assert all(one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters.values())
+    documented = re.findall(r"^    (\w+): [A-Z]", inspect.getdoc(thing), re.MULTILINE)
+    assert list(parameters) == documented[: len(parameters)]
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_the_options_and_finds_a_misspelt_one(tmp_path):
+    program = """
+        import numpy as np
+        import numpy.typing as npt
+
+        import pysampler
+
+
+        def policy(observations: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+            return (observations[:, 2] > 0).astype(np.int64)
+
+
+        def returns(env: str) -> float:
+            with pysampler.Rollouts(env, policy, 32, num_envs=4, policy_in="workers") as rollouts:
+                rollout: pysampler.Rollout = next(rollouts)
+            with pysampler.make_vec(env, 4) as envs, pysampler.Actors(envs, policy) as actors:
+                records: pysampler.Records | None = actors.take(32, min_records=4)
+            assert records is not None
+            return pysampler.evaluate(env, policy, 5).mean + rollout.steps + len(records)
+        """
+    path = tmp_path / "program.py"
+
+    def checked(source):
+        path.write_text(textwrap.dedent(source))
+        command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", str(path)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    done = checked(program)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("policy_in", "num_envs", "min_records"):
+        done = checked(program.replace(f"{name}=", f"{name}s="))
+        assert f'Unexpected keyword argument "{name}s"' in done.stdout
+
+
+def make():
+    return gym.make("CartPole-v1")
+
+
+def policy(observations):
+    return (observations[:, 2] > 0).astype(np.int64)
+
+
+def test_what_is_returned_prints_as_a_line_or_a_small_table():
+    with pysampler.Rollouts(make, policy, 64, num_envs=64, seed=1) as rollouts:
+        rollout = next(rollouts)
+        stats = rollouts.envs.stats()
+        episode = next(rollout.episodes())
+        things = [rollouts, rollout, rollout.copy(), episode, stats.steps]
+    with pysampler.Actors(make, policy, num_envs=8) as actors:
+        records = actors.take(256, min_records=64)
+        replay = pysampler.ReplayBuffer(1000, actors.like)
+        replay.extend(records)
+        things += [actors, records, replay, replay.sample(32)]
+    for thing in things:
+        assert "\n" not in repr(thing)
+        assert len(repr(thing)) < 200
+        assert repr(thing).startswith("<pysampler")
+    assert len(repr(stats).splitlines()) < 12
+
+
+def test_errors_print_by_their_public_names():
+    envs = pysampler.VectorEnv([make], num_workers=0)
+    envs.close()
+    with pytest.raises(pysampler.ClosedError) as caught:
+        envs.reset()
+    kind = type(caught.value)
+    assert (kind.__module__, kind.__qualname__) == ("pysampler", "ClosedError")
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_a_vector_env_may_stand_in_a_with_block(error):
+    try:
+        with pysampler.VectorEnv([make] * 2, num_workers=1) as envs:
+            envs.reset()
+            if error is not None:
+                envs.step_async([0, 0])
+                raise error
+    except KeyboardInterrupt:
+        pass
+    assert envs.closed
+
+
+def test_how_many_envs_to_make_is_said():
+    for sample in (
+        lambda: pysampler.Rollouts(make, policy, 5),
+        lambda: pysampler.Actors(make, policy),
+        lambda: pysampler.MultiTaskSampler(make, lambda observations, tasks, params: 0),
+    ):
+        with pytest.raises(ValueError, match="num_envs is missing, expected how many envs to make"):
+            sample()
