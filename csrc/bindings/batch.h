@@ -16,7 +16,7 @@ class Batch {
     // Groups are (first env, how many).
     using Groups = std::vector<std::pair<std::size_t, std::size_t>>;
 
-    // `frames` has the arrays of pysampler._frames.frames.Frames. With `copy`, observations of all envs are
+    // `frames` has the arrays of _frames.Frames. With `copy`, observations of all envs are
     // the caller's own, otherwise they are views of the frame.
     Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool copy, Groups groups,
           std::uint32_t spare);

@@ -24,7 +24,7 @@ class EnvBlock : public Block {
     // What has no place in the frame; the first of each tuple in leftovers().
     enum Leftover { kInfo = 0, kFinalObs = 1, kOddObs = 2, kError = 3 };
 
-    // `frames` has the arrays of pysampler._frames.frames.Frames; `first` is the index among them of the
+    // `frames` has the arrays of _frames.Frames; `first` is the index among them of the
     // block's first env.
     EnvBlock(const py::list& envs, std::size_t first, const py::object& frames,
              const std::shared_ptr<Infos>& infos, const std::shared_ptr<Meter>& meter,

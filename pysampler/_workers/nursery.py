@@ -336,6 +336,7 @@ class Nursery:
         self._asked = 0
         self._owner = os.getpid()
         self._used = False
+        _keep_outputs()
         self._door, theirs = _pair(socket.SOCK_SEQPACKET)
         with contextlib.closing(theirs):
             self._process = _own(_interpreter("pysampler._workers.nursery_process", theirs))

@@ -9,6 +9,7 @@ import _thread
 import dis
 import gc
 import itertools
+import os
 import signal
 import sys
 import warnings
@@ -55,6 +56,7 @@ class _Trace:
         self.only = only
         self.files = OURS, *also
         self.where = None
+        self.process = os.getpid()
 
     def __call__(self, frame, event, _):
         code = frame.f_code
@@ -70,7 +72,8 @@ class _Trace:
             name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
             if name.startswith(_POINTS) and name != "PRECALL":
                 self.left -= 1
-                if self.left == 0:
+                if self.left == 0 and os.getpid() == self.process:  # or it is a fork, in which
+                    # signals wait until the worker outlives them
                     self.where = f"{frame.f_code.co_qualname} line {frame.f_lineno}"
                     sys.settrace(None)
                     _USR1.arrives  # noqa: B018
