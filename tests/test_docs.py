@@ -19,9 +19,13 @@ DOCUMENTED = {
     for name in module.__all__
     if ">>>" in (getattr(module, name).__doc__ or "")
 } | {
-    f"pysampler.VectorEnv.{name}": (pysampler, getattr(pysampler.VectorEnv, name).__doc__)
-    for name in vars(pysampler.VectorEnv)
-    if ">>>" in (getattr(pysampler.VectorEnv, name).__doc__ or "")
+    f"pysampler.{kind.__name__}.{name}": (
+        sys.modules[kind.__module__],
+        getattr(kind, name).__doc__,
+    )
+    for kind in (pysampler.VectorEnv, pysampler.Actors)
+    for name in vars(kind)
+    if ">>>" in (getattr(kind, name).__doc__ or "")
 }
 
 
@@ -41,19 +45,10 @@ def test_every_primitive_and_every_sampler_has_an_example():
         *("pysampler.sync.Segment", "pysampler.sync.Array", "pysampler.sync.Flag"),
         *("pysampler.sync.Doorbell", "pysampler.sync.Ring", "pysampler.sync.SharedRing"),
         *("pysampler.sync.ByteRing", "pysampler.sync.Board"),
-        *(
-            "pysampler.VectorEnv",
-            "pysampler.make_vec",
-            "pysampler.rollouts",
-            "pysampler.gae",
-        ),
-        *("pysampler.evaluate", "pysampler.MultiTaskSampler", "pysampler.actors"),
-        *(
-            "pysampler.phases",
-            "pysampler.watch",
-            "pysampler.Checkpoints",
-            "pysampler.Replay",
-        ),
+        *("pysampler.VectorEnv", "pysampler.make_vec", "pysampler.Rollouts", "pysampler.gae"),
+        *("pysampler.evaluate", "pysampler.MultiTaskSampler", "pysampler.Actors"),
+        *("pysampler.Actors.phases", "pysampler.Watcher", "pysampler.Checkpoints"),
+        "pysampler.ReplayBuffer",
     } <= DOCUMENTED.keys()
 
 

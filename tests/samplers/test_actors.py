@@ -716,7 +716,8 @@ class Interrupted(Scripted):
 
 @pytest.mark.parametrize("steps", [None, 8])
 def test_ctrl_c_in_an_env_of_this_process(steps):
-    with pysampler.Actors(Interrupted, policy, steps=steps, vector_kwargs={"num_workers": 0}) as a:
+    options = {"num_envs": 1, "vector_kwargs": {"num_workers": 0}}
+    with pysampler.Actors(Interrupted, policy, steps=steps, **options) as a:
         with pytest.raises(KeyboardInterrupt):
             a.take(4)
         records = a.take(1)
@@ -790,7 +791,7 @@ def test_after_a_stop_old_records_are_no_batch():
         ({"high": 4, "low": 4}, "low 4"),
         ({"low": -1}, "low -1"),
         ({"max_lag": -1}, "max_lag -1"),
-        ({"refresh_share": 0}, "share 0"),
+        ({"refresh_share": 0}, "refresh_share 0"),
         ({"settings": {"epsilon": [1, 2]}}, "setting 'epsilon'"),
         ({"settings": {"epsilon": "x"}}, "setting 'epsilon'"),
     ],
@@ -805,7 +806,7 @@ def test_bad_options_are_refused_before_anything_starts(options, match):
 
 def test_bad_requests_are_refused():
     with envs_of(num_workers=0) as envs, pysampler.Actors(envs, policy, high=8, low=3) as actors:
-        with pytest.raises(ValueError, match="least 9, expected at most count, 8"):
+        with pytest.raises(ValueError, match="min_records 9, expected at most count, 8"):
             actors.take(8, min_records=9)
         with pytest.raises(ValueError, match="cannot take records: count 0"):
             actors.take(0)
@@ -841,7 +842,7 @@ class Held(Scripted):
 def test_who_closes_actors_waits_for_a_thread_that_begins_them(tmp_path):
     os.mkfifo(tmp_path / "at work")
     os.mkfifo(tmp_path / "go on")
-    actors = pysampler.Actors(functools.partial(Held, tmp_path), policy)
+    actors = pysampler.Actors(functools.partial(Held, tmp_path), policy, num_envs=1)
     with ThreadPoolExecutor(2) as threads:
         beginning = threads.submit(actors.begin)
         (tmp_path / "at work").read_text()

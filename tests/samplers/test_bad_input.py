@@ -23,7 +23,7 @@ def envs(request):
         ({"horizon": 2.5}, "horizon 2.5"),
         ({"horizon": True}, "horizon True"),
         ({"keep_last": 0}, "keep_last 0"),
-        ({"where": "elsewhere"}, 'where \'elsewhere\', expected one of "main", "workers"'),
+        ({"policy_in": "elsewhere"}, 'policy_in \'elsewhere\', expected one of "main", "workers"'),
         ({"min_envs": 0}, "min_envs 0"),
         ({"timeout": -1}, "timeout -1"),
         ({"timeout": float("nan")}, "timeout nan"),
@@ -33,7 +33,7 @@ def envs(request):
         ({"policy_in": "workers", "min_envs": 2}, "are for a policy in .main."),
         ({"policy_in": "workers", "allow_partial": True}, "are for a policy in .main."),
         ({"policy_in": "workers", "reset_each": True}, "are for a policy in .main."),
-        ({"reset_each": True, "allow_partial": True}, "with fresh"),
+        ({"reset_each": True, "allow_partial": True}, "with reset_each"),
         ({"num_envs": 3}, "num_envs and vector_kwargs are of other envs"),
     ],
 )
@@ -44,7 +44,7 @@ def test_arguments(envs, options, text):
     envs.reset()  # it was not taken
 
 
-@pytest.mark.parametrize("name", ["overlap", "whole", "fresh"])
+@pytest.mark.parametrize("name", ["overlap", "allow_partial", "reset_each"])
 @pytest.mark.parametrize("got", ["no", 1, None])
 def test_what_is_true_or_false_is_no_word(envs, name, got):
     with pytest.raises(TypeError, match=f"{name} {got!r}, expected True or False"):

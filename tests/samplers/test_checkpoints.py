@@ -712,7 +712,7 @@ KILLED = """if True:
     import os, signal, sys, tempfile
     import numpy as np
     from pathlib import Path
-    from pysampler import Replay
+    from pysampler import ReplayBuffer
     from pysampler._learning.checkpoints import Checkpoints
 
     replay = ReplayBuffer(4, {"x": np.zeros(2)})

@@ -36,7 +36,7 @@ def still(observations):
 @pytest.mark.parametrize("where", ["main", "workers"])
 def test_short_episodes_are_not_preferred(where):
     evaluation = pysampler.evaluate(
-        still, Either, 400, seed=1, num_envs=8, vector_kwargs={"num_workers": 2}, policy_in=where
+        Either, still, 400, seed=1, num_envs=8, vector_kwargs={"num_workers": 2}, policy_in=where
     )
     assert len(evaluation.returns) == len(evaluation.lengths) == 400
     np.testing.assert_array_equal(
@@ -94,10 +94,6 @@ def test_an_env_that_has_done_its_number_may_go_on_as_long_as_it_likes():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"reset_each": True}, "fresh True, expected other options"),
-        ({"keep": 2}, "keep 2, expected"),
-        ({"info_keys": ["a"]}, "infos"),
-        ({"owned": True}, "owned"),
         ({"max_steps": 0}, "max_steps 0, expected a whole number of at least 1"),
         ({"max_steps": None}, "max_steps None"),
         ({"episodes": 2.5}, "episodes 2.5"),

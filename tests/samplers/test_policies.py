@@ -183,7 +183,7 @@ def test_what_a_policy_may_not_take(envs, policy, takes):
     with pytest.raises(TypeError, match="named 'state', or the attribute recurrent = True"):
         pysampler.Actors(envs, policy)
     with pytest.raises(TypeError, match=r"expected \(observations, tasks, params\)"):
-        pysampler.MultiTaskSampler("Navigation2D-v0", policy)
+        pysampler.MultiTaskSampler("Navigation2D-v0", policy, num_envs=1)
 
 
 def test_a_setting_is_known_by_its_name(envs):

@@ -194,7 +194,7 @@ def test_what_is_wrong_is_told_before_anything_is_sent():
     with pytest.raises(ValueError, match="num_envs and vector_kwargs are of other envs"):
         pysampler.MultiTaskSampler(envs, policy, num_envs=3)
     with pytest.raises(TypeError, match="observations, tasks, params"):
-        pysampler.MultiTaskSampler("Navigation2D-v0", lambda observations: observations)
+        pysampler.MultiTaskSampler(Told, lambda observations: observations, num_envs=1)
     envs.close()
     for seed in (-3, "x", 2.5):
         with pytest.raises(
