@@ -47,7 +47,7 @@ class Settings:
     rows: int = 400  # of a minibatch
     rate: float = 1e-3
     gamma: float = 0.9
-    lam: float = 0.95
+    gae_lambda: float = 0.95
     scale: float = 0.1  # of rewards
 
 
@@ -124,7 +124,7 @@ def prepared(records: Any, net: ActorCritic, s: Settings) -> dict[str, torch.Ten
         values, next_values = net.value(data.observations), net.value(data.next_observations)
     # The last observation of an episode counts unless it terminated; nothing beyond that does.
     errors = data.rewards.float() * s.scale + s.gamma * next_values * ~data.terminated - values
-    decay = s.gamma * s.lam * ~(data.terminated | data.truncated)
+    decay = s.gamma * s.gae_lambda * ~(data.terminated | data.truncated)
     advantages, after = torch.empty_like(values), torch.zeros(len(values))
     for t in reversed(range(s.length)):
         advantages[:, t] = after = errors[:, t] + decay[:, t] * after

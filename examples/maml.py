@@ -53,7 +53,7 @@ class Settings:
     iterations: int = 40
     rate: float = 0.1  # of the adaptation
     gamma: float = 0.99
-    lam: float = 1.0  # of generalised advantage estimation
+    gae_lambda: float = 1.0  # of generalised advantage estimation
     deviation: float = 1.0  # of actions, at first
     most_kl: float = 0.01  # of an iteration
     width: int = 32
@@ -163,7 +163,7 @@ def advantages_of(episodes: list[Any], s: Settings) -> np.ndarray:
     for row, episode in zip(rows, episodes, strict=True):
         values = np.append(row @ baseline, 0.0)  # time is a feature: nothing comes after the end
         errors = episode.rewards + s.gamma * values[1:] - values[:-1]
-        parts.append(discounted(errors, s.gamma * s.lam))
+        parts.append(discounted(errors, s.gamma * s.gae_lambda))
     advantages = np.concatenate(parts)
     return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
 

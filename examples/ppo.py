@@ -45,7 +45,7 @@ class Settings:
     rate: float = 2.5e-3
     entropy: float = 0.0
     gamma: float = 0.98
-    lam: float = 0.8
+    gae_lambda: float = 0.8
     until: float | None = None  # this mean return of the last 100 episodes
 
 
@@ -166,7 +166,7 @@ def with_pysampler(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
         with torch.no_grad():  # all of one network, which with overlap is not the one that acted
             values, last = net.value(observations), net.value(data.last_observations)
             cut = net.value(data.cut_observations)
-        advantages, returns = data.gae(values, last, cut, gamma=s.gamma, gae_lambda=s.lam)
+        advantages, returns = data.gae(values, last, cut, gamma=s.gamma, gae_lambda=s.gae_lambda)
         yield Batch(
             *(observations, data.actions, data.extras["log_prob"], advantages, returns),
             *(rollout.ended.returns, rollout.seconds),
@@ -213,7 +213,7 @@ def with_gymnasium(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
             *(np.stack(rows["r"]), values, last, np.stack(rows["t"]), np.stack(rows["c"])),
             cut_values,
             gamma=s.gamma,
-            gae_lambda=s.lam,
+            gae_lambda=s.gae_lambda,
         )
         began = time.perf_counter()
         yield Batch(

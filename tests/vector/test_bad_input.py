@@ -579,7 +579,7 @@ def test_a_seed_is_a_number(workers, seed):
     ("options", "text"),
     [
         ({"copy": "yes"}, "copy 'yes', expected True or False"),
-        ({"check_actions": "no"}, "validate 'no', expected True or False"),
+        ({"check_actions": "no"}, "check_actions 'no', expected True or False"),
     ],
 )
 def test_what_is_true_or_false_is_no_word(options, text):
