@@ -172,8 +172,7 @@ class Case:
             copy=self.dice.random() < 0.5,
             infos=self.dice.choice(["all", "final", "none"]),
             on_worker_loss="restart" if self.restart else "raise",
-            max_restarts=19,
-            restart_window=10.0 if self.dice.random() < 0.8 else (3, 10.0),
+            max_restarts=19 if self.dice.random() < 0.8 else 2,
             step_timeout=0.3 if self.hangs else None,
             on_hang=("restart" if self.restart else "raise"),
         )
@@ -413,7 +412,7 @@ class ActorCase(Case):
         if not self.phases:
             yield from self.actors.batches(self.dice.choice([1, 16, 1000]), min_records=1)
             return
-        for phase in pysampler.phases(self.actors, self.high, self.dice.choice([0, 7])):
+        for phase in self.actors.phases(self.high, self.dice.choice([0, 7])):
             yield from phase.batches(16)
 
     def learn(self):
