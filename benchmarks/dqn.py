@@ -277,7 +277,7 @@ def tables(results: dict[str, Any]) -> str:
         ]
         for way, of in windows.items()
     ]
-    header = ["", "env steps/s", "updates/s", "steps, of pipe's", "steps/s, nobody learning"]
+    header = ["", "env steps/s", "updates/s", "steps, of pipe's", "steps/s without learning"]
     parts.append(
         f"## How fast\n\nOver {results['window']:g} s of training; then with a learner that takes "
         "what comes and does not learn.\n\n" + table([*header, "steps, of pipe's"], rows)
@@ -288,7 +288,7 @@ def tables(results: dict[str, Any]) -> str:
         for way, of in windows.items()
     ]
     parts.append(
-        "## What the learner spends on sampling\n\nParts of its time: *waiting* for somebody (in "
+        "## What the learner spends on sampling\n\nParts of its time: *waiting* for records (in "
         "one process: stepping the env), *taking* in what came, to where it lies in the replay, "
         "*publishing* weights. The rest it learns.\n\n" + table(["", *spent], rows)
     )
@@ -303,7 +303,7 @@ def tables(results: dict[str, Any]) -> str:
         rows.append([way, f"{len(solved)} of {len(of)}", ", ".join(took), *means])
     parts.append(
         f"## Until {UNTIL:.0f}\n\nSeconds from the start of the actors until 100 episodes returned "
-        f"{UNTIL:.0f} on average, seed by seed; whoever takes more than {results['limit']:g} s is "
+        f"{UNTIL:.0f} on average, seed by seed; a run of more than {results['limit']:g} s is "
         "given up. Steps and updates are medians of those that did.\n\n"
         + table(["", "solved", "seconds", "steps", "updates"], rows)
     )

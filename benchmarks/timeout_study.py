@@ -93,7 +93,7 @@ def rounds(per_worker: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
             times = [envs._pool._core.times(group) for group in range(WORKERS)]
             took.append([(ended - began) / 1e3 for began, ended in times])
         us = np.array(took)
-        # In half the rounds at least nobody else took the CPU.
+        # In half the rounds at least no other process took the CPU.
         quiet = us[us.sum(axis=1) <= np.median(us.sum(axis=1))]
         return {
             "mean": float(us.mean()),

@@ -6,7 +6,7 @@
 // Version v goes to buffer v % n; the stamp is 2v - 1 while it is written and 2v when it is whole.
 // A reader copies the newest and then looks at the stamp again: if the writer has come round n - 1
 // versions meanwhile the copy is thrown away and taken anew. A writer that dies half-way leaves an
-// odd stamp in a buffer nobody is told of.
+// odd stamp in a buffer that no reader is told of.
 //
 // The words are copied as atomics: a plain memcpy would race, by the letter and in the sanitizer.
 // SYNC: each word is stored with release and loaded with acquire, so a reader that got one word of

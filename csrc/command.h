@@ -21,7 +21,7 @@ struct Command {
     enum Kind : std::uint32_t {
         kStep = 0,     // actions lie in the frame
         kRequest = 1,  // what to do is in a message of the side channel
-        kNote = 2,     // likewise, and nobody waits for it: no completion
+        kNote = 2,     // likewise, without an answer: no completion
     };
 
     std::uint32_t kind;

@@ -7,10 +7,10 @@
 // Order, and why a wake may be early, never late:
 //   post:  member ready, then the count advances.   wait: reads the count, then scans the members.
 // A member not seen in the scan advances the count after that reading, so the target counts it.
-// The reaper (whoever learns of a death, watch.h) marks the member lost and always wakes: the dead
-// may have stopped between the flag and the count, or between the count and the wake. A result
-// survives its author: ready and lost are separate bits.
-// tests/models/doorbell.pml is this, checked exhaustively.
+// The reaper (the thread that learns of a death, watch.h) marks the member lost and always wakes:
+// the dead may have stopped between the flag and the count, or between the count and the wake. A
+// result survives its author: ready and lost are separate bits. tests/models/doorbell.pml is this,
+// checked exhaustively.
 #pragma once
 
 #include <algorithm>
@@ -148,7 +148,7 @@ class BasicDoorbell {
     template <class Policy>
     Outcome wait_inside(std::uint32_t want, std::int64_t deadline, Policy& policy) {
         for (std::uint32_t looks = 0;; ++looks) {
-            // As many as this, and somebody posts who is no member: time and signals count too.
+            // As many as this, and something posts that is no member: time and signals count too.
             if (looks >= kLooks) {
                 if constexpr (requires { policy.interrupted(); }) {
                     if (policy.interrupted()) return Outcome::kInterrupted;

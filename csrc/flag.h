@@ -3,7 +3,7 @@
 //   posts:  Position (position.h)        cleared: how many of them the waiter is done with
 //
 // It is set while the two differ. Each is written by one side only, so that a round trip hands over
-// two lines each way, the fewest there can be, and clear() waits for nobody. All that matters for
+// two lines each way, the fewest there can be, and clear() does not wait. All that matters for
 // waking happens in the position, whose proof this shares: a system call if and only if the waiter
 // sleeps; of a post and a time-out one wins, since the waiter looks once more after the deadline; a
 // post survives its author, and the loss is told after it.

@@ -62,8 +62,8 @@ class Meter {
 
     void at(std::int64_t env, std::int64_t now) {
         worker_->since.store(now, std::memory_order_relaxed);
-        // SYNC: release pairs with whoever looks for late envs: it reads env, then since, and so
-        // never takes an env for older than it is.
+        // SYNC: release pairs with the loads of the parent as it looks for late envs: it reads env,
+        // then since, and so never takes an env for older than it is.
         worker_->env.store(env, std::memory_order_release);
     }
     void idle(std::int64_t now) { at(WorkerMeter::kNone, now); }

@@ -11,7 +11,7 @@
 //   - The CAS comes before the advance: the poster sees armed, and then (acquire pairs with the
 //     CAS's release) this target or one the waiter has set since; in the latter case the waiter
 //     is awake and its next CAS sees the advance. If the target is reached the poster disarms, and
-//     whoever takes the bit away makes the one wake.
+//     the poster that takes the bit away makes the one wake.
 // So a wake may come early, never late. The futex compares the low 32 bits: for those to come round
 // to the same value armed, 2^30 posts would have to miss a target less than 2^30 away.
 // tests/models/position.pml is this, checked exhaustively.
@@ -37,7 +37,7 @@ class BasicPosition {
     static constexpr Word kLost = 2;
     static constexpr Word kUnit = 4;
 
-    // So many of them in one sleep, and somebody is playing with the word: look at the clock.
+    // After this many wake-ups in one sleep the word may be corrupt: look at the clock.
     static constexpr int kMismatches = 1000;
 
  public:
@@ -50,10 +50,10 @@ class BasicPosition {
     // position moved is seen by who sees it moved.
     std::uint64_t load() const noexcept { return word_.load(std::memory_order_acquire) / kUnit; }
 
-    // A poster, ahead of whose advances nobody else relies on what it reads: its own last value.
+    // A poster that alone advances the position: it relies on its own last value.
     std::uint64_t own() const noexcept { return word_.load(std::memory_order_relaxed) / kUnit; }
 
-    // A poster. Moves the position on; true if somebody was armed: then call ring(), now or when
+    // A poster. Moves the position on; true if the waiter was armed: then call ring(), now or when
     // what they wait for has come. One waiter: prefer post(), which knows.
     bool advance(std::uint64_t by) noexcept {
         // SYNC: release pairs with load(); acquire pairs with the arming CAS in park(), so that
@@ -61,7 +61,7 @@ class BasicPosition {
         return word_.fetch_add(by * kUnit, std::memory_order_acq_rel) & kArmed;
     }
 
-    // A poster. Wakes whoever sleeps, if anyone: one system call per arming, whoever makes it.
+    // A poster. Wakes the waiter if it sleeps: one system call per arming, by any poster.
     void ring() noexcept {
         if (word_.fetch_and(~kArmed, std::memory_order_relaxed) & kArmed) {
             Os::futex_wake(word_, INT_MAX);
@@ -112,8 +112,8 @@ class BasicPosition {
         return outcome;
     }
 
-    // The same in three steps, for who has more to look at than the position. False from enter() if
-    // somebody else waits here.
+    // The same in three steps, for a caller that looks at more than the position. False from
+    // enter() if another thread waits here.
     bool enter() noexcept { return waiters == Waiters::kMany || place_.claim(); }
     template <class Policy>
     Outcome wait_inside(std::uint64_t target, std::int64_t deadline, Policy& policy,
@@ -129,7 +129,7 @@ class BasicPosition {
 
     std::uint64_t waiter() const noexcept { return place_.id(); }
     bool armed() const noexcept { return word_.load(std::memory_order_relaxed) & kArmed; }
-    // How many posts the one who sleeps here still wants; 0 if nobody sleeps.
+    // How many posts the sleeping waiter still wants; 0 if none sleeps.
     std::uint64_t wanted() const noexcept
         requires(waiters == Waiters::kOne)
     {

@@ -102,7 +102,7 @@ class BasicRing {
     // -- anyone ---------------------------------------------------------------------------------
 
     std::uint64_t size() const noexcept { return std::min(fill(), geometry_.slots); }
-    // One of the two sides: false if somebody wrote garbage into the positions.
+    // One of the two sides: false if there is garbage in the positions.
     bool sound() const noexcept { return fill() <= geometry_.slots; }
 
     void mark_producer_lost() noexcept { cell_->tail.mark_lost(); }

@@ -1,6 +1,6 @@
 // Shared memory: one sealed memfd, mapped by its creator and by the processes given its fd.
 //
-// No name, so nobody can open it who was not given it, and nothing is left behind whatever dies.
+// It has no name: only who was given it can open it, and nothing is left behind whatever dies.
 // The memory is there before the first use (or creation fails with a reason), and sealed against
 // resizing, so a mapped byte never raises SIGBUS.
 #pragma once

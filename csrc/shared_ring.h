@@ -8,10 +8,10 @@
 //                              └──── abandon, or the owner is dead ────▶ aborted(lap) ──skip──┘
 //
 // The claim is a CAS on the slot's word that stamps the owner in the same step: a slot that is
-// claimed says by whom, so no producer that dies can leave a hole nobody can name. The tail is only
-// a hint where to try, moved on by whoever finds its slot taken; a producer that dies before moving
-// it holds nobody up. Every position is consumed or aborted exactly once, since each arrow above is
-// a CAS or, from published and aborted on, the consumer's alone.
+// claimed says by whom, so no producer that dies can leave a hole without a name. The tail is only
+// a hint where to try, moved on by the producer that finds its slot taken; a producer that dies
+// before moving it holds no one up. Every position is consumed or aborted exactly once, since each
+// arrow above is a CAS or, from published and aborted on, the consumer's alone.
 // tests/models/shared_ring.pml is this, checked exhaustively. All zero is a fresh ring.
 #pragma once
 
@@ -73,9 +73,9 @@ class BasicSharedRing {
 
     // Takes one of the places for producers; false if all are held by the living.
     bool join() noexcept {
-        const auto nobody = [](Word) { return false; };
+        const auto no_one = [](Word) { return false; };
         const auto dead = [](Word owner) { return !Os::alive(owner); };
-        if (take_place(nobody)) return true;
+        if (take_place(no_one)) return true;
         if (!take_place(dead)) return false;
         parts_.cell->published.mark_lost();  // the consumer may sleep on what the dead had claimed
         return true;
@@ -123,12 +123,12 @@ class BasicSharedRing {
                 set_tail(tail, tail + 1);
                 return tail;
             }
-            set_tail(tail, tail + 1);  // taken, by somebody who may have died before moving it
+            set_tail(tail, tail + 1);  // taken, by a producer that may have died before moving it
         }
     }
 
     // What was written to the slot is there for the consumer. False if the slot was taken away:
-    // this producer had been declared dead. Wakes nobody: post() after one or many.
+    // this producer had been declared dead. Does not wake: post() after one or many.
     bool publish(std::uint64_t position) noexcept { return finish(position, kPublished); }
 
     // The slot is skipped by the consumer.
@@ -198,7 +198,7 @@ class BasicSharedRing {
     bool consumer_lost() const noexcept { return parts_.cell->head.lost(); }
     void clear_lost() noexcept { parts_.cell->head.clear_lost(); }
 
-    // False if somebody wrote garbage: a slot with room for it was never freed.
+    // False if there is garbage in it: a slot with room for it was never freed.
     bool sound() const noexcept {
         const std::uint64_t tail = tail_seen();
         const std::int64_t lead = OpenPosition::lead(parts_.cell->head.load(), tail);
@@ -277,7 +277,7 @@ class BasicSharedRing {
     bool dead(Word claimed) const noexcept {
         const std::uint32_t stamp = stamp_of(claimed);
         const std::uint32_t index = stamp & (kMaxProducers - 1);
-        if (index >= parts_.producers) return true;  // garbage: nobody's
+        if (index >= parts_.producers) return true;  // garbage
         const Word owner = parts_.owners[index].load(std::memory_order_acquire);
         return (owner & kOwnerLost) || owner_pid(owner) == 0 || incarnation(owner) != stamp >> 14;
     }
@@ -374,7 +374,8 @@ class BasicSharedRing {
         return any;
     }
 
-    // For those without a Watch: whoever holds a place and is no more. True if there was one.
+    // For those without a Watch: a process that holds a place and is no more. True if there was
+    // one.
     bool reap() noexcept {
         bool any = false;
         for (std::uint32_t i = 0; i < parts_.producers; ++i) {

@@ -48,7 +48,7 @@ void pin(int cpu) {
 // One hop: a wake here until the woken thread runs there. Half a round trip between two threads,
 // both parked in turn, on the first and the last CPU of the mask: left to itself the scheduler may
 // put both on one, where a hop is a tenth of what it is between two that go idle. The 90th
-// percentile, since a CPU that somebody else keeps busy is cheap to wake, and it is not always.
+// percentile, since a CPU that another process keeps busy is cheap to wake, and it is not always.
 std::int64_t measure_park() {
     cpu_set_t allowed;
     CPU_ZERO(&allowed);
@@ -105,7 +105,7 @@ std::int64_t measure_yield() {
         cpu_yield();
         call = now_ns() - start;
     }
-    return quantile(calls, 10);  // the others met somebody who wanted to run
+    return quantile(calls, 10);  // the others met a thread that wanted to run
 }
 
 // The smallest of the groups this process is in. "MAX PERIOD" or "max PERIOD"; version 1 splits it

@@ -21,13 +21,13 @@ enum class Outcome {
     kTimedOut,     // and not ready when looked at after the deadline
     kLost,         // the peer who would have made it ready is dead
     kInterrupted,  // a signal, or the policy's slice is over, and it was not to go on
-    kBusy,         // somebody else waits here, and only one may
+    kBusy,         // another thread waits here, and only one may
 };
 
 // What waiting costs on this machine.
 struct WaitCosts {
     std::int64_t park_ns = 24 * kMicrosecond;  // from the wake to the woken one running
-    std::int64_t yield_ns = 400;               // sched_yield with nobody else to run
+    std::int64_t yield_ns = 400;               // sched_yield with no other thread to run
     int cpus = 1;                              // this process may use
 
     // Measured on the first call in this process (~2 ms), unless adopted before.

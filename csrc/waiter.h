@@ -1,4 +1,4 @@
-// The one place at a flag or a position where somebody waits, and who that is.
+// The one place at a flag or a position where a thread waits, and which thread that is.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class BasicWaiterPlace {
     }
     void leave() noexcept { id_.store(0, std::memory_order_release); }
 
-    // As in self_id(); 0 for nobody. For people and errors.
+    // As in self_id(); 0 for none. For people and errors.
     std::uint64_t id() const noexcept { return id_.load(std::memory_order_relaxed); }
 
  private:

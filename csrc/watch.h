@@ -21,7 +21,7 @@ namespace pysampler {
 struct Loss {
     pid_t pid;
     std::int64_t noticed_at;       // ns, as now_ns()
-    std::optional<int> exit_code;  // known of children nobody has reaped yet
+    std::optional<int> exit_code;  // known of children that are not reaped yet
     std::optional<int> signal;     // likewise
 };
 

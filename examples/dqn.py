@@ -226,7 +226,7 @@ class Actors:
 
 
 class OneEnv:
-    """The same without anybody: an env in the learner's loop, which waits for each step."""
+    """The same in one process: an env in the learner's loop, which waits for each step."""
 
     def __init__(self, env: str, net: nn.Module, s: Settings, options: Any) -> None:
         self.settings = s
@@ -261,7 +261,7 @@ class OneEnv:
         return len(steps), returns
 
     def publish(self, learner: Learner) -> None:
-        """There is nobody."""
+        """There is nothing to stop."""
 
     def close(self) -> None:
         self.env.close()

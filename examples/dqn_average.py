@@ -1,7 +1,7 @@
 """DQN by averaging, in one file: each worker learns from its own env, and all take the mean.
 
     python examples/dqn_average.py                      # CartPole-v1 until the average returns 475
-    python examples/dqn_average.py --workers 1          # the same without anybody to average with
+    python examples/dqn_average.py --workers 1          # the same without averaging
     python examples/dqn_average.py --plot returns.png
 
 The bar shows the mean return of the last 100 episodes of all workers, which explore, what the

@@ -948,7 +948,7 @@ class Batch:
         """
     def next(self, frame: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
-        The frame to use after this one: the next that nobody holds.
+        The frame to use after this one: the next that is not referred to.
         """
     def read(self, frame: typing.SupportsInt | typing.SupportsIndex) -> tuple:
         """

@@ -2,7 +2,7 @@
 
 PysamplerError
 ├── ClosedError        you closed it, or it belongs to another process
-├── BusyError          somebody else waits where only one may
+├── BusyError          another thread is in a call that only one may make at a time
 ├── LayoutError        not what this version of pysampler lays out, or garbage in its place
 ├── LostError          a peer died
 │   └── WorkerLostError   a worker of a vector env: which, how, and what it was doing
@@ -51,7 +51,7 @@ class ClosedError(PysamplerError):
 
 
 class BusyError(PysamplerError):
-    """Somebody else waits where only one may."""
+    """Another thread is in a call that only one may make at a time."""
 
 
 class LayoutError(PysamplerError):

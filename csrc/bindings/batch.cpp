@@ -273,7 +273,7 @@ void register_batch(py::module_& m) {
         .def("write", &Batch::write, py::arg("frame"), py::arg("actions"),
              "Whether the actions were of a common kind, and lie in the frame now.")
         .def("next", &Batch::next, py::arg("frame"),
-             "The frame to use after this one: the next that nobody holds.")
+             "The frame to use after this one: the next that is not referred to.")
         .def("read", &Batch::read, py::arg("frame"),
              "Observations, rewards, terminated, truncated, infos, and keys of infos whose values "
              "do not share a dtype.")

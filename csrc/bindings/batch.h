@@ -44,7 +44,7 @@ class Batch {
     // As read().
     py::tuple read_some(const Parts& parts) const;
 
-    // The frame to use after this one: the next that nobody holds.
+    // The frame to use after this one: the next that is not referred to.
     std::uint32_t next(std::uint32_t frame) const;
 
  private:

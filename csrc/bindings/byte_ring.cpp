@@ -100,7 +100,7 @@ class PyByteRing : public Handle {
         ring_.clear_lost();
     }
 
-    // As new. Nobody else may be at it: whoever was at the other end is dead.
+    // As new. No other process may be at it: the one at the other end is dead.
     void renew() {
         const Turn turn(*this, producing_, "renew");
         const Turn other(*this, consuming_, "renew");

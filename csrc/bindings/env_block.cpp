@@ -246,7 +246,7 @@ void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
     store_obs(frame, i, obs);
 }
 
-// Without keywords where nobody asked for any: there are envs that take none.
+// Without keywords where none are given: there are envs that take none.
 py::object EnvBlock::call_reset(std::size_t i, PyObject* seed, PyObject* options) {
     doing_ = Doing::kReset;
     const auto none = [](PyObject* value) { return value == nullptr || value == Py_None; };

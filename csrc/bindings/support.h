@@ -101,7 +101,7 @@ inline std::int64_t deadline_of(const py::handle& timeout, const py::handle& dea
     if (seconds == 0) return 0;
     const double ns = seconds * static_cast<double>(kSecond);
     const std::int64_t now = now_ns();
-    // Beyond 292 years a double no longer fits; nobody will come to complain.
+    // Beyond 292 years a double no longer fits.
     return ns >= static_cast<double>(kForever - now) ? kForever
                                                      : now + static_cast<std::int64_t>(ns);
 }

@@ -459,7 +459,7 @@ class Actors(Detached):
     @property
     def _shape(self) -> tuple[int, int, int]:
         high, low = self._high, self._low
-        if not self._in_workers:  # all of a chunk has room, for nobody could take it meanwhile
+        if not self._in_workers:  # all of a chunk has room: it cannot be taken meanwhile
             high += _CHUNK * self.envs.num_envs
         return 1 << (high - 1).bit_length(), high, low
 

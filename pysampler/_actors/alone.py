@@ -1,4 +1,4 @@
-"""A worker that acts by itself, on and on: an actor, or somebody who shows how a policy does."""
+"""A worker that acts by itself: as an actor, or to show how well a policy does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from pysampler._actors.records import Packer
 from pysampler._closing import Closing
 from pysampler._policies.acting import RolledOut, TakePolicy, WorkerActing
-from pysampler._workers.jobs import Job
+from pysampler._workers.jobs import Repeated
 from pysampler._workers.remote import Raised
 from pysampler.errors import StopActors
 from pysampler.sync import now, sleep_until
@@ -82,7 +82,7 @@ class Show:
 
 
 class Alone(WorkerActing):
-    """In a worker that nobody tells what to do next."""
+    """Acts in a worker that gets no further commands."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Alone(WorkerActing):
     def _ready(self, errand: Errand, group: int) -> bool:
         """To begin a record: where there is no room for it, it would be old before it is read."""
         progress, ring = self._progress, self._ring
-        # Who is woken looks again: somebody quicker may have filled it, and the learner paused all.
+        # It looks again: a quicker actor may have filled the ring, or all are paused.
         while errand.most is None and not progress.stopped:
             if not progress.paused and len(ring) < ring.high:
                 break
@@ -119,7 +119,7 @@ class Alone(WorkerActing):
     def _unblocked(self, began: int, group: int) -> None:
         self._progress.blocked[group] = False
         self._progress.blocked_ns[group] += now() - began
-        self._refresh_at = 0  # somebody has learned meanwhile
+        self._refresh_at = 0  # the learner has learned meanwhile
 
     def _keep_up(self, errand: Errand, group: int) -> None:
         """Take over weights, unless that was done just now and takes long."""
@@ -308,7 +308,7 @@ class TakePolicyAlone(TakePolicy):
 
 
 @dataclass(frozen=True)
-class ActOn(Job):
+class ActOn(Repeated):
     """The policy acts for all envs of a worker until it is told to stop, and hands over records."""
 
     group: int
@@ -322,13 +322,9 @@ class ActOn(Job):
         acting, again = _alone(host)
         return acting.act_on(_crew(host), _everyone(host), self.group, self.errand, again=again)
 
-    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
-        """The replacement does it."""
-        return self
-
 
 @dataclass(frozen=True)
-class ShowEpisodes(Job):
+class ShowEpisodes(Repeated):
     """The policy runs episode after episode in the only env of a worker, until told to stop."""
 
     group: int
@@ -341,10 +337,6 @@ class ShowEpisodes(Job):
         """Do it in the worker."""
         acting, again = _alone(host)
         return acting.show(_crew(host), _everyone(host), host.envs[0], self.show, again=again)
-
-    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
-        """The replacement does it."""
-        return self
 
 
 def _alone(host: EnvHost) -> tuple[Alone, bool]:
@@ -377,7 +369,7 @@ class Shown:
         self._numbers = numbers
 
     at = _number(0)  # of the learner's own counting
-    wanted = _number(1)  # films that somebody asked for
+    wanted = _number(1)  # films that were asked for
     filmed = _number(2)  # of those
     shown = _number(3)  # episodes
 

@@ -248,7 +248,7 @@ class Detached(Borrower):
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody said so."""
+        """Whether they were told to stop."""
         return self._progress.stopped if self._begun else self._stop
 
     def _look(self) -> bool:

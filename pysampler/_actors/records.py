@@ -117,7 +117,7 @@ class Packer:
         self.steps = described.steps
         self._frames = frames
         self._envs = envs
-        self._begun = begun  # records of each env, shared: whoever takes this one's place goes on
+        self._begun = begun  # records of each env, shared: a replacement goes on from there
         count = envs.stop - envs.start
         longest = frames.count - 1
         self.versions = np.zeros(longest, np.int64)  # that acted at each frame

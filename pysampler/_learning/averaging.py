@@ -4,7 +4,7 @@
     average ──────────────▶ each trainer: train(steps) ──────────────▶ mean ──▶ the next average
 
 The boards lie in a segment of their own. Commands and completions say
-when to read them: nobody reads a board while it is written.
+when to read them: no board is read while it is written.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 
 from pysampler._frames.spec import Field
 from pysampler._workers import worker
-from pysampler._workers.jobs import Job, Note
+from pysampler._workers.jobs import Job, Note, Repeated
 from pysampler._workers.remote import Raised
 from pysampler.sync import now
 
@@ -164,15 +164,11 @@ class _TrainerJob(Job):
 
 
 @dataclass(frozen=True)
-class _NoAnswer(Job):
+class _NoAnswer(Repeated):
     doing: str
 
     def run(self, host: TrainerHost, block: int, frame: int) -> None:
         """Do nothing."""
-
-    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
-        """The next replacement answers."""
-        return self
 
 
 @dataclass(frozen=True)

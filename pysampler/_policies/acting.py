@@ -12,7 +12,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._policies.policies import Acting, Actor, is_module, load_weights
 from pysampler._policies.seeds import seed_own
-from pysampler._workers.jobs import Job, Note
+from pysampler._workers.jobs import Note, Repeated
 from pysampler._workers.seeds import seed_globals
 from pysampler.sync import now
 
@@ -34,7 +34,7 @@ __all__ = [
     "RolledOut",
     "TakePolicy",
     "WorkerActing",
-    "copied",
+    "copied_infos",
     "mark_lost",
 ]
 
@@ -118,14 +118,14 @@ class RolledOut:
         """What a step left over, as far as it is wanted; whether an env raised."""
         wanted = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
         self.leftovers += [
-            (frame, kind, env, copied(thing) if kind == _core.EnvBlock.INFO else thing)
+            (frame, kind, env, copied_infos(thing) if kind == _core.EnvBlock.INFO else thing)
             for kind, env, thing in leftovers
             if kind in wanted
         ]
         return any(kind == _core.EnvBlock.ERROR for kind, _, _ in leftovers)
 
 
-def copied(infos: dict[str, Any]) -> dict[str, Any]:
+def copied_infos(infos: dict[str, Any]) -> dict[str, Any]:
     """Infos as they are now: the next step may write to the same arrays.
 
     What cannot be copied stays as it is.
@@ -231,7 +231,7 @@ class WorkerActing:
             failed = block.step(at) and report.keep(at, take())
             if failed:
                 break
-            # Last: whoever takes this one's place finds all up to here in the frames.
+            # Last: a replacement of this worker finds all up to here in the frames.
             self._acting.after(at, envs)
             progress.steps[group] = at - frame
         return report
@@ -259,7 +259,7 @@ class TakePolicy(Note):
 
 
 @dataclass(frozen=True)
-class RollOut(Job):
+class RollOut(Repeated):
     """The policy acts for the envs of a group for some steps, from the frame of the command on.
 
     ``last``: the frame that the envs have come to before.
@@ -290,10 +290,6 @@ class RollOut(Job):
         if report.restored:  # or else in the next rollout: this one was complete
             host.replaced.discard(block)
         return report
-
-    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
-        """The replacement goes on from where the lost envs had come to: the frames say that."""
-        return self
 
 
 def mark_lost(frames: Frames, at: int, envs: npt.NDArray[np.int64] | slice) -> None:

@@ -444,7 +444,7 @@ def is_module(policy: Any) -> bool:
 
 
 def needs_torch(policy: Any) -> bool:
-    """Whether whoever unpickles it imports torch: as one of its modules, or with its file."""
+    """Return whether unpickling it imports torch: as one of its modules, or with its file."""
     home = getattr(policy, "__module__", None)
     if home == "__main__" or home not in sys.modules:  # pickled by value
         return is_module(policy)

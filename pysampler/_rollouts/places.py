@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
-from pysampler._policies.acting import Progress, Role, RollOut, TakePolicy, mark_lost
-from pysampler._policies.acting import copied as copied_infos
+from pysampler._policies.acting import Progress, Role, RollOut, TakePolicy, copied_infos, mark_lost
 from pysampler._policies.policies import (
     copy_weights,
     get_torch_threads,
@@ -68,7 +67,7 @@ class Way:
     actor_of: weakref.WeakMethod[Callable[[Any], Actor]]
     horizon: int
     overlap: bool
-    partial: bool  # whoever is ready, and not all envs in turn
+    partial: bool  # act for the envs that are ready, and not for all in turn
     min_envs: int
     timeout: int | None  # ns
     whole: bool
@@ -164,7 +163,7 @@ class Centre:
         self._stop = True
 
     def end(self) -> bool:
-        """Stop; whether it has, so that nobody works on the pool any more."""
+        """Stop, and return whether nothing works on the pool any more."""
         self.stop()
         return self._thread is None or self._thread.end()
 
@@ -220,7 +219,7 @@ class Centre:
             self._settle(answers, dict.fromkeys(groups, at))
         self.acting.after(at, envs)
 
-    # -- whoever is ready --------------------------------------------------------------------------
+    # -- the envs that are ready -------------------------------------------------------------------
 
     def _fill_as_they_come(self, base: int) -> None:
         ready = self.open(base)
@@ -462,7 +461,7 @@ class Workers:
         self._progress.stop()
 
     def end(self) -> bool:
-        """Stop; nobody but the pool is at work."""
+        """Stop, and return True: nothing but the pool is at work."""
         self.stop()
         return True
 
@@ -473,7 +472,7 @@ def tell(pool: Any, note: type[TakePolicy], role: Role) -> None:
 
 
 class _Thread:
-    """One that does one thing after the other, for somebody who waits for each."""
+    """A thread that does one thing after the other, each of which is waited for."""
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

@@ -4,8 +4,8 @@ A rollout is T + 1 frames in a row. In frame t lies what the envs returned at la
 what the policy said to that; its actions lie in frame t + 1, where the step they are for writes its
 results. The last observations of a rollout are written to the first frame of the next.
 
-Who walks is where the policy is (places.py): in this process, for all envs or whoever is ready, or
-in the workers, each for its own.
+The walker is where the policy is (places.py): in this process, for all envs or those that are
+ready, or in the workers, each for its own envs.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ class Rollouts(Borrower):
             self._place.stop()
 
     def _forget(self) -> None:
-        """Use none of what is under way; whoever uses the envs next waits for its end."""
+        """Use none of what is under way; the next use of the envs waits for its end."""
         self._signal()
         self._dropping = self._place or self._dropping
         self._under_way = False

@@ -154,8 +154,8 @@ class MultiTaskSampler(Single, Closing):
       row i is of task ``tasks[i]``, an index; ``params`` are what ``sample`` was given: those
       adapted to each task, say. One that is recurrent takes a parameter named ``state``, as for
       rollouts.
-    - ``min_envs``, ``timeout``: it is asked for whoever is ready as soon as so many envs are, or
-      that many seconds later; by default all. Tasks and resets wait for nobody either.
+    - ``min_envs``, ``timeout``: it is asked as soon as ``min_envs`` envs are ready, or ``timeout``
+      seconds later for those that are; by default for all. Tasks and resets do not wait either.
     """
 
     def __init__(
@@ -307,8 +307,8 @@ class MultiTaskSampler(Single, Closing):
             version = int(rollout.options[episode.steps.start, episode.env])
             if version != self._version:
                 raise PysamplerError(
-                    f"cannot collect: env {episode.env} was reset with options that somebody else "
-                    f"has set (version {version}, expected {self._version})"
+                    f"cannot collect: env {episode.env} was reset with other options than those of "
+                    f"the tasks (version {version}, expected {self._version})"
                 )
             episodes[self._task_of[episode.env]].append(episode)
         return Collected(list(self.tasks), episodes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pysampler._frames.frames import Frames
-from pysampler._workers.jobs import Job, Note, Replace, Replaced
+from pysampler._workers.jobs import Job, Note, Repeated, Replace, Replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ class AttachFrames:
 
 
 @dataclass(frozen=True)
-class Restore(Job):
+class Restore(Repeated):
     """Envs that replaced lost ones begin, in the place of the step those were lost in."""
 
     doing = "being restored"
@@ -60,13 +60,9 @@ class Restore(Job):
         host.blocks[block].restore(frame)
         return host.left_over(block)
 
-    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
-        """The next replacement does it."""
-        return self
-
 
 @dataclass(frozen=True)
-class StepWith(Job):
+class StepWith(Repeated):
     """A step with actions that are no arrays."""
 
     actions: list[Any]
@@ -81,13 +77,9 @@ class StepWith(Job):
         """The envs that were lost had begun it."""
         return Restore()
 
-    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
-        """The replacement is restored."""
-        return self
-
 
 @dataclass(frozen=True)
-class Reset(Job):
+class Reset(Repeated):
     """A reset of the envs of a group, or of those of the mask: a seed each."""
 
     seeds: Sequence[int | None]
@@ -111,10 +103,6 @@ class Reset(Job):
     def for_replaced(self) -> Job:
         """Reset all: none of the envs has been reset yet."""
         return replace(self, mask=None, replaces="reset")
-
-    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
-        """The replacement does it."""
-        return self
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ __all__ = [
     "LayOut",
     "Lost",
     "Note",
+    "Repeated",
     "Replace",
     "failure_of",
 ]
@@ -79,7 +80,7 @@ class Job(_Message):
     # What the members do in the place of those that were lost before or in that command.
     replaces: Replaced | None = None
     # Who knows after this command that members were replaced, if any were.
-    settles: ClassVar[Literal["nobody", "group", "worker"]] = "nobody"
+    settles: ClassVar[Literal["none", "group", "worker"]] = "none"
 
     def run(self, host: Any, block: int, frame: int) -> Any:
         """Do it in the worker, with the block of the group and the frame of the command."""
@@ -92,6 +93,14 @@ class Job(_Message):
     def after_loss(self, lost: str) -> Job:
         """Return what the replacement is asked if the worker was lost while it did this."""
         return Lost(lost, self.doing)
+
+
+class Repeated(Job):
+    """A job that the replacement does again if the worker was lost while it did this."""
+
+    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
+        """Return the same job."""
+        return self
 
 
 class Attach(Protocol):
@@ -109,15 +118,14 @@ class Close(Job):
 
 
 @dataclass(frozen=True)
-class LayOut(Job):
-    """The worker goes on with the segment of this number, which it gets through its socket."""
+class LayOut(Repeated):
+    """The worker goes on with the segment of this number, which it gets through its socket.
+
+    A replacement begins with that segment.
+    """
 
     number: int
     doing = "laying out frames"
-
-    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
-        """The replacement begins with that segment, and says so."""
-        return self
 
 
 @dataclass(frozen=True)

@@ -129,13 +129,13 @@ class LocalPool:
         return Stats.of(self._counters, [self._share.members], [0])
 
     def watch_also(self, part: Any) -> None:
-        """Nobody else's process could die."""
+        """Do nothing: there is no other process that could die."""
 
     def look_for_late(self) -> None:
-        """Nobody could look while an env is at work."""
+        """Do nothing: this process cannot look while an env is at work."""
 
     def late(self, patience: int) -> list[tuple[int, int, int]]:  # noqa: ARG002
-        """None: nobody could ask while an env is at work."""
+        """Return nothing: this process cannot ask while an env is at work."""
         return []
 
     def wait(self, timeout: float | None = None) -> list[Answer]:  # noqa: ARG002

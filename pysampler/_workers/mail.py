@@ -1,8 +1,8 @@
 """The side channel from a worker: messages of any size, each about a group.
 
-A worker never waits here while there is a command for it, and so never keeps a group from its step
-because nobody has read yet what another group had to say. What finds no room is kept, and goes when
-there is nothing else to do.
+A worker never waits here while there is a command for it: what the parent has not read yet of one
+group keeps no other group from its step. What finds no room is kept, and goes when there is nothing
+else to do.
 
 Each part of a message is a record of its own in the byte ring: group, the number of the command
 that it answers, whether more follows, bytes. A message that answers no command in flight is

@@ -286,7 +286,7 @@ class Pool:
         settled: list[int] = []
         if self._core.any_new():
             jobs = {group: self._for_new(group, job, settled) for group, job in jobs.items()}
-        # Pickled before the first is sent: what cannot be leaves nobody waiting.
+        # Pickled before the first is sent: what cannot be leaves no group waiting.
         commands = [self._command(group, job, frames[group]) for group, job in jobs.items()]
         for group, job in jobs.items():  # says nothing of groups that are not in flight
             if job is None:
@@ -524,8 +524,8 @@ class Pool:
             said = sorted({self.worker_of[group] for group in groups})
             self.kill()
             raise LayoutError(
-                f"cannot go on: workers {said} are said to be lost, and live; somebody writes to "
-                "the segment who should not"
+                f"cannot go on: workers {said} are said to be lost, and live; the segment was "
+                "written to by something else"
             ) from None
         for index in sorted(lost):
             if self._faults.on_worker_loss == "raise":
@@ -641,7 +641,7 @@ class Pool:
     def _close_workers(self, grace: float) -> EnvError | None:
         deadline = time.monotonic() + grace
         close = Close()
-        # From here on their end is no loss: nobody is to be told of it.
+        # From here on their end is no loss.
         children = self._processes.children
         first = {self._groups_of(i).start: child for i, child in enumerate(children)}
         for child in children:
@@ -663,7 +663,7 @@ class Pool:
         return self.error_of(*failures[0]) if failures else None
 
     def _closed_by(self, deadline: float) -> bool:
-        """Whether all that is in flight is back; somebody lost before is no news."""
+        """Return whether all that is in flight is back. Losses of before are forgotten."""
         try:
             return self._core.wait(deadline=_ns(deadline))
         except LostError:

@@ -174,7 +174,7 @@ class Processes:
 
     def lay_out(self, index: int, frames: Placed) -> None:
         """Tell one of other frames, which it was asked to go on with."""
-        with contextlib.suppress(ConnectionError):  # whoever watches it learns of its loss
+        with contextlib.suppress(ConnectionError):  # the watch tells of its loss
             self._tell(index, *frames)
 
     def _tell(self, index: int, what: Any, fd: int) -> None:
@@ -199,7 +199,7 @@ class Processes:
         before.ended(GRACE)
         self.children[index] = self._start(index)
         before.release()
-        # If it is lost as soon as that, whoever watches it learns of it.
+        # If it is lost as soon as that, the watch tells of it.
         with contextlib.suppress(ConnectionError):
             self._set_up(index, again=True)
             self._tell(index, attachment, fd)

@@ -67,7 +67,7 @@ class Setup:
     arrays: tuple[ArrayPlace, ...]  # of the host; if there are any, their segment's fd follows
     open_files: int  # how many there may be
     logging: Logging | None  # None: as it is
-    again: bool  # in the place of another one: nobody asks what it hosts
+    again: bool  # it replaces a lost worker, and need not describe its host
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ class _Server:
             except BaseException as error:
                 answer = failure_of(error, asked)
             if kind == _core.Command.NOTE:
-                # Nobody waits for an answer: if it failed, whatever comes next did.
+                # There is no answer: if it failed, the next answer says so.
                 self.trouble = self.trouble or answer
                 self.core.set_left_over(self.trouble is not None)
                 continue

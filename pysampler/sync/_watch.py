@@ -29,8 +29,8 @@ class Watch(Closing, _core.Watch):
     board.writer())``
 
     ``process`` is a pid, or anything with one (``multiprocessing.Process``, ``subprocess.Popen``).
-    What the dead had posted is still there; whoever waits for more gets ``LostError``. ``losses``
-    and ``wait()`` tell who was lost, when, and how (of children nobody has joined yet).
+    What the dead had posted is still there; a wait for more raises ``LostError``. ``losses`` and
+    ``wait()`` tell which process was lost, when, and how (of children that were not joined yet).
     ``wait(known=n)`` waits for others than the first n; when it tells of a loss, all parts of that
     process have been marked, and may be told that it was ``replaced()``.
 
@@ -82,7 +82,7 @@ class Watch(Closing, _core.Watch):
             os._exit(code)
 
 
-# Who leaves with its parent does so though nobody holds the watch any more.
+# A process leaves with its parent though no reference to the watch is left.
 _for_life: list[Watch] = []
 
 
