@@ -258,8 +258,8 @@ def grid(setup: str, repetitions: int, seconds: float) -> dict[str, Any]:
                     if least == ENVS and timeout is None:
                         continue
                     cell = {"policy": policy, "seconds": seconds}
-                    barrier = ours.measure(min_records="step", timeout=None, **cell)
-                    partial = ours.measure(min_records=least, timeout=timeout, **cell)
+                    barrier = ours.measure(least="step", timeout=None, **cell)
+                    partial = ours.measure(least=least, timeout=timeout, **cell)
                     assert barrier is not None, ours.trouble
                     assert partial is not None, ours.trouble
                     steps[policy].append(barrier["rate"])
@@ -282,9 +282,9 @@ def beside(setup: str, least: int, names: list[str], repetitions: int, seconds: 
         for name, one in running.items():
             cell = {"policy": 0, "timeout": timeout, "seconds": seconds}
             if name == "pysampler":
-                result = one.measure(min_records="step", **cell)
+                result = one.measure(least="step", **cell)
                 rates["step()"].append(result["rate"] if result else 0.0)
-            result = one.measure(min_records=least, **cell)
+            result = one.measure(least=least, **cell)
             rates[name].append(result["rate"] if result else 0.0)
     for one in running.values():
         one.end()
@@ -306,8 +306,8 @@ def alternating(repetitions: int, seconds: float) -> dict[str, list[float]]:
                 cell = {"timeout": None, "seconds": seconds, "elsewhere": where == "elsewhere"}
                 # A round of all of them lasts as long as the policy for all of them.
                 policy = us * ENVS / WORKERS
-                both = ours.measure(min_records="step", policy=policy, **cell)
-                half = ours.measure(min_records=8, most=8, policy=policy / 2, **cell)
+                both = ours.measure(least="step", policy=policy, **cell)
+                half = ours.measure(least=8, most=8, policy=policy / 2, **cell)
                 assert both is not None, ours.trouble
                 assert half is not None, ours.trouble
                 key = f"steps of {us:,} us, policy {where}"

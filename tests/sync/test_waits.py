@@ -60,7 +60,7 @@ def test_ctrl_c_loses_no_record(kind):
     main = threading.get_ident()
     threading.Timer(0.02, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        ring.pop_many(4, min_records=4)
+        ring.pop_many(4, least=4)
     assert ring.pop_many(4).tolist() == [1, 2]
 
 
@@ -86,7 +86,7 @@ def test_who_wants_more_than_a_blocked_producer_may_bring_gets_what_there_is(kin
     producer.start()
     got = []
     while len(got) < 8:
-        got += ring.pop_many(8, min_records=8).tolist()
+        got += ring.pop_many(8, least=8).tolist()
     assert got == list(range(8))
     producer.join()
 

@@ -193,7 +193,7 @@ def test_every_context_can_replace(context):
 
 
 def test_one_that_dies_again_and_again_ends_the_pool_and_the_error_tells_the_story():
-    envs = make(autoreset_mode=SAME_STEP)
+    envs = make(autoreset_mode=SAME_STEP, max_restarts=2)
     envs.reset()
     step(envs, env_4=Counting.OS_EXIT)
     step(envs, env_0=Counting.KILL)
