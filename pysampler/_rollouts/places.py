@@ -12,6 +12,7 @@ import functools
 import pickle
 import queue
 import threading
+import time
 import weakref
 from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
@@ -477,8 +478,12 @@ class _Thread:
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._over: list[bool] = []
         self._thread = threading.Thread(
-            target=_work, args=(self._asked, self._done), name="pysampler rollouts", daemon=True
+            target=_work,
+            args=(self._asked, self._done, self._over),
+            name="pysampler rollouts",
+            daemon=True,
         )
         self._thread.start()
 
@@ -495,15 +500,19 @@ class _Thread:
         self._asked.put(None)
         if threading.current_thread() is self._thread:  # where the garbage collector came by
             return False
-        self._thread.join(GRACE)
-        return not self._thread.is_alive()
+        # Not with join(): one that an exception of a signal handler interrupts takes the thread for
+        # ended though it is not.
+        deadline = now() + int(GRACE * 1e9)
+        while not self._over and now() < deadline:
+            time.sleep(0.0005)
+        return bool(self._over)
 
     def __del__(self) -> None:
         if hasattr(self, "_asked"):
             self._asked.put(None)  # which may be done anywhere
 
 
-def _work(asked: Any, done: Any) -> None:
+def _work(asked: Any, done: Any, over: list[bool]) -> None:
     while (what := asked.get()) is not None:
         try:
             what()
@@ -512,6 +521,7 @@ def _work(asked: Any, done: Any) -> None:
         else:
             done.put(None)
         del what
+    over.append(True)
 
 
 def _parts(envs: VectorEnv) -> list[tuple[list[int], Any]]:
