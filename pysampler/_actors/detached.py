@@ -145,7 +145,7 @@ class Detached(Borrower):
 
     def _begin(self) -> None:
         envs = self.envs
-        if envs._pending is not None:  # of a beginning that was interrupted
+        if envs._at_work:  # a beginning that was interrupted
             self._drop()
         actor = Actor(copied(self._policy), envs._spec, self._given)
         weights = weights_of(self._policy) if has_weights(self._policy) else None

@@ -304,7 +304,7 @@ class Rollouts(Borrower):
     def _begin(self) -> None:
         """Reset the envs, ask the policy for the first time, lay out frames for what it says."""
         envs = self.envs
-        if self._dropping is not None or envs._pending is not None:  # that was interrupted
+        if self._dropping is not None or envs._at_work:  # that was interrupted
             self._drop()
         actor = self._actor
         if self._policy_in == "workers":

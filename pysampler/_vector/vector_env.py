@@ -856,7 +856,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     @property
     def _pending(self) -> str | None:
         """What is pending: the last call, if it still is."""
-        return self._state if self._kept is not None or self._pool.pending > 0 else None
+        return self._state if self._at_work else None
+
+    @property
+    def _at_work(self) -> bool:
+        """Whether anything is in flight, or has come back and is on its way to the caller."""
+        return self._kept is not None or self._pool.pending > 0
 
     def _expect_idle(self, what: str) -> None:
         """Nothing is pending, and the frames are this object's own."""

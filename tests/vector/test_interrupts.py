@@ -652,3 +652,18 @@ def test_an_exception_of_a_handler_does_not_close_actors():
                 at_point(n, lambda: actors.take(8, min_records=8), elapse)
             assert not actors.closed
             assert actors.take(1) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
+def test_rollouts_begin_anew_wherever_their_reset_was_interrupted(overlap):
+    with contextlib.closing(counters()) as envs:
+        for n in itertools.count(1, 7):
+            some = pysampler.Rollouts(envs, policy, 4, overlap=overlap)
+            reached, _, where = at_point(n, lambda one=some: next(one))
+            for _ in range(2):
+                steps = next(some).observations[:, :, 1]
+                assert (np.diff(steps, axis=0) == 1).all(), where
+            some.close()
+            if not reached:
+                break
