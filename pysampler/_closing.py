@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, NoReturn, Self
 
-__all__ = ["Closing", "Single"]
+__all__ = ["Closing", "Single", "ends_by_signal"]
 
 
 class Single:
@@ -22,6 +22,11 @@ class Single:
 
     def __reduce__(self: object) -> NoReturn:
         raise TypeError(f"cannot pickle {type(self).__name__}: it owns processes or shared memory")
+
+
+def ends_by_signal(kind: type[BaseException] | None) -> bool:
+    """Return whether a ``with`` block ends by Ctrl-C or the like, and not by an error."""
+    return kind is not None and not issubclass(kind, Exception)
 
 
 class Closing:

@@ -307,15 +307,20 @@ class TakePolicyAlone(TakePolicy):
     acting = Alone
 
 
+class _OnItsOwn(Repeated):
+    """A job of a whole worker, given to its first group: the policy acts until told to stop."""
+
+    doing = "acting"
+    culprit = ("the policy", "acting")
+    settles = "worker"
+
+
 @dataclass(frozen=True)
-class ActOn(Repeated):
+class ActOn(_OnItsOwn):
     """The policy acts for all envs of a worker until it is told to stop, and hands over records."""
 
     group: int
     errand: Errand
-    doing = "acting"
-    culprit = ("the policy", "acting")
-    settles = "worker"
 
     def run(self, host: EnvHost, block: int, frame: int) -> RolledOut:  # noqa: ARG002
         """Do it in the worker."""
@@ -324,14 +329,11 @@ class ActOn(Repeated):
 
 
 @dataclass(frozen=True)
-class ShowEpisodes(Repeated):
+class ShowEpisodes(_OnItsOwn):
     """The policy runs episode after episode in the only env of a worker, until told to stop."""
 
     group: int
     show: Show
-    doing = "acting"
-    culprit = ("the policy", "acting")
-    settles = "worker"
 
     def run(self, host: EnvHost, block: int, frame: int) -> RolledOut:  # noqa: ARG002
         """Do it in the worker."""

@@ -68,7 +68,7 @@ class Watcher(Detached):
         render_mode: Of the env: "human" opens a window, "rgb_array" lets videos be made.
         vector_kwargs: Further arguments of :class:`pysampler.VectorEnv`.
         folder: Where to write ``returns.csv``, a line for each episode, and videos.
-        video_every: Film the first of every so many episodes. ``film()`` asks for one more.
+        video_every: Film the first of each this many episodes. ``film()`` asks for one more.
         settings: What the policy is called with by name (see :class:`pysampler.Actors`).
         repeat: Go on without new weights. Otherwise each episode is of newer ones than the last, if
             the policy has weights at all.

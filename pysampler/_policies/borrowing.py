@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gymnasium.vector.vector_env import AutoresetMode
 
-from pysampler._closing import Closing, Single
+from pysampler._closing import Closing, Single, ends_by_signal
 from pysampler._policies.policies import Acting, Actor, needs_torch
 from pysampler._vector.lease import Lease
 from pysampler._vector.make import make_vec, vector_options
@@ -184,7 +184,7 @@ class Borrower(Single, Closing):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._hurry = kind is not None and not issubclass(kind, Exception)
+        self._hurry = ends_by_signal(kind)
         self.close()
 
     def __del__(self) -> None:

@@ -20,7 +20,7 @@ from gymnasium.vector.vector_env import AutoresetMode
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core
-from pysampler._closing import Single
+from pysampler._closing import Single, ends_by_signal
 from pysampler._frames.frames import Frames, Plan, info_room
 from pysampler._frames.spec import Spaces, spec_of
 from pysampler._numbers import true_or_false
@@ -969,7 +969,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         traceback: TracebackType | None,
     ) -> None:
         # Ctrl-C: an env in a long step does not hold that up, and no warning is wanted.
-        self._hurry = kind is not None and not issubclass(kind, Exception)
+        self._hurry = ends_by_signal(kind)
         self.close(terminate=self._hurry)
 
     def _let_go(self) -> None:
