@@ -86,6 +86,30 @@ def test_modules_of_a_room_do_not_import_one_another_in_circles():
         visit(name, [])
 
 
+def private_names(path):
+    """The private names that a module defines, and those of other objects that it uses."""
+    defined, used = set(), {}
+    for node in ast.walk(ast.parse((ROOT / "pysampler" / path).read_text())):
+        if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                defined.add(node.attr)
+            else:
+                used[node.attr] = node.lineno
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            defined.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            defined.add(node.target.id)
+    return defined, used
+
+
+def test_no_module_uses_a_private_name_of_an_object_of_another_module():
+    names = {path: private_names(path) for path in MODULES}
+    for path, (defined, used) in names.items():
+        others = set().union(*(own for other, (own, _) in names.items() if other != path))
+        foreign = {name: line for name, line in used.items() if name in others - defined}
+        assert not foreign, f"{path}: private names of other modules, and the lines: {foreign}"
+
+
 def test_every_room_says_what_it_knows():
     rooms = {room_of(path) for path in MODULES}
     assert rooms == set(ROOMS) - {"_core"}

@@ -430,7 +430,7 @@ class Actors(Detached):
                         return np.empty(0, self._described.dtype)
                 except LostError:  # of all who hand over; the pool knows more, or soon will
                     if not ended:
-                        self.envs._pool.wait_some(1, self.envs.num_envs, now() + _LOOK)
+                        self._core.pool.wait_some(1, self.envs.num_envs, now() + _LOOK)
                 if ended:
                     return None
         finally:
@@ -451,7 +451,7 @@ class Actors(Detached):
     # -- beginning and ending --------------------------------------------------------------------
 
     def _room(self, said: Said) -> int:
-        self._described = Described(self.envs._spec, said, self._steps)
+        self._described = Described(self._core.spec, said, self._steps)
         slots, high, low = self._shape
         producers = self.envs.num_workers + 1
         return SharedRing.size_of(slots, self._described.dtype, (), producers, high, low)

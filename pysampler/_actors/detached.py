@@ -17,6 +17,7 @@ from pysampler._policies.policies import GENERATORS, STATE, Actor, has_weights, 
 from pysampler._policies.seeds import entropy_of
 from pysampler._rollouts.places import copied, pickled, tell
 from pysampler._vector.results import first
+from pysampler._vector.vector_env import core_of
 from pysampler._workers.jobs import Failure
 from pysampler._workers.processes import GRACE
 from pysampler.errors import BusyError, ClosedError, PysamplerError
@@ -112,8 +113,8 @@ class Detached(Borrower):
             for name, value in settings.items()
         }
         self.settings = Settings(self._given, count)
-        Actor(policy, envs._spec, self._given)  # or an error
-        self._policy = policy
+        Actor(policy, core_of(envs).spec, self._given)  # or an error
+        self.policy = policy
         self._seed = seed
         self._begun = self._stop = False
         self._beginning = threading.RLock()
@@ -145,21 +146,21 @@ class Detached(Borrower):
 
     def _begin(self) -> None:
         envs = self.envs
-        if envs._at_work:  # a beginning that was interrupted
+        if self._core.at_work:  # a beginning that was interrupted
             self._drop()
-        actor = Actor(copied(self._policy), envs._spec, self._given)
-        weights = weights_of(self._policy) if has_weights(self._policy) else None
+        actor = Actor(copied(self.policy), self._core.spec, self._given)
+        weights = weights_of(self.policy) if has_weights(self.policy) else None
 
         def room(said: Said) -> int:
             board = sum(array.nbytes + 8 for array in (weights or {}).values()) * 3
             fields = (len(self._given) + 1) * (8 * envs.num_envs + 256)
-            shared = board + fields + Progress.size_of(len(envs._groups)) + (1 << 16)
+            shared = board + fields + Progress.size_of(len(self._core.groups)) + (1 << 16)
             return shared + self._room(said)
 
         begun = self._open_with(actor, self._seed, self._frames, room)
         segment = begun.segment
-        self._progress = Progress(len(envs._groups), segment)
-        self._lease.end = _ending(self._progress)
+        self._progress = Progress(len(self._core.groups), segment)
+        self._lease.stop = _ending(self._progress)
         self._board = Board(weights, segment) if weights else None
         places = {}
         shared = {}
@@ -172,20 +173,20 @@ class Detached(Borrower):
         if self._board is not None and weights is not None:
             self._board.publish(weights)
         role = Role(
-            pickled(portable(self._policy)),
+            pickled(portable(self.policy)),
             begun.acting.said,
             None if self._board is None else self._board.place(),
             self._progress.offset,
-            groups=len(envs._groups),
+            groups=len(self._core.groups),
             entropy=entropy_of(self._seed),
             told=0,
             apart=self._in_workers,
             settings=places,
         )
-        tell(envs._pool, TakePolicyAlone, role)
+        tell(self._core.pool, TakePolicyAlone, role)
         self._ring, self._job_for = self._placed(begun)
-        envs._pool.watch_also(self._ring.producer())
-        workers = np.array(envs._pool.worker_of)
+        self._core.pool.watch_also(self._ring.producer())
+        workers = np.array(self._core.pool.worker_of)
         self._heads = [int(np.argmax(workers == worker)) for worker in range(workers.max() + 1)]
         if self._stop:
             self._progress.stop()
@@ -205,8 +206,8 @@ class Detached(Borrower):
         """Let the workers act."""
         self._expect_open()  # a signal handler may have closed it while it began
         jobs = {group: self._job_for(group) for group in self._heads}
-        with self.envs._entered(self._name):
-            self.envs._pool.request([(group, 0) for group in jobs], jobs)
+        with self._core.enter(self._name):
+            self._core.pool.request([(group, 0) for group in jobs], jobs)
 
     # -- while they do ---------------------------------------------------------------------------
 
@@ -218,12 +219,12 @@ class Detached(Borrower):
         """
         self.begin()
         if self._board is None:
-            lacks = "any in its state_dict()" if has_weights(self._policy) else _METHODS
+            lacks = "any in its state_dict()" if has_weights(self.policy) else _METHODS
             raise TypeError(
-                f"cannot publish weights: the policy is a {type(self._policy).__name__} without "
+                f"cannot publish weights: the policy is a {type(self.policy).__name__} without "
                 f"{lacks}"
             )
-        chosen = self._policy if weights is None else weights
+        chosen = self.policy if weights is None else weights
         if not (isinstance(chosen, Mapping) or hasattr(chosen, "state_dict")):
             raise TypeError(
                 f"cannot publish weights: {type(chosen).__name__}, expected a dict of arrays, or "
@@ -258,7 +259,7 @@ class Detached(Borrower):
         """
         if self.closed:  # by another thread
             return True
-        pool = self.envs._pool
+        pool = self._core.pool
         if pool.pending == 0:
             return True
         try:

@@ -114,7 +114,7 @@ class Watcher(Detached):
     ) -> None:
         self._followed: weakref.ref[Actors] | None = None
         actors = policy if isinstance(policy, Actors) else None
-        policy = policy if actors is None else actors._policy
+        policy = policy if actors is None else actors.policy
         options = {"num_workers": 1, "on_worker_loss": "restart", **vector_options(vector_kwargs)}
         kwargs = {} if render_mode is None else {"render_mode": render_mode}
         with vector_env_of(env, 1, options, "watch", policy, **kwargs) as (envs, _):

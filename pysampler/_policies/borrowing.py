@@ -14,11 +14,12 @@ from gymnasium.vector.vector_env import AutoresetMode
 
 from pysampler._closing import Closing, Single, ends_by_signal
 from pysampler._policies.policies import Acting, Actor, needs_torch
+from pysampler._vector.core import Layout
 from pysampler._vector.lease import Lease
 from pysampler._vector.make import make_vec, vector_options
-from pysampler._vector.vector_env import VectorEnv
+from pysampler._vector.vector_env import VectorEnv, core_of
 from pysampler._workers import nursery
-from pysampler.errors import BusyError, ClosedError, EnvError, LostError
+from pysampler.errors import ClosedError, EnvError, LostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,7 +60,8 @@ class Borrower(Single, Closing):
                 f"cannot {self._purpose}: what a `worker` function runs resets its env by itself; "
                 "expected a vector env without one"
             )
-        spec = envs._spec
+        core = core_of(envs)
+        spec = core.spec
         if spec.odd_observations or spec.odd_actions:
             raise ValueError(
                 f"cannot {self._purpose}: {envs.single_observation_space} and "
@@ -67,15 +69,29 @@ class Borrower(Single, Closing):
                 "array"
             )
         self.envs = envs
+        self._core = core
         self._owned = owned
         self._take_over()
         self._closed = False
 
     def _take_over(self) -> None:
-        envs = self.envs
-        with envs._entered(self._name):
-            envs._expect_idle(self._name)
-            self._lease = envs._lease = Lease(self._name, self._what)
+        self._lease = Lease(self._name, self._what)
+        self._core.lend(self._lease)
+
+    @contextlib.contextmanager
+    def calling_envs(self) -> Iterator[None]:
+        """Let this sampler call methods of the vector env that it uses."""
+        lease = self._lease
+        try:
+            lease.owner_calls = True
+            yield
+        finally:
+            lease.owner_calls = False
+
+    @property
+    def has_envs(self) -> bool:
+        """Whether the vector env is this sampler's now."""
+        return not self._lease.over
 
     @property
     def closed(self) -> bool:
@@ -84,7 +100,7 @@ class Borrower(Single, Closing):
 
     @property
     def _mine(self) -> bool:
-        return self.envs._guard.mine
+        return self._core.guard.mine
 
     def _expect_open(self) -> None:
         if not self._mine:
@@ -107,14 +123,10 @@ class Borrower(Single, Closing):
 
         ``room``: bytes for other things beside the frames.
         """
-        envs = self.envs
-        lease = self._lease
-        try:
-            lease.lent_back = True
+        envs, core, lease = self.envs, self._core, self._lease
+        with self.calling_envs():
             envs.reset(seed=seed)
-        finally:
-            lease.lent_back = False
-        results = envs._results
+        results = core.results
         seen = [leaf[results.frame].copy() for leaf in results.frames.observations]
         versions = results.frames.options_versions[results.frame].copy()
         everyone = slice(0, envs.num_envs)
@@ -125,7 +137,8 @@ class Borrower(Single, Closing):
         said = actor.describe(*asked)
         size = room if isinstance(room, int) else room(said)
         lease.laid_out = True
-        frames, segment = envs._lay_out(count, AutoresetMode.SAME_STEP, infos, said.fields, size)
+        layout = Layout(count, AutoresetMode.SAME_STEP, infos, said.fields, size)
+        frames, segment = core.lay_out(layout)
         for leaf, rows in zip(frames.observations, seen, strict=True):
             leaf[0] = rows
         frames.options_versions[0] = versions
@@ -145,21 +158,15 @@ class Borrower(Single, Closing):
 
     def _drop(self) -> None:
         """What is under way is not wanted: wait for its end."""
-        self.envs._drop_work(self._what, ended=self._end())
+        self._core.drop_work(self._what, stopped=self._end())
 
     def _give_back(self) -> None:
         """Give the vector env back: usable when this returns, unless another thread uses it."""
-        envs, lease = self.envs, self._lease
-        lease.over = True
+        self._lease.over = True
         if self._hurry:  # the vector env waits for what is under way, in its next call
             self._signal()
             return
-        ended = self._end()
-        if envs._lease is lease and not envs.closed:
-            # A thread that is inside finds that the lease is over, or a signal handler's does.
-            with contextlib.suppress(BusyError, ClosedError), envs._entered("close"):
-                envs._drop_work(self._what, ended=ended)
-                envs._expect_idle("close")
+        self._core.take_back(self._lease, stopped=self._end())
 
     def let_go(self) -> None:
         """Close, but for the vector env."""
@@ -196,7 +203,7 @@ class Borrower(Single, Closing):
         with contextlib.suppress(Exception):
             self._signal()
         if self._owned:
-            self.envs._pool.kill(wait=0)
+            self._core.pool.kill(wait=0)
 
 
 @contextlib.contextmanager

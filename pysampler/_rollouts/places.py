@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Frames
     from pysampler._policies.policies import Acting, Actor
-    from pysampler._vector.vector_env import VectorEnv
+    from pysampler._vector.core import VectorCore
     from pysampler._workers.jobs import Answer
     from pysampler.sync import Segment
 
@@ -63,7 +63,8 @@ def _closed() -> ClosedError:
 class Way:
     """How rollouts are sampled: see ``Rollouts``."""
 
-    envs: VectorEnv
+    core: VectorCore
+    num_workers: int
     policy: Any
     actor_of: weakref.WeakMethod[Callable[[Any], Actor]]
     horizon: int
@@ -87,14 +88,13 @@ class Centre:
         asked: Any,
         entropy: int | list[int],
     ) -> None:
-        envs = way.envs
         self.acting = acting
         self.frames = frames
         self.rest: list[tuple[int, int, dict[str, Any]]] = []  # infos: frame, env
         self.seconds = {"policy": 0.0, "waiting": 0.0}
-        self._envs = envs
-        self._pool = envs._pool
-        self._groups = envs._groups
+        self._core = way.core
+        self._pool = way.core.pool
+        self._groups = way.core.groups
         self._sizes = np.array([len(group) for group in self._groups])
         self._horizon = way.horizon
         self._partial = way.partial
@@ -103,7 +103,7 @@ class Centre:
         self._timeout = way.timeout
         self._asked = asked  # the policy, about the observations of the first frame
         self._everyone = slice(0, frames.envs)
-        self._parts = _parts(envs)
+        self._parts = _parts(way.core)
         self._ids = [np.arange(group.start, group.stop) for group in self._groups]
         self._carried: set[int] = set()  # groups whose step under way is of an earlier rollout
         self._opened = 0
@@ -171,7 +171,7 @@ class Centre:
     def _fill(self, base: int) -> None:
         # The thread leaves the turn to others: what could harm it is refused for the state, and
         # options and counters may be asked for.
-        turn = self._envs._entered("rollouts") if self._thread is None else contextlib.nullcontext()
+        turn = self._core.enter("rollouts") if self._thread is None else contextlib.nullcontext()
         before = get_torch_threads()
         try:
             set_torch_threads(self._threads)
@@ -327,7 +327,7 @@ class Centre:
                 *(frames.rewards, frames.terminated, frames.truncated, frames.has_final),
             ):
                 field[base + 1, rows] = field[at + 1, rows]
-            for column in self._envs._results.columns:
+            for column in self._core.results.columns:
                 for array in column.views(frames):
                     array[base + 1, rows] = array[at + 1, rows]
             self.rest = [
@@ -368,7 +368,7 @@ class Centre:
 
     def _settle(self, answers: Sequence[Answer], at: Mapping[int, int]) -> None:
         """Take in what groups answered beside what is in the frames that their steps ended at."""
-        if failures := self._envs._results.failed(answers):
+        if failures := self._core.results.failed(answers):
             raise self._pool.error_of(*first(failures))
         for group, said, replaced in answers:
             if replaced == "step":
@@ -393,9 +393,10 @@ class Workers:
         self.frames = frames
         self.rest: list[tuple[int, int, dict[str, Any]]] = []
         self.seconds = {"policy": 0.0, "waiting": 0.0}
-        self._envs = way.envs
-        self._pool = way.envs._pool
-        self._groups = way.envs._groups
+        self._core = way.core
+        self._pool = way.core.pool
+        self._groups = way.core.groups
+        self._apart = way.num_workers > 0
         self._horizon = way.horizon
         self._policy = way.policy
         self._board = None if not weights else Board(weights, segment)
@@ -419,7 +420,7 @@ class Workers:
             groups=len(self._groups),
             entropy=self._entropy,
             told=self._told,
-            apart=self._envs.num_workers > 0,
+            apart=self._apart,
         )
         tell(self._pool, TakePolicy, role)
         self._told += 1
@@ -433,12 +434,12 @@ class Workers:
         parts = [(group, base) for group in range(len(self._groups))]
         jobs = {group: RollOut(self._horizon, group, self._last) for group, _ in parts}
         self._last = base + self._horizon
-        with self._envs._entered("rollouts"):
+        with self._core.enter("rollouts"):
             self._pool.request(parts, jobs)
 
     def finish(self) -> None:
         began = now()
-        with self._envs._entered("rollouts"):
+        with self._core.enter("rollouts"):
             answers = self._pool.wait() or []
             self._pool.take_all()
         if self._progress.stopped:  # a signal handler has closed the rollouts meanwhile
@@ -524,20 +525,20 @@ def _work(asked: Any, done: Any, over: list[bool]) -> None:
     over.append(True)
 
 
-def _parts(envs: VectorEnv) -> list[tuple[list[int], Any]]:
+def _parts(core: VectorCore) -> list[tuple[list[int], Any]]:
     """Groups that the policy acts for together, and their envs: the n-th of each worker."""
     parts: dict[int, list[int]] = {}
     nth: dict[int, int] = {}
-    for group, worker in enumerate(envs._pool.worker_of):
+    for group, worker in enumerate(core.pool.worker_of):
         nth[worker] = nth.get(worker, -1) + 1
         parts.setdefault(nth[worker], []).append(group)
     if len(parts) == 1:
-        return [(parts[0], slice(0, envs.num_envs))]
+        return [(parts[0], slice(0, core.num_envs))]
     return [
         (
             groups,
             np.concatenate(
-                [np.arange(g.start, g.stop) for g in map(envs._groups.__getitem__, groups)]
+                [np.arange(g.start, g.stop) for g in map(core.groups.__getitem__, groups)]
             ),
         )
         for groups in parts.values()

@@ -26,7 +26,7 @@ from pysampler._policies.seeds import again, entropy_of, number_of
 from pysampler._rollouts.places import Centre, Way, Workers, copied
 from pysampler._rollouts.rollout import Rollout, wait_for_copies
 from pysampler._rollouts.tally import InfoColumns, Tally
-from pysampler._vector.vector_env import VectorEnv
+from pysampler._vector.vector_env import VectorEnv, core_of
 from pysampler.errors import ClosedError
 from pysampler.sync import now
 
@@ -165,12 +165,13 @@ class Rollouts(Borrower):
         way: dict[str, Any],
         owned: bool,  # noqa: FBT001
     ) -> None:
-        self._spec = envs._spec
+        self._spec = core_of(envs).spec
         self.horizon = horizon
         self._actor = self._actor_of(policy)
         self._policy_in = policy_in
         self._way = Way(
-            envs,
+            core_of(envs),
+            envs.num_workers,
             policy,
             weakref.WeakMethod(self._actor_of),  # rollouts that are dropped are gone at once
             horizon,
@@ -243,7 +244,7 @@ class Rollouts(Borrower):
     def _start(self, lag: int) -> None:
         """Take over the policy as it is now, and let the next slot be filled."""
         assert self._place is not None
-        self.envs._tell_columns()
+        self._core.announce_columns()
         self._lag = lag
         self._version += 1
         self._under_way = True
@@ -266,14 +267,14 @@ class Rollouts(Borrower):
             tally.begin_episodes()
         marks = tally.count(base // (self.horizon + 1), frames, steps, place.lengths)
         rest, place.rest = place.rest, []
-        columns = InfoColumns(envs._results, frames, self._infos, rest, steps, marks)
+        columns = InfoColumns(self._core.results, frames, self._infos, rest, steps, marks)
         said = place.acting.said
         count = len(said.extras)
         spec = self._spec
         rewards = frames.rewards[steps]
         if not self._way.whole:  # a step under way may yet be writing to its row
             rewards = np.where(marks["valid"], rewards, 0.0)
-        before, self._busy = self._busy, envs._pool.busy_seconds()
+        before, self._busy = self._busy, self._core.pool.busy_seconds()
         at_work = (self._busy - before) / max(1, envs.num_workers)
         seconds = {**place.seconds, "envs": at_work, "learner": self._learner_ns / 1e9}
         place.seconds = dict.fromkeys(place.seconds, 0.0)
@@ -304,7 +305,7 @@ class Rollouts(Borrower):
     def _begin(self) -> None:
         """Reset the envs, ask the policy for the first time, lay out frames for what it says."""
         envs = self.envs
-        if self._dropping is not None or envs._at_work:  # that was interrupted
+        if self._dropping is not None or self._core.at_work:  # that was interrupted
             self._drop()
         actor = self._actor
         if self._policy_in == "workers":
@@ -317,7 +318,7 @@ class Rollouts(Borrower):
             seed = number_of(again(self._entropy, self._beginnings))
         begun = self._open_with(
             *(actor, seed, self._slots * (self.horizon + 1)),
-            board_bytes + Progress.size_of(len(envs._groups)) + (1 << 16),
+            board_bytes + Progress.size_of(len(self._core.groups)) + (1 << 16),
             infos="all" if self._infos else "none",
         )
         if self._entropy is None:
@@ -326,14 +327,14 @@ class Rollouts(Borrower):
         self._beginnings += 1
         self._slot = 0
         self._under_way = False
-        self._busy = envs._pool.busy_seconds()
+        self._busy = self._core.pool.busy_seconds()
         self._tally = Tally(self._slots, self.horizon, envs.num_envs)
         frames, acting = begun.frames, begun.acting
         if self._policy_in == "workers":
             self._place = Workers(self._way, acting, frames, begun.segment, weights, entropy)
         else:
             self._place = Centre(self._way, acting, frames, begun.asked, entropy)
-        self._lease.end = _ending(weakref.ref(self._place))
+        self._lease.stop = _ending(weakref.ref(self._place))
 
     def _signal(self) -> None:
         if self._place is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -216,14 +217,9 @@ class MultiTaskSampler(Single, Closing):
         count = whole_number("sample tasks", "count", count, 1)
         if self._rollouts is not None and self._rollouts.opened:
             self._end_rollouts()
-        lease = None if self._rollouts is None else self._rollouts._lease
-        try:
-            if lease is not None:
-                lease.lent_back = True
+        own = contextlib.nullcontext() if self._rollouts is None else self._rollouts.calling_envs()
+        with own:
             [(tasks, self._random)] = self.envs.apply(_sample_tasks, count, self._random, envs=[0])
-        finally:
-            if lease is not None:
-                lease.lent_back = False
         return list(tasks)
 
     def sample(
@@ -289,7 +285,7 @@ class MultiTaskSampler(Single, Closing):
             rollouts is None
             or rollouts.horizon != max_length
             or rollouts.opened
-            or rollouts._lease.over
+            or not rollouts.has_envs
         ):
             self._end_rollouts()
             options = {**self._options, "seed": self._next_seed(), "reset_each": True}
@@ -383,7 +379,7 @@ class _TaskRollouts(Rollouts):
         assert isinstance(centre, Centre)
         at, envs = centre.rows_of(self._ready)
         said = centre.acting.actor.checked((actions, extras), len(self._ids(envs)))
-        with self.envs._entered("step_send"):
+        with self._core.enter("step_send"):
             centre.acting.write(at, envs, *said)
             ready, self._ready = self._ready, []
             self._by_hand(lambda: centre.step(ready))
@@ -406,7 +402,7 @@ class _TaskRollouts(Rollouts):
         if centre is None or not self.opened:
             return None
         assert isinstance(centre, Centre)
-        with self.envs._entered("step_recv"):
+        with self._core.enter("step_recv"):
             while not self._ready:
                 if centre.over:
                     return None

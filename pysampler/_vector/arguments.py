@@ -221,16 +221,18 @@ def options(given: Any, envs: Sequence[int]) -> list[tuple[int, dict[str, Any] |
     return list(zip(envs, each, strict=True))
 
 
-def batch(least: int | None, most: int | None, envs: int, largest: int) -> tuple[int, int]:
-    """How many envs to receive, given how many the largest group has."""
-    least = None if least is None else min(whole_number("receive", "min_envs", least, 0), envs)
-    most = envs if most is None else min(whole_number("receive", "max_envs", most, 1), envs)
+def batch(min_envs: int | None, max_envs: int | None, groups: Sequence[range]) -> tuple[int, int]:
+    """Return the least and the largest number of envs to receive, or raise ValueError."""
+    envs, largest = groups[-1].stop, max(map(len, groups))
+    least = envs if min_envs is None else whole_number("receive", "min_envs", min_envs, 0)
+    most = envs if max_envs is None else whole_number("receive", "max_envs", max_envs, 1)
+    least, most = min(least, envs), min(most, envs)
     if most < largest:
         raise ValueError(
             f"cannot receive: max_envs {most}, but groups have up to {largest} envs; expected at "
             "least that, or pass more groups to make them smaller"
         )
-    if least is None:
+    if min_envs is None:
         return most, most
     if least > most:
         raise ValueError(f"cannot receive: min_envs {least}, more than max_envs {most}")

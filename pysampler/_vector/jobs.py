@@ -6,6 +6,8 @@ import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pysampler._frames.frames import Frames
 from pysampler._workers.jobs import Job, Note, Repeated, Replace, Replaced
 
@@ -176,15 +178,29 @@ class SetOptions(Note):
 
 
 class Replacements:
-    """What envs that replace lost ones are told: fresh seeds, and the options of their resets."""
+    """What envs that replace lost ones are given: fresh seeds, and the options of their resets.
 
-    def __init__(self, draw: Callable[[int], Sequence[int]]) -> None:
-        self._draw = draw
-        self.options: dict[int, tuple[Any, int]] = {}  # by env
+    The seeds are a sequence that begins with the seed of the last reset of all envs.
+
+    Attributes:
+        options: By env, the options of its resets and their version.
+    """
+
+    def __init__(self) -> None:
+        self._sequence = np.random.SeedSequence()
+        self.options: dict[int, tuple[Any, int]] = {}
+
+    def begin_seeds(self, seed: Any) -> None:
+        """Begin the sequence with the seed of a reset of all envs; None leaves it as it is."""
+        if isinstance(seed, (int, np.integer)):
+            self._sequence = np.random.SeedSequence(abs(int(seed)))
+        elif seed is not None and all(one is not None for one in seed):
+            self._sequence = np.random.SeedSequence([abs(int(one)) for one in seed])
 
     def notes(self, envs: range) -> list[Note]:
         """Return the notes for the envs of a worker."""
-        notes: list[Note] = [Replace(self._draw(len(envs)))]
+        seeds = [int(child.generate_state(1)[0]) for child in self._sequence.spawn(len(envs))]
+        notes: list[Note] = [Replace(seeds)]
         if options := {env: self.options[env] for env in envs if env in self.options}:
             notes.append(SetOptions(options))
         return notes

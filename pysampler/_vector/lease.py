@@ -1,4 +1,4 @@
-"""Who uses a vector env in its owner's place: rollouts, actors or a watcher."""
+"""The exclusive use of a vector env by a sampler: rollouts, actors or a watcher."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 __all__ = ["Lease"]
 
 
-def _nothing() -> bool:
+def _nothing_to_stop() -> bool:
     return True
 
 
 @dataclass(eq=False)
 class Lease:
-    """A sampler's use of a vector env, known to both.
+    """A sampler's exclusive use of a vector env, known to both.
 
-    The vector env takes itself back when the lease is over, in its next call: a sampler that is
-    dropped says so and does nothing else, since finalizers may run anywhere. The lease does not
-    refer to the sampler, nor to what refers to the vector env.
+    The vector env takes itself back in its next call once the lease is over. A sampler that is
+    garbage collected sets ``over`` and does nothing else, since finalizers may run anywhere. The
+    lease refers neither to the sampler nor to anything that refers to the vector env.
     """
 
-    name: str  # as errors speak of it
-    what: str  # is under way
+    name: str  # of the sampler, in errors
+    work: str  # what the sampler has under way, in warnings
     over: bool = False
-    lent_back: bool = False  # the sampler itself calls the vector env
-    laid_out: bool = False  # the envs work on frames of the sampler's
-    # Tell what is under way to end; returns whether nothing but the pool is at work then.
-    end: Callable[[], bool] = _nothing
+    owner_calls: bool = False  # the sampler itself calls methods of the vector env
+    laid_out: bool = False  # the envs work on frames that the sampler laid out
+    # Stop what the sampler has under way; return whether only the pool is at work afterwards.
+    stop: Callable[[], bool] = _nothing_to_stop

@@ -48,10 +48,8 @@ class Results:
         final: bool,
         restarts: bool,
     ) -> None:
-        # gymnasium's own way of batching infos. Not that of the vector env this is for: a cycle
-        # would keep its workers when it is dropped.
-        self._batcher: GymVectorEnv[Any, Any, Any] = GymVectorEnv()
-        self._infos = Infos(frames, columns, self._batcher._add_info)
+        self._batcher = _Batcher()
+        self._infos = Infos(frames, columns, self._batcher.add)
         self.frames = frames
         self._spec = frames.spec
         self._groups = groups
@@ -61,7 +59,7 @@ class Results:
         self._odd: list[list[Any]] = [
             [None] * frames.envs for _ in range(self._spec.odd_observations)
         ]
-        self._told = len(columns)  # of the columns of infos, those that workers know
+        self._announced = len(columns)  # of the columns of infos, those that workers know
         self._frame_of = [0] * len(groups)
         self._shown: int | list[int] = 0  # the frame the user saw last, of all or by group
         self.show_versions = False  # of options
@@ -86,12 +84,12 @@ class Results:
         return self.frame
 
     def new_columns(self) -> list[Column]:
-        """What workers have to be told about infos, until they are known as ``told``."""
-        return self._infos.columns[self._told :]
+        """Return the columns of infos that were not ``announced`` to the workers yet."""
+        return self._infos.columns[self._announced :]
 
-    def told(self, columns: Sequence[Column]) -> None:
-        """Workers know these."""
-        self._told += len(columns)
+    def announced(self, columns: Sequence[Column]) -> None:
+        """Note that the workers know these columns."""
+        self._announced += len(columns)
 
     # -- actions ---------------------------------------------------------------------------------
 
@@ -297,6 +295,18 @@ class Results:
                 told = one[1].report
                 error.add_note(f"env {one[1].member} raised {told.kind} as well: {told.text}")
         return error
+
+
+class _Batcher(GymVectorEnv[Any, Any, Any]):
+    """gymnasium's own way of batching infos.
+
+    Not that of the vector env whose results they are: such a cycle of references would keep its
+    workers when it is dropped.
+    """
+
+    def add(self, infos: dict[str, Any], info: dict[str, Any], env: int) -> dict[str, Any]:
+        """Return ``infos`` with the info of an env added."""
+        return self._add_info(infos, info, env)
 
 
 @contextmanager

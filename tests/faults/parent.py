@@ -197,7 +197,9 @@ class Case:
             failed = []
             calls = [envs.stats, envs.reset, lambda: envs.step([0] * self.count), envs.render]
             meddler = threading.Thread(target=self.meddle, args=(dice.choice(calls), failed))
-            with envs._guard.entry("be used"):  # as it is while a call of this thread is at work
+            with envs._core.guard.entry(
+                "be used"
+            ):  # as it is while a call of this thread is at work
                 meddler.start()
                 meddler.join()
             self.expect(not failed, f"another thread got {failed}")

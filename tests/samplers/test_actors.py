@@ -19,7 +19,7 @@ from gymnasium import spaces
 from scripted import Counting, Mortal, Scripted, by_env, policy, slow_rollout
 
 import pysampler
-from pysampler._vector import vector_env
+from pysampler._vector import core
 from pysampler.errors import BusyError, ClosedError, EnvError, StopActors, WorkerLostError
 
 SCRIPTS = [".", "t", "..t", ".c", "....b", "......t"]
@@ -346,7 +346,7 @@ def test_a_batch_stays_as_it_is_until_the_next():
 
 
 def test_take_returns_what_there_is_at_the_deadline(monkeypatch, tmp_path):
-    monkeypatch.setattr(vector_env, "GRACE", 0.1)
+    monkeypatch.setattr(core, "GRACE", 0.1)
     hangs = tmp_path / "hangs"
     with closing(
         pysampler.VectorEnv([functools.partial(Mortal, "hang", 3, hangs)], num_workers=1)
@@ -607,7 +607,7 @@ def test_the_program_ends_well_whatever_is_under_way():
 
 
 def test_two_threads_cannot_take_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(vector_env, "GRACE", 0.1)
+    monkeypatch.setattr(core, "GRACE", 0.1)
     hangs = functools.partial(Mortal, "hang", 1, tmp_path / "hangs")
     with closing(pysampler.VectorEnv([hangs], num_workers=1)) as envs:
         actors = pysampler.Actors(envs, counted)
@@ -686,8 +686,7 @@ def test_ctrl_c_at_any_line_of_take_loses_nothing(least, max_lag):
 def test_ctrl_c_while_they_begin_leaves_a_vector_env_that_can_be_used():
     with envs_of(num_workers=2) as envs:
         actors = pysampler.Actors(envs, policy)
-        for where in ("reset", "_send", "_lay_out"):
-            owner = envs if where != "_send" else actors
+        for where, owner in (("reset", envs), ("_send", actors), ("lay_out", envs._core)):
             whole = getattr(owner, where)
 
             def interrupted(*args, whole=whole, **kwargs):

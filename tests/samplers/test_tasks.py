@@ -240,7 +240,15 @@ def test_a_sampler_goes_on_after_an_exception_of_a_signal_handler_in_the_end_of_
             for task, some in zip(tasks, one.collect().episodes, strict=True):
                 assert all((episode.observations[:, 0] == task).all() for episode in some), where
 
-        ending = ("_end_rollouts", "close", "let_go", "_give_back", "_end", "_drop_work")
+        ending = (
+            "_end_rollouts",
+            "close",
+            "let_go",
+            "_give_back",
+            "_end",
+            "take_back",
+            "drop_work",
+        )
         assert at_each_point(lambda: one.sample(next(lengths)), check, only=ending) > 20
 
 

@@ -152,8 +152,8 @@ def test_memory_for_infos_is_taken_when_there_are_some():
         taken = []
         for _ in range(2):
             next(rollouts)
-            taken.append(os.fstat(envs._results.frames._segment.fd).st_blocks * 512)
-        frames = envs._results.frames
+            taken.append(os.fstat(envs._core.results.frames._segment.fd).st_blocks * 512)
+        frames = envs._core.results.frames
         assert taken[1] - taken[0] < frames.count * frames.envs * 9 + (1 << 16)
         assert taken[1] < frames.plan.size + frames.plan.infos // 8
     envs.close()

@@ -43,14 +43,14 @@ def step(envs):
 
 
 def lent(envs, observation):
-    return np.shares_memory(observation["image"], envs._results.frames.observations[0])
+    return np.shares_memory(observation["image"], envs._core.results.frames.observations[0])
 
 
 def test_what_is_lent_is_not_copied_and_what_is_small_is(envs):
     for n in range(1, 20):
         observation = step(envs)
         assert lent(envs, observation)
-        assert not np.shares_memory(observation["n"], envs._results.frames.observations[1])
+        assert not np.shares_memory(observation["n"], envs._core.results.frames.observations[1])
         assert observation["image"].shape == (4, 128, 128)
         assert (observation["image"] == n).all()
 

@@ -1,0 +1,383 @@
+"""The envs of a vector env on their pool and frames, for the vector env and for samplers."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from gymnasium import logger
+from gymnasium.error import AlreadyPendingCallError
+from gymnasium.vector.vector_env import AutoresetMode
+
+from pysampler import _core
+from pysampler._frames.frames import Frames, Plan, info_room
+from pysampler._vector import arguments
+from pysampler._vector.errors import VectorClosedError, VectorTimeoutError
+from pysampler._vector.jobs import AddColumns, AttachFrames
+from pysampler._vector.results import Results
+from pysampler._workers.processes import GRACE
+from pysampler.errors import (
+    BusyError,
+    ClosedError,
+    EnvError,
+    LostError,
+    PysamplerError,
+    WaitTimeoutError,
+)
+from pysampler.sync import Segment, now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pysampler._frames.infos import Column
+    from pysampler._frames.spec import Field, Spec
+    from pysampler._vector.lease import Lease
+    from pysampler._workers.jobs import Answer, Job
+    from pysampler._workers.local import LocalPool
+    from pysampler._workers.pool import Pool
+
+__all__ = ["Layout", "VectorCore"]
+
+# Calls that have no separate wait: if one is interrupted, its answers are dropped.
+_WITHOUT_WAIT = "apply", "set_attr"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the frames hold, and how the envs write to them."""
+
+    frames: int
+    autoreset: AutoresetMode
+    infos: arguments.Infos
+    extras: Sequence[Field] = ()  # fields for what a policy returns
+    spare_bytes: int = 0  # in the segment, after the frames
+
+
+class Kept(NamedTuple):
+    """Results that have come back and are on their way to the caller, or an error instead."""
+
+    groups: Sequence[int]
+    results: Any
+    error: EnvError | None = None
+
+
+class VectorCore:
+    """Envs in a pool, the frames they write to, and who may use them now.
+
+    A vector env owns one. A sampler gets it with ``core_of(envs)``, calls ``lend``, lays out frames
+    of its own, drives the pool, and calls ``take_back``. It never refers to the vector env, so that
+    dropping the vector env ends the workers.
+
+    Args:
+        pool: The workers.
+        spec: The spaces of one env as fields.
+        usual: The frames of the vector env itself.
+        copy: Whether results are the caller's own.
+        restarts: Whether lost workers are replaced.
+        resets_itself: Whether the envs end their episodes by themselves.
+        closed_message: What calls after ``close()`` raise.
+
+    Attributes:
+        guard: Admits one thread of the process that made it.
+        groups: The envs of each group.
+        num_envs: The number of envs.
+        results: Actions in, results out, on the present frames.
+        lease: The sampler that uses the envs, or None.
+        state: The call that was made last; ``pending`` is None if it has been completed.
+        kept: Results on their way to the caller.
+    """
+
+    def __init__(
+        self,
+        pool: Pool | LocalPool,
+        spec: Spec,
+        usual: Layout,
+        *,
+        copy: bool,
+        restarts: bool,
+        resets_itself: bool,
+        closed_message: str,
+    ) -> None:
+        self.pool = pool
+        self.guard = _core.Guard("this vector env", closed_message, VectorClosedError)
+        self.spec = spec
+        self.groups = pool.members
+        self.num_envs = self.groups[-1].stop
+        self.all_groups = range(len(self.groups))
+        self.everyone = np.arange(self.num_envs)
+        self.state: str | None = None
+        self.kept: Kept | None = None
+        self.lease: Lease | None = None
+        self.layout_due = False  # the frames are a sampler's, or partly laid out
+        self.options_version = 0
+        self.hurry = False  # an interrupt closes the envs: those in long steps are not waited for
+        self._closed_message = closed_message
+        self._usual = usual
+        self._copy = copy
+        self._restarts = restarts
+        self._resets_itself = resets_itself
+        self.lay_out(usual)
+
+    # -- frames ----------------------------------------------------------------------------------
+
+    def lay_out(self, layout: Layout) -> tuple[Frames, Segment]:
+        """Let the envs work on frames in a new segment, and return both."""
+        final = layout.autoreset == AutoresetMode.SAME_STEP
+        columns: list[Column] = []
+        room = 0 if layout.infos == "none" else info_room(self.num_envs, layout.frames)
+        plan = Plan(self.spec, self.num_envs, layout.frames, final, tuple(layout.extras), room)
+        mode = "DISABLED" if self._resets_itself else layout.autoreset.name
+        self.layout_due = True  # until all of this is done
+        segment = Segment(plan.size + layout.spare_bytes, plan.infos)
+        frames = Frames(plan, segment)
+        attach = AttachFrames(plan, frames.offset, mode, layout.infos.upper(), columns)
+        self.pool.lay_out(segment, attach)
+        results = Results(
+            frames,
+            self.groups,
+            columns,
+            self.pool.error_of,
+            copy=self._copy,
+            final=final,
+            restarts=self._restarts,
+        )
+        results.show_versions = self.options_version > 0
+        self.results = results
+        # Called in every step.
+        self.write, self.read_answers = results.batch.write, results.read
+        self.layout_due = False
+        return frames, segment
+
+    def announce_columns(self) -> None:
+        """Tell the workers of columns of infos that they do not know yet."""
+        if columns := self.results.new_columns():
+            self.pool.note(lambda _: AddColumns(columns))
+            self.results.announced(columns)
+
+    def next_frame(self) -> int:
+        """Return the frame that all envs use next."""
+        self.announce_columns()
+        return self.results.next()
+
+    # -- who may use the envs --------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether the workers have ended, or are being ended."""
+        return self.pool.closed
+
+    def closed_error(self) -> VectorClosedError:
+        """Return the exception of calls after ``close()``."""
+        return VectorClosedError(self._closed_message)
+
+    def enter(self, what: str) -> _core.Entry:
+        """Return a context for a call of one thread, in the process that made the envs.
+
+        Raises:
+            ClosedError: The envs are closed, or this process is a fork of the one that made them.
+            BusyError: Another thread is at work.
+        """
+        if self.pool.closed:
+            raise self.closed_error()
+        return self.guard.entry(f"call {what}")
+
+    @property
+    def at_work(self) -> bool:
+        """Whether anything is in flight, or has come back and is on its way to the caller."""
+        return self.kept is not None or self.pool.pending > 0
+
+    @property
+    def pending(self) -> str | None:
+        """The last call, if it is pending."""
+        return self.state if self.at_work else None
+
+    def expect_idle(self, what: str) -> None:
+        """Raise AlreadyPendingCallError unless nothing is pending and no sampler has the envs."""
+        if self.state is None and self.lease is None and not self.layout_due:
+            return
+        lease = self.lease
+        if self.state in _WITHOUT_WAIT and lease is None and self.pending is not None:
+            self.drop_work("a call", stopped=True)
+        state = self.pending
+        if lease is not None and not lease.owner_calls:
+            state = lease.name
+            if lease.over:
+                self._reclaim(lease)
+                return
+        elif self.layout_due:
+            self.drop_work("a call", stopped=True)
+            self.lay_out(self._usual)
+            return
+        if state is not None:
+            raise AlreadyPendingCallError(
+                f"Calling `{what}` while waiting for a pending call to `{state}` to complete",
+                state,
+            )
+
+    # -- leases ----------------------------------------------------------------------------------
+
+    def lend(self, lease: Lease) -> None:
+        """Let a sampler use the envs exclusively."""
+        with self.enter(lease.name):
+            self.expect_idle(lease.name)
+            self.lease = lease
+
+    def take_back(self, lease: Lease, *, stopped: bool) -> None:
+        """End a lease that is over: drop what is under way, and lay out the usual frames.
+
+        Args:
+            lease: The lease. If another one has replaced it, nothing is done.
+            stopped: Whether only the pool is at work. Otherwise the workers are ended.
+        """
+        if self.lease is lease and not self.closed:
+            # If another thread or the call that a signal handler interrupted is inside, that one
+            # finds that the lease is over.
+            with contextlib.suppress(BusyError, ClosedError), self.enter("close"):
+                self.drop_work(lease.work, stopped=stopped)
+                self.expect_idle("close")
+
+    def _reclaim(self, lease: Lease) -> None:
+        """Take the envs back from a sampler whose lease is over. May be repeated."""
+        self.drop_work(lease.work, stopped=lease.stop())
+        if self.closed:
+            raise self.closed_error()
+        if self.layout_due or lease.laid_out:
+            self.lay_out(self._usual)
+        self.lease = None
+
+    def drop_work(self, what: str, *, stopped: bool) -> None:
+        """Wait for the end of what is under way and unwanted; end the workers if that fails.
+
+        Args:
+            what: What is under way, for the warning.
+            stopped: Whether only the pool is at work. Otherwise the workers are ended.
+        """
+        pool = self.pool
+        if pool.closed:
+            return
+        pool.drop_standing()
+        if not stopped or not self._drained():
+            left = pool.pending - pool.ready
+            pool.kill()
+            warnings.warn(
+                f"the vector env was closed with {what} under way: {left} envs did not return",
+                stacklevel=4,
+            )
+        self.state = self.kept = None
+
+    def _drained(self) -> bool:
+        """Wait for all that is in flight, and return whether it came back in time."""
+        pool = self.pool
+        deadline = now() + int(GRACE * 1e9)
+        while not pool.closed and pool.pending:
+            try:
+                if pool.wait(max(0.0, (deadline - now()) / 1e9)) is None:
+                    return False
+                pool.take_all()
+            except (EnvError, LostError):
+                continue
+            except PysamplerError:  # an env is late
+                return False
+        return True
+
+    # -- commands and results --------------------------------------------------------------------
+
+    def parts(self) -> list[tuple[int, int]]:
+        """Return each group with the frame that all envs use."""
+        return [(group, self.results.frame) for group in self.all_groups]
+
+    def request(self, jobs: Mapping[int, Job], state: str) -> None:
+        """Give every group a job, on the frame that all envs use."""
+        self.state = state  # pending as soon as any of it is sent
+        self.pool.request(self.parts(), jobs)
+
+    def keep(
+        self, what: str, timeout: float | None, read: Callable[[Sequence[Answer]], Any]
+    ) -> None:
+        """Wait until all that is pending has come back, and keep what ``read`` makes of it.
+
+        Raises:
+            WaitTimeoutError: It took longer than ``timeout`` seconds. It stays pending.
+        """
+        if self.kept is not None:
+            return
+        answers = self.pool.wait(arguments.seconds(timeout, what))
+        if answers is None:
+            raise VectorTimeoutError(
+                f"The call to `{what}` has timed out after {timeout} second(s). What is pending "
+                "stays so."
+            )
+        try:
+            self.kept = Kept(self.all_groups, read(answers))
+        except EnvError as error:
+            self.kept = Kept(self.all_groups, None, error)
+
+    def hand_over(self) -> Any:
+        """Return the kept results, or raise the kept error; then nothing of it is pending.
+
+        The caller forgets them (``core.state = core.kept = None``) right after its ``with`` block,
+        in lines where Python runs no signal handlers: an interrupt before that loses nothing.
+        """
+        assert self.kept is not None
+        groups, results, error = self.kept
+        if groups is self.all_groups:
+            self.pool.take_all()
+        else:
+            self.pool.take(groups)
+        if error is None:
+            return results
+        if self.state != "send":
+            self.state = None
+        self.kept = None
+        raise error
+
+    @property
+    def envs_kept(self) -> int:
+        """The number of envs that were taken from the pool and not yet returned."""
+        groups = () if self.kept is None else self.kept.groups
+        return sum(len(self.groups[g]) for g in groups if not self.pool.is_pending(g))
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def end(self, timeout: float | None, *, terminate: bool) -> None:
+        """End the workers, after what is pending or at once.
+
+        Args:
+            timeout: Seconds to wait for what is pending; None is ``GRACE``.
+            terminate: Whether to end them at once.
+        """
+        if (lease := self.lease) is not None:
+            lease.over = True
+            if not terminate:
+                self.drop_work(lease.work, stopped=lease.stop())
+        elif (pending := self.pending) is not None:
+            if not self.hurry:
+                logger.warn(
+                    f"Calling `close` while waiting for a pending call to `{pending}` to complete."
+                )
+            terminate = terminate or not self._settled(GRACE if timeout is None else timeout)
+        if terminate:
+            self.pool.kill()
+        else:
+            self.pool.close()
+
+    def _settled(self, timeout: float) -> bool:
+        """Wait for what is pending, and return whether it came back in time."""
+        try:
+            if self.pool.wait(timeout) is None:
+                return False
+            self.pool.take_all()
+        except (EnvError, LostError, BusyError, ClosedError):
+            pass
+        except WaitTimeoutError:  # an env is late
+            return False
+        return True
+
+    def release(self) -> None:
+        """Let go of the frames, so that their memory is freed once no view of it is left."""
+        self.pool.kill()  # continues where a call was interrupted
+        self.results = self.write = self.read_answers = None  # type: ignore[assignment]
+        self.kept = None

@@ -1,0 +1,129 @@
+"""Batches of some of the envs: which groups form them, recorded and replayed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gymnasium.error import AlreadyPendingCallError
+
+from pysampler._vector.core import Kept
+from pysampler._vector.recording import Recorder, Replayer
+from pysampler._vector.results import first
+from pysampler.errors import EnvError, RecordingError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from pysampler._vector.core import VectorCore
+    from pysampler._vector.results import Stepped
+    from pysampler._workers.jobs import Answer
+
+__all__ = ["Batches"]
+
+
+class Batches:
+    """The batches that ``recv`` returns.
+
+    Args:
+        core: The envs.
+        record_to: A file to write the groups of each batch to.
+        replay_from: A file to read them from.
+    """
+
+    def __init__(
+        self,
+        core: VectorCore,
+        record_to: str | os.PathLike[str] | None,
+        replay_from: str | os.PathLike[str] | None,
+    ) -> None:
+        self._core = core
+        self.returned = 0  # batches so far
+        self._replayer = None if replay_from is None else Replayer(replay_from, core.groups)
+        self._recorder = None if record_to is None else Recorder(record_to, core.groups)
+
+    @property
+    def replayed(self) -> bool:
+        """Whether batches are those of a recording."""
+        return self._replayer is not None
+
+    def idle_groups(self, what: str, envs: npt.NDArray[np.int64]) -> Sequence[int]:
+        """Return the groups of some envs, or raise unless they are whole and nothing is pending."""
+        core = self._core
+        if core.state != "send" or core.lease is not None or core.layout_due:
+            core.expect_idle(what)
+        try:
+            groups = core.results.batch.groups_of(envs)
+        except (IndexError, ValueError) as error:
+            raise type(error)(f"cannot choose envs: {error}") from None
+        if core.state == "send":
+            for group in groups:
+                kept = core.kept is not None and group in core.kept.groups
+                if kept or core.pool.is_pending(group):
+                    raise AlreadyPendingCallError(
+                        f"Calling `{what}` for env {core.groups[group][0]} while waiting for a "
+                        "pending call to `send` to complete",
+                        "send",
+                    )
+        return groups
+
+    def receive(self, min_envs: int, max_envs: int, deadline: int | None) -> Stepped | None:
+        """Return the next batch, or None if no env was ready at the deadline.
+
+        The caller counts it in ``returned`` and forgets what the core has kept right after its
+        ``with`` block: an interrupt before that loses nothing.
+        """
+        core = self._core
+        if core.kept is None:
+            core.kept = self._collect(min_envs, max_envs, deadline)
+        if core.kept is None:
+            self._note(())
+            self.returned += 1  # an empty batch cannot be lost
+            return None
+        self._note(core.kept.groups)
+        try:
+            results: Stepped = core.hand_over()
+        except EnvError:
+            self.returned += 1
+            raise
+        return results
+
+    def _collect(self, min_envs: int, max_envs: int, deadline: int | None) -> Kept | None:
+        core = self._core
+        if self._replayer is None:
+            groups, answers = core.pool.wait_some(min_envs, max_envs, deadline)
+        else:
+            groups, answers = self._next_replayed(self._replayer)
+        if answers and (failures := core.results.failed(answers)):
+            failed = sorted({group for group, _ in failures})
+            return Kept(failed, None, core.pool.error_of(*first(failures)))
+        if not groups:
+            return None
+        try:
+            return Kept(groups, core.results.read_some(groups, answers))
+        except EnvError as error:
+            return Kept(groups, None, error)
+
+    def _next_replayed(self, replayer: Replayer) -> tuple[list[int], list[Answer]]:
+        groups = replayer.read()
+        if idle := [group for group in groups if not self._core.pool.is_pending(group)]:
+            raise RecordingError(
+                f"cannot replay batch {replayer.batch + 1}: env {self._core.groups[idle[0]][0]} is "
+                "in it, and has nothing pending; this program does not do what the recorded one did"
+            )
+        return groups, self._core.pool.wait_for(groups)
+
+    def _note(self, groups: Sequence[int]) -> None:
+        """Record the groups of a batch, once however often it is called."""
+        if self._recorder is not None:
+            self._recorder.write(self.returned, groups)
+        if self._replayer is not None:
+            self._replayer.done(self.returned)
+
+    def close(self) -> None:
+        """Close the recording."""
+        if self._recorder is not None:
+            self._recorder.close()
