@@ -1,4 +1,4 @@
-"""What a vector env is given, checked before anything is started with it."""
+"""Checks of what a vector env is given, before anything is started with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OnLoss = Literal["raise", "restart"]
 OnHang = Literal["raise", "wait", "restart"]
 Wait = Literal["adaptive", "spin", "yield", "park"]
 
-# Of time-outs, in seconds: 30 years.
+# The longest timeout, in seconds: 30 years.
 LONGEST = 1e9
 # (spin, yield) in ns before a wait parks; None: learned.
 _POLICIES: dict[Wait, tuple[int, int] | None] = {
@@ -42,7 +42,7 @@ _POLICIES: dict[Wait, tuple[int, int] | None] = {
 
 @dataclass(frozen=True)
 class Options:
-    """How a vector env works, beside what it returns."""
+    """Options of how a vector env works, as opposed to what it returns."""
 
     groups: int
     frames: int
@@ -57,7 +57,7 @@ class Options:
 
     @property
     def policy(self) -> tuple[int, int] | None:
-        """Of the waits: (spin, yield) in ns."""
+        """How long waits spin and yield before they park, in ns; None if that is learned."""
         return _POLICIES[self.wait]
 
 
@@ -96,7 +96,7 @@ def faults(
 
 
 def env_fns(given: Iterable[Callable[[], gym.Env[Any, Any]]]) -> list[Callable[[], Any]]:
-    """Functions, at least one."""
+    """Return ``given`` as a list of functions, or raise."""
     if not isinstance(given, Iterable):
         raise TypeError(
             f"cannot make vector env: env_fns {given!r}, expected a list of functions that each "
@@ -115,7 +115,7 @@ def env_fns(given: Iterable[Callable[[], gym.Env[Any, Any]]]) -> list[Callable[[
 
 
 def autoreset_mode(given: str | AutoresetMode) -> AutoresetMode:
-    """One of gymnasium's."""
+    """Return ``given`` as one of gymnasium's modes, or raise ValueError."""
     try:
         return AutoresetMode(given)
     except ValueError:
@@ -124,7 +124,7 @@ def autoreset_mode(given: str | AutoresetMode) -> AutoresetMode:
 
 
 def context(given: str | None) -> str:
-    """Where workers come from."""
+    """Return where workers come from, or raise ValueError."""
     if given in (None, "forkserver"):
         return "nursery"
     _one_of("context", given, (*CONTEXTS, "forkserver"))
@@ -132,7 +132,7 @@ def context(given: str | None) -> str:
 
 
 def preload(given: Sequence[str] | None) -> list[str] | None:
-    """Names of modules."""
+    """Return ``given`` as a list of names of modules, or raise ValueError."""
     if given is None:
         return None
     if isinstance(given, str):
@@ -141,7 +141,10 @@ def preload(given: Sequence[str] | None) -> list[str] | None:
 
 
 def workers(given: int | None, envs: int, most: int | None) -> int:
-    """How many; each steps one env at a time, so no more than may be at work together."""
+    """Return the number of workers, or raise ValueError.
+
+    Each worker steps one env at a time, so ``most`` bounds how many envs work at the same time.
+    """
     if most is not None:
         # gymnasium's words
         if not isinstance(most, (int, np.integer)):
@@ -155,7 +158,7 @@ def workers(given: int | None, envs: int, most: int | None) -> int:
 
 
 def shares(envs: int, workers: int, groups: int) -> list[Share]:
-    """The envs of each worker and group, in order, as even as they divide."""
+    """Divide the envs among workers and groups, in order and as evenly as possible."""
     all_shares, first = [], 0
     for count in _parts(envs, workers):
         all_shares.append(Share(first, tuple(_parts(count, min(groups, count)))))
@@ -168,7 +171,7 @@ def _parts(count: int, parts: int) -> list[int]:
 
 
 def seeds(given: Any, envs: int) -> list[int | None]:
-    """One for each env."""
+    """Return a seed for each env, or raise."""
     if given is None:
         return [None] * envs
     if isinstance(given, (int, np.integer)):
@@ -187,7 +190,7 @@ def seeds(given: Any, envs: int) -> list[int | None]:
 
 
 def indices(given: Iterable[int], envs: int) -> list[int]:
-    """Of some envs."""
+    """Return ``given`` as a list of indices of envs, or raise IndexError."""
     chosen = [int(i) for i in given]
     if bad := [i for i in chosen if not 0 <= i < envs]:
         raise IndexError(f"cannot choose env {bad[0]}: expected indices below {envs}")
@@ -195,7 +198,7 @@ def indices(given: Iterable[int], envs: int) -> list[int]:
 
 
 def env_ids(given: Any) -> npt.NDArray[np.int64]:
-    """Indices of envs."""
+    """Return ``given`` as an array of whole numbers, or raise TypeError."""
     ids = np.asarray(given)
     if ids.size and ids.dtype.kind not in "iu":
         raise TypeError(f"cannot choose envs: env_ids of dtype {ids.dtype}, expected whole numbers")
@@ -203,7 +206,7 @@ def env_ids(given: Any) -> npt.NDArray[np.int64]:
 
 
 def options(given: Any, envs: Sequence[int]) -> list[tuple[int, dict[str, Any] | None]]:
-    """One for each of the envs."""
+    """Pair each of the envs with its options, or raise."""
     if given is None or isinstance(given, dict):
         each = [given] * len(envs)
     elif isinstance(given, Iterable):
@@ -240,7 +243,7 @@ def batch(min_envs: int | None, max_envs: int | None, groups: Sequence[range]) -
 
 
 def seconds(timeout: float | None, what: str) -> float | None:
-    """How long a call may wait; as in gymnasium, less than 0 is not at all."""
+    """Return how long a call may wait; as in gymnasium, not at all if that is below 0."""
     if timeout is None:
         return None
     if not is_real(timeout):
@@ -249,7 +252,7 @@ def seconds(timeout: float | None, what: str) -> float | None:
 
 
 def deadline(timeout: float | None, doing: str = "receive") -> int | None:
-    """In ns of now()."""
+    """Return when a timeout ends, in ns of ``now()``, or raise ValueError."""
     if timeout is None:
         return None
     if not is_real(timeout, 0):
@@ -258,7 +261,7 @@ def deadline(timeout: float | None, doing: str = "receive") -> int | None:
 
 
 def reset_mask(given: Any, envs: int) -> npt.NDArray[np.bool_]:
-    """Which envs to reset, in gymnasium's words where it is not that."""
+    """Return which envs to reset, or raise what gymnasium raises."""
     if not isinstance(given, np.ndarray):
         raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(given)}")
     if given.shape != (envs,):
@@ -274,7 +277,7 @@ def reset_mask(given: Any, envs: int) -> npt.NDArray[np.bool_]:
 
 
 def refuse_custom(space: gym.Space[Any]) -> None:
-    """gymnasium puts no space in shared memory that it does not know."""
+    """Raise ValueError if a space is of a type that gymnasium does not put in shared memory."""
     unknown = create_shared_memory.dispatch(object)
     if isinstance(space, gym.spaces.Dict):
         for child in space.spaces.values():
@@ -290,7 +293,7 @@ def refuse_custom(space: gym.Space[Any]) -> None:
 
 
 def refuse_nan(spec: Spec, envs: int, actions: Any) -> None:
-    """No space contains nan."""
+    """Raise ValueError if an action is nan, which no space contains."""
     if spec.odd_actions:
         return
     for place, value in leaves(spec.action_tree, actions):

@@ -1,4 +1,4 @@
-"""What a worker hosts: the envs of its groups, as blocks."""
+"""The host of a worker's envs: they are made, called and closed here, in blocks that step."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import gymnasium as gym
-from gymnasium.envs import registration
 
 from pysampler import _core
 from pysampler._frames.infos import Column, add_columns
+from pysampler._vector.registry import register
 from pysampler._workers.jobs import Failure
-from pysampler._workers.remote import Raised, dumps, dumps_by_value, report
+from pysampler._workers.remote import Raised, dumps, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
     from pysampler._frames.frames import Frames
     from pysampler.sync import Segment
 
-__all__ = ["Description", "EnvHost", "Leftovers", "call", "make_host", "registered"]
+__all__ = ["Description", "EnvHost", "Leftovers", "call", "make_host"]
 
 
 @dataclass(frozen=True)
 class Description:
-    """What the parent must know of the envs before it can lay out frames."""
+    """What the parent must know about envs before it lays out frames."""
 
     observation_spaces: list[gym.Space[Any]]
     action_spaces: list[gym.Space[Any]]
@@ -35,12 +34,12 @@ class Description:
     name: str
 
 
-# (kind, env, object) each, of what has no place in the frame.
+# A (kind, env, object) for each thing that has no place in the frame.
 Leftovers = list[tuple[int, int, Any]]
 
 
 def plain(leftovers: Leftovers) -> Leftovers:
-    """Return what a block had left, with exceptions as failures."""
+    """Return the leftovers of a block with exceptions as failures."""
     return [
         (kind, env, Failure(env, "", report(thing), thing))
         if kind == _core.EnvBlock.ERROR
@@ -50,15 +49,15 @@ def plain(leftovers: Leftovers) -> Leftovers:
 
 
 def _shared(space: gym.Space[Any], known: dict[bytes, gym.Space[Any]]) -> gym.Space[Any]:
-    """Return one space for all that are the same: a pickle of them has it once."""
+    """Return one object for all equal spaces, so that a pickle of them has it once."""
     try:
         return known.setdefault(dumps(space), space)
-    except Exception:  # what cannot be pickled is told of when all are
+    except Exception:  # an error says so when all are pickled
         return space
 
 
 class EnvHost:
-    """Envs ``first`` and following, in groups of the given sizes."""
+    """The envs of a worker: number ``first`` and following, in groups of the given sizes."""
 
     def __init__(
         self, env_fns: Sequence[Callable[[], gym.Env[Any, Any]]], first: int, sizes: Sequence[int]
@@ -82,7 +81,7 @@ class EnvHost:
         self.acting: Any = None  # the policy of a sampler, where it is in the workers
 
     def describe(self) -> Description:
-        """The spaces of every env, and what else is asked of the first."""
+        """Return the spaces of every env, and the name and metadata of the first."""
         env = self.envs[0]
         known: dict[bytes, gym.Space[Any]] = {}
         return Description(
@@ -94,7 +93,7 @@ class EnvHost:
         )
 
     def count_with(self, meter: _core.Meter) -> None:
-        """What envs do is counted with it."""
+        """Count what envs do with ``meter``."""
         self._meter = meter
 
     def attach(
@@ -105,7 +104,7 @@ class EnvHost:
         keep: str,
         columns: Sequence[Column],
     ) -> None:
-        """Let the blocks work on these frames; ``columns`` of infos there are already."""
+        """Let the blocks work on these frames, in which infos have ``columns`` already."""
         self.frames = frames
         self.segment = segment
         self.acting = None
@@ -126,11 +125,11 @@ class EnvHost:
             at += size
 
     def left_over(self, block: int) -> Leftovers:
-        """Return what a step or a reset of a block has left, with exceptions as failures."""
+        """Take the leftovers of a block's step or reset, with exceptions as failures."""
         return plain(self.blocks[block].take_leftovers())
 
     def add_columns(self, columns: Sequence[Column]) -> None:
-        """Put infos in these columns too from now on."""
+        """Put infos in these columns, too, from now on."""
         new = [column for column in columns if column.mask not in self._known]
         self._known.update(column.mask for column in new)
         add_columns(self._infos, self.frames, new)
@@ -160,7 +159,7 @@ class EnvHost:
 
     @contextlib.contextmanager
     def at(self, i: int, doing: str) -> Iterator[None]:
-        """One env is at work."""
+        """Report an exception in this context as one of env ``i``."""
         self._meter.at(self.first + i)
         try:
             yield
@@ -178,7 +177,7 @@ class EnvHost:
 
 
 def call(env: gym.Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A method of an env, or an attribute that is none."""
+    """Call a method of an env, or return an attribute that is not callable."""
     attribute = env.get_wrapper_attr(name)
     return attribute(*args, **kwargs) if callable(attribute) else attribute
 
@@ -190,19 +189,19 @@ def make_host(
     sizes: Sequence[int],
     init: Callable[[], Any] | None = None,
 ) -> EnvHost:
-    """In the worker: run the user's ``init``, register what the parent has, make the envs."""
+    """Run the user's ``init``, register the parent's specs, and make the envs, in a worker."""
     if init is not None:
         try:
             init()
         except Exception as error:
             raise Raised(None, "worker_init()") from error
     if specs:
-        _inherit(cloudpickle.loads(specs))
+        register(specs)
     return EnvHost(env_fns, first, sizes)
 
 
 def _expect_env(env: Any, number: int) -> None:
-    """What is not derived from ``gymnasium.Env`` may do, if it looks like one."""
+    """Raise TypeError unless ``env`` has what a ``gymnasium.Env`` has, whatever its class."""
     methods = all(callable(getattr(env, name, None)) for name in ("reset", "step"))
     if isinstance(env, type) or not methods:
         got = f"the class {env.__name__}" if isinstance(env, type) else type(env).__name__
@@ -214,50 +213,3 @@ def _expect_env(env: Any, number: int) -> None:
                 f"the function of env {number} returned {type(env).__name__} whose {name} is "
                 f"{type(space).__name__}, expected a gymnasium.Space"
             )
-
-
-class _Registry:
-    """gymnasium's logger, as its registry uses it in a worker.
-
-    A module that registers envs is imported here after the parent's specs of them have entered the
-    registry: gymnasium alone would not warn of that.
-    """
-
-    def __init__(self, ids: set[str]) -> None:
-        self._inherited = {f"Overriding environment {one} already in registry.": one for one in ids}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(gym.logger, name)
-
-    def warn(self, message: str, *args: Any, **kwargs: Any) -> None:
-        """Warn, unless it is the first time that an inherited spec is replaced."""
-        if self._inherited.pop(message, None) is None:
-            gym.logger.warn(message, *args, **kwargs)
-
-
-def _inherit(specs: Sequence[Any]) -> None:
-    new = [spec for spec in specs if gym.registry.get(spec.id) != spec]
-    gym.registry.update({spec.id: spec for spec in new})
-    registration.logger = _Registry({spec.id for spec in new})  # type: ignore[assignment, attr-defined]
-
-
-def registered() -> bytes:
-    """The envs that were registered by others than gymnasium, for ``make_host``."""
-    specs = [
-        spec
-        for spec in gym.registry.values()
-        if not (
-            isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs.")
-        )
-    ]
-    if not specs:
-        return b""
-    try:
-        return dumps_by_value(specs)
-    except Exception:
-        sendable = []
-        for spec in specs:
-            with contextlib.suppress(Exception):
-                dumps_by_value(spec)
-                sendable.append(spec)
-        return dumps_by_value(sendable)

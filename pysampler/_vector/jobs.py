@@ -1,4 +1,4 @@
-"""What a worker's envs are asked to do beside a plain step: the jobs of a vector env."""
+"""The jobs of a vector env: everything but a plain step that a worker's envs do."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class AttachFrames:
-    """The envs work on frames from now on; ``columns`` of infos there are already."""
+    """Let the envs work on frames from now on, in which infos have ``columns`` already."""
 
     plan: Plan
     offset: int
     autoreset: str
-    infos: str  # which are kept
+    infos: str  # which of them are kept
     columns: Sequence[Column]
 
     def attach(self, host: EnvHost, segment: Segment) -> None:
@@ -50,14 +50,14 @@ class AttachFrames:
 
 @dataclass(frozen=True)
 class Restore(Repeated):
-    """Envs that replaced lost ones begin, in the place of the step those were lost in."""
+    """Reset envs that replaced lost ones, instead of the step in which those were lost."""
 
     doing = "being restored"
     replaces: Replaced | None = "step"
     settles = "group"
 
     def run(self, host: EnvHost, block: int, frame: int) -> Leftovers:
-        """Do it in the worker."""
+        """Do the job in the worker."""
         host.replaced.discard(block)
         host.blocks[block].restore(frame)
         return host.left_over(block)
@@ -65,24 +65,24 @@ class Restore(Repeated):
 
 @dataclass(frozen=True)
 class StepWith(Repeated):
-    """A step with actions that are no arrays."""
+    """Step the envs of a group with actions that do not fit into arrays."""
 
     actions: list[Any]
     doing = "stepping"
 
     def run(self, host: EnvHost, block: int, frame: int) -> Leftovers:
-        """Do it in the worker."""
+        """Do the job in the worker."""
         host.blocks[block].step(frame, self.actions)
         return host.left_over(block)
 
     def for_replaced(self) -> Job:
-        """The envs that were lost had begun it."""
+        """Restore the envs: those that were lost had begun the step."""
         return Restore()
 
 
 @dataclass(frozen=True)
 class Reset(Repeated):
-    """A reset of the envs of a group, or of those of the mask: a seed each."""
+    """Reset the envs of a group, each with a seed, or those that the mask selects."""
 
     seeds: Sequence[int | None]
     options: dict[str, Any] | None = None
@@ -92,7 +92,7 @@ class Reset(Repeated):
     settles = "group"
 
     def run(self, host: EnvHost, block: int, frame: int) -> Leftovers:
-        """Do it in the worker."""
+        """Do the job in the worker."""
         calls: list[tuple[int | None, dict[str, Any] | None] | None] = [
             (seed, copy.deepcopy(self.options)) for seed in self.seeds
         ]
@@ -103,13 +103,13 @@ class Reset(Repeated):
         return host.left_over(block)
 
     def for_replaced(self) -> Job:
-        """Reset all: none of the envs has been reset yet."""
+        """Reset all envs of the group: none of the new ones has been reset yet."""
         return replace(self, mask=None, replaces="reset")
 
 
 @dataclass(frozen=True)
 class Apply(Job):
-    """A function of each env of a group, or of those of the indices ``envs``."""
+    """Call a function of each env of a group, or of those with the indices ``envs``."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -118,11 +118,11 @@ class Apply(Job):
 
     @property
     def doing(self) -> str:  # type: ignore[override]
-        """How errors name it."""
+        """What the envs were doing, in errors."""
         return f"calling {self.what} of"
 
     def run(self, host: EnvHost, block: int, frame: int) -> list[Any]:  # noqa: ARG002
-        """Do it in the worker."""
+        """Do the job in the worker."""
         results = []
         for i in host.rows(block):
             if self.envs is None or host.first + i in self.envs:
@@ -133,18 +133,18 @@ class Apply(Job):
 
 @dataclass(frozen=True)
 class SetAttribute(Job):
-    """An attribute of each env of a group: a value each."""
+    """Set an attribute of each env of a group to a value of its own."""
 
     name: str
     values: Sequence[Any]
 
     @property
     def doing(self) -> str:  # type: ignore[override]
-        """How errors name it."""
+        """What the envs were doing, in errors."""
         return f"setting {self.name} of"
 
     def run(self, host: EnvHost, block: int, frame: int) -> None:  # noqa: ARG002
-        """Do it in the worker."""
+        """Do the job in the worker."""
         for i, value in zip(host.rows(block), self.values, strict=True):
             with host.at(i, f"set_attr({self.name!r})"):
                 host.envs[i].set_wrapper_attr(self.name, value)
@@ -152,25 +152,25 @@ class SetAttribute(Job):
 
 @dataclass(frozen=True)
 class AddColumns(Note):
-    """Infos have these columns too from now on."""
+    """Put infos in these columns, too, from now on."""
 
     columns: Sequence[Column]
     doing = "adding columns of infos"
 
     def apply(self, host: EnvHost) -> None:
-        """Tell the host."""
+        """Add them in the worker."""
         host.add_columns(self.columns)
 
 
 @dataclass(frozen=True)
 class SetOptions(Note):
-    """What envs are reset with from their next reset on, and its version: by env."""
+    """Set the options of envs' next resets: by env, the options and their version."""
 
     options: dict[int, tuple[Any, int]]
     doing = "setting options"
 
     def apply(self, host: EnvHost) -> None:
-        """Tell the envs."""
+        """Set them in the worker."""
         for block, env_block in enumerate(host.blocks):
             for place, i in enumerate(host.rows(block)):
                 if host.first + i in self.options:

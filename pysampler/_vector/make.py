@@ -1,4 +1,4 @@
-"""Vector envs by name, and in gymnasium's place."""
+"""Vector envs by name, and in the place of gymnasium's."""
 
 from __future__ import annotations
 
@@ -51,11 +51,19 @@ def make_vec(
     wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] | None = None,
     **kwargs: Any,
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
-    """What ``gymnasium.make_vec`` makes, as a :class:`pysampler.VectorEnv`.
+    """Make a :class:`pysampler.VectorEnv` of an env, as ``gymnasium.make_vec`` does.
 
-    ``id`` may also be a function that makes one env, and gets ``kwargs``. ``vector_kwargs`` are
-    further arguments of ``VectorEnv``. The modes "sync" and "vector_entry_point" are left to
-    gymnasium; None and "async" mean this one.
+    Args:
+        id: An env id, an ``EnvSpec``, or a function that makes one env.
+        num_envs: The number of envs.
+        vectorization_mode: None or "async" make a ``pysampler.VectorEnv``; "sync" and
+            "vector_entry_point" are left to gymnasium.
+        vector_kwargs: Further arguments of ``VectorEnv``.
+        wrappers: Wrappers of each env.
+        **kwargs: Arguments of the env.
+
+    Returns:
+        The vector env.
 
     >>> envs = make_vec("CartPole-v1", num_envs=4, vector_kwargs={"num_workers": 2})
     >>> observations, infos = envs.reset(seed=1)
@@ -72,7 +80,7 @@ def make_vec(
             _Maker(id, kwargs, tuple(wrappers or ())), num_envs, vector_options(vector_kwargs)
         )
     spec = copy.deepcopy(id if isinstance(id, EnvSpec) else gym.spec(id))
-    # What an earlier make_vec has put there, to be made again.
+    # An earlier make_vec has put these there, so that the spec makes the same again.
     env_kwargs = dict(spec.kwargs)
     num_envs = env_kwargs.pop("num_envs", num_envs)
     mode = env_kwargs.pop("vectorization_mode", vectorization_mode)
@@ -125,7 +133,7 @@ def _made(maker: _Maker, num_envs: int, vector_kwargs: dict[str, Any]) -> Vector
 
 
 class _Maker:
-    """Makes one env; a class, so that it pickles by reference."""
+    """A function that makes one env; a class, so that it pickles by reference."""
 
     def __init__(
         self,
@@ -145,14 +153,14 @@ class _Maker:
 
 
 def install() -> None:
-    """Put ``VectorEnv`` in the place of ``gymnasium.vector.AsyncVectorEnv``.
+    """Replace ``gymnasium.vector.AsyncVectorEnv`` by ``pysampler.VectorEnv``.
 
-    For programs that make it through others: ``gymnasium.make_vec(vectorization_mode="async")``,
-    TorchRL's ``GymEnv(num_envs=...)``. Names imported before stay what they were.
+    Use it where a library makes the vector env: ``gymnasium.make_vec(vectorization_mode="async")``,
+    TorchRL's ``GymEnv(num_envs=...)``. Names that were imported before stay what they were.
     """
     gym.vector.AsyncVectorEnv = VectorEnv  # type: ignore[misc, assignment]
 
 
 def uninstall() -> None:
-    """Put gymnasium's own class back."""
+    """Undo ``install``."""
     gym.vector.AsyncVectorEnv = _gymnasiums_own  # type: ignore[misc]

@@ -1,8 +1,8 @@
-"""Envs behind a ``worker`` of the user's, the function that ``AsyncVectorEnv`` lets one replace.
+"""Envs that a user's ``worker`` function serves, as ``AsyncVectorEnv`` lets users replace its own.
 
-It runs in a thread of the process its env lives in and is spoken to as gymnasium speaks to it:
-``(command, data)`` in, ``(result, success)`` out. What it returns goes into the frames like that of
-any env; resets at the end of episodes are its own business.
+The function runs in a thread of the process that its env lives in, and gets and sends what
+gymnasium's does: ``(command, data)`` in, ``(result, success)`` out. What it returns goes into the
+frames as the results of any env do. It resets its env itself when an episode ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ARGUMENTS = (8, 7)
 
 
 def check_worker(worker: Callable[..., None]) -> int:
-    """How many arguments it takes; ValueError if neither what gymnasium gives it now nor before."""
+    """Return how many arguments ``worker`` takes, or raise ValueError if gymnasium's do not fit."""
     signature = inspect.signature(worker)
     for count in _ARGUMENTS:
         try:
@@ -42,7 +42,7 @@ def check_worker(worker: Callable[..., None]) -> int:
 
 
 class PipedEnv:
-    """One env and the worker it lives in, with the part of an env's interface that a host needs."""
+    """An env that a worker function serves, with those methods of an env that a host calls."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class PipedEnv:
     def _run(self, worker: Callable[..., None], pipe: Any, arguments: tuple[Any, ...]) -> None:
         try:
             worker(*arguments)
-        except BaseException as error:  # before it answers anything, or after it has told
+        except BaseException as error:  # before it answered anything, or after it reported one
             self._errors.put((0, type(error), error, ""))
         finally:
             pipe.close()

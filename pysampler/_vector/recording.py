@@ -1,8 +1,9 @@
-"""Which groups formed each batch of ``recv``, written to a file, and read from it again.
+"""Recordings of ``recv``: which groups formed each batch.
 
-A line of JSON says what it belongs to; then follows for each batch how many groups it had and which
-they were, each a number of seven bits a byte, the lowest first. After the line and after each batch
-come four bytes, the lowest first: the CRC-32 of all that lies before them, checksums aside.
+A file begins with a line of JSON that says which groups there are. Each batch follows as the number
+of its groups and their indices, each a number of seven bits a byte, the lowest first. After the
+line and after each batch come four bytes, the lowest first: the CRC-32 of all bytes before them
+that are not checksums.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LONGEST_HEADER = 1 << 20
 
 
 class Recorder:
-    """Writes a batch at a time, at once and without a buffer that a fork could write too."""
+    """Writes batches to a file, each at once and without a buffer that a fork could write, too."""
 
     def __init__(self, path: str | os.PathLike[str], groups: Sequence[range]) -> None:
         path = Path(path)
@@ -40,14 +41,14 @@ class Recorder:
         self._done = 0, *self._written(_header(groups))
 
     def write(self, batch: int, groups: Sequence[int]) -> None:
-        """Batch number ``batch``, unless it has been written."""
+        """Write the groups of batch number ``batch``, unless they have been written."""
         if batch == self._done[0]:
-            # Where it was written and not noted, the same is written to the same place.
+            # If an earlier call was interrupted, the same is written to the same place.
             written = self._written(_batch(groups))
             self._done = batch + 1, *written
 
     def _written(self, part: bytes) -> tuple[int, int]:
-        """Write what comes next, and its checksum. Returns where it ends, and the checksum."""
+        """Write a part and the checksum; return where it ends, and the checksum."""
         _, at, checksum = self._done
         checksum = zlib.crc32(part, checksum)
         rest = part + _bytes_of(checksum)
@@ -57,12 +58,12 @@ class Recorder:
         return at, checksum
 
     def close(self) -> None:
-        """Write what is left."""
+        """Close the file."""
         self._file.close()
 
 
 class Replayer:
-    """Reads a batch at a time."""
+    """Reads batches from a file that a ``Recorder`` wrote."""
 
     def __init__(self, path: str | os.PathLike[str], groups: Sequence[range]) -> None:
         self._path = path
@@ -75,7 +76,7 @@ class Replayer:
         self.batch = 0  # how many are done
 
     def read(self) -> list[int]:
-        """The next batch; the same again until it is ``done``."""
+        """Return the groups of the next batch; the same again until it is ``done``."""
         self._batches.seek(self._next)
         groups = _read_batch(self._batches, self._groups)
         if groups is None:
@@ -88,13 +89,13 @@ class Replayer:
         return groups
 
     def done(self, batch: int) -> None:
-        """Batch number ``batch`` has been returned."""
+        """Go on to the next batch, after number ``batch`` has been returned."""
         if batch == self.batch:
-            self.read()  # from where the last one ended: interrupted, it is gone through again
+            self.read()  # sets _at; an interrupted call is repeated
             self._next, self.batch = self._at, batch + 1
 
     def _check_header(self, file: IO[bytes], groups: Sequence[range]) -> int:
-        """Read the first line and return its checksum, or raise the RecordingError that fits."""
+        """Read the first line and return its checksum, or raise RecordingError."""
         line = file.readline(_LONGEST_HEADER)
         checksum = zlib.crc32(line)
         found: Any = None
@@ -118,7 +119,7 @@ class Replayer:
         return checksum
 
     def _whole_batches(self, file: IO[bytes], checksum: int) -> Iterator[bytes]:
-        """Each batch without its checksum, up to where the recording ends or is damaged."""
+        """Yield each batch without its checksum, up to where the file ends or is damaged."""
         begin = file.tell()
         while (groups := _read_batch(file, self._groups)) is not None:
             batch = _batch(groups)

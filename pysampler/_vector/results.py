@@ -1,4 +1,4 @@
-"""What comes back from a pool, as a vector env returns it."""
+"""Actions in, results out: the parent's side of the frames, in the form that gymnasium wants."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BLOCK = _core.EnvBlock
 
 
 class Results:
-    """The parent's side of the frames: actions in, results out, of all envs or some groups."""
+    """Writes actions to frames and reads results from them, for all envs or some groups."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Results:
         self.batch = _core.Batch(frames, self._infos.core, copy, parts, spare)
 
     def next(self) -> int:
-        """Go on to the next frame, for all envs or some groups."""
+        """Return the frame that all envs use next: one that the user does not see any more."""
         for _ in range(self.frames.count):
             self.frame = self.batch.next(self.frame)
             if isinstance(self._shown, int) or self.frame not in self._shown:
@@ -94,9 +94,12 @@ class Results:
     # -- actions ---------------------------------------------------------------------------------
 
     def write(self, actions: Any, envs: npt.NDArray[np.int64] | None = None) -> bool:
-        """Put actions of any dtypes and nesting in the frame; False if they are not all arrays.
+        """Write actions to the frame, and return False if they do not all fit into arrays.
 
-        Of all envs, or of some, each in the frame that ``start`` chose.
+        Args:
+            actions: Actions of any dtypes and nesting.
+            envs: The envs they are for, each of which uses the frame that ``start`` chose. None:
+                all envs.
         """
         frame: Any = self.frame
         rows: Any = slice(None)
@@ -113,9 +116,9 @@ class Results:
         return True
 
     def start(self, groups: Sequence[int]) -> list[tuple[int, int]]:
-        """These groups go on apart from others: each with the frame it uses next.
+        """Choose the frame that each of these groups uses next.
 
-        Not the one the user saw last: that is wanted where a worker is lost.
+        It is not the one that the user saw last, which is needed if a worker is lost.
         """
         for group in groups:
             shown = self._shown if isinstance(self._shown, int) else self._shown[group]
@@ -125,7 +128,7 @@ class Results:
     # -- results ---------------------------------------------------------------------------------
 
     def read(self, answers: Sequence[Answer]) -> Stepped:
-        """Of all envs, from the frame they all use."""
+        """Return the results of all envs, from the frame that they all use."""
         if answers and (failures := self.failed(answers)):
             raise self._error(failures)
         rest, final = self._sorted(answers, None) if answers else ([], {})
@@ -141,9 +144,9 @@ class Results:
         return observations, rewards, terminated, truncated, infos
 
     def read_some(self, groups: Sequence[int], answers: Sequence[Answer]) -> Stepped:
-        """Of some groups, each from the frame it was sent with; ``env_id`` tells whose they are.
+        """Return the results of some groups, each from the frame that ``start`` chose.
 
-        None of them has ``failed``.
+        None of them has ``failed``. The info ``env_id`` says which env each row belongs to.
         """
         rest, final = self._sorted(answers, self._frame_of) if answers else ([], {})
         if isinstance(self._shown, int):
@@ -174,11 +177,11 @@ class Results:
         return observations, rewards, terminated, truncated, infos
 
     def nothing(self) -> Stepped:
-        """Of no env. Arrays without elements may be shared."""
+        """Return the results of no env. Arrays without elements may be shared."""
         return *self._nothing, {"env_id": self._no_ids, "_env_id": self._nothing[2]}
 
     def observations(self) -> Any:
-        """Of all envs, as they are now."""
+        """Return the observations of all envs in the present frame."""
         arrays = self.frames.observations
         if self._copy:
             return self._built(
@@ -203,7 +206,7 @@ class Results:
         rest: Sequence[tuple[int, dict[str, Any]]],
         final: dict[int, Any],
     ) -> dict[str, Any]:
-        """Infos of these (frame, env), with what came by the side channel."""
+        """Return the infos of (frame, env) rows together with those that came by mail."""
         if final:
             at = {env: i for i, (_, env) in enumerate(rows)}
             for env, observation in final.items():
@@ -217,11 +220,11 @@ class Results:
 
     @property
     def columns(self) -> Sequence[Column]:
-        """Of infos."""
+        """The columns of infos."""
         return self._infos.columns
 
     def learn(self, rest: Sequence[tuple[int, dict[str, Any]]]) -> Sequence[Column]:
-        """Give infos that came by the side channel columns; those there are now."""
+        """Give keys of infos that came by mail columns of their own, and return all columns."""
         self._infos.learn(rest)
         return self._infos.columns
 
@@ -230,7 +233,7 @@ class Results:
         infos["_options_version"] = np.ones(len(versions), np.bool_)
 
     def failed(self, answers: Sequence[Answer]) -> list[tuple[int, Failure]]:
-        """The groups in which something raised, and what."""
+        """Return the failures among the answers, each with its group."""
         failures = []
         for group, said, _ in answers:
             if isinstance(said, Failure):
@@ -242,7 +245,7 @@ class Results:
     def _sorted(
         self, answers: Sequence[Answer], frames: Sequence[int] | None
     ) -> tuple[list[tuple[int, dict[str, Any]]], dict[int, Any]]:
-        """What came by the side channel: infos, and last observations of episodes, by env."""
+        """Return the infos that came by mail, and by env the last observations of episodes."""
         rest: list[tuple[int, dict[str, Any]]] = []
         final: dict[int, Any] = {}
         for group, said, replaced in answers:
@@ -262,7 +265,10 @@ class Results:
     def _ended(
         self, group: int, frame: int, final: dict[int, Any], *, stepping: bool
     ) -> list[tuple[int, dict[str, Any]]]:
-        """What replaces envs that were lost: a step that ends their episodes, or just a reset."""
+        """Write the end of the episodes of envs that were lost in a step, and return their infos.
+
+        Envs that were lost in a reset have only been reset once more.
+        """
         lost: dict[str, Any] = {"worker_lost": True}
         envs = slice(self._groups[group].start, self._groups[group].stop)
         if stepping:
@@ -280,14 +286,14 @@ class Results:
         return [(env, lost) for env in self._groups[group]]
 
     def _observation(self, frame: int, env: int) -> Any:
-        """Of one env."""
+        """Return the observation of one env."""
         return self._built(
             lambda leaf: deepcopy(self.frames.observations[leaf][frame, env]),
             lambda leaf: deepcopy(self._odd[leaf][env]),
         )
 
     def _error(self, failures: Sequence[tuple[int, Failure]]) -> EnvError:
-        """Of the first env; of the others as notes."""
+        """Return the error of the first env, with those of the others as notes."""
         chosen = first(failures)
         error = self._error_of(*chosen)
         for one in sorted(failures, key=_env_of):
@@ -311,7 +317,7 @@ class _Batcher(GymVectorEnv[Any, Any, Any]):
 
 @contextmanager
 def _batching(what: str) -> Iterator[None]:
-    """What cannot be batched is an error of the envs, as an exception of theirs would be."""
+    """Report an exception in this context as an error of the envs."""
     try:
         yield
     except Exception as error:
@@ -319,7 +325,7 @@ def _batching(what: str) -> Iterator[None]:
 
 
 def first(failures: Sequence[tuple[int, Failure]]) -> tuple[int, Failure]:
-    """By env; a host's own goes before."""
+    """Return the failure of the first env, or of the host itself if there is one."""
     return min(failures, key=_env_of)
 
 

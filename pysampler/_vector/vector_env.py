@@ -19,7 +19,7 @@ from pysampler._frames.spec import Spaces, spec_of
 from pysampler._numbers import true_or_false
 from pysampler._vector import arguments
 from pysampler._vector.core import Layout, VectorCore
-from pysampler._vector.host import Description, EnvHost, call, make_host, registered
+from pysampler._vector.host import Description, EnvHost, call, make_host
 from pysampler._vector.jobs import (
     Apply,
     Replacements,
@@ -31,6 +31,7 @@ from pysampler._vector.jobs import (
 )
 from pysampler._vector.partial import Batches
 from pysampler._vector.piped import PipedEnv, check_worker
+from pysampler._vector.registry import registered
 from pysampler._vector.results import first
 from pysampler._workers.jobs import Failure
 from pysampler._workers.local import LocalPool
