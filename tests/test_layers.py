@@ -10,12 +10,12 @@ ROOT = Path(__file__).parents[1]
 # The rooms of the package, each of which imports those before it and its own modules. The package
 # itself names everything.
 ROOMS = [
-    *("errors", "_numbers", "_files", "_closing", "_core", "envs", "sync"),
+    *("errors", "_numbers", "_files", "_closing", "_torch", "_core", "envs", "sync"),
     *("_workers", "_frames", "_vector", "_policies", "_rollouts", "_actors", "_learning"),
     "adapters",
 ]
 # Who may import the C++ module.
-NATIVE = set(ROOMS) - {"errors", "_numbers", "_files", "_closing", "envs", "adapters"}
+NATIVE = set(ROOMS) - {"errors", "_numbers", "_files", "_closing", "_torch", "envs", "adapters"}
 # In C++ a header may include those before it in this order.
 CPP = [
     *("layout", "clock", "cgroup", "process", "futex", "wait", "waiter", "position"),

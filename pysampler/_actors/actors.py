@@ -21,7 +21,7 @@ from pysampler._actors.detached import Detached
 from pysampler._actors.phases import Phases
 from pysampler._actors.records import Described, Records
 from pysampler._numbers import is_real, true_or_false, whole_number
-from pysampler._policies.borrowing import vector_env_of
+from pysampler._policies.sampler import vector_env_of
 from pysampler._vector import arguments
 from pysampler.errors import ClosedError, LostError, WaitTimeoutError
 from pysampler.sync import SharedRing, now
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from pysampler._policies.borrowing import Begun
-    from pysampler._policies.policies import Said
+    from pysampler._policies.calling import PolicyOutputs
+    from pysampler._policies.sampler import PreparedFrames
     from pysampler._vector.vector_env import VectorEnv
     from pysampler._workers.jobs import Job
 
@@ -77,7 +77,7 @@ class Actors(Detached):
         envs: A :class:`pysampler.VectorEnv`, or an env id, an ``EnvSpec`` or a function that makes
             an env: then a vector env is made of it, which is closed with the actors.
         policy: A function of observations, or a torch module: see
-            :mod:`pysampler._policies.policies`. Each worker has a copy. Weights of a torch module
+            :class:`pysampler.Rollouts`. Each worker has a copy. Weights of a torch module
             (or of anything with ``state_dict()`` and ``load_state_dict()``) reach it with
             ``publish``; other policies stay as they are.
         num_envs: How many envs to make.
@@ -450,7 +450,7 @@ class Actors(Detached):
 
     # -- beginning and ending --------------------------------------------------------------------
 
-    def _room(self, said: Said) -> int:
+    def _room(self, said: PolicyOutputs) -> int:
         self._described = Described(self._core.spec, said, self._steps)
         slots, high, low = self._shape
         producers = self.envs.num_workers + 1
@@ -463,7 +463,7 @@ class Actors(Detached):
             high += _CHUNK * self.envs.num_envs
         return 1 << (high - 1).bit_length(), high, low
 
-    def _placed(self, begun: Begun) -> tuple[SharedRing, Callable[[int], Job]]:
+    def _placed(self, begun: PreparedFrames) -> tuple[SharedRing, Callable[[int], Job]]:
         segment, described = begun.segment, self._described
         slots, high, low = self._shape
         producers = self.envs.num_workers + 1

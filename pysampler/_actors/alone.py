@@ -12,7 +12,7 @@ import numpy as np
 
 from pysampler._actors.records import Packer
 from pysampler._closing import Closing
-from pysampler._policies.acting import RolledOut, TakePolicy, WorkerActing
+from pysampler._policies.worker_policy import RolloutReport, TakePolicy, WorkerPolicy
 from pysampler._workers.jobs import Repeated
 from pysampler._workers.remote import Raised
 from pysampler.errors import StopActors
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pysampler import _core
     from pysampler._actors.records import Described
     from pysampler._frames.frames import Frames
-    from pysampler._policies.acting import Role
+    from pysampler._policies.worker_policy import PolicySetup
     from pysampler._vector.host import EnvHost, Leftovers
     from pysampler.sync import Segment
 
@@ -81,19 +81,19 @@ class Show:
     repeat: bool  # without waiting for newer weights
 
 
-class Alone(WorkerActing):
+class Alone(WorkerPolicy):
     """Acts in a worker that gets no further commands."""
 
     def __init__(
         self,
-        role: Role,
+        setup: PolicySetup,
         frames: Frames,
         segment: Segment,
         before: Alone | None,
         *,
-        again: Sequence[int],
+        replacement_seeds: Sequence[int],
     ) -> None:
-        super().__init__(role, frames, segment, before, again=again)
+        super().__init__(setup, frames, segment, before, replacement_seeds=replacement_seeds)
         self._segment = segment
         self._refresh_at = 0
         self._ring: Any = None
@@ -133,29 +133,29 @@ class Alone(WorkerActing):
         self._refresh_at = began + int(took / errand.share)
         self._progress.refreshing_ns[group] += took
 
-    def _begin_anew(self, crew: Crew, envs: slice, report: RolledOut) -> bool:
+    def _begin_anew(self, crew: Crew, envs: slice, report: RolloutReport) -> bool:
         """The envs take the place of lost ones, at the first frame; False if one raised."""
         failed = False
         for block, take in crew:
             block.restore(1)
-            failed = report.keep(1, take()) or failed
+            failed = report.add_leftovers(1, take()) or failed
         self.carry(1, 0, envs)
-        self._acting.forget(0, envs)
+        self._policy.begin_episodes(0, envs)
         if failed:
             self._stop_if_told(report)
         return not failed
 
-    def _step(self, crew: Crew, at: int, report: RolledOut) -> bool:
+    def _step(self, crew: Crew, at: int, report: RolloutReport) -> bool:
         """Let the envs step; False if one raised."""
         failed = False
         for block, take in crew:
             if block.step(at):
-                failed = report.keep(at, take()) or failed
+                failed = report.add_leftovers(at, take()) or failed
         if failed:
             self._stop_if_told(report)
         return not failed
 
-    def _stop_if_told(self, report: RolledOut) -> None:
+    def _stop_if_told(self, report: RolloutReport) -> None:
         """By what an env raised, which is no error then."""
         raised = [one for one in report.leftovers if not isinstance(one[3].error, StopActors)]
         if len(raised) < len(report.leftovers):
@@ -170,7 +170,7 @@ class Alone(WorkerActing):
         errand: Errand,
         *,
         again: bool,
-    ) -> RolledOut:
+    ) -> RolloutReport:
         """Act for all envs until told to stop, and hand over records.
 
         ``again``: they take the place of lost ones.
@@ -178,9 +178,9 @@ class Alone(WorkerActing):
         if self._packer is None:
             self._ring = errand.ring.attach(self._segment)
             _, begun = self._segment.array((self._frames.envs,), np.dtype(np.int64), errand.begun)
-            self._packer = Packer(errand.described, self._acting, self._frames, envs, begun)
+            self._packer = Packer(errand.described, self._policy, self._frames, envs, begun)
         packer, progress, steps = self._packer, self._progress, errand.described.steps
-        report = RolledOut()
+        report = RolloutReport()
         if again:
             if not self._begin_anew(crew, envs, report):
                 return report
@@ -205,7 +205,7 @@ class Alone(WorkerActing):
                 break
             self._at = at = at + 1
             made += 1
-            self._acting.after(at, envs)
+            self._policy.after_step(at, envs)
             packer.count(at)
             if at == end or (steps is None and now() - handed > _SOON):
                 first, self._packed = self._packed, at
@@ -237,12 +237,12 @@ class Alone(WorkerActing):
 
     def show(
         self, crew: Crew, envs: slice, env: gym.Env[Any, Any], show: Show, *, again: bool
-    ) -> RolledOut:
+    ) -> RolloutReport:
         """Episodes of the newest weights, one after the other, until told to stop."""
         os.setpriority(os.PRIO_PROCESS, 0, show.nice)
         ring = show.ring.attach(self._segment)
         state = Shown(*self._segment.array((4,), np.dtype(np.int64), show.state))
-        report = RolledOut()
+        report = RolloutReport()
         if again and not self._begin_anew(crew, envs, report):
             return report
         while not self._progress.stopped:
@@ -277,7 +277,7 @@ class Alone(WorkerActing):
         envs: slice,
         episode: npt.NDArray[Any],
         film: _Film,
-        report: RolledOut,
+        report: RolloutReport,
     ) -> bool:
         """An episode, from the first frame to the second and back; False if it had no end."""
         frames = self._frames
@@ -290,7 +290,7 @@ class Alone(WorkerActing):
                 return False
             if not self._step(crew, 1, report):
                 return False
-            self._acting.after(1, envs)
+            self._policy.after_step(1, envs)
             self.carry(1, 0, envs)
             episode["return"] += frames.rewards[1, 0]
             episode["length"] += 1
@@ -304,7 +304,7 @@ class Alone(WorkerActing):
 class TakePolicyAlone(TakePolicy):
     """The policy that acts on by itself for a worker's envs from now on."""
 
-    acting = Alone
+    policy_class = Alone
 
 
 class _OnItsOwn(Repeated):
@@ -322,7 +322,7 @@ class ActOn(_OnItsOwn):
     group: int
     errand: Errand
 
-    def run(self, host: EnvHost, block: int, frame: int) -> RolledOut:  # noqa: ARG002
+    def run(self, host: EnvHost, block: int, frame: int) -> RolloutReport:  # noqa: ARG002
         """Do it in the worker."""
         acting, again = _alone(host)
         return acting.act_on(_crew(host), _everyone(host), self.group, self.errand, again=again)
@@ -335,7 +335,7 @@ class ShowEpisodes(_OnItsOwn):
     group: int
     show: Show
 
-    def run(self, host: EnvHost, block: int, frame: int) -> RolledOut:  # noqa: ARG002
+    def run(self, host: EnvHost, block: int, frame: int) -> RolloutReport:  # noqa: ARG002
         """Do it in the worker."""
         acting, again = _alone(host)
         return acting.show(_crew(host), _everyone(host), host.envs[0], self.show, again=again)

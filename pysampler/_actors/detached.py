@@ -11,10 +11,13 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._actors.alone import TakePolicyAlone
-from pysampler._policies.acting import Progress, Role
-from pysampler._policies.borrowing import Borrower
-from pysampler._policies.policies import GENERATORS, STATE, Actor, has_weights, portable, weights_of
-from pysampler._policies.seeds import entropy_of
+from pysampler._policies.calling import PolicyCaller
+from pysampler._policies.progress import WorkerProgress
+from pysampler._policies.sampler import Sampler
+from pysampler._policies.seeds import entropy_from
+from pysampler._policies.signatures import GENERATORS, STATE
+from pysampler._policies.weights import has_weights, portable, weights_of
+from pysampler._policies.worker_policy import PolicySetup
 from pysampler._rollouts.places import copied, pickled, tell
 from pysampler._vector.results import first
 from pysampler._vector.vector_env import core_of
@@ -28,8 +31,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from pysampler._policies.borrowing import Begun
-    from pysampler._policies.policies import Said
+    from pysampler._policies.calling import PolicyOutputs
+    from pysampler._policies.sampler import PreparedFrames
     from pysampler._vector.vector_env import VectorEnv
     from pysampler._workers.jobs import Job
     from pysampler.sync import SharedRing
@@ -39,7 +42,7 @@ __all__ = ["Detached"]
 _METHODS = "state_dict() and load_state_dict()"
 
 
-def _ending(progress: Progress) -> Callable[[], bool]:
+def _ending(progress: WorkerProgress) -> Callable[[], bool]:
     def end() -> bool:
         progress.stop(drop=True)
         return True
@@ -87,7 +90,7 @@ class Settings(Mapping[str, "npt.NDArray[Any]"]):
         return f"<pysampler settings {self._arrays}>"
 
 
-class Detached(Borrower):
+class Detached(Sampler):
     """They act with weights from a board, until they are told to stop."""
 
     def __init__(
@@ -113,7 +116,7 @@ class Detached(Borrower):
             for name, value in settings.items()
         }
         self.settings = Settings(self._given, count)
-        Actor(policy, core_of(envs).spec, self._given)  # or an error
+        PolicyCaller(policy, core_of(envs).spec, self._given)  # or an error
         self.policy = policy
         self._seed = seed
         self._begun = self._stop = False
@@ -126,7 +129,7 @@ class Detached(Borrower):
         )
         self._board: Board | None = None
         self._in_workers = envs.num_workers > 0
-        self._borrow(envs, owned=owned)
+        self._lease_envs(envs, owned=owned)
 
     # -- beginning -------------------------------------------------------------------------------
 
@@ -148,18 +151,18 @@ class Detached(Borrower):
         envs = self.envs
         if self._core.at_work:  # a beginning that was interrupted
             self._drop()
-        actor = Actor(copied(self.policy), self._core.spec, self._given)
+        actor = PolicyCaller(copied(self.policy), self._core.spec, self._given)
         weights = weights_of(self.policy) if has_weights(self.policy) else None
 
-        def room(said: Said) -> int:
+        def room(said: PolicyOutputs) -> int:
             board = sum(array.nbytes + 8 for array in (weights or {}).values()) * 3
             fields = (len(self._given) + 1) * (8 * envs.num_envs + 256)
-            shared = board + fields + Progress.size_of(len(self._core.groups)) + (1 << 16)
+            shared = board + fields + WorkerProgress.size_of(len(self._core.groups)) + (1 << 16)
             return shared + self._room(said)
 
-        begun = self._open_with(actor, self._seed, self._frames, room)
+        begun = self._prepare_frames(actor, self._seed, self._frames, room)
         segment = begun.segment
-        self._progress = Progress(len(self._core.groups), segment)
+        self._progress = WorkerProgress(len(self._core.groups), segment)
         self._lease.stop = _ending(self._progress)
         self._board = Board(weights, segment) if weights else None
         places = {}
@@ -172,18 +175,18 @@ class Detached(Borrower):
         self.settings = Settings(shared, envs.num_envs)
         if self._board is not None and weights is not None:
             self._board.publish(weights)
-        role = Role(
+        setup = PolicySetup(
             pickled(portable(self.policy)),
-            begun.acting.said,
+            begun.policy.outputs,
             None if self._board is None else self._board.place(),
             self._progress.offset,
             groups=len(self._core.groups),
-            entropy=entropy_of(self._seed),
-            told=0,
-            apart=self._in_workers,
+            entropy=entropy_from(self._seed),
+            policies_before=0,
+            own_process=self._in_workers,
             settings=places,
         )
-        tell(self._core.pool, TakePolicyAlone, role)
+        tell(self._core.pool, TakePolicyAlone, setup)
         self._ring, self._job_for = self._placed(begun)
         self._core.pool.watch_also(self._ring.producer())
         workers = np.array(self._core.pool.worker_of)
@@ -196,10 +199,10 @@ class Detached(Borrower):
     # Frames to lay out, bytes beside them, and what lies there: a ring, and what makes jobs of it.
     _frames = 2
 
-    def _room(self, said: Said) -> int:
+    def _room(self, said: PolicyOutputs) -> int:
         raise NotImplementedError
 
-    def _placed(self, begun: Begun) -> tuple[SharedRing, Callable[[int], Job]]:
+    def _placed(self, begun: PreparedFrames) -> tuple[SharedRing, Callable[[int], Job]]:
         raise NotImplementedError
 
     def _send(self) -> None:

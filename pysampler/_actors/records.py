@@ -20,15 +20,18 @@ each leaf is a field: ``observations['camera']``.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._frames.spec import build, places
+from pysampler._frames.spec import places
 from pysampler._numbers import plain_array
-from pysampler._policies.policies import STATE, rebuilt
+from pysampler._policies.signatures import STATE
+from pysampler._policies.trees import batch_from, tree_from
 from pysampler._rollouts.rollout import gae
+from pysampler._torch import tensor_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,7 +40,8 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Frames
     from pysampler._frames.spec import Spec
-    from pysampler._policies.policies import Acting, Said
+    from pysampler._policies.calling import PolicyOutputs
+    from pysampler._policies.frame_policy import FramePolicy
 
 __all__ = ["Described", "Packer", "Records"]
 
@@ -53,7 +57,7 @@ class Described:
     """What there is in a record: of these spaces and policy, and so many steps (None: of one)."""
 
     spec: Spec
-    said: Said
+    said: PolicyOutputs
     steps: int | None
 
     def __post_init__(self) -> None:
@@ -109,7 +113,7 @@ class Packer:
     def __init__(
         self,
         described: Described,
-        acting: Acting,
+        acting: FramePolicy,
         frames: Frames,
         envs: slice,
         begun: npt.NDArray[np.int64],
@@ -283,12 +287,7 @@ class Records:
 
     def torch(self, device: Any = None) -> Records:
         """With tensors: of the same memory, or copies on a device."""
-        import torch  # noqa: PLC0415 - only where it is asked for
-
-        def tensor(array: npt.NDArray[Any]) -> Any:
-            one = torch.from_numpy(array)
-            return one if device is None else one.to(device, non_blocking=True)
-
+        tensor = functools.partial(tensor_from, device=device, non_blocking=True)
         return Records(self.rows, self._described, tensor)
 
     @property
@@ -313,10 +312,10 @@ class Records:
         if name in trees:
             tree = trees[name]
             names = [name + place for place in places(tree)]
-            return build(tree, lambda i: self._one(names[i]), lambda _: None)
+            return batch_from(tree, lambda i: self._one(names[i]))
         if name == STATE and described.said.state is not None:
             structure, fields = described.said.state
-            return rebuilt(structure, (self._one(f"{STATE}{i}") for i in range(len(fields))))
+            return tree_from(structure, (self._one(f"{STATE}{i}") for i in range(len(fields))))
         if name in (self.rows.dtype.names or ()):
             return self._one(name)
         raise AttributeError(f"records have no {name!r}, but {sorted(self.rows.dtype.names or ())}")

@@ -18,7 +18,7 @@ from pysampler._actors.actors import Actors
 from pysampler._actors.alone import EPISODE, Show, ShowEpisodes, Shown
 from pysampler._actors.detached import Detached
 from pysampler._numbers import true_or_false, whole_number
-from pysampler._policies.borrowing import vector_env_of
+from pysampler._policies.sampler import vector_env_of
 from pysampler._vector import arguments
 from pysampler._vector.make import vector_options
 from pysampler.errors import (
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from pysampler._policies.borrowing import Begun
-    from pysampler._policies.policies import Said
+    from pysampler._policies.calling import PolicyOutputs
+    from pysampler._policies.sampler import PreparedFrames
     from pysampler._vector.vector_env import VectorEnv
     from pysampler._workers.jobs import Job
 
@@ -299,10 +299,10 @@ class Watcher(Detached):
         if self._followed is not None and (actors := self._followed()) is not None:
             actors.unfollowed_by(self.follow)
 
-    def _room(self, said: Said) -> int:  # noqa: ARG002
+    def _room(self, said: PolicyOutputs) -> int:  # noqa: ARG002
         return SharedRing.size_of(_SLOTS, EPISODE, (), 2, None, None) + 4096
 
-    def _placed(self, begun: Begun) -> tuple[SharedRing, Callable[[int], Job]]:
+    def _placed(self, begun: PreparedFrames) -> tuple[SharedRing, Callable[[int], Job]]:
         ring = SharedRing(_SLOTS, EPISODE, (), begun.segment, producers=2)
         self._state = Shown(*begun.segment.array((4,), np.dtype(np.int64), None))
         show = Show(

@@ -1,4 +1,4 @@
-"""Seeds of policies, and of what begins anew."""
+"""Seeds of policies, and of samplers that begin anew."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler._torch import loaded_torch
 from pysampler._workers.seeds import number_from
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["again", "entropy_of", "number_of", "seed_own"]
+__all__ = ["entropy_from", "restart_entropy", "seed_from", "seed_policy"]
 
 
-def entropy_of(seed: int | Sequence[int | None] | None) -> int | list[int]:
-    """Return what random numbers are drawn from, of a seed or seeds of envs; fresh without one."""
+def entropy_from(seed: int | Sequence[int | None] | None) -> int | list[int]:
+    """Return entropy for random numbers: of a seed, or of the seeds of envs; fresh without one."""
     seeds = [seed] if seed is None or isinstance(seed, (int, np.integer)) else list(seed)
     if all(one is None for one in seeds):
         return int(np.random.SeedSequence().generate_state(4, np.uint64)[0])
@@ -29,26 +30,27 @@ def entropy_of(seed: int | Sequence[int | None] | None) -> int | list[int]:
     return entropy[0] - 1 if isinstance(seed, (int, np.integer)) else entropy
 
 
-def again(entropy: int | list[int], times: int) -> int | list[int]:
-    """Return other entropy for what begins anew, the same for a seed every time."""
-    return [*(entropy if isinstance(entropy, list) else [entropy]), times] if times else entropy
+def restart_entropy(entropy: int | list[int], restarts: int) -> int | list[int]:
+    """Return the entropy of a sampler after some restarts: another one for each of them."""
+    own = entropy if isinstance(entropy, list) else [entropy]
+    return [*own, restarts] if restarts else entropy
 
 
-def number_of(entropy: int | list[int]) -> int:
+def seed_from(entropy: int | list[int]) -> int:
     """Return a seed for envs."""
     return number_from(np.random.SeedSequence(entropy))
 
 
-def seed_own(policy: Any, seeds: np.random.SeedSequence, *, apart: bool) -> None:
+def seed_policy(policy: Any, seeds: np.random.SeedSequence, *, own_process: bool) -> None:
     """Seed the generators of a copy of a policy: by its method ``seed``, or each that is found.
 
-    ``apart``: in a process of its own, where also those of modules are not the user's.
+    In a process of its own the generators of modules are seeded too; elsewhere the user has them.
     """
     owner = policy.__self__ if isinstance(policy, MethodType) else policy
     if callable(own := getattr(owner, "seed", None)):
         own(number_from(seeds))
         return
-    for generator in _generators_of(policy, apart=apart):
+    for generator in _generators_of(policy, own_process=own_process):
         number = number_from(seeds.spawn(1)[0])
         if isinstance(generator, np.random.Generator):
             bits = generator.bit_generator
@@ -64,10 +66,10 @@ _FOREIGN = sys.stdlib_module_names | {"gymnasium", "numpy", "pysampler", "torch"
 _CONTAINERS = dict, list, tuple, set, frozenset
 
 
-def _generators_of(policy: Any, *, apart: bool) -> list[Any]:
-    """Return all that it refers to: its attributes, and what its functions use."""
+def _generators_of(policy: Any, *, own_process: bool) -> list[Any]:
+    """Return all generators in the attributes of a policy and in what its functions use."""
     kinds: tuple[type, ...] = np.random.Generator, np.random.RandomState, random.Random
-    if (torch := sys.modules.get("torch")) is not None:
+    if (torch := loaded_torch()) is not None:
         kinds = *kinds, torch.Generator
     found: list[Any] = []
     seen: dict[int, Any] = {}
@@ -80,12 +82,12 @@ def _generators_of(policy: Any, *, apart: bool) -> list[Any]:
         if isinstance(one, kinds):
             found.append(one)
         else:
-            left += reversed(_held_by(one, apart=apart))
+            left += reversed(_held_by(one, own_process=own_process))
     return found
 
 
-def _held_by(one: Any, *, apart: bool) -> list[Any]:
-    """Return what an object refers to in which generators of a policy may lie."""
+def _held_by(one: Any, *, own_process: bool) -> list[Any]:
+    """Return what an object refers to and generators of a policy may lie in."""
     if isinstance(one, Mapping):
         return list(one.values())
     if isinstance(one, _CONTAINERS):
@@ -103,12 +105,12 @@ def _held_by(one: Any, *, apart: bool) -> list[Any]:
         for cell in one.__closure__ or ():
             with contextlib.suppress(ValueError):  # an empty one
                 held.append(cell.cell_contents)
-        if apart or not _is_home(one):
+        if own_process or not _is_home(one):
             held += [one.__globals__.get(name) for name in _names(one.__code__)]
         return held
     if isinstance(one, type):
         home = sys.modules.get(one.__module__)
-        if not apart and getattr(home, one.__name__, None) is one:
+        if not own_process and getattr(home, one.__name__, None) is one:
             return []
         return [value for kind in one.__mro__[:-1] for value in vars(kind).values()]
     slots = [getattr(one, name, None) for name in getattr(type(one), "__slots__", ())]
@@ -116,11 +118,12 @@ def _held_by(one: Any, *, apart: bool) -> list[Any]:
 
 
 def _is_home(function: FunctionType) -> bool:
-    """Whether a function uses the globals of its module, and not copies of them."""
+    """Return whether a function uses the globals of its module, and not copies of them."""
     home = sys.modules.get(function.__module__)
     return home is not None and function.__globals__ is vars(home)
 
 
 def _names(code: CodeType) -> list[str]:
+    """Return the global names that code uses, with the functions inside of it."""
     inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one)]
     return [*code.co_names, *inner]

@@ -21,16 +21,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
-from pysampler._policies.acting import Progress, Role, RollOut, TakePolicy, copied_infos, mark_lost
-from pysampler._policies.policies import (
-    copy_weights,
-    get_torch_threads,
-    is_module,
-    portable,
-    set_torch_threads,
-    weights_of,
+from pysampler._policies.frame_policy import mark_lost
+from pysampler._policies.progress import WorkerProgress
+from pysampler._policies.seeds import seed_policy
+from pysampler._policies.weights import copy_weights, portable, weights_of
+from pysampler._policies.worker_policy import (
+    PolicySetup,
+    RolloutJob,
+    TakePolicy,
+    copied_infos,
 )
-from pysampler._policies.seeds import seed_own
+from pysampler._torch import get_torch_threads, is_module, set_torch_threads
 from pysampler._vector.jobs import Reset
 from pysampler._vector.results import first
 from pysampler._workers.jobs import Failure
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._frames.frames import Frames
-    from pysampler._policies.policies import Acting, Actor
+    from pysampler._policies.calling import PolicyCaller
+    from pysampler._policies.frame_policy import FramePolicy
     from pysampler._vector.core import VectorCore
     from pysampler._workers.jobs import Answer
     from pysampler.sync import Segment
@@ -66,7 +68,7 @@ class Way:
     core: VectorCore
     num_workers: int
     policy: Any
-    actor_of: weakref.WeakMethod[Callable[[Any], Actor]]
+    actor_of: weakref.WeakMethod[Callable[[Any], PolicyCaller]]
     horizon: int
     overlap: bool
     partial: bool  # act for the envs that are ready, and not for all in turn
@@ -83,7 +85,7 @@ class Centre:
     def __init__(
         self,
         way: Way,
-        acting: Acting,
+        acting: FramePolicy,
         frames: Frames,
         asked: Any,
         entropy: int | list[int],
@@ -121,12 +123,12 @@ class Centre:
         if self._thread is not None and is_module(self._policy):
             make = way.actor_of()
             assert make is not None
-            acting.actor = make(copy.deepcopy(self._policy))
+            acting.caller = make(copy.deepcopy(self._policy))
         self._seeds = np.random.SeedSequence(entropy)  # of copies
         if self._thread is not None and is_module(self._policy):
-            seed_own(acting.actor.policy, self._seeds.spawn(1)[0], apart=False)
-        acting.actor.draw_with(entropy, frames.envs)
-        if acting.actor.draws:  # what has been said was of other numbers
+            seed_policy(acting.caller.policy, self._seeds.spawn(1)[0], own_process=False)
+        acting.caller.seed_generators(entropy, frames.envs)
+        if acting.caller.uses_generators:  # what has been said was of other numbers
             self._asked = None
 
     @property
@@ -139,7 +141,7 @@ class Centre:
             self._base = base
             return
         if is_module(self._policy):
-            copy_weights(self.acting.actor.policy, self._policy)
+            copy_weights(self.acting.caller.policy, self._policy)
         else:
             self._copy()
         self._thread.do(lambda: self._fill(base))
@@ -150,8 +152,8 @@ class Centre:
         if now_is is None or now_is != self._copied_from:
             self._copied_from = now_is
             policy = copied(self._policy)
-            seed_own(policy, self._seeds.spawn(1)[0], apart=False)
-            self.acting.actor.policy = policy
+            seed_policy(policy, self._seeds.spawn(1)[0], own_process=False)
+            self.acting.caller.policy = policy
 
     def finish(self) -> None:
         if self._thread is None:
@@ -218,7 +220,7 @@ class Centre:
         self.seconds["waiting"] += (now() - began) / 1e9
         if answers:
             self._settle(answers, dict.fromkeys(groups, at))
-        self.acting.after(at, envs)
+        self.acting.after_step(at, envs)
 
     # -- the envs that are ready -------------------------------------------------------------------
 
@@ -308,9 +310,9 @@ class Centre:
             self._frame[group] += 1
             self._done[group] += 1
             if self._done[group] == 0:
-                self.acting.forget(int(self._frame[group]), self._rows(group))
+                self.acting.begin_episodes(int(self._frame[group]), self._rows(group))
             else:
-                self.acting.after(int(self._frame[group]), self._rows(group))
+                self.acting.after_step(int(self._frame[group]), self._rows(group))
         return groups
 
     def _rows(self, group: int) -> slice:
@@ -383,7 +385,7 @@ class Workers:
     def __init__(
         self,
         way: Way,
-        acting: Acting,
+        acting: FramePolicy,
         frames: Frames,
         segment: Segment,
         weights: dict[str, npt.NDArray[Any]] | None,
@@ -400,7 +402,7 @@ class Workers:
         self._horizon = way.horizon
         self._policy = way.policy
         self._board = None if not weights else Board(weights, segment)
-        self._progress = Progress(len(self._groups), segment)
+        self._progress = WorkerProgress(len(self._groups), segment)
         self._last = 0
         self._pickled = b""
         self._entropy = entropy
@@ -412,17 +414,17 @@ class Workers:
     def _tell(self, policy: bytes) -> None:
         """Give the workers the policy."""
         self._pickled = policy
-        role = Role(
+        setup = PolicySetup(
             policy,
-            self.acting.said,
+            self.acting.outputs,
             None if self._board is None else self._board.place(),
             self._progress.offset,
             groups=len(self._groups),
             entropy=self._entropy,
-            told=self._told,
-            apart=self._apart,
+            policies_before=self._told,
+            own_process=self._apart,
         )
-        tell(self._pool, TakePolicy, role)
+        tell(self._pool, TakePolicy, setup)
         self._told += 1
 
     def start(self, base: int) -> None:
@@ -432,7 +434,7 @@ class Workers:
             self._tell(now_is)
         self._progress.steps[:] = -1
         parts = [(group, base) for group in range(len(self._groups))]
-        jobs = {group: RollOut(self._horizon, group, self._last) for group, _ in parts}
+        jobs = {group: RolloutJob(self._horizon, group, self._last) for group, _ in parts}
         self._last = base + self._horizon
         with self._core.enter("rollouts"):
             self._pool.request(parts, jobs)
@@ -468,9 +470,9 @@ class Workers:
         return True
 
 
-def tell(pool: Any, note: type[TakePolicy], role: Role) -> None:
+def tell(pool: Any, note: type[TakePolicy], setup: PolicySetup) -> None:
     """Give workers a policy, and those that replace lost ones."""
-    pool.note(lambda envs: note(replace(role, first=envs.start)), standing=True)
+    pool.note(lambda envs: note(replace(setup, first_env=envs.start)), standing=True)
 
 
 class _Thread:

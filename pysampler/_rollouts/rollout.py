@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pysampler._numbers import fitting_array, is_real, plain_array
+from pysampler._policies.trees import mapped
+from pysampler._torch import tensor_from, to_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,29 +108,29 @@ class Rollout:
     @property
     def steps(self) -> int:
         """How many were made, by all envs: those that are ``valid``."""
-        return int(_plain(self.valid).sum())
+        return int(to_array(self.valid).sum())
 
     @property
     def cut(self) -> tuple[Any, Any]:
         """(steps, envs) of truncated episodes, in the order of ``cut_observations``."""
-        cut = _plain(self.truncated) & ~_plain(self.terminated)
-        step, env = np.nonzero(cut & (_plain(self.valid) | _plain(self.lost)))
+        cut = to_array(self.truncated) & ~to_array(self.terminated)
+        step, env = np.nonzero(cut & (to_array(self.valid) | to_array(self.lost)))
         return step, env
 
     @property
     def cut_observations(self) -> Any:
         """What truncated episodes ended with, whose value goes on from there: a row for each."""
         step, env = self.cut
-        return _mapped(lambda array: array[step, env], self.final_observations)
+        return mapped(lambda array: array[step, env], self.final_observations)
 
     @property
     def last_observations(self) -> Any:
         """What each env is at after its last step: a row for each."""
         lengths = self.lengths
         if (lengths == len(self.rewards)).all():
-            return _mapped(lambda array: array[-1], self.observations)
+            return mapped(lambda array: array[-1], self.observations)
         envs = np.arange(len(lengths))
-        return _mapped(lambda array: array[lengths, envs], self.observations)
+        return mapped(lambda array: array[lengths, envs], self.observations)
 
     def gae(
         self,
@@ -145,13 +147,13 @@ class Rollout:
         ``last_observations``, ``cut_values`` of ``cut_observations``. Tensors make tensors.
         """
         results = gae(
-            _plain(self.rewards),
-            _plain(values),
-            _plain(last_values),
-            _plain(self.terminated),
-            _plain(self.truncated),
-            _plain(cut_values),
-            valid=_plain(self.valid),
+            to_array(self.rewards),
+            to_array(values),
+            to_array(last_values),
+            to_array(self.terminated),
+            to_array(self.truncated),
+            to_array(cut_values),
+            valid=to_array(self.valid),
             cut=self.cut,
             lengths=self.lengths,
             gamma=gamma,
@@ -159,9 +161,7 @@ class Rollout:
         )
         if isinstance(values, np.ndarray):
             return results
-        import torch  # noqa: PLC0415 - which has made the values
-
-        advantages, returns = (torch.from_numpy(array).to(values) for array in results)
+        advantages, returns = (tensor_from(array).to(values) for array in results)
         return advantages, returns
 
     def episodes(self) -> Iterator[Episode]:
@@ -169,8 +169,8 @@ class Rollout:
 
         One whose worker was lost ends truncated before the step that was not made.
         """
-        over = _plain(self.terminated) | _plain(self.truncated)
-        starts, lost = _plain(self.starts), _plain(self.lost)
+        over = to_array(self.terminated) | to_array(self.truncated)
+        starts, lost = to_array(self.starts), to_array(self.lost)
         for env, length in enumerate(self.lengths.tolist()):
             ends = (np.flatnonzero(over[:length, env]) + 1).tolist()
             begin = 0
@@ -185,12 +185,12 @@ class Rollout:
         truncated = bool(self.truncated[end - 1, env])
         last = None
         if truncated and not terminated:
-            last = _mapped(lambda array: array[end - 1, env], self.final_observations)
+            last = mapped(lambda array: array[end - 1, env], self.final_observations)
         elif not terminated:
-            last = _mapped(lambda array: array[end, env], self.observations)
+            last = mapped(lambda array: array[end, env], self.observations)
 
         def part(tree: Any) -> Any:
-            return _mapped(lambda array: array[steps, env], tree)
+            return mapped(lambda array: array[steps, env], tree)
 
         return Episode(
             env,
@@ -218,10 +218,7 @@ class Rollout:
         if to_gpu:
             _register(self.memory)
 
-        def tensor(array: npt.NDArray[Any]) -> Any:
-            one = torch.from_numpy(array)
-            return one if device is None else one.to(device, non_blocking=True)
-
+        tensor = functools.partial(tensor_from, device=device, non_blocking=True)
         converted = self._converted(tensor)
         if to_gpu and self.memory.ctypes.data in _registered:
             _copying[self.memory.ctypes.data] = torch.cuda.current_stream(device).record_event()
@@ -234,20 +231,15 @@ class Rollout:
 
     def _converted(self, function: Callable[[Any], Any]) -> Self:
         kept = {"ended", "version", "lag", "seconds", "lengths", "memory"}
-        fields = {f.name for f in dataclasses.fields(self)} - kept
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return dataclasses.replace(
-            self, **{name: _mapped(function, getattr(self, name)) for name in fields}
+            self,
+            **{
+                name: mapped(function, tree)
+                for name, tree in fields.items()
+                if name not in kept and tree is not None
+            },
         )
-
-
-def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    if tree is None:
-        return None
-    if isinstance(tree, Mapping):
-        return {key: _mapped(function, child) for key, child in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_mapped(function, child) for child in tree)
-    return function(tree)
 
 
 _registered: dict[int, int] = {}  # with CUDA: address and size
@@ -282,10 +274,6 @@ def _unregister(address: int) -> None:
     _copying.pop(address, None)
     if _registered.pop(address, None) is not None:
         torch.cuda.cudart().cudaHostUnregister(address)
-
-
-def _plain(values: Any) -> npt.NDArray[Any]:
-    return values.detach().cpu().numpy() if hasattr(values, "detach") else np.asarray(values)
 
 
 def _marks(name: str, got: Any, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:

@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from pysampler import _core
-from pysampler._frames.spec import build
 from pysampler._numbers import is_real, true_or_false, whole_number
-from pysampler._policies.acting import Progress
-from pysampler._policies.borrowing import Borrower, vector_env_of
-from pysampler._policies.policies import Actor, is_module, no_odd, weights_of
-from pysampler._policies.seeds import again, entropy_of, number_of
+from pysampler._policies.calling import PolicyCaller
+from pysampler._policies.progress import WorkerProgress
+from pysampler._policies.sampler import Sampler, vector_env_of
+from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
+from pysampler._policies.trees import batch_from
+from pysampler._policies.weights import weights_of
 from pysampler._rollouts.places import Centre, Way, Workers, copied
 from pysampler._rollouts.rollout import Rollout, wait_for_copies
 from pysampler._rollouts.tally import InfoColumns, Tally
+from pysampler._torch import is_module
 from pysampler._vector.vector_env import VectorEnv, core_of
 from pysampler.errors import ClosedError
 from pysampler.sync import now
@@ -41,7 +43,7 @@ __all__ = ["Rollouts"]
 PolicyIn = Literal["main", "workers"]
 
 
-class Rollouts(Borrower):
+class Rollouts(Sampler):
     """An iterator over rollouts of ``horizon`` steps of all envs.
 
     It never ends, and begins with a reset. While it is open, the vector env resets envs in the step
@@ -55,8 +57,7 @@ class Rollouts(Borrower):
     Args:
         envs: A :class:`pysampler.VectorEnv`, or an env id, an ``EnvSpec`` or a function that makes
             an env: then a vector env is made of it, which is closed with the rollouts.
-        policy: A function of observations, or a torch module: see
-            :mod:`pysampler._policies.policies`.
+        policy: A callable or a torch module, as described below.
         horizon: The number of steps in a rollout.
         num_envs: How many envs to make.
         vector_kwargs: Further arguments of :class:`pysampler.VectorEnv`, for the envs to make.
@@ -81,6 +82,39 @@ class Rollouts(Borrower):
             None leaves torch as it is, and so does ``overlap``.
         seed: Seed of the first reset, and of the policy's random numbers in workers and in
             ``generators``.
+
+    **What a policy is called with.** ``policy(observations)``, a batch with a row for each env that
+    it acts for: all envs, or some of them. A ``torch.nn.Module`` is called with tensors on its
+    device, without gradients; anything else with NumPy arrays, or dicts and tuples of arrays where
+    the space is one. They are copies, which the policy may write to. Parameters named ``state`` and
+    ``generators`` have the meaning below; others must have a default, and are left alone.
+
+    **What it may return.** Actions, or ``(actions, extras)``, where ``extras`` is a dict of arrays
+    with a row for each env: ``{"values": values}`` becomes ``rollout.extras["values"]``. Arrays,
+    tensors and lists will do. Names, shapes and dtypes stay those of the first call. Where actions
+    are tuples, the policy must return ``(actions, extras)``. NaN in actions is an error.
+
+    **State.** A recurrent policy has a parameter named ``state``; or it has the attribute
+    ``recurrent = True``, and takes its state second. The state is an array, or a dict or tuple of
+    arrays, with a row for each env. The policy returns the new one as ``extras["state"]``, and gets
+    those rows in the next call for the same envs. An episode begins with the state that the
+    policy's method ``initial_state(count)`` returns. Without such a method it begins with zeros,
+    and the state is None in the very first call, before its shape is known.
+
+    **Random numbers.** A policy with a parameter named ``generators`` gets a list of
+    ``np.random.Generator``, one for each row. Each env has its own, which depends only on the seed
+    and on the index of the env: such a policy makes the same rollouts wherever it acts, with any
+    number of workers and groups. For other random policies, each worker seeds the global generators
+    of Python, NumPy and torch, and those that its copy of the policy refers to; or it calls the
+    policy's method ``seed(number)`` instead, if there is one.
+
+    **Copies.** With ``policy_in="workers"`` and with ``overlap`` a copy of the policy acts. Of a
+    module, its ``state_dict()`` is copied before each rollout; any other policy is copied as a
+    whole, whenever it has changed; a function with what it refers to in its own module. What other
+    modules hold is not copied: a worker has it as it was when the worker started.
+
+    **Where it acts.** In "main", in this process, and with ``overlap`` in another thread of it.
+    In "workers", in each worker for its own envs; a module is moved to the CPU there.
 
     >>> def policy(observations):
     ...     return (observations[:, 2] > 0).astype(int)
@@ -196,10 +230,10 @@ class Rollouts(Borrower):
             "these rollouts", "cannot sample rollouts: they are closed", ClosedError
         )
         self._failed: Exception | None = None  # what the next rollout could not be started for
-        self._borrow(envs, owned=owned)
+        self._lease_envs(envs, owned=owned)
 
-    def _actor_of(self, policy: Any) -> Actor:
-        return Actor(policy, self._spec)
+    def _actor_of(self, policy: Any) -> PolicyCaller:
+        return PolicyCaller(policy, self._spec)
 
     def __iter__(self) -> Iterator[Rollout]:
         return self
@@ -248,7 +282,7 @@ class Rollouts(Borrower):
         self._lag = lag
         self._version += 1
         self._under_way = True
-        self._place.acting.actor.settle()
+        self._place.acting.caller.find_device()
         wait_for_copies(self._place.frames.memory)
         self._place.start(self._slot * (self.horizon + 1))
 
@@ -268,7 +302,7 @@ class Rollouts(Borrower):
         marks = tally.count(base // (self.horizon + 1), frames, steps, place.lengths)
         rest, place.rest = place.rest, []
         columns = InfoColumns(self._core.results, frames, self._infos, rest, steps, marks)
-        said = place.acting.said
+        said = place.acting.outputs
         count = len(said.extras)
         spec = self._spec
         rewards = frames.rewards[steps]
@@ -315,25 +349,25 @@ class Rollouts(Borrower):
         seed = self._seed
         if self._beginnings > 0:  # the envs' own numbers are those of what came in between
             assert self._entropy is not None
-            seed = number_of(again(self._entropy, self._beginnings))
-        begun = self._open_with(
+            seed = seed_from(restart_entropy(self._entropy, self._beginnings))
+        begun = self._prepare_frames(
             *(actor, seed, self._slots * (self.horizon + 1)),
-            board_bytes + Progress.size_of(len(self._core.groups)) + (1 << 16),
+            board_bytes + WorkerProgress.size_of(len(self._core.groups)) + (1 << 16),
             infos="all" if self._infos else "none",
         )
         if self._entropy is None:
-            self._entropy = entropy_of(self._seed)
-        entropy = again(self._entropy, self._beginnings)
+            self._entropy = entropy_from(self._seed)
+        entropy = restart_entropy(self._entropy, self._beginnings)
         self._beginnings += 1
         self._slot = 0
         self._under_way = False
         self._busy = self._core.pool.busy_seconds()
         self._tally = Tally(self._slots, self.horizon, envs.num_envs)
-        frames, acting = begun.frames, begun.acting
+        frames, acting = begun.frames, begun.policy
         if self._policy_in == "workers":
             self._place = Workers(self._way, acting, frames, begun.segment, weights, entropy)
         else:
-            self._place = Centre(self._way, acting, frames, begun.asked, entropy)
+            self._place = Centre(self._way, acting, frames, begun.outputs, entropy)
         self._lease.stop = _ending(weakref.ref(self._place))
 
     def _signal(self) -> None:
@@ -398,7 +432,7 @@ def _ending(place: Callable[[], Centre | Workers | None]) -> Callable[[], bool]:
 
 
 def _tree(tree: Any, arrays: Sequence[npt.NDArray[Any]], steps: slice) -> Any:
-    return build(tree, lambda leaf: arrays[leaf][steps], no_odd)
+    return batch_from(tree, lambda leaf: arrays[leaf][steps])
 
 
 def _refuse(what: str, got: Any, expected: str) -> ValueError:

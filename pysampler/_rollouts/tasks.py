@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler._closing import Closing, Single
-from pysampler._frames.spec import build
 from pysampler._numbers import whole_number
-from pysampler._policies.policies import Actor, no_odd
-from pysampler._policies.seeds import again, entropy_of, number_of
+from pysampler._policies.calling import PolicyCaller
+from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
+from pysampler._policies.trees import batch_from, mapped
 from pysampler._rollouts.places import Centre
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler._vector import arguments
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._frames.spec import Spec
-    from pysampler._policies.policies import Arrays, Rows, Said
+    from pysampler._policies.calling import Arrays, PolicyOutputs, Rows
     from pysampler._rollouts.rollout import Episode, Rollout
 
 __all__ = ["Collected", "MultiTaskSampler", "Ready"]
@@ -64,7 +64,7 @@ class Collected:
             "offsets": offsets,
             **self._about(flat),
             **{
-                name: _mapped_all(lambda *parts: np.concatenate(parts), values)
+                name: mapped(lambda *parts: np.concatenate(parts), *values)
                 for name, values in _steps(flat).items()
             },
         }
@@ -84,7 +84,7 @@ class Collected:
         return {
             "mask": np.arange(longest) < lengths[:, None],
             **self._about(flat),
-            **{name: _mapped_all(pad, values) for name, values in _steps(flat).items()},
+            **{name: mapped(pad, *values) for name, values in _steps(flat).items()},
         }
 
     def _about(self, flat: Sequence[Episode]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Collected:
         lasts = [
             one.last_observation
             if one.last_observation is not None
-            else _mapped_all(lambda array: np.zeros_like(array[0]), [one.observations])
+            else mapped(lambda array: np.zeros_like(array[0]), one.observations)
             for one in flat
         ]
         return {
@@ -100,7 +100,7 @@ class Collected:
             "env": np.array([one.env for one in flat], np.int64),
             "terminated": np.array([one.terminated for one in flat], np.bool_),
             "truncated": np.array([one.truncated for one in flat], np.bool_),
-            "last_observations": _mapped_all(lambda *rows: np.stack(rows), lasts) if flat else None,
+            "last_observations": mapped(lambda *rows: np.stack(rows), *lasts) if flat else None,
         }
 
 
@@ -120,16 +120,6 @@ def _steps(flat: Sequence[Episode]) -> dict[str, list[Any]]:
         "rewards": [one.rewards for one in flat],
     }
     return {**columns, **{n: [one.extras[n] for one in flat] for n in flat[0].extras}}
-
-
-def _mapped_all(function: Callable[..., Any], trees: Sequence[Any]) -> Any:
-    """What a function makes of the leaves at the same place of all trees."""
-    one = trees[0]
-    if isinstance(one, dict):
-        return {key: _mapped_all(function, [tree[key] for tree in trees]) for key in one}
-    if isinstance(one, tuple):
-        return tuple(_mapped_all(function, list(parts)) for parts in zip(*trees, strict=True))
-    return function(*trees)
 
 
 class MultiTaskSampler(Single, Closing):
@@ -332,7 +322,7 @@ class MultiTaskSampler(Single, Closing):
         seed, self._begun = self._seed, self._begun + 1
         if self._begun == 1 or seed is None:
             return seed
-        return number_of(again(entropy_of(seed), self._begun))
+        return seed_from(restart_entropy(entropy_from(seed), self._begun))
 
     def _end_rollouts(self) -> None:
         if self._rollouts is not None:
@@ -358,7 +348,7 @@ class _TaskRollouts(Rollouts):
     opened = False  # by hand, and not finished
     _ready: list[int]  # groups that wait for actions
 
-    def _actor_of(self, policy: Any) -> Actor:
+    def _actor_of(self, policy: Any) -> PolicyCaller:
         return _TaskActor(policy, self._spec, self)
 
     def open(self) -> None:
@@ -378,7 +368,7 @@ class _TaskRollouts(Rollouts):
         centre = self._place
         assert isinstance(centre, Centre)
         at, envs = centre.rows_of(self._ready)
-        said = centre.acting.actor.checked((actions, extras), len(self._ids(envs)))
+        said = centre.acting.caller.checked((actions, extras), len(self._ids(envs)))
         with self._core.enter("step_send"):
             centre.acting.write(at, envs, *said)
             ready, self._ready = self._ready, []
@@ -409,10 +399,9 @@ class _TaskRollouts(Rollouts):
                 self._ready = centre.unfinished(centre.receive_some(deadline))
         at, envs = centre.rows_of(self._ready)
         frames = centre.frames
-        observations = build(
+        observations = batch_from(
             frames.spec.observation_tree,
             lambda leaf: frames.observations[leaf][at, envs].copy(),
-            no_odd,
         )
         return self._ids(envs), observations
 
@@ -428,16 +417,16 @@ class _TaskRollouts(Rollouts):
             raise
 
 
-class _TaskActor(Actor):
+class _TaskActor(PolicyCaller):
     """Tells the policy of tasks and parameters."""
 
-    _always = ("observations", "tasks", "params")
+    _positional = ("observations", "tasks", "params")
 
     def __init__(self, policy: Any, spec: Spec, owner: _TaskRollouts) -> None:
         super().__init__(policy, spec)
         self._owner = weakref.proxy(owner)
 
-    def describe(self, actions: Arrays, extras: Mapping[str, Any], state: Any) -> Said:
+    def describe(self, actions: Arrays, extras: Mapping[str, Any], state: Any) -> PolicyOutputs:
         """What it said, as fields."""
         if taken := sorted(_TAKEN & extras.keys()):
             raise ValueError(
@@ -446,10 +435,10 @@ class _TaskActor(Actor):
             )
         return super().describe(actions, extras, state)
 
-    def call(self, batch: Any, state: Any, envs: Rows) -> Any:
+    def _call(self, batch: Any, state: Any, envs: Rows) -> Any:
         """Ask the policy itself."""
         owner = self._owner
-        return self._called((batch, owner.task_of[envs], owner.params), state, envs)
+        return self._call_with((batch, owner.task_of[envs], owner.params), state, envs)
 
 
 def _takes_tasks(env: gym.Env[Any, Any]) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-import sys
 
 import numpy as np
+
+from pysampler._torch import loaded_torch
 
 __all__ = ["number_from", "seed_globals"]
 
@@ -15,7 +16,7 @@ def seed_globals(seeds: np.random.SeedSequence) -> None:
     number = number_from(seeds)
     random.seed(number)
     np.random.seed(number)
-    if (torch := sys.modules.get("torch")) is not None:
+    if (torch := loaded_torch()) is not None:
         torch.manual_seed(number)
 
 

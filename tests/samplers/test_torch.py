@@ -9,7 +9,7 @@ import torch
 from scripted import Scripted
 
 import pysampler
-from pysampler._policies.policies import needs_torch
+from pysampler._torch import needs_torch
 
 
 class Net(torch.nn.Module):

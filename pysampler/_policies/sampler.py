@@ -1,7 +1,7 @@
 """Base class of samplers that use a vector env exclusively: rollouts, actors, a watcher.
 
-It has a lease of the vector env, lets its envs work on frames laid out for what its policy says,
-and gives it back as it was. Meanwhile it cannot be stepped by others.
+A sampler has a lease of the vector env, whose envs work on frames that are laid out for what the
+policy returns, and gives it back as it was. Meanwhile nothing else can step the envs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from gymnasium.vector.vector_env import AutoresetMode
 
 from pysampler._closing import Closing, Single, ends_by_signal
-from pysampler._policies.policies import Acting, Actor, needs_torch
+from pysampler._policies.frame_policy import FramePolicy
+from pysampler._torch import needs_torch
 from pysampler._vector.core import Layout
 from pysampler._vector.lease import Lease
 from pysampler._vector.make import make_vec, vector_options
@@ -26,26 +27,26 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from pysampler._frames.frames import Frames
-    from pysampler._policies.policies import Said
+    from pysampler._policies.calling import Outputs, PolicyCaller, PolicyOutputs
     from pysampler.sync import Segment
 
-__all__ = ["Begun", "Borrower", "vector_env_of"]
+__all__ = ["PreparedFrames", "Sampler", "vector_env_of"]
 
 
 @dataclass(frozen=True)
-class Begun:
+class PreparedFrames:
     """Frames laid out for a policy, with the observations of a reset in the first of them."""
 
     frames: Frames
     segment: Segment
-    acting: Acting
-    asked: Any  # what the policy said to those observations
+    policy: FramePolicy
+    outputs: Outputs  # what the policy returned for those observations
 
 
-class Borrower(Single, Closing):
-    """Has a vector env until it is closed."""
+class Sampler(Single, Closing):
+    """Uses a vector env exclusively, until it is closed."""
 
-    # What it is for and what it is, in errors.
+    # How errors name what it does, itself, and what is under way.
     _purpose = "sample rollouts"
     _name = "rollouts"
     _what = "a rollout"
@@ -53,8 +54,8 @@ class Borrower(Single, Closing):
     _closed = True  # until it is open
     _hurry = False  # Ctrl-C ends it: an env in a long step does not hold that up
 
-    def _borrow(self, envs: VectorEnv, *, owned: bool) -> None:
-        """From now on; ``owned``: closed with this one."""
+    def _lease_envs(self, envs: VectorEnv, *, owned: bool) -> None:
+        """Lease a vector env, which is closed with the sampler if it is ``owned``."""
         if envs.worker is not None:
             raise ValueError(
                 f"cannot {self._purpose}: what a `worker` function runs resets its env by itself; "
@@ -75,6 +76,7 @@ class Borrower(Single, Closing):
         self._closed = False
 
     def _take_over(self) -> None:
+        """Take a lease of the vector env, which must be idle."""
         self._lease = Lease(self._name, self._what)
         self._core.lend(self._lease)
 
@@ -100,6 +102,7 @@ class Borrower(Single, Closing):
 
     @property
     def _mine(self) -> bool:
+        """Whether this process made the vector env, and is not a fork of that."""
         return self._core.guard.mine
 
     def _expect_open(self) -> None:
@@ -110,18 +113,18 @@ class Borrower(Single, Closing):
 
     # -- beginning -------------------------------------------------------------------------------
 
-    def _open_with(
+    def _prepare_frames(
         self,
-        actor: Actor,
+        caller: PolicyCaller,
         seed: int | list[int | None] | None,
         count: int,
-        room: int | Callable[[Said], int],
+        beside: int | Callable[[PolicyOutputs], int],
         *,
         infos: Literal["all", "none"] = "none",
-    ) -> Begun:
-        """Reset the envs, ask a policy for the first time, lay out frames for what it says.
+    ) -> PreparedFrames:
+        """Reset the envs, call a policy for the first time, lay out frames for what it returns.
 
-        ``room``: bytes for other things beside the frames.
+        ``count`` is the number of frames, ``beside`` how many bytes other things take beside them.
         """
         envs, core, lease = self.envs, self._core, self._lease
         with self.calling_envs():
@@ -130,34 +133,34 @@ class Borrower(Single, Closing):
         seen = [leaf[results.frame].copy() for leaf in results.frames.observations]
         versions = results.frames.options_versions[results.frame].copy()
         everyone = slice(0, envs.num_envs)
-        own = [array.copy() for array in seen]  # which the policy may do with what it likes
-        initial = actor.initial_state(envs.num_envs)
-        actor.draw_with(None, envs.num_envs)
-        asked = actor(own, initial, everyone)
-        said = actor.describe(*asked)
-        size = room if isinstance(room, int) else room(said)
+        own = [array.copy() for array in seen]  # the policy may write to its copies
+        initial = caller.initial_state(envs.num_envs)
+        caller.seed_generators(None, envs.num_envs)
+        returned = caller(own, initial, everyone)
+        outputs = caller.describe(*returned)
+        size = beside if isinstance(beside, int) else beside(outputs)
         lease.laid_out = True
-        layout = Layout(count, AutoresetMode.SAME_STEP, infos, said.fields, size)
+        layout = Layout(count, AutoresetMode.SAME_STEP, infos, outputs.fields, size)
         frames, segment = core.lay_out(layout)
         for leaf, rows in zip(frames.observations, seen, strict=True):
             leaf[0] = rows
         frames.options_versions[0] = versions
-        acting = Acting(actor, said, frames)
-        acting.forget(0, everyone, initial)
-        return Begun(frames, segment, acting, asked)
+        policy = FramePolicy(caller, outputs, frames)
+        policy.begin_episodes(0, everyone, initial)
+        return PreparedFrames(frames, segment, policy, returned)
 
     # -- ending ----------------------------------------------------------------------------------
 
     def _signal(self) -> None:
-        """Tell what is under way to end, without waiting and without a lock."""
+        """Signal what is under way to end, without waiting and without a lock."""
         raise NotImplementedError
 
     def _end(self) -> bool:
-        """Let what is under way end; whether nothing but the pool is at work."""
+        """End what is under way; return whether nothing but the pool is at work."""
         raise NotImplementedError
 
     def _drop(self) -> None:
-        """What is under way is not wanted: wait for its end."""
+        """Drop what is under way, and wait for its end."""
         self._core.drop_work(self._what, stopped=self._end())
 
     def _give_back(self) -> None:
@@ -169,7 +172,7 @@ class Borrower(Single, Closing):
         self._core.take_back(self._lease, stopped=self._end())
 
     def let_go(self) -> None:
-        """Close, but for the vector env."""
+        """Give the vector env back without closing it."""
         if self._closed or not self._mine:
             return
         self._lease.over = True  # first: where the rest is interrupted, the vector env does it
@@ -217,8 +220,8 @@ def vector_env_of(
 ) -> Iterator[tuple[VectorEnv, bool]]:
     """Hand out a vector env that was given or is made, and whether it was made here.
 
-    One that was made is closed if an exception ends the block. ``policy``: what its workers will
-    act with. ``kwargs``: of the envs.
+    One that was made is closed if an exception ends the block. ``policy`` is what its workers will
+    act with, if they will; ``kwargs`` are those of the envs.
     """
     if isinstance(envs, VectorEnv):
         if num_envs is not None or vector_kwargs is not None:

@@ -1,0 +1,257 @@
+"""Calling a policy, and checking what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler._frames.spec import Field, leaves
+from pysampler._policies.signatures import GENERATORS, STATE, signature_of
+from pysampler._policies.trees import batch_from, leaves_in, mapped, structure_of
+from pysampler._torch import is_module, is_tensor, loaded_torch, tensor_from
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from pysampler._frames.spec import Spec
+
+    Arrays = Sequence[npt.NDArray[Any]]
+    # Which envs, and the frame each of them is at: all at one, or an array with that of each.
+    Rows = slice | npt.NDArray[np.int64]
+    At = int | npt.NDArray[np.int64]
+    # Actions leaf by leaf, extras by name, and the new state: a tree, or None.
+    Outputs = tuple[list[npt.NDArray[Any]], dict[str, npt.NDArray[Any]], Any]
+
+__all__ = ["PolicyCaller", "PolicyOutputs"]
+
+
+@dataclass(frozen=True)
+class PolicyOutputs:
+    """What a policy returns, as fields: determined by its first call, the same ever after."""
+
+    actions: tuple[np.dtype[Any], ...]  # of the leaves
+    extras: tuple[tuple[str, Field], ...]
+    state: tuple[Any, tuple[Field, ...]] | None  # its structure, and leaves
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields of the frames' extras: those of the policy, then its state."""
+        return (*(field for _, field in self.extras), *(self.state[1] if self.state else ()))
+
+
+class PolicyCaller:
+    """Calls a policy with arrays, and returns checked arrays.
+
+    Args:
+        policy: A callable or a torch module.
+        spec: The spaces of the envs.
+        settings: What the policy is called with by name: arrays with a row for each env.
+    """
+
+    _positional: tuple[str, ...] = ("observations",)  # what a policy is called with by position
+
+    def __init__(
+        self, policy: Any, spec: Spec, settings: Mapping[str, npt.NDArray[Any]] | None = None
+    ) -> None:
+        if not callable(policy):
+            raise TypeError(
+                f"cannot act: the policy is a {type(policy).__name__}, expected a function of "
+                "observations, or a torch module"
+            )
+        self.policy = policy
+        self._spec = spec
+        self._is_module = is_module(policy)
+        self._settings = dict(settings or {})
+        self._signature = signature_of(policy, self._positional, self._settings)
+        self._generators: list[np.random.Generator] = []
+        self.find_device()
+
+    def find_device(self) -> None:
+        """Look where a module is: it may be moved between rollouts."""
+        self._device = None
+        if self._is_module:
+            device = next((p.device for p in self.policy.parameters()), None)
+            self._device = None if device is None or device.type == "cpu" else device
+
+    @property
+    def uses_generators(self) -> bool:
+        """Whether the policy takes its random numbers from generators of the envs."""
+        return self._signature.generators
+
+    def seed_generators(self, entropy: Any, envs: int) -> None:
+        """Give each env a generator of its own, seeded by this entropy and the index of the env."""
+        if self.uses_generators:
+            seeds = (np.random.SeedSequence(entropy, spawn_key=(env,)) for env in range(envs))
+            self._generators = list(map(np.random.default_rng, seeds))
+
+    def share_generators(self, other: PolicyCaller) -> None:
+        """Draw from the generators of another caller from now on."""
+        self._generators = other._generators
+
+    def initial_state(self, count: int) -> Any:
+        """Return the state of ``count`` envs that begin an episode; None if the policy has none."""
+        initial = getattr(self.policy, "initial_state", None)
+        if initial is None:
+            return None
+        return mapped(lambda part: _rows("initial_state", part, count), initial(count))
+
+    def __call__(self, observations: Arrays, state: Any, envs: Rows) -> Outputs:
+        """Return actions, extras and new state for observations of these envs."""
+        if self._device is None:
+            observations = [one if one.flags.owndata else one.copy() for one in observations]
+        if not self._is_module:
+            returned = self._call(self._batch(observations), state, envs)
+        else:
+            with loaded_torch().no_grad():
+                batch = self._batch(list(map(self._tensor, observations)))
+                before = None if state is None else mapped(self._tensor, state)
+                returned = self._call(batch, before, envs)
+        return self.checked(returned, len(observations[0]))
+
+    def _tensor(self, array: npt.NDArray[Any]) -> Any:
+        return tensor_from(array, self._device)
+
+    def _batch(self, observations: Sequence[Any]) -> Any:
+        return batch_from(self._spec.observation_tree, observations.__getitem__)
+
+    def _call(self, batch: Any, state: Any, envs: Rows) -> Any:
+        """Call the policy itself."""
+        return self._call_with((batch,), state, envs)
+
+    def _call_with(self, positional: tuple[Any, ...], state: Any, envs: Rows) -> Any:
+        named = {name: self._setting(array[envs]) for name, array in self._settings.items()}
+        if self._signature.generators:
+            rows = np.arange(len(self._generators))[envs]
+            named[GENERATORS] = [self._generators[row] for row in rows]
+        if self._signature.state == "by name":
+            named[STATE] = state
+        elif self._signature.state is not None:
+            positional = (*positional, state)
+        return self.policy(*positional, **named)
+
+    def _setting(self, rows: npt.NDArray[Any]) -> Any:
+        rows = rows.copy()  # which the policy may change
+        return self._tensor(rows) if self._is_module else rows
+
+    def checked(self, returned: Any, count: int) -> Outputs:
+        """Return what a policy returned for ``count`` envs as arrays, or raise what is wrong."""
+        actions = returned
+        extras: Mapping[Any, Any] = {}
+        if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
+            actions, extras = returned
+        elif self._spec.action_tree[0] == "tuple":
+            raise TypeError(
+                "cannot act: actions are tuples here, so that the policy has to return "
+                "(actions, extras); extras may be an empty dict"
+            )
+        elif isinstance(returned, tuple):
+            got = ", ".join(type(one).__name__ for one in returned)
+            raise TypeError(
+                f"cannot act: the policy returned ({got}), expected actions, or (actions, extras) "
+                "with a dict of what it says beside them, such as {'values': values}"
+            )
+        if wrong := [name for name in extras if not isinstance(name, str)]:
+            raise TypeError(
+                f"cannot act: the policy's extras have the key {wrong[0]!r}, expected str"
+            )
+        if STATE in extras and self._signature.state is None:
+            raise TypeError(
+                "cannot act: the policy says its state and takes none, expected a parameter "
+                "named 'state' or the attribute recurrent = True"
+            )
+        parts = zip(leaves(self._spec.action_tree, actions), self._spec.actions, strict=True)
+        checked = [_checked_actions(value, place, field, count) for (place, value), field in parts]
+        arrays = {
+            name: _rows(name, value, count) for name, value in extras.items() if name != STATE
+        }
+        state = None
+        if STATE in extras:
+            state = mapped(lambda part: _rows(STATE, part, count), extras[STATE])
+        return checked, arrays, state
+
+    def describe(
+        self, actions: Arrays, extras: Mapping[str, npt.NDArray[Any]], state: Any
+    ) -> PolicyOutputs:
+        """Return the fields of what the policy returned in its first call."""
+        if state is None and self._signature.requires_state:
+            raise TypeError(
+                "cannot act: the policy takes a state and returns none, expected (actions, extras) "
+                "with the new one in extras['state']"
+            )
+        if state is None:
+            state = self.initial_state(1)
+        described = None
+        if state is not None:
+            structure = structure_of(state)
+            described = structure, tuple(map(_field, leaves_in(structure, state)))
+        return PolicyOutputs(
+            tuple(array.dtype for array in actions),
+            tuple((name, _field(array)) for name, array in extras.items()),
+            described,
+        )
+
+
+def _field(array: npt.NDArray[Any]) -> Field:
+    return Field(array.shape[1:], array.dtype)
+
+
+def _rows(name: str, value: Any, count: int) -> npt.NDArray[Any]:
+    """Return what the policy returned as an array with a row for each env, or raise ValueError."""
+    array = _as_array(value)
+    if array.shape[:1] != (count,):
+        raise ValueError(
+            f"cannot act: the policy's {name!r} has shape {array.shape}, expected a row for each "
+            f"of {count} envs"
+        )
+    return array
+
+
+def _checked_actions(value: Any, place: str, field: Field, count: int) -> npt.NDArray[Any]:
+    """Return a leaf of the actions as an array, if it has the shape and dtype of its space."""
+    array = _as_array(value)
+    at = f" at {place}" if place else ""
+    if array.shape != (count, *field.shape):
+        raise ValueError(
+            f"cannot act: the policy returned actions of shape {array.shape}{at}, "
+            f"expected {(count, *field.shape)}"
+        )
+    if array.dtype != field.dtype and not (
+        array.dtype.itemsize <= max(8, field.dtype.itemsize)
+        and np.can_cast(array.dtype, field.dtype, "same_kind")
+    ):
+        raise TypeError(
+            f"cannot act: the policy returned actions of dtype {array.dtype}{at}, "
+            f"expected {field.dtype}"
+        )
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        bad = np.flatnonzero(np.isnan(array).reshape(count, -1).any(axis=1))
+        raise ValueError(
+            f"cannot act: the policy returned nan for {len(bad)} of {count} envs{at}, the "
+            f"first in row {bad[0]}"
+        )
+    return array
+
+
+def _as_array(value: Any) -> npt.NDArray[Any]:
+    """Return what the policy returned as an array of numbers; bfloat16 becomes float32."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("cannot act: the policy returned a masked array, expected one without")
+    if is_tensor(value):
+        value = value.detach().cpu()
+        array = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+    else:
+        try:
+            array = np.asarray(value)
+        except Exception as error:
+            raise TypeError(
+                f"cannot act: the policy returned a {type(value).__name__} that cannot be made an "
+                "array"
+            ) from error
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"cannot act: the policy returned {value!r}, expected arrays of numbers")
+    return np.asarray(array)

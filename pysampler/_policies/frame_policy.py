@@ -1,0 +1,130 @@
+"""A policy that acts on frames: its inputs and outputs lie where the envs read and write."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler._policies.signatures import STATE
+from pysampler._policies.trees import leaves_in, structure_of, tree_from
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+    from pysampler._frames.frames import Frames
+    from pysampler._policies.calling import Arrays, At, PolicyCaller, PolicyOutputs, Rows
+
+__all__ = ["LOST", "FramePolicy", "mark_lost"]
+
+# In has_final of a step in which an env was lost.
+LOST = 3
+
+
+class FramePolicy:
+    """Reads observations from frames, and writes what a policy returns beside them.
+
+    For envs at frame f, observations, state and extras lie in f; actions and the new state in
+    f + 1, where the step that the actions are for writes its results. Nothing is kept elsewhere.
+    """
+
+    def __init__(self, caller: PolicyCaller, outputs: PolicyOutputs, frames: Frames) -> None:
+        self.caller = caller
+        self.outputs = outputs
+        self._frames = frames
+        self.actions = [frames.actions_as(i, dtype) for i, dtype in enumerate(outputs.actions)]
+        frames.action_types[:] = [dtype.num for dtype in outputs.actions]
+        count = len(outputs.extras)
+        names = [name for name, _ in outputs.extras]
+        self.extras = dict(zip(names, frames.extras[:count], strict=True))
+        self._structure = outputs.state and outputs.state[0]
+        self._state = frames.extras[count:]
+        # What goes on from a rollout's last frame to the first of the next.
+        self.carried = [*frames.observations, *self._state, frames.options_versions]
+
+    def act(self, at: At, envs: Rows) -> None:
+        """Call the policy for some envs, and write what it returns."""
+        observations = [leaf[at, envs] for leaf in self._frames.observations]
+        state = None
+        if self._state:
+            state = tree_from(self._structure, [leaf[at, envs].copy() for leaf in self._state])
+        self.write(at, envs, *self.caller(observations, state, envs))
+
+    def write(
+        self,
+        at: At,
+        envs: Rows,
+        actions: Arrays,
+        extras: Mapping[str, npt.NDArray[Any]],
+        state: Any,
+    ) -> None:
+        """Write what the policy returned for some envs."""
+        if extras.keys() != self.extras.keys():
+            raise ValueError(
+                f"cannot act: the policy said {sorted(extras)} beside its actions, before it was "
+                f"{sorted(self.extras)}"
+            )
+        for name, array in extras.items():
+            _expect_same(name, array, self.extras[name])
+            self.extras[name][at, envs] = array
+        for to, array in zip(self.actions, actions, strict=True):
+            _expect_same("actions", array, to)
+            to[at + 1, envs] = array
+        if self._state:
+            new = [leaf[at, envs] for leaf in self._state]
+            if state is not None:
+                new = self._state_leaves(state)
+            for to, array in zip(self._state, new, strict=True):
+                _expect_same(STATE, array, to)
+                to[at + 1, envs] = array
+
+    def after_step(self, at: At, envs: Rows) -> None:
+        """Give envs whose episode ended in the step to a frame the state of a new episode."""
+        if self._state:
+            frames = self._frames
+            ended = frames.terminated[at, envs] | frames.truncated[at, envs]
+            if ended.any():
+                self.begin_episodes(at, np.arange(frames.envs)[envs][ended])
+
+    def begin_episodes(self, at: At, envs: Rows, initial: Any = None) -> None:
+        """Give envs at a frame an initial state, by default what the policy says, or zeros."""
+        if not self._state:
+            return
+        rows = np.arange(self._frames.envs)[envs]
+        if initial is None:
+            initial = self.caller.initial_state(len(rows))
+        parts = [0] * len(self._state) if initial is None else self._state_leaves(initial)
+        for leaf, part in zip(self._state, parts, strict=True):
+            leaf[at, rows] = part
+
+    def recorded_state(self, frames: slice) -> Any:
+        """Return the states of all envs in some frames; None if the policy has none."""
+        if not self._state:
+            return None
+        return tree_from(self._structure, [leaf[frames] for leaf in self._state])
+
+    def _state_leaves(self, state: Any) -> list[npt.NDArray[Any]]:
+        if (got := structure_of(state)) != self._structure:
+            raise ValueError(f"cannot act: a state of {got}, before {self._structure}")
+        return leaves_in(self._structure, state)
+
+
+def _expect_same(name: str, array: npt.NDArray[Any], to: npt.NDArray[Any]) -> None:
+    """Raise ValueError if rows have another shape, or wider numbers, than at first."""
+    if array.shape[1:] != to.shape[2:] or (
+        array.dtype != to.dtype and not np.can_cast(array.dtype, to.dtype, "safe")
+    ):
+        raise ValueError(
+            f"cannot act: what the policy said has changed: {name} of {array.dtype} "
+            f"{array.shape[1:]} a row, before {to.dtype} {to.shape[2:]}"
+        )
+
+
+def mark_lost(frames: Frames, at: int, envs: npt.NDArray[np.int64] | slice) -> None:
+    """End the episodes of envs that were lost in the step after a frame."""
+    frames.truncated[at + 1, envs] = True
+    frames.has_final[at + 1, envs] = LOST
+    for final, seen in zip(frames.final_observations, frames.observations, strict=True):
+        final[at + 1, envs] = seen[at, envs]

@@ -1,0 +1,76 @@
+"""What a policy is called with, found out from its signature."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pysampler._torch import is_module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["GENERATORS", "STATE", "PolicySignature", "signature_of"]
+
+STATE = "state"
+GENERATORS = "generators"
+_POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+_VARIABLE = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+
+@dataclass(frozen=True)
+class PolicySignature:
+    """What a policy is called with beside observations and settings."""
+
+    state: Literal["by name", "by position"] | None
+    generators: bool
+    requires_state: bool = False  # the state has no default
+
+
+def signature_of(
+    policy: Any, positional: Sequence[str], settings: Iterable[str]
+) -> PolicySignature:
+    """Return what to call a policy with, or raise TypeError if it requires anything else.
+
+    It is always called with ``positional`` by position and ``settings`` by name.
+    """
+    recurrent = getattr(policy, "recurrent", None)  # a module may have a layer of that name
+    recurrent = bool(recurrent) if isinstance(recurrent, (bool, np.bool_)) else None
+    by_position: Literal["by position"] | None = "by position" if recurrent else None
+    try:
+        # Of a compiled module, the signature of the original.
+        function = getattr(policy, "_orig_mod", policy).forward if is_module(policy) else policy
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # compiled, or written in C
+        return PolicySignature(by_position, generators=False)
+    names = [name for name, one in parameters.items() if one.kind in _POSITIONAL]
+    # `def policy(observations, state, /)` cannot be called with a state by name.
+    only = [name for name, one in parameters.items() if one.kind is _POSITIONAL[0]]
+    if recurrent is None and STATE in only:
+        recurrent = names.index(STATE) == len(positional)
+        by_position = "by position" if recurrent else None
+    given = names[: len(positional) + bool(recurrent)]
+    bound = policy.keywords if isinstance(policy, functools.partial) else ()
+    rest = {n: one for n, one in parameters.items() if n not in given and n not in bound}
+    takes_any = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in rest.values())
+    known = {STATE, GENERATORS, *settings}
+    if (len(names) < len(positional) and not takes_any) or any(
+        one.default is one.empty
+        and one.kind not in _VARIABLE
+        and (name not in known or name in only)
+        for name, one in rest.items()
+    ):
+        raise TypeError(
+            f"cannot act: the policy takes ({', '.join(parameters)}), expected "
+            f"({', '.join(positional)}) and parameters with a default; with one named 'state', or "
+            "the attribute recurrent = True, if it is recurrent; `settings` of actors are given by "
+            "name"
+        )
+    by_name = STATE in rest and recurrent is not False
+    state = parameters.get(names[len(positional)] if by_position else STATE)
+    requires = bool(by_name or recurrent) and (state is None or state.default is state.empty)
+    return PolicySignature("by name" if by_name else by_position, GENERATORS in rest, requires)

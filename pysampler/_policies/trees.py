@@ -1,0 +1,58 @@
+"""Trees of arrays, walked in one place: dicts, tuples and lists of whatever depth.
+
+The structure of a space is known beforehand (``_frames/spec.py``); that of a policy's state is
+found out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pysampler._frames.spec import build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pysampler._frames.spec import Tree
+
+__all__ = ["batch_from", "leaves_in", "mapped", "structure_of", "tree_from"]
+
+
+def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Return a tree of what a function returns for the leaves at each place of one or more trees.
+
+    Lists become tuples. The first tree gives the structure and its order.
+    """
+    if isinstance(tree, Mapping):
+        return {key: mapped(function, tree[key], *(one[key] for one in others)) for key in tree}
+    if isinstance(tree, (tuple, list)):
+        return tuple(mapped(function, *parts) for parts in zip(tree, *others, strict=True))
+    return function(tree, *others)
+
+
+def structure_of(tree: Any) -> Any:
+    """Return a tree with "array" in the place of each leaf: equal for trees of one structure."""
+    return mapped(lambda _: "array", tree)
+
+
+def leaves_in(structure: Any, tree: Any) -> list[Any]:
+    """Return the leaves of a tree in the order of its structure."""
+    leaves: list[Any] = []
+    mapped(lambda _, leaf: leaves.append(leaf), structure, tree)
+    return leaves
+
+
+def tree_from(structure: Any, leaves: Iterable[Any]) -> Any:
+    """Return a tree of a structure with these leaves, in its order."""
+    rest = iter(leaves)
+    return mapped(lambda _: next(rest), structure)
+
+
+def batch_from(tree: Tree, leaf: Callable[[int], Any]) -> Any:
+    """Return a batch of a space whose parts all have a fixed shape: ``leaf(i)`` at each leaf."""
+    return build(tree, leaf, _unshaped)
+
+
+def _unshaped(_: int) -> Any:
+    raise AssertionError("samplers refuse spaces that have parts without a fixed shape")

@@ -1,0 +1,71 @@
+"""Weights of a policy or trainer: arrays by name, and copies of them."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from pysampler._torch import is_module, is_tensor, loaded_torch, tensor_from, to_array
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+    Weights = dict[str, npt.NDArray[Any]]
+
+__all__ = ["arrays_of", "copy_weights", "has_weights", "load_weights", "portable", "weights_of"]
+
+
+def has_weights(policy: Any) -> bool:
+    """Return whether a policy has the two methods that let its weights be sent without it."""
+    return all(callable(getattr(policy, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def arrays_of(state: Mapping[str, Any]) -> Weights:
+    """Return the values of a ``state_dict()``, tensors or not, as arrays."""
+    return {name: _array_of(name, value) for name, value in state.items()}
+
+
+def weights_of(policy: Any) -> Weights:
+    """Return the parameters and buffers of a policy; TypeError if NumPy has no such numbers."""
+    state = policy.state_dict()
+    if is_module(policy):
+        for name, value in state.items():
+            if not is_tensor(value):
+                raise _refusal(name, value)
+    return arrays_of(state)
+
+
+def _array_of(name: str, value: Any) -> npt.NDArray[Any]:
+    try:
+        return to_array(value)
+    except TypeError as error:
+        raise _refusal(name, value) from error
+
+
+def _refusal(name: str, value: Any) -> TypeError:
+    got = getattr(value, "dtype", type(value).__name__)
+    return TypeError(f"cannot send weights: {name} is {got}, expected tensors of what NumPy has")
+
+
+def load_weights(policy: Any, weights: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Give a policy these weights. A module uses the memory of the arrays from then on."""
+    if is_module(policy):
+        tensors = {name: tensor_from(array) for name, array in weights.items()}
+        policy.load_state_dict(tensors, assign=True)
+    else:
+        policy.load_state_dict(dict(weights))
+
+
+def copy_weights(module: Any, other: Any) -> None:
+    """Copy the weights of another module of the same class to a module."""
+    with loaded_torch().no_grad():
+        values = other.state_dict()
+        for name, value in module.state_dict().items():
+            value.copy_(values[name])
+
+
+def portable(policy: Any) -> Any:
+    """Return a policy that other processes can use: of a module, a copy on the CPU."""
+    return copy.deepcopy(policy).cpu() if is_module(policy) else policy

@@ -1,0 +1,244 @@
+"""A policy where the envs are: a worker acts for its own, one command for a whole rollout."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from pysampler import _core
+from pysampler._policies.calling import PolicyCaller
+from pysampler._policies.frame_policy import FramePolicy, mark_lost
+from pysampler._policies.progress import WorkerProgress
+from pysampler._policies.seeds import seed_policy
+from pysampler._policies.weights import load_weights
+from pysampler._torch import is_module
+from pysampler._workers.jobs import Note, Repeated
+from pysampler._workers.seeds import seed_globals
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pysampler._frames.frames import Frames
+    from pysampler._policies.calling import PolicyOutputs
+    from pysampler._vector.host import EnvHost
+    from pysampler.sync import Segment
+
+__all__ = [
+    "PolicySetup",
+    "RolloutJob",
+    "RolloutReport",
+    "TakePolicy",
+    "WorkerPolicy",
+    "copied_infos",
+]
+
+
+@dataclass(frozen=True)
+class PolicySetup:
+    """What a worker must know to act for its envs."""
+
+    policy: bytes  # pickled
+    outputs: PolicyOutputs
+    board: Any  # the place of its weights; None where they come with the policy
+    progress: int  # offset of WorkerProgress in the segment
+    groups: int
+    entropy: int | list[int]  # of random numbers
+    policies_before: int  # how many the worker has been sent
+    own_process: bool  # whose global generators are not the user's
+    # By name, where in the segment the values for all envs lie, and their dtype.
+    settings: dict[str, tuple[int, np.dtype[Any]]] = field(default_factory=dict)
+    first_env: int = 0  # of the worker
+
+
+@dataclass
+class RolloutReport:
+    """What a worker reports of a rollout beside what lies in its frames."""
+
+    # (frame, kind, env, infos or failure): what has no place in a frame.
+    leftovers: list[tuple[int, int, int, Any]] = field(default_factory=list)
+    restored: bool = False  # the envs took the place of lost ones in one of the steps
+    policy_ns: int = 0
+
+    def add_leftovers(self, frame: int, leftovers: list[tuple[int, int, Any]]) -> bool:
+        """Add infos and failures of a step; return whether an env raised."""
+        wanted = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
+        self.leftovers += [
+            (frame, kind, env, copied_infos(left) if kind == _core.EnvBlock.INFO else left)
+            for kind, env, left in leftovers
+            if kind in wanted
+        ]
+        return any(kind == _core.EnvBlock.ERROR for kind, _, _ in leftovers)
+
+
+def copied_infos(infos: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of infos, if possible: the next step may write to the same arrays."""
+    try:
+        return copy.deepcopy(infos)
+    except Exception:
+        return infos
+
+
+class WorkerPolicy:
+    """The policy of a worker, for the envs of its blocks.
+
+    Args:
+        setup: What the parent sent.
+        frames: The frames that the envs work on.
+        segment: The memory they lie in, and all that ``setup`` has the offset of.
+        before: What acted until now; None for a worker's first policy.
+        replacement_seeds: Seeds of the envs, if they replace lost ones.
+    """
+
+    def __init__(
+        self,
+        setup: PolicySetup,
+        frames: Frames,
+        segment: Segment,
+        before: WorkerPolicy | None,
+        *,
+        replacement_seeds: Sequence[int],
+    ) -> None:
+        policy = pickle.loads(setup.policy)
+        settings = {
+            name: segment.array((frames.envs,), dtype, at)[1]
+            for name, (at, dtype) in setup.settings.items()
+        }
+        caller = PolicyCaller(policy, frames.spec, settings)
+        entropy = setup.entropy
+        if replacement_seeds:  # with the same numbers it might be lost at the same point again
+            own = entropy if isinstance(entropy, list) else [entropy]
+            entropy = [*own, *replacement_seeds]
+        seeds = np.random.SeedSequence(entropy, spawn_key=(setup.first_env, setup.policies_before))
+        seed_policy(policy, seeds, own_process=setup.own_process)
+        if before is not None:
+            caller.share_generators(before._policy.caller)
+        else:
+            caller.seed_generators(entropy, frames.envs)
+            if setup.own_process:
+                seed_globals(seeds)
+        self._policy: FramePolicy = FramePolicy(caller, setup.outputs, frames)
+        self._frames = frames
+        self._segment = segment
+        self._progress = WorkerProgress(setup.groups, segment, setup.progress)
+        self._board = None if setup.board is None else setup.board.attach(segment)
+        self._weights: Any = None
+        self._version = 0
+
+    def carry(self, last: int, frame: int, envs: slice) -> None:
+        """Copy what goes on from one frame to another, where the envs go on."""
+        for leaf in self._policy.carried if last != frame else ():
+            leaf[frame, envs] = leaf[last, envs]
+
+    def refresh(self) -> None:
+        """Take over the newest weights."""
+        if self._board is None or self._board.version == self._version:
+            return
+        policy, first = self._policy.caller.policy, self._weights is None
+        self._version, self._weights = self._board.read(self._weights)
+        if first or not is_module(policy):  # a module works with these arrays
+            load_weights(policy, self._weights)
+
+    def roll_out(
+        self,
+        block: _core.EnvBlock,
+        take_leftovers: Callable[[], list[tuple[int, int, Any]]],
+        envs: slice,
+        group: int,
+        frame: int,
+        steps: int,
+        *,
+        last: int,
+        replacements: bool,
+    ) -> RolloutReport:
+        """Act for the envs of a block for some steps, from a frame on.
+
+        ``last`` is the frame that they had come to before. ``replacements``: they replace lost
+        envs, and go on from where those had come to.
+        """
+        self.refresh()
+        report = RolloutReport()
+        progress = self._progress
+        if progress.steps[group] < 0:  # or what lies in the last one may be of this rollout already
+            self.carry(last, frame, envs)
+            progress.steps[group] = 0
+        at = frame + (int(progress.steps[group]) if replacements else 0)
+        failed = False
+        if replacements and at < frame + steps:
+            report.policy_ns += self._act(at, envs)
+            block.restore(at + 1)
+            failed = report.add_leftovers(at + 1, take_leftovers())
+            mark_lost(self._frames, at, envs)
+            report.restored = True
+            at += 1
+            self._policy.after_step(at, envs)
+            progress.steps[group] = at - frame
+        while at < frame + steps and not (failed or progress.stopped):
+            report.policy_ns += self._act(at, envs)
+            at += 1
+            failed = block.step(at) and report.add_leftovers(at, take_leftovers())
+            if failed:
+                break
+            # Last: a replacement of this worker finds all up to here in the frames.
+            self._policy.after_step(at, envs)
+            progress.steps[group] = at - frame
+        return report
+
+    def _act(self, at: int, envs: slice) -> int:
+        """Call the policy, and return how many ns that took."""
+        began = now()
+        self._policy.act(at, envs)
+        return now() - began
+
+
+@dataclass(frozen=True)
+class TakePolicy(Note):
+    """The policy that acts for a worker's envs from now on."""
+
+    setup: PolicySetup
+    doing = "taking over a policy"
+    culprit = ("the policy", "when it was taken over")
+    policy_class: ClassVar[type[WorkerPolicy]] = WorkerPolicy
+
+    def apply(self, host: EnvHost) -> None:
+        """Let the policy act for the envs of a host."""
+        before: WorkerPolicy | None = host.acting
+        seeds = host.seeds if before is None and host.replaced else ()
+        host.acting = self.policy_class(
+            self.setup, host.frames, host.segment, before, replacement_seeds=seeds
+        )
+
+
+@dataclass(frozen=True)
+class RolloutJob(Repeated):
+    """The policy acts for the envs of a group for some steps, from the frame of the command on."""
+
+    steps: int
+    group: int
+    last: int  # the frame that the envs have come to before
+    doing = "acting and stepping"
+    culprit = ("the policy", "acting")
+    settles = "group"
+
+    def run(self, host: EnvHost, block: int, frame: int) -> RolloutReport:
+        """Act and step in the worker."""
+        policy: WorkerPolicy | None = host.acting
+        assert policy is not None
+        rows = host.rows(block)
+        report = policy.roll_out(
+            host.blocks[block],
+            lambda: host.left_over(block),
+            slice(host.first + rows.start, host.first + rows.stop),
+            self.group,
+            frame,
+            self.steps,
+            last=self.last,
+            replacements=block in host.replaced,
+        )
+        if report.restored:  # or else in the next rollout: this one was complete
+            host.replaced.discard(block)
+        return report

@@ -1,0 +1,73 @@
+"""What the package needs of torch, which it imports only where tensors are asked for."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = [
+    "get_torch_threads",
+    "is_module",
+    "is_tensor",
+    "loaded_torch",
+    "needs_torch",
+    "set_torch_threads",
+    "tensor_from",
+    "to_array",
+]
+
+
+def loaded_torch() -> Any:
+    """Return torch if this process has imported it, else None."""
+    return sys.modules.get("torch")
+
+
+def is_module(policy: Any) -> bool:
+    """Return whether a policy is a ``torch.nn.Module``."""
+    torch = loaded_torch()
+    return torch is not None and isinstance(policy, torch.nn.Module)
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor, of torch or of a library like it."""
+    return hasattr(value, "detach")
+
+
+def to_array(value: Any) -> npt.NDArray[Any]:
+    """Return a tensor, or what NumPy can convert, as an array on the CPU."""
+    return np.asarray(value.detach().cpu().numpy() if is_tensor(value) else value)
+
+
+def tensor_from(array: npt.NDArray[Any], device: Any = None, *, non_blocking: bool = False) -> Any:
+    """Return a tensor of the same memory, or a copy on a device."""
+    import torch  # noqa: PLC0415 - only where tensors are wanted
+
+    tensor = torch.from_numpy(array)
+    return tensor if device is None else tensor.to(device, non_blocking=non_blocking)
+
+
+def needs_torch(policy: Any) -> bool:
+    """Return whether unpickling a policy imports torch: it is a module, or its file does."""
+    home = getattr(policy, "__module__", None)
+    if home == "__main__" or home not in sys.modules:  # pickled by value
+        return is_module(policy)
+    imported = [one for one in vars(sys.modules[home]).values() if isinstance(one, ModuleType)]
+    return is_module(policy) or any(one.__name__.split(".")[0] == "torch" for one in imported)
+
+
+def get_torch_threads() -> int | None:
+    """Return how many threads torch uses on the CPU; None if torch is not imported."""
+    torch = loaded_torch()
+    return None if torch is None else int(torch.get_num_threads())
+
+
+def set_torch_threads(count: int | None) -> None:
+    """Set how many threads torch uses, if torch is imported. None changes nothing."""
+    if count is not None and (torch := loaded_torch()) is not None:
+        torch.set_num_threads(count)
