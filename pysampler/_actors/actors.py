@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler import _core
 from pysampler._actors.alone import ActOn, Errand
 from pysampler._actors.detached import Detached
 from pysampler._actors.phases import Phases
@@ -23,7 +22,7 @@ from pysampler._actors.records import Described, Records
 from pysampler._numbers import is_real, true_or_false, whole_number
 from pysampler._policies.sampler import vector_env_of
 from pysampler._vector import arguments
-from pysampler.errors import ClosedError, LostError, WaitTimeoutError
+from pysampler.errors import LostError, WaitTimeoutError
 from pysampler.sync import SharedRing, now
 
 if TYPE_CHECKING:
@@ -121,9 +120,10 @@ class Actors(Detached):
         refresh_share: float = 0.01,
         seed: int | list[int | None] | None = None,
     ) -> None:
-        with vector_env_of(envs, num_envs, vector_kwargs, "act", policy) as (made, owned):
-            self._set_up(made, steps, high, low, max_lag, refresh_share)
-            super().__init__(made, policy, settings, seed, owned=owned)
+        with vector_env_of(envs, num_envs, vector_kwargs, "act", policy_in_workers=policy) as given:
+            self._expect_no_wrappers(given, "actors act in the workers")
+            self._set_up(given.envs, steps, high, low, max_lag, refresh_share)
+            super().__init__(given.envs, policy, settings, seed, owned=given.owned)
 
     def _set_up(
         self,
@@ -134,8 +134,6 @@ class Actors(Detached):
         max_lag: int | None,
         share: float,
     ) -> None:
-        # Of take().
-        self._turn = _core.Guard("these actors", "cannot act: they are closed", ClosedError)
         self._steps = None if steps is None else whole_number("act", "steps", steps, 1)
         self._frames = 1 + (_CHUNK if self._steps is None else self._steps)
         count = envs.num_envs
@@ -184,8 +182,7 @@ class Actors(Detached):
                 f"cannot take records: min_records {min_records}, expected at most count, {count}"
             )
         deadline = arguments.deadline(timeout, "take records")
-        self._expect_open()
-        with self._turn.entry("take records"):
+        with self._enter("take records"):
             self._take_back()
             records = self._handed = self._take(count, min_records, deadline)
         self._handed = None  # from here to the caller no signal handler runs
@@ -329,8 +326,7 @@ class Actors(Detached):
         Fewer once all have stopped, and none at last. The actors begin nothing until so many have
         been given back.
         """
-        self._expect_open()
-        with self._turn.entry("wait for records"):
+        with self._enter("wait for records"):
             self._take_back()
             self.begin()
             self._give_up()
@@ -344,8 +340,7 @@ class Actors(Detached):
 
     def give_back(self, end: int) -> None:
         """Give back the records of the last batch, and drop others until so many have passed."""
-        self._expect_open()
-        with self._turn.entry("give records back"):
+        with self._enter("give records back"):
             self._take_back()
             self._give_up()
             if self.passed < end:
@@ -476,10 +471,10 @@ class Actors(Detached):
         return ring, functools.partial(ActOn, errand=errand)
 
     def _at_work(self) -> bool:
-        return self._turn.inside or super()._at_work()
+        return self._guard.inside or super()._at_work()
 
     def _end(self) -> bool:
-        return super()._end() and self._left(self._turn)
+        return super()._end() and self._left(self._guard)
 
     def __repr__(self) -> str:
         return f"<pysampler.Actors of {self.envs!r}{', closed' * self.closed}>"

@@ -12,13 +12,13 @@ import numpy as np
 from pysampler import _core
 from pysampler._actors.alone import TakePolicyAlone
 from pysampler._policies.calling import PolicyCaller
+from pysampler._policies.copying import copied, pickled, send_policy
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.sampler import Sampler
 from pysampler._policies.seeds import entropy_from
 from pysampler._policies.signatures import GENERATORS, STATE
 from pysampler._policies.weights import has_weights, portable, weights_of
 from pysampler._policies.worker_policy import PolicySetup
-from pysampler._rollouts.places import copied, pickled, tell
 from pysampler._vector.results import first
 from pysampler._vector.vector_env import core_of
 from pysampler._workers.jobs import Failure
@@ -186,7 +186,7 @@ class Detached(Sampler):
             own_process=self._in_workers,
             settings=places,
         )
-        tell(self._core.pool, TakePolicyAlone, setup)
+        send_policy(self._core.pool, TakePolicyAlone, setup)
         self._ring, self._job_for = self._placed(begun)
         self._core.pool.watch_also(self._ring.producer())
         workers = np.array(self._core.pool.worker_of)

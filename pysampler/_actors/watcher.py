@@ -116,8 +116,9 @@ class Watcher(Detached):
         actors = policy if isinstance(policy, Actors) else None
         policy = policy if actors is None else actors.policy
         options = {"num_workers": 1, "on_worker_loss": "restart", **vector_options(vector_kwargs)}
-        kwargs = {} if render_mode is None else {"render_mode": render_mode}
-        with vector_env_of(env, 1, options, "watch", policy, **kwargs) as (envs, _):
+        kwargs: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
+        with vector_env_of(env, 1, options, "watch", policy_in_workers=policy, **kwargs) as given:
+            envs = given.envs
             self._set_up(envs, render_mode, folder, video_every, repeat, nice, fps)
             super().__init__(envs, policy, settings, seed, owned=True)
             self.begin()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Frames
     from pysampler._policies.calling import Arrays, At, PolicyCaller, PolicyOutputs, Rows
+    from pysampler._vector.transforms import Transforms
 
 __all__ = ["LOST", "FramePolicy", "mark_lost"]
 
@@ -30,7 +31,13 @@ class FramePolicy:
     f + 1, where the step that the actions are for writes its results. Nothing is kept elsewhere.
     """
 
-    def __init__(self, caller: PolicyCaller, outputs: PolicyOutputs, frames: Frames) -> None:
+    def __init__(
+        self,
+        caller: PolicyCaller,
+        outputs: PolicyOutputs,
+        frames: Frames,
+        transforms: Transforms | None = None,
+    ) -> None:
         self.caller = caller
         self.outputs = outputs
         self._frames = frames
@@ -43,10 +50,20 @@ class FramePolicy:
         self._state = frames.extras[count:]
         # What goes on from a rollout's last frame to the first of the next.
         self.carried = [*frames.observations, *self._state, frames.options_versions]
+        self.observations = frames.observations
+        self.final_observations = frames.final_observations
+        self.rewards = frames.rewards
+        self._transforms = transforms
+        if transforms is not None:
+            fields, rows = transforms.spec.observations, frames.rewards.shape
+            self.observations = [np.zeros((*rows, *f.shape), f.dtype) for f in fields]
+            self.final_observations = [np.zeros_like(leaf) for leaf in self.observations]
+            self.rewards = np.zeros_like(frames.rewards)
+            self.carried += self.observations
 
     def act(self, at: At, envs: Rows) -> None:
         """Call the policy for some envs, and write what it returns."""
-        observations = [leaf[at, envs] for leaf in self._frames.observations]
+        observations = [leaf[at, envs] for leaf in self.observations]
         state = None
         if self._state:
             state = tree_from(self._structure, [leaf[at, envs].copy() for leaf in self._state])
@@ -81,12 +98,30 @@ class FramePolicy:
                 to[at + 1, envs] = array
 
     def after_step(self, at: At, envs: Rows) -> None:
-        """Give envs whose episode ended in the step to a frame the state of a new episode."""
+        """Take in the results of a step: transform them, and begin new episodes."""
+        if self._transforms is not None:
+            self._transform(self._transforms, int(at))
         if self._state:
             frames = self._frames
             ended = frames.terminated[at, envs] | frames.truncated[at, envs]
             if ended.any():
                 self.begin_episodes(at, np.arange(frames.envs)[envs][ended])
+
+    def _transform(self, transforms: Transforms, at: int) -> None:
+        """Write what a step of all envs returned as wrappers of the vector env transform it."""
+        frames = self._frames
+        new = transforms.observations([leaf[at].copy() for leaf in frames.observations])
+        for to, array in zip(self.observations, new, strict=True):
+            to[at] = array
+        self.rewards[at] = transforms.rewards(frames.rewards[at].copy())
+        ended = frames.has_final[at] != 0
+        if ended.any():
+            last = [leaf[at].copy() for leaf in frames.observations]
+            for leaf, final in zip(last, frames.final_observations, strict=True):
+                leaf[ended] = final[at, ended]
+            new = transforms.observations(last, learn=False)
+            for to, array in zip(self.final_observations, new, strict=True):
+                to[at, ended] = array[ended]
 
     def begin_episodes(self, at: At, envs: Rows, initial: Any = None) -> None:
         """Give envs at a frame an initial state, by default what the policy says, or zeros."""

@@ -11,26 +11,31 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from gymnasium.vector.vector_env import AutoresetMode
+from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
+from pysampler import _core
 from pysampler._closing import Closing, Single, ends_by_signal
 from pysampler._policies.frame_policy import FramePolicy
 from pysampler._torch import needs_torch
 from pysampler._vector.core import Layout
 from pysampler._vector.lease import Lease
-from pysampler._vector.make import make_vec, vector_options
+from pysampler._vector.make import EnvMaker, make_vec, vector_options
+from pysampler._vector.transforms import Transforms, unwrapped
 from pysampler._vector.vector_env import VectorEnv, core_of
 from pysampler._workers import nursery
 from pysampler.errors import ClosedError, EnvError, LostError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
+
+    import gymnasium as gym
 
     from pysampler._frames.frames import Frames
     from pysampler._policies.calling import Outputs, PolicyCaller, PolicyOutputs
     from pysampler.sync import Segment
 
-__all__ = ["PreparedFrames", "Sampler", "vector_env_of"]
+__all__ = ["PreparedFrames", "Sampler", "makes_envs", "vector_env_of"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,14 @@ class Sampler(Single, Closing):
     _closed = True  # until it is open
     _hurry = False  # Ctrl-C ends it: an env in a long step does not hold that up
 
+    def _expect_no_wrappers(self, given: Leasable, why: str) -> None:
+        """Raise ValueError if a vector env is wrapped, which ``why`` says cannot be."""
+        if given.transforms is not None:
+            raise ValueError(
+                f"cannot {self._purpose}: the vector env is wrapped in {given.transforms.names}, "
+                f"and {why}; wrap each env instead"
+            )
+
     def _lease_envs(self, envs: VectorEnv, *, owned: bool) -> None:
         """Lease a vector env, which is closed with the sampler if it is ``owned``."""
         if envs.worker is not None:
@@ -71,6 +84,9 @@ class Sampler(Single, Closing):
             )
         self.envs = envs
         self._core = core
+        self._guard = _core.Guard(
+            f"these {self._name}", f"cannot {self._purpose}: they are closed", ClosedError
+        )
         self._owned = owned
         self._take_over()
         self._closed = False
@@ -105,6 +121,11 @@ class Sampler(Single, Closing):
         """Whether this process made the vector env, and is not a fork of that."""
         return self._core.guard.mine
 
+    def _enter(self, what: str) -> _core.Entry:
+        """Return a context for a call of one thread, if the sampler is open and not of a fork."""
+        self._expect_open()
+        return self._guard.entry(what)
+
     def _expect_open(self) -> None:
         if not self._mine:
             raise ClosedError(f"cannot {self._purpose}: made by another process, this is a fork")
@@ -121,6 +142,7 @@ class Sampler(Single, Closing):
         beside: int | Callable[[PolicyOutputs], int],
         *,
         infos: Literal["all", "none"] = "none",
+        transforms: Transforms | None = None,
     ) -> PreparedFrames:
         """Reset the envs, call a policy for the first time, lay out frames for what it returns.
 
@@ -133,7 +155,10 @@ class Sampler(Single, Closing):
         seen = [leaf[results.frame].copy() for leaf in results.frames.observations]
         versions = results.frames.options_versions[results.frame].copy()
         everyone = slice(0, envs.num_envs)
-        own = [array.copy() for array in seen]  # the policy may write to its copies
+        shown = seen
+        if transforms is not None:
+            shown = transforms.observations([array.copy() for array in seen])
+        own = [array.copy() for array in shown]  # the policy may write to its copies
         initial = caller.initial_state(envs.num_envs)
         caller.seed_generators(None, envs.num_envs)
         returned = caller(own, initial, everyone)
@@ -145,7 +170,9 @@ class Sampler(Single, Closing):
         for leaf, rows in zip(frames.observations, seen, strict=True):
             leaf[0] = rows
         frames.options_versions[0] = versions
-        policy = FramePolicy(caller, outputs, frames)
+        policy = FramePolicy(caller, outputs, frames, transforms)
+        for leaf, rows in zip(policy.observations, shown, strict=True):
+            leaf[0] = rows
         policy.begin_episodes(0, everyone, initial)
         return PreparedFrames(frames, segment, policy, returned)
 
@@ -209,36 +236,71 @@ class Sampler(Single, Closing):
             self._core.pool.kill(wait=0)
 
 
+@dataclass(frozen=True)
+class Leasable:
+    """A vector env for a sampler."""
+
+    envs: VectorEnv
+    owned: bool  # it was made for the sampler, and is closed with it
+    transforms: Transforms | None  # of wrappers around it
+
+
+def makes_envs(envs: Any) -> bool:
+    """Return whether ``envs`` makes any number of envs: an id, a spec or a function."""
+    return not isinstance(envs, (GymVectorEnv, list, tuple))
+
+
 @contextlib.contextmanager
 def vector_env_of(
     envs: Any,
     num_envs: int | None,
     vector_kwargs: dict[str, Any] | None,
     purpose: str,
-    policy: Any = None,
+    *,
+    policy_in_workers: Any = None,
+    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
     **kwargs: Any,
-) -> Iterator[tuple[VectorEnv, bool]]:
-    """Hand out a vector env that was given or is made, and whether it was made here.
+) -> Iterator[Leasable]:
+    """Hand out the vector env that a user has given to a sampler, or make one.
 
-    One that was made is closed if an exception ends the block. ``policy`` is what its workers will
-    act with, if they will; ``kwargs`` are those of the envs.
+    One that was made is closed if an exception ends the block.
+
+    Args:
+        envs: A vector env, a list of functions that each make an env, or what makes any number.
+        num_envs: How many envs to make.
+        vector_kwargs: Arguments of the vector env to make.
+        purpose: What the sampler does, for errors: "sample rollouts".
+        policy_in_workers: The policy, if it acts in the workers.
+        wrappers: Wrappers of each env that is made.
+        **kwargs: Arguments of each env that is made.
     """
-    if isinstance(envs, VectorEnv):
-        if num_envs is not None or vector_kwargs is not None:
-            raise ValueError(f"cannot {purpose}: num_envs and vector_kwargs are of other envs")
-        yield envs, False
+    own = {"num_envs": num_envs, "vector_kwargs": vector_kwargs}
+    given = [name for name, value in own.items() if value is not None]
+    if isinstance(envs, GymVectorEnv):
+        if given:
+            raise ValueError(f"cannot {purpose}: {given[0]} is for envs to make, not for {envs}")
+        inner, around = unwrapped(envs, purpose)
+        transforms = Transforms(around, core_of(inner).spec) if around else None
+        yield Leasable(inner, owned=False, transforms=transforms)
         return
     options = vector_options(vector_kwargs)
     clean = options.get("context") in (None, "nursery") and options.get("num_workers") != 0
-    if needs_torch(policy) and clean and options.get("preload") is None:
+    if needs_torch(policy_in_workers) and clean and options.get("preload") is None:
         nursery.preload(["torch"])  # once, and not in every worker
-    if num_envs is None:
-        raise ValueError(f"cannot {purpose}: num_envs is missing, expected how many envs to make")
-    made = make_vec(envs, num_envs, vector_kwargs=options, **kwargs)
+    if makes_envs(envs):
+        if num_envs is None:
+            raise ValueError(
+                f"cannot {purpose}: num_envs is missing, expected how many envs to make"
+            )
+        made = make_vec(envs, num_envs, vector_kwargs=options, wrappers=wrappers, **kwargs)
+    else:
+        if num_envs is not None and num_envs != len(envs):
+            raise ValueError(f"cannot {purpose}: num_envs {num_envs}, but {len(envs)} functions")
+        made = VectorEnv([EnvMaker(env_fn, kwargs, wrappers) for env_fn in envs], **options)
     try:
         if not isinstance(made, VectorEnv):
-            raise TypeError(f"cannot {purpose}: of {type(made).__name__}")
-        yield made, True
+            raise TypeError(f"cannot {purpose}: {type(made).__name__}, expected a VectorEnv")
+        yield Leasable(made, owned=True, transforms=None)
     except BaseException:
         made.close()
         raise

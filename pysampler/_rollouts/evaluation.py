@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler._numbers import whole_number
-from pysampler._rollouts.rollouts import PolicyIn, Rollouts
-from pysampler._vector.vector_env import VectorEnv
+from pysampler._policies.sampler import makes_envs
+from pysampler._rollouts.rollouts import Rollouts
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from pysampler._rollouts.config import PolicyIn
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -99,7 +101,7 @@ def evaluate(
             raise ValueError("cannot evaluate: num_envs and vector_kwargs are of other envs")
         paused.pause()
         envs = paused.envs
-    elif num_envs is None and not isinstance(envs, VectorEnv):
+    elif num_envs is None and makes_envs(envs):
         num_envs = min(episodes, 8)
     try:
         with Rollouts(

@@ -4,43 +4,43 @@ A rollout is T + 1 frames in a row. In frame t lies what the envs returned at la
 what the policy said to that; its actions lie in frame t + 1, where the step they are for writes its
 results. The last observations of a rollout are written to the first frame of the next.
 
-The walker is where the policy is (places.py): in this process, for all envs or those that are
-ready, or in the workers, each for its own envs.
+A walker fills the frames where the policy acts: in this process (main_walker.py), or in the workers
+(worker_walker.py).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler import _core
-from pysampler._numbers import is_real, true_or_false, whole_number
 from pysampler._policies.calling import PolicyCaller
+from pysampler._policies.copying import copied
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.sampler import Sampler, vector_env_of
 from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
 from pysampler._policies.trees import batch_from
 from pysampler._policies.weights import weights_of
-from pysampler._rollouts.places import Centre, Way, Workers, copied
+from pysampler._rollouts.config import RolloutConfig, RolloutOptions
+from pysampler._rollouts.main_walker import MainWalker
 from pysampler._rollouts.rollout import Rollout, wait_for_copies
 from pysampler._rollouts.tally import InfoColumns, Tally
+from pysampler._rollouts.worker_walker import WorkerWalker
 from pysampler._torch import is_module
-from pysampler._vector.vector_env import VectorEnv, core_of
-from pysampler.errors import ClosedError
+from pysampler._vector.vector_env import core_of
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
+    from pysampler._policies.sampler import Leasable
+    from pysampler._rollouts.config import PolicyIn
+
 
 __all__ = ["Rollouts"]
-
-PolicyIn = Literal["main", "workers"]
 
 
 class Rollouts(Sampler):
@@ -55,8 +55,12 @@ class Rollouts(Sampler):
     is not ``valid``, ``lost`` says why, and the episode is truncated.
 
     Args:
-        envs: A :class:`pysampler.VectorEnv`, or an env id, an ``EnvSpec`` or a function that makes
-            an env: then a vector env is made of it, which is closed with the rollouts.
+        envs: A :class:`pysampler.VectorEnv`; or an env id, an ``EnvSpec``, a function that makes an
+            env, or a list of such functions: then a vector env is made, which is closed with the
+            rollouts. A vector env may be wrapped in wrappers that only transform observations or
+            rewards, as ``gymnasium.wrappers.vector.NormalizeObservation``: the policy and the
+            rollouts see what they return, ``ended`` counts the envs' own rewards. Then all envs
+            act together, for a policy in "main".
         policy: A callable or a torch module, as described below.
         horizon: The number of steps in a rollout.
         num_envs: How many envs to make.
@@ -143,105 +147,60 @@ class Rollouts(Sampler):
         threads: int | None = 1,
         seed: int | list[int | None] | None = None,
     ) -> None:
-        horizon = whole_number("sample rollouts", "horizon", horizon, 1)
-        keep_last = whole_number("sample rollouts", "keep_last", keep_last, 1)
-        overlap = true_or_false("sample rollouts", "overlap", overlap)
-        allow_partial = true_or_false("sample rollouts", "allow_partial", allow_partial)
-        reset_each = true_or_false("sample rollouts", "reset_each", reset_each)
-        if policy_in not in get_args(PolicyIn):
-            raise _refuse("policy_in", policy_in, 'one of "main", "workers"')
-        drifting = min_envs is not None or timeout is not None or allow_partial or reset_each
-        if policy_in == "workers" and drifting:
-            raise ValueError(
-                "cannot sample rollouts: min_envs, timeout, reset_each and allow_partial are for a "
-                'policy in "main"; workers do not wait for one another'
-            )
-        if reset_each and allow_partial:
-            raise ValueError(
-                "cannot sample rollouts: with reset_each, what is under way at the end of a "
-                "rollout would be lost; expected allow_partial=False"
-            )
-        if threads is not None:
-            threads = whole_number("sample rollouts", "threads", threads, 1)
-        if min_envs is not None:
-            min_envs = whole_number("sample rollouts", "min_envs", min_envs, 1)
-        if not (timeout is None or is_real(timeout, 0)):
-            raise _refuse("timeout", timeout, "seconds >= 0 or None")
-        if isinstance(info_keys, str):
-            raise _refuse("info_keys", info_keys, f"a list of keys: [{info_keys!r}]")
-        if not isinstance(info_keys, Iterable):
-            raise _refuse("info_keys", info_keys, "a list of keys")
-        acting = policy if policy_in == "workers" else None
-        with vector_env_of(envs, num_envs, vector_kwargs, "sample rollouts", acting) as (
-            made,
-            owned,
-        ):
-            way = {
-                "overlap": overlap,
-                "partial": drifting,
-                "min_envs": made.num_envs if min_envs is None else min(min_envs, made.num_envs),
-                "timeout": None if timeout is None else int(min(timeout, 1e9) * 1e9),
-                "whole": not allow_partial,
-                "fresh": reset_each,
-                "threads": threads,
-            }
-            self._set_up(made, policy, horizon, policy_in, keep_last, info_keys, seed, way, owned)
+        options = RolloutOptions(
+            *(horizon, policy_in, overlap, keep_last, min_envs, timeout),
+            *(allow_partial, reset_each, info_keys, threads),
+        )
+        with vector_env_of(
+            *(envs, num_envs, vector_kwargs, self._purpose),
+            policy_in_workers=policy if policy_in == "workers" else None,
+        ) as given:
+            self._set_up(given, policy, options, seed)
 
     def _set_up(
         self,
-        envs: VectorEnv,
+        given: Leasable,
         policy: Any,
-        horizon: int,
-        policy_in: PolicyIn,
-        keep_last: int,
-        info_keys: Iterable[str],
+        options: RolloutOptions,
         seed: int | list[int | None] | None,
-        way: dict[str, Any],
-        owned: bool,  # noqa: FBT001
     ) -> None:
-        self._spec = core_of(envs).spec
-        self.horizon = horizon
-        self._actor = self._actor_of(policy)
-        self._policy_in = policy_in
-        self._way = Way(
-            core_of(envs),
-            envs.num_workers,
-            policy,
-            weakref.WeakMethod(self._actor_of),  # rollouts that are dropped are gone at once
-            horizon,
-            **way,
-        )
-        self._infos = list(info_keys)
+        if options.policy_in == "workers":
+            self._expect_no_wrappers(given, "the policy acts in the workers")
+        core = core_of(given.envs)
+        if options.as_ready or len(core.groups) > len(set(core.pool.worker_of)):
+            self._expect_no_wrappers(given, "the policy does not act for all envs together")
+        self._transforms = given.transforms
+        self._spec = core.spec if given.transforms is None else given.transforms.spec
+        self._options = options
+        self.horizon = options.horizon
+        self._caller = self._caller_of(policy)
+        caller_of = weakref.WeakMethod(self._caller_of)
+        self._config = RolloutConfig(core, given.envs.num_workers, policy, caller_of, options)
         self._seed = seed
         self._entropy: int | list[int] | None = None  # of random numbers
         self._beginnings = 0
-        self._slots = keep_last + way["overlap"]
+        self._slots = options.keep_last + options.overlap
         self._slot = 0
-        self._place: Centre | Workers | None = None
-        self._dropping: Centre | Workers | None = None  # that ends
+        self._walker: MainWalker | WorkerWalker | None = None
+        self._ending: MainWalker | WorkerWalker | None = None  # a walker that is being ended
         self._tally: Tally | None = None
         self._under_way = False  # a rollout has been started and not been finished
         self._version = 0
         self._handed_out_at: int | None = None
         self._learner_ns = 0
         self._busy = 0.0  # seconds of all envs together, up to the last rollout
-        # Of next().
-        self._turn = _core.Guard(
-            "these rollouts", "cannot sample rollouts: they are closed", ClosedError
-        )
-        self._failed: Exception | None = None  # what the next rollout could not be started for
-        self._lease_envs(envs, owned=owned)
+        self._failed: Exception | None = None  # why the next rollout could not be started
+        self._lease_envs(given.envs, owned=given.owned)
 
-    def _actor_of(self, policy: Any) -> PolicyCaller:
+    def _caller_of(self, policy: Any) -> PolicyCaller:
         return PolicyCaller(policy, self._spec)
 
     def __iter__(self) -> Iterator[Rollout]:
         return self
 
     def __next__(self) -> Rollout:
-        """The next rollout."""
-        self._expect_open()
-        with self._turn.entry("sample rollouts"):
+        """Return the next rollout."""
+        with self._enter("sample rollouts"):
             self.resume()
             return self._next()
 
@@ -251,15 +210,15 @@ class Rollouts(Sampler):
             if self._failed is not None:
                 error, self._failed = self._failed, None
                 raise error
-            if self._place is None:
+            if self._walker is None:
                 self._begin()
-            assert self._place is not None
+            assert self._walker is not None
             if not self._under_way:
                 self._start(0)
-            self._place.finish()
+            self._walker.finish()
             self._under_way = False
             rollout = self._made()
-            if self._way.overlap:
+            if self._options.overlap:
                 try:
                     self._start(1)
                 except Exception as error:  # this rollout is there all the same
@@ -267,7 +226,7 @@ class Rollouts(Sampler):
         except Exception:
             self._drop()
             raise
-        except BaseException:  # Ctrl-C: not held up by an env in a long step
+        except BaseException:  # Ctrl-C does not wait for an env in a long step
             self._forget()
             raise
         self._handed_out_at = now()
@@ -276,54 +235,51 @@ class Rollouts(Sampler):
     # -- a rollout -------------------------------------------------------------------------------
 
     def _start(self, lag: int) -> None:
-        """Take over the policy as it is now, and let the next slot be filled."""
-        assert self._place is not None
+        """Begin to fill the next slot, with the policy as it is now."""
+        assert self._walker is not None
         self._core.announce_columns()
         self._lag = lag
         self._version += 1
         self._under_way = True
-        self._place.acting.caller.find_device()
-        wait_for_copies(self._place.frames.memory)
-        self._place.start(self._slot * (self.horizon + 1))
+        self._walker.policy.caller.find_device()
+        wait_for_copies(self._walker.frames.memory)
+        self._walker.start(self._slot * (self.horizon + 1))
 
     def _made(self) -> Rollout:
-        """The rollout that has been finished."""
-        place, tally, envs = self._place, self._tally, self.envs
-        assert place is not None
+        """Return the rollout that has been finished."""
+        walker, tally, envs = self._walker, self._tally, self.envs
+        assert walker is not None
         assert tally is not None
         base = self._slot * (self.horizon + 1)
         self._slot = (self._slot + 1) % self._slots
-        frames = place.frames
+        frames = walker.frames
         steps = slice(base + 1, base + 1 + self.horizon)
         seen = slice(base, base + 1 + self.horizon)
         acted = slice(base, base + self.horizon)
-        if self._way.fresh:
+        if self._options.reset_each:
             tally.begin_episodes()
-        marks = tally.count(base // (self.horizon + 1), frames, steps, place.lengths)
-        rest, place.rest = place.rest, []
-        columns = InfoColumns(self._core.results, frames, self._infos, rest, steps, marks)
-        said = place.acting.outputs
-        count = len(said.extras)
-        spec = self._spec
-        rewards = frames.rewards[steps]
-        if not self._way.whole:  # a step under way may yet be writing to its row
+        marks = tally.count(base // (self.horizon + 1), frames, steps, walker.lengths)
+        rest, walker.mailed_infos = walker.mailed_infos, []
+        columns = InfoColumns(
+            self._core.results, frames, self._options.info_keys, rest, steps, marks
+        )
+        policy, spec = walker.policy, self._spec
+        rewards = policy.rewards[steps]
+        if self._options.allow_partial:  # a step under way may yet be writing to its row
             rewards = np.where(marks["valid"], rewards, 0.0)
         before, self._busy = self._busy, self._core.pool.busy_seconds()
         at_work = (self._busy - before) / max(1, envs.num_workers)
-        seconds = {**place.seconds, "envs": at_work, "learner": self._learner_ns / 1e9}
-        place.seconds = dict.fromkeys(place.seconds, 0.0)
+        seconds = {**walker.seconds, "envs": at_work, "learner": self._learner_ns / 1e9}
+        walker.seconds = dict.fromkeys(walker.seconds, 0.0)
         return Rollout(
-            observations=_tree(spec.observation_tree, frames.observations, seen),
-            actions=_tree(spec.action_tree, place.acting.actions, steps),
+            observations=_tree(spec.observation_tree, policy.observations, seen),
+            actions=_tree(spec.action_tree, policy.actions, steps),
             rewards=rewards,
             terminated=frames.terminated[steps],
             truncated=frames.truncated[steps],
-            final_observations=_tree(spec.observation_tree, frames.final_observations, steps),
-            extras={
-                name: array[acted]
-                for (name, _), array in zip(said.extras, frames.extras[:count], strict=True)
-            },
-            state=place.acting.recorded_state(acted),
+            final_observations=_tree(spec.observation_tree, policy.final_observations, steps),
+            extras={name: array[acted] for name, array in policy.extras.items()},
+            state=policy.recorded_state(acted),
             infos=columns.values,
             info_masks=columns.masks,
             options=frames.options_versions[seen],
@@ -337,23 +293,24 @@ class Rollouts(Sampler):
     # -- beginning and ending --------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Reset the envs, ask the policy for the first time, lay out frames for what it says."""
+        """Reset the envs, call the policy once, and lay out frames for what it returns."""
         envs = self.envs
-        if self._dropping is not None or self._core.at_work:  # that was interrupted
+        if self._ending is not None or self._core.at_work:  # an earlier call was interrupted
             self._drop()
-        actor = self._actor
-        if self._policy_in == "workers":
-            actor = self._actor_of(copied(self._way.policy))
-        weights = weights_of(self._way.policy) if is_module(self._way.policy) else None
+        actor = self._caller
+        if self._options.policy_in == "workers":
+            actor = self._caller_of(copied(self._config.policy))
+        weights = weights_of(self._config.policy) if is_module(self._config.policy) else None
         board_bytes = sum(w.nbytes + 8 for w in (weights or {}).values()) * 3
         seed = self._seed
-        if self._beginnings > 0:  # the envs' own numbers are those of what came in between
+        if self._beginnings > 0:  # the envs have drawn numbers for others in between
             assert self._entropy is not None
             seed = seed_from(restart_entropy(self._entropy, self._beginnings))
         begun = self._prepare_frames(
             *(actor, seed, self._slots * (self.horizon + 1)),
             board_bytes + WorkerProgress.size_of(len(self._core.groups)) + (1 << 16),
-            infos="all" if self._infos else "none",
+            infos="all" if self._options.info_keys else "none",
+            transforms=self._transforms,
         )
         if self._entropy is None:
             self._entropy = entropy_from(self._seed)
@@ -363,53 +320,54 @@ class Rollouts(Sampler):
         self._under_way = False
         self._busy = self._core.pool.busy_seconds()
         self._tally = Tally(self._slots, self.horizon, envs.num_envs)
-        frames, acting = begun.frames, begun.policy
-        if self._policy_in == "workers":
-            self._place = Workers(self._way, acting, frames, begun.segment, weights, entropy)
+        frames, frame_policy = begun.frames, begun.policy
+        if self._options.policy_in == "workers":
+            self._walker = WorkerWalker(
+                self._config, frame_policy, frames, begun.segment, weights, entropy
+            )
         else:
-            self._place = Centre(self._way, acting, frames, begun.outputs, entropy)
-        self._lease.stop = _ending(weakref.ref(self._place))
+            self._walker = MainWalker(self._config, frame_policy, frames, begun.outputs, entropy)
+        self._lease.stop = _end_of(weakref.ref(self._walker))
 
     def _signal(self) -> None:
-        if self._place is not None:
-            self._place.stop()
+        if self._walker is not None:
+            self._walker.stop()
 
     def _forget(self) -> None:
-        """Use none of what is under way; the next use of the envs waits for its end."""
+        """Drop what is under way, without waiting: the next use of the envs waits for its end."""
         self._signal()
-        self._dropping = self._place or self._dropping
+        self._ending = self._walker or self._ending
         self._under_way = False
-        self._place = None
+        self._walker = None
         self._handed_out_at = None
 
     def _end(self) -> bool:
         self._forget()  # first: an interrupted end is gone through again
-        ended = self._dropping is None or self._dropping.end()
-        self._dropping = None
+        ended = self._ending is None or self._ending.end()
+        self._ending = None
         return ended
 
     def let_go(self) -> None:
-        """Close, but for the vector env."""
+        """Give the vector env back without closing it."""
         if self._closed or not self._mine:
             return
-        entry = self._turn.closing("close rollouts")
+        entry = self._guard.closing("close rollouts")
         with entry:
             self._lease.over = True
-            if entry.nested:  # a signal handler, in the middle of next(), which ends by it
+            if entry.nested:  # a signal handler in the middle of next(), which then ends
                 self._signal()
                 self._closed = True
             else:
                 super().let_go()
-            self._turn.close()
+            self._guard.close()
 
     def pause(self) -> None:
         """Give the vector env back for a while; the next rollout begins with a reset."""
-        self._expect_open()
-        with self._turn.entry("pause rollouts"):
+        with self._enter("pause rollouts"):
             self._give_back()
 
     def resume(self) -> None:
-        """After ``pause``. Nothing may be pending."""
+        """Take the vector env again, after ``pause``. Nothing may be pending on it."""
         if self._closed or self.envs.closed or not self._lease.over:
             return
         self._take_over()
@@ -417,15 +375,15 @@ class Rollouts(Sampler):
     def __repr__(self) -> str:
         return (
             f"<pysampler.Rollouts of {self.envs!r}, horizon {self.horizon}, policy in "
-            f"{self._policy_in}{', closed' * self.closed}>"
+            f"{self._options.policy_in}{', closed' * self.closed}>"
         )
 
 
-def _ending(place: Callable[[], Centre | Workers | None]) -> Callable[[], bool]:
-    """For the lease, which must not keep what refers to the vector env."""
+def _end_of(walker: Callable[[], MainWalker | WorkerWalker | None]) -> Callable[[], bool]:
+    """Return what ends a walker, for the lease, which must not refer to the vector env."""
 
     def end() -> bool:
-        at_work = place()
+        at_work = walker()
         return at_work is None or at_work.end()
 
     return end
@@ -433,7 +391,3 @@ def _ending(place: Callable[[], Centre | Workers | None]) -> Callable[[], bool]:
 
 def _tree(tree: Any, arrays: Sequence[npt.NDArray[Any]], steps: slice) -> Any:
     return batch_from(tree, lambda leaf: arrays[leaf][steps])
-
-
-def _refuse(what: str, got: Any, expected: str) -> ValueError:
-    return ValueError(f"cannot sample rollouts: {what} {got!r}, expected {expected}")

@@ -12,7 +12,7 @@ from pysampler._policies.frame_policy import LOST
 from pysampler._rollouts.rollout import Ended
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
@@ -95,7 +95,7 @@ class InfoColumns:
         self,
         results: Results,
         frames: Frames,
-        names: Sequence[str],
+        names: Iterable[str],
         rest: Sequence[tuple[int, int, dict[str, Any]]],
         steps: slice,
         marks: dict[str, Any],

@@ -13,13 +13,12 @@ import numpy as np
 from pysampler._closing import Closing, Single
 from pysampler._numbers import whole_number
 from pysampler._policies.calling import PolicyCaller
+from pysampler._policies.sampler import vector_env_of
 from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
 from pysampler._policies.trees import batch_from, mapped
-from pysampler._rollouts.places import Centre
+from pysampler._rollouts.main_walker import MainWalker
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler._vector import arguments
-from pysampler._vector.make import make_vec
-from pysampler._vector.vector_env import VectorEnv
 from pysampler.envs.meta.tasks import TaskWrapper
 from pysampler.errors import ClosedError, PysamplerError
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from pysampler._frames.spec import Spec
     from pysampler._policies.calling import Arrays, PolicyOutputs, Rows
     from pysampler._rollouts.rollout import Episode, Rollout
+    from pysampler._vector.vector_env import VectorEnv
 
 __all__ = ["Collected", "MultiTaskSampler", "Ready"]
 
@@ -164,16 +164,6 @@ class MultiTaskSampler(Single, Closing):
         if seed is not None:
             seed = whole_number("sample tasks", "seed", seed, 0)
         arguments.deadline(timeout, "sample tasks")  # or an error
-        self._owned = not isinstance(envs, VectorEnv)
-        if self._owned:
-            if num_envs is None:
-                raise ValueError(
-                    "cannot sample tasks: num_envs is missing, expected how many envs to make"
-                )
-            envs = make_vec(envs, num_envs, vector_kwargs=vector_kwargs, wrappers=[TaskWrapper])
-        elif num_envs is not None or vector_kwargs is not None:
-            raise ValueError("cannot sample tasks: num_envs and vector_kwargs are of other envs")
-        self.envs: VectorEnv = envs
         self.policy = policy
         self._seed = seed
         self._begun = 0  # rollouts
@@ -188,8 +178,18 @@ class MultiTaskSampler(Single, Closing):
         self._closed = False
         self.tasks: list[Any] = []
         self._given = True  # to the envs
-        self._task_of = np.zeros(self.envs.num_envs, np.int64)
-        try:
+        with vector_env_of(
+            *(envs, num_envs, vector_kwargs, "sample tasks"), wrappers=[TaskWrapper]
+        ) as given:
+            self.envs: VectorEnv = given.envs
+            self._owned = given.owned
+            self._task_of = np.zeros(self.envs.num_envs, np.int64)
+            if given.transforms is not None:
+                raise ValueError(
+                    "cannot sample tasks: the vector env is wrapped in "
+                    f"{given.transforms.names}, and the policy does not act for all envs together; "
+                    "wrap each env instead"
+                )
             takes = self.envs.apply(_takes_tasks)
             if not all(takes):
                 raise TypeError(
@@ -198,9 +198,6 @@ class MultiTaskSampler(Single, Closing):
                 )
             with _TaskRollouts(self.envs, policy, 1, reset_each=True, **self._options):
                 pass  # what it refuses is refused here, not with the first sample
-        except BaseException:
-            self.close()
-            raise
 
     def sample_tasks(self, count: int) -> list[Any]:
         """So many tasks, drawn by the first env with the sampler's own random numbers."""
@@ -348,7 +345,7 @@ class _TaskRollouts(Rollouts):
     opened = False  # by hand, and not finished
     _ready: list[int]  # groups that wait for actions
 
-    def _actor_of(self, policy: Any) -> PolicyCaller:
+    def _caller_of(self, policy: Any) -> PolicyCaller:
         return _TaskActor(policy, self._spec, self)
 
     def open(self) -> None:
@@ -365,14 +362,14 @@ class _TaskRollouts(Rollouts):
         """For those envs; and let them step."""
         if not self.opened or not self._ready:
             raise ValueError("cannot send actions: no env waits for any; call step_recv() first")
-        centre = self._place
-        assert isinstance(centre, Centre)
-        at, envs = centre.rows_of(self._ready)
-        said = centre.acting.caller.checked((actions, extras), len(self._ids(envs)))
+        walker = self._walker
+        assert isinstance(walker, MainWalker)
+        at, envs = walker.rows_of(self._ready)
+        said = walker.policy.caller.checked((actions, extras), len(self._ids(envs)))
         with self._core.enter("step_send"):
-            centre.acting.write(at, envs, *said)
+            walker.policy.write(at, envs, *said)
             ready, self._ready = self._ready, []
-            self._by_hand(lambda: centre.step(ready))
+            self._by_hand(lambda: walker.step(ready))
 
     def finish(self) -> Rollout:
         """The rollout, once there is no more to receive."""
@@ -380,25 +377,25 @@ class _TaskRollouts(Rollouts):
         return self._made()
 
     def _open(self) -> None:
-        if self._place is None:
+        if self._walker is None:
             self._begin()
         self._start(0)
-        assert isinstance(self._place, Centre)
-        self._ready = self._place.open_by_hand()
+        assert isinstance(self._walker, MainWalker)
+        self._ready = self._walker.open_by_hand()
         self.opened = True
 
     def _receive(self, deadline: int | None) -> tuple[npt.NDArray[np.int64], Any] | None:
-        centre = self._place
-        if centre is None or not self.opened:
+        walker = self._walker
+        if walker is None or not self.opened:
             return None
-        assert isinstance(centre, Centre)
+        assert isinstance(walker, MainWalker)
         with self._core.enter("step_recv"):
             while not self._ready:
-                if centre.over:
+                if walker.over:
                     return None
-                self._ready = centre.unfinished(centre.receive_some(deadline))
-        at, envs = centre.rows_of(self._ready)
-        frames = centre.frames
+                self._ready = walker.unfinished(walker.receive_some(deadline))
+        at, envs = walker.rows_of(self._ready)
+        frames = walker.frames
         observations = batch_from(
             frames.spec.observation_tree,
             lambda leaf: frames.observations[leaf][at, envs].copy(),

@@ -16,7 +16,7 @@ from pysampler._vector.vector_env import VectorEnv
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["install", "make_vec", "uninstall", "vector_options"]
+__all__ = ["EnvMaker", "install", "make_vec", "uninstall", "vector_options"]
 
 _gymnasiums_own = gym.vector.AsyncVectorEnv
 
@@ -77,7 +77,7 @@ def make_vec(
                 f"Invalid id type: {type(id)}. Expected `str`, `EnvSpec` or a function"
             )
         return _made(
-            _Maker(id, kwargs, tuple(wrappers or ())), num_envs, vector_options(vector_kwargs)
+            EnvMaker(id, kwargs, tuple(wrappers or ())), num_envs, vector_options(vector_kwargs)
         )
     spec = copy.deepcopy(id if isinstance(id, EnvSpec) else gym.spec(id))
     # An earlier make_vec has put these there, so that the spec makes the same again.
@@ -95,7 +95,7 @@ def make_vec(
         )
     env_kwargs.update(kwargs)
     spec.kwargs = {}
-    maker = _Maker(gym.make, {"id": spec, **env_kwargs}, tuple(wrappers))
+    maker = EnvMaker(gym.make, {"id": spec, **env_kwargs}, tuple(wrappers))
     envs = _made(maker, num_envs, vector_kwargs)
     spec = copy.deepcopy(spec)
     spec.kwargs = {**env_kwargs, "vectorization_mode": VectorizeMode.ASYNC.value}
@@ -121,7 +121,7 @@ def vector_options(given: Any) -> dict[str, Any]:
     return dict(given)
 
 
-def _made(maker: _Maker, num_envs: int, vector_kwargs: dict[str, Any]) -> VectorEnv:
+def _made(maker: EnvMaker, num_envs: int, vector_kwargs: dict[str, Any]) -> VectorEnv:
     count = whole_number("make vector env", "num_envs", num_envs, 1)
     try:
         return VectorEnv([maker] * count, **vector_kwargs)
@@ -132,14 +132,14 @@ def _made(maker: _Maker, num_envs: int, vector_kwargs: dict[str, Any]) -> Vector
         raise
 
 
-class _Maker:
+class EnvMaker:
     """A function that makes one env; a class, so that it pickles by reference."""
 
     def __init__(
         self,
         make: Callable[..., gym.Env[Any, Any]],
         kwargs: dict[str, Any],
-        wrappers: tuple[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]], ...],
+        wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]],
     ) -> None:
         self._make = make
         self.kwargs = kwargs

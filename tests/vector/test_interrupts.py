@@ -15,7 +15,7 @@ from gymnasium import spaces
 from interrupts import Interrupted, at_each_point, at_point, handler
 
 import pysampler
-from pysampler._rollouts import places
+from pysampler._rollouts import main_walker
 from pysampler._workers import nursery
 from pysampler.errors import BusyError, ClosedError, WorkerLostError
 
@@ -557,13 +557,13 @@ def test_a_second_interrupt_while_rollouts_are_dropped_does_no_harm(monkeypatch)
     with contextlib.closing(counters()) as envs:
         some = pysampler.Rollouts(envs, policy, 4, overlap=True)
         next(some)
-        end = places.Centre.end
+        end = main_walker.MainWalker.end
 
         def interrupted(self):
-            monkeypatch.setattr(places.Centre, "end", end)
+            monkeypatch.setattr(main_walker.MainWalker, "end", end)
             raise Interrupted
 
-        monkeypatch.setattr(places.Centre, "end", interrupted)
+        monkeypatch.setattr(main_walker.MainWalker, "end", interrupted)
         _, rollout, _ = at_point(1, lambda: next(some), only=("finish",))
         assert rollout is None
         with pytest.raises(Interrupted):

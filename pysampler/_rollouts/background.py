@@ -1,0 +1,70 @@
+"""A thread that samples the next rollout while the user works on the last one."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from pysampler._workers.processes import GRACE
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Background"]
+
+
+class Background:
+    """A thread that does one task after the other, each of which is waited for."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._errors: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._ended: list[bool] = []
+        self._thread = threading.Thread(
+            target=_work,
+            args=(self._tasks, self._errors, self._ended),
+            name="pysampler rollouts",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def start(self, task: Callable[[], None]) -> None:
+        """Let the thread do a task."""
+        self._tasks.put(task)
+
+    def wait(self) -> None:
+        """Wait for the end of the task, and raise what it raised."""
+        error = self._errors.get()
+        if error is not None:
+            raise error
+
+    def end(self) -> bool:
+        """End the thread after its task, which was stopped; return whether it ended in time."""
+        self._tasks.put(None)
+        if threading.current_thread() is self._thread:  # the garbage collector ran here
+            return False
+        # Not with join(): if an exception of a signal handler interrupts that, Python 3.11 takes
+        # the thread for ended though it is not.
+        deadline = now() + int(GRACE * 1e9)
+        while not self._ended and now() < deadline:
+            time.sleep(0.0005)
+        return bool(self._ended)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_tasks"):
+            self._tasks.put(None)  # safe wherever a finalizer runs
+
+
+def _work(tasks: Any, errors: Any, ended: list[bool]) -> None:
+    while (task := tasks.get()) is not None:
+        try:
+            task()
+        except BaseException as error:
+            errors.put(error)
+        else:
+            errors.put(None)
+        del task
+    ended.append(True)

@@ -1,0 +1,97 @@
+"""How rollouts are sampled: their options, checked, and what the walkers are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from pysampler._numbers import is_real, true_or_false, whole_number
+from pysampler.errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pysampler._policies.calling import PolicyCaller
+    from pysampler._vector.core import VectorCore
+
+__all__ = ["PolicyIn", "RolloutConfig", "RolloutOptions", "closed_meanwhile"]
+
+PolicyIn = Literal["main", "workers"]
+
+
+@dataclass
+class RolloutOptions:
+    """The options of ``Rollouts``, which documents them; refused if they do not fit together."""
+
+    horizon: int
+    policy_in: PolicyIn
+    overlap: bool
+    keep_last: int
+    min_envs: int | None  # None: all
+    timeout: float | None
+    allow_partial: bool
+    reset_each: bool
+    info_keys: Iterable[str]
+    threads: int | None
+
+    def __post_init__(self) -> None:
+        doing = "sample rollouts"
+        self.horizon = whole_number(doing, "horizon", self.horizon, 1)
+        self.keep_last = whole_number(doing, "keep_last", self.keep_last, 1)
+        for name in ("overlap", "allow_partial", "reset_each"):
+            setattr(self, name, true_or_false(doing, name, getattr(self, name)))
+        for name in ("threads", "min_envs"):
+            if (value := getattr(self, name)) is not None:
+                setattr(self, name, whole_number(doing, name, value, 1))
+        if self.policy_in not in get_args(PolicyIn):
+            raise _refuse("policy_in", self.policy_in, 'one of "main", "workers"')
+        if self.policy_in == "workers" and self.as_ready:
+            raise ValueError(
+                "cannot sample rollouts: min_envs, timeout, reset_each and allow_partial are for a "
+                'policy in "main"; workers do not wait for one another'
+            )
+        if self.reset_each and self.allow_partial:
+            raise ValueError(
+                "cannot sample rollouts: with reset_each, what is under way at the end of a "
+                "rollout would be lost; expected allow_partial=False"
+            )
+        if not (self.timeout is None or is_real(self.timeout, 0)):
+            raise _refuse("timeout", self.timeout, "seconds >= 0 or None")
+        if isinstance(self.info_keys, str):
+            raise _refuse("info_keys", self.info_keys, f"a list of keys: [{self.info_keys!r}]")
+        if not isinstance(self.info_keys, Iterable):
+            raise _refuse("info_keys", self.info_keys, "a list of keys")
+        self.info_keys = list(self.info_keys)
+
+    @property
+    def as_ready(self) -> bool:
+        """Whether the policy acts for the envs that are ready, and not for all in turn."""
+        waits = self.min_envs is None and self.timeout is None
+        return not waits or self.allow_partial or self.reset_each
+
+    @property
+    def timeout_ns(self) -> int | None:
+        """``timeout`` in ns."""
+        return None if self.timeout is None else int(min(self.timeout, 1e9) * 1e9)
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """What a walker is given."""
+
+    core: VectorCore
+    num_workers: int
+    policy: Any
+    # A method of the rollouts, weak so that rollouts that are dropped are gone at once.
+    caller_of: Callable[[], Callable[[Any], PolicyCaller] | None]
+    options: RolloutOptions
+
+
+def closed_meanwhile() -> ClosedError:
+    """Return the exception of a rollout that a signal handler or another thread has closed."""
+    return ClosedError("cannot sample rollouts: they were closed meanwhile")
+
+
+def _refuse(what: str, got: Any, expected: str) -> ValueError:
+    return ValueError(f"cannot sample rollouts: {what} {got!r}, expected {expected}")

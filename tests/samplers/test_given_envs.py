@@ -1,0 +1,172 @@
+"""What samplers take as envs: functions, lists of functions, wrapped vector envs."""
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.wrappers.vector import (
+    FlattenObservation,
+    NormalizeObservation,
+    RecordEpisodeStatistics,
+    RescaleAction,
+    TransformReward,
+)
+
+import pysampler
+
+LIMIT = 7
+make = functools.partial(gym.make, "CartPole-v1", max_episode_steps=LIMIT)
+
+
+def right(observations):
+    return np.arange(len(observations)) % 2
+
+
+def vector_env(count=4, **options):
+    return pysampler.VectorEnv([make] * count, num_workers=2, **options)
+
+
+def rollouts_of(envs, **options):
+    with pysampler.Rollouts(envs, right, 10, seed=3, keep_last=2, **options) as rollouts:
+        return next(rollouts), next(rollouts)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_policy_and_the_rollouts_see_what_wrappers_make_of_observations(overlap):
+    with vector_env() as envs:
+        plain = rollouts_of(envs, overlap=overlap)
+    with vector_env() as envs:
+        seen = []
+
+        def policy(observations):
+            seen.append(observations.copy())
+            return right(observations)
+
+        wrapped = NormalizeObservation(envs)
+        with pysampler.Rollouts(wrapped, policy, 10, seed=3, keep_last=2) as rollouts:
+            transformed = next(rollouts), next(rollouts)
+        # The same wrapper, given the same observations in the same order.
+        again = NormalizeObservation(envs)
+        expected = [again.observations(plain[0].observations[0])]
+        for rollout, other in zip(plain, transformed, strict=True):
+            np.testing.assert_array_equal(other.observations[0], expected[-1])
+            for t, raw in enumerate(rollout.observations[1:]):
+                expected.append(again.observations(raw))
+                np.testing.assert_array_equal(other.observations[t + 1], expected[-1])
+                over = rollout.terminated[t] | rollout.truncated[t]
+                again.update_running_mean = False
+                final = again.observations(rollout.final_observations[t])
+                again.update_running_mean = True
+                np.testing.assert_array_equal(other.final_observations[t][over], final[over])
+            assert other.observations.dtype == np.float32
+            assert (rollout.terminated | rollout.truncated).any()
+        np.testing.assert_array_equal(seen, expected[:-1])
+
+
+def test_rewards_are_those_of_the_wrappers_and_returns_those_of_the_envs():
+    with vector_env() as envs:
+        wrapped = TransformReward(envs, lambda rewards: rewards * 3)
+        first, second = rollouts_of(FlattenObservation(wrapped))
+        np.testing.assert_array_equal(first.rewards, np.full((10, 4), 3.0))
+        np.testing.assert_array_equal(second.rewards, np.full((10, 4), 3.0))
+        assert set(first.ended.returns) == {LIMIT}
+        assert envs.reset()[0].shape == (4, 4)  # and the envs are the user's again
+
+
+def test_evaluation_sees_what_wrappers_make_of_observations():
+    with vector_env() as envs:
+        shapes = set()
+
+        def policy(observations):
+            shapes.add((observations.shape, observations.dtype))
+            return right(observations)
+
+        evaluation = pysampler.evaluate(NormalizeObservation(envs), policy, 8, seed=1)
+        assert shapes == {((4, 4), np.dtype(np.float32))}
+        np.testing.assert_array_equal(evaluation.returns, np.full(8, LIMIT))
+
+
+@pytest.mark.parametrize("wrapper", [RecordEpisodeStatistics, RescaleAction])
+def test_wrappers_that_do_more_are_refused_by_name(wrapper):
+    function = functools.partial(gym.make, "Pendulum-v1")
+    with pysampler.VectorEnv([function] * 2, num_workers=1) as envs:
+        options = {"min_action": np.float32(-1), "max_action": np.float32(1)} if wrapper is RescaleAction else {}
+        with pytest.raises(TypeError, match=f"wrapped in {wrapper.__name__}, .* wrap each env"):
+            pysampler.Rollouts(wrapper(envs, **options), right, 10)
+        envs.reset()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"policy_in": "workers"}, "acts in the workers"),
+        ({"min_envs": 2}, "for all envs together"),
+        ({"timeout": 1.0}, "for all envs together"),
+        ({"reset_each": True}, "for all envs together"),
+    ],
+)
+def test_wrappers_are_refused_where_not_all_envs_act_together(options, why):
+    with vector_env() as envs:
+        wrapped = NormalizeObservation(envs)
+        with pytest.raises(ValueError, match=f"wrapped in NormalizeObservation, and .*{why}"):
+            pysampler.Rollouts(wrapped, right, 10, **options)
+        envs.reset()
+
+
+def test_wrappers_are_refused_with_several_groups():
+    with (
+        vector_env(groups=2) as envs,
+        pytest.raises(ValueError, match="for all envs together"),
+    ):
+        pysampler.Rollouts(NormalizeObservation(envs), right, 10)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        pysampler.Actors,
+        functools.partial(pysampler.Rollouts, horizon=3, policy_in="workers"),
+        lambda envs, policy: pysampler.MultiTaskSampler(envs, policy),
+    ],
+    ids=["actors", "rollouts", "tasks"],
+)
+def test_samplers_whose_policy_does_not_see_them_refuse_wrappers(sampler):
+    with vector_env() as envs:
+        with pytest.raises(ValueError, match="wrapped in NormalizeObservation"):
+            sampler(NormalizeObservation(envs), right)
+        envs.reset()
+
+
+def test_a_vector_env_of_another_kind_is_refused_by_name():
+    envs = gym.vector.SyncVectorEnv([make] * 2)
+    with pytest.raises(TypeError, match=r"SyncVectorEnv, expected pysampler\.VectorEnv"):
+        pysampler.Rollouts(envs, right, 10)
+    envs.close()
+
+
+@pytest.mark.parametrize("given", [list, tuple])
+def test_a_list_of_functions_makes_an_env_each(given):
+    lengths = [3, 5]
+    functions = given(
+        functools.partial(gym.make, "CartPole-v1", max_episode_steps=n) for n in lengths
+    )
+    with pysampler.Rollouts(functions, right, 16, seed=1) as rollouts:
+        rollout = next(rollouts)
+    assert rollouts.envs.closed
+    for env, length in enumerate(lengths):
+        assert set(rollout.ended.lengths[rollout.ended.env == env]) == {length}
+    evaluation = pysampler.evaluate(functions, right, 4, seed=1)
+    assert sorted(evaluation.lengths) == [3, 3, 5, 5]
+    with pysampler.Actors(functions, right, seed=1) as actors:
+        assert set(actors.take(64, min_records=64).env) == {0, 1}
+
+
+def test_a_list_of_functions_and_another_number_of_envs_are_refused():
+    with pytest.raises(ValueError, match="num_envs 3, but 2 functions"):
+        pysampler.Rollouts([make] * 2, right, 10, num_envs=3)
+
+
+def test_options_of_envs_to_make_are_refused_for_envs_that_there_are():
+    with vector_env() as envs, pytest.raises(ValueError, match="vector_kwargs is for envs to make"):
+        pysampler.Rollouts(envs, right, 10, vector_kwargs={"groups": 2})
