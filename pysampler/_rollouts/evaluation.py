@@ -98,7 +98,7 @@ def evaluate(
     paused = envs if isinstance(envs, Rollouts) else None
     if paused is not None:
         if num_envs is not None or vector_kwargs is not None:
-            raise ValueError("cannot evaluate: num_envs and vector_kwargs are of other envs")
+            raise ValueError("cannot evaluate: num_envs and vector_kwargs are for envs to make")
         paused.pause()
         envs = paused.envs
     elif num_envs is None and makes_envs(envs):

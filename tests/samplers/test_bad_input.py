@@ -34,7 +34,7 @@ def envs(request):
         ({"policy_in": "workers", "allow_partial": True}, "are for a policy in .main."),
         ({"policy_in": "workers", "reset_each": True}, "are for a policy in .main."),
         ({"reset_each": True, "allow_partial": True}, "with reset_each"),
-        ({"num_envs": 3}, "num_envs and vector_kwargs are of other envs"),
+        ({"num_envs": 3}, "num_envs is for envs to make, not for"),
     ],
 )
 def test_arguments(envs, options, text):

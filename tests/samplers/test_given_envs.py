@@ -91,7 +91,8 @@ def test_evaluation_sees_what_wrappers_make_of_observations():
 def test_wrappers_that_do_more_are_refused_by_name(wrapper):
     function = functools.partial(gym.make, "Pendulum-v1")
     with pysampler.VectorEnv([function] * 2, num_workers=1) as envs:
-        options = {"min_action": np.float32(-1), "max_action": np.float32(1)} if wrapper is RescaleAction else {}
+        bounds = {"min_action": np.float32(-1), "max_action": np.float32(1)}
+        options = bounds if wrapper is RescaleAction else {}
         with pytest.raises(TypeError, match=f"wrapped in {wrapper.__name__}, .* wrap each env"):
             pysampler.Rollouts(wrapper(envs, **options), right, 10)
         envs.reset()

@@ -191,7 +191,7 @@ def test_what_is_wrong_is_told_before_anything_is_sent():
     envs = pysampler.VectorEnv([Told] * 2, num_workers=1)
     with pytest.raises(TypeError, match="env 0 takes no tasks.*TaskWrapper"):
         pysampler.MultiTaskSampler(envs, policy)
-    with pytest.raises(ValueError, match="num_envs and vector_kwargs are of other envs"):
+    with pytest.raises(ValueError, match="num_envs is for envs to make"):
         pysampler.MultiTaskSampler(envs, policy, num_envs=3)
     with pytest.raises(TypeError, match="observations, tasks, params"):
         pysampler.MultiTaskSampler(Told, lambda observations: observations, num_envs=1)
