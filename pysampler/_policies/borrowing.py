@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gymnasium.vector.vector_env import AutoresetMode
 
-from pysampler._closing import Closing, Single, ends_by_signal
+from pysampler._closing import Closing, Uncopyable, ends_by_signal
 from pysampler._policies.policies import Acting, Actor, needs_torch
 from pysampler._vector.lease import Lease
 from pysampler._vector.make import make_vec, vector_options
@@ -41,7 +41,7 @@ class Begun:
     asked: Any  # what the policy said to those observations
 
 
-class Borrower(Single, Closing):
+class Borrower(Uncopyable, Closing):
     """Has a vector env until it is closed."""
 
     # What it is for and what it is, in errors.
@@ -60,7 +60,7 @@ class Borrower(Single, Closing):
                 "expected a vector env without one"
             )
         spec = envs._spec
-        if spec.odd_observations or spec.odd_actions:
+        if spec.unshaped_observations or spec.unshaped_actions:
             raise ValueError(
                 f"cannot {self._purpose}: {envs.single_observation_space} and "
                 f"{envs.single_action_space} have parts without a fixed shape, which lie in no "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._closing import Closing, Single
+from pysampler._closing import Closing, Uncopyable
 from pysampler._frames.spec import build
 from pysampler._numbers import whole_number
 from pysampler._policies.policies import Actor, no_odd
@@ -131,7 +131,7 @@ def _mapped_all(function: Callable[..., Any], trees: Sequence[Any]) -> Any:
     return function(*trees)
 
 
-class MultiTaskSampler(Single, Closing):
+class MultiTaskSampler(Uncopyable, Closing):
     """Samples a policy in many envs, each with a task of its own.
 
     >>> import pysampler.envs.meta

@@ -50,8 +50,8 @@ class Options:
     infos: Infos
 
     def __post_init__(self) -> None:
-        whole_number("make vector env", "groups", self.groups, least=1)
-        whole_number("make vector env", "frames", self.frames, least=1)
+        whole_number("make vector env", "groups", self.groups, minimum=1)
+        whole_number("make vector env", "frames", self.frames, minimum=1)
         _one_of("wait", self.wait, get_args(Wait))
         _one_of("infos", self.infos, get_args(Infos))
 
@@ -289,7 +289,7 @@ def refuse_custom(space: gym.Space[Any]) -> None:
 
 def refuse_nan(spec: Spec, envs: int, actions: Any) -> None:
     """No space contains nan."""
-    if spec.odd_actions:
+    if spec.unshaped_actions:
         return
     for place, value in leaves(spec.action_tree, actions):
         array = np.asarray(value)

@@ -20,8 +20,8 @@ from gymnasium.vector.vector_env import AutoresetMode
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core
-from pysampler._closing import Single, ends_by_signal
-from pysampler._frames.frames import Frames, Plan, info_room
+from pysampler._closing import Uncopyable, ends_by_signal
+from pysampler._frames.frames import Frames, Plan, info_bytes
 from pysampler._frames.spec import Spaces, spec_of
 from pysampler._numbers import true_or_false
 from pysampler._vector import arguments
@@ -327,7 +327,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Give the envs so many frames, in a new segment with so many bytes for other things."""
         final = autoreset == AutoresetMode.SAME_STEP
         columns: list[Column] = []
-        room = 0 if infos == "none" else info_room(self.num_envs, frames)
+        room = 0 if infos == "none" else info_bytes(self.num_envs, frames)
         plan = Plan(self._spec, self.num_envs, frames, final, tuple(extras), room)
         mode = "DISABLED" if self.worker else autoreset.name
         self._layout_due = True  # until all of this is done
@@ -1024,7 +1024,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             return False
         return True
 
-    __copy__, __deepcopy__, __reduce__ = Single.__copy__, Single.__deepcopy__, Single.__reduce__
+    __copy__, __deepcopy__, __reduce__ = (
+        Uncopyable.__copy__,
+        Uncopyable.__deepcopy__,
+        Uncopyable.__reduce__,
+    )
 
     def __del__(self) -> None:
         if (pool := getattr(self, "_pool", None)) is not None:
