@@ -30,8 +30,8 @@ from pysampler._learning.trainers import (
 from pysampler._numbers import whole_number
 from pysampler._vector import arguments
 from pysampler._workers.jobs import Failure
+from pysampler._workers.launcher import CONTEXTS
 from pysampler._workers.local import LocalPool
-from pysampler._workers.nursery import CONTEXTS
 from pysampler._workers.pool import MAX_RESTARTS, RESTART_WINDOW, Pool
 from pysampler._workers.processes import Share
 from pysampler._workers.remote import dumps_by_value
