@@ -185,7 +185,7 @@ class LocalPool:
         """Do nothing: no call waits here."""
 
     def close(self) -> None:
-        """Close the envs. Raises EnvError if one raised in close()."""
+        """Close the envs, or raise EnvError if an env cannot be closed."""
         if not self.closed:
             self.closed = True
             try:
