@@ -108,7 +108,7 @@ class Piped:
                 spent["taking"] += taken - began
                 spent["publishing"] += time.perf_counter() - taken
         began = time.perf_counter()
-        example().keep(learner.replay, steps)
+        example().add_steps(learner.replay, steps)
         spent["taking"] += time.perf_counter() - began
         return len(steps), returns
 
