@@ -1,5 +1,5 @@
-"""Vector envs as fractions of the ideal: the same envs in the same number of processes that never
-talk. All contenders of a case are started, then measured in turn, again and again; the ideal is
+"""Speeds of vector envs, as fractions of the ideal: the same envs in processes that never
+communicate. All contenders of a case are started, then measured in turn, repeatedly; the ideal is
 measured before and after each.
 
     python benchmarks/vector.py                         # every case; writes results

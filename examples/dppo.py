@@ -104,7 +104,7 @@ class ActorCritic(nn.Module):
         return self.critic(observations.float()).squeeze(-1)
 
     def distribution(self, observations: torch.Tensor) -> Any:
-        """Return the distribution of actions, in units where the bounds of the space are -1 and 1."""
+        """Return the distribution of actions; -1 and 1 are the bounds of the action space."""
         mean = self.actor(observations.float())
         normal = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
         return Independent(normal, 1, validate_args=False)

@@ -127,9 +127,9 @@ def vtrace(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return targets of values and advantages of actions. All tensors are [n, T].
 
-    ``log_rhos`` are logarithms of how much likelier the policy of the learner is to take the actions
-    than the policy that acted was. ``next_values`` are values of the observation after each step: the last
-    one of the episode where it ended. They count unless the episode terminated.
+    ``log_rhos`` are logarithms of how much likelier the learner's policy is to take the actions
+    than the policy that acted was. ``next_values`` are values of the observation after each step:
+    the last one of the episode where that ended. They count unless the episode terminated.
     """
     rhos, cs = log_rhos.exp().clamp(max=max_rho), log_rhos.exp().clamp(max=max_c)
     done = terminated | truncated

@@ -23,16 +23,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = [
-    "Field",
-    "Spaces",
-    "Spec",
-    "build",
-    "checked_actions",
-    "leaf_paths",
-    "leaves",
-    "spec_of",
-]
+__all__ = ["Field", "Spaces", "Spec", "build", "checked_actions", "leaf_paths", "leaves", "spec_of"]
 
 Tree = tuple[str, Any]
 

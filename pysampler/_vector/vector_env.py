@@ -1024,11 +1024,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             return False
         return True
 
-    __copy__, __deepcopy__, __reduce__ = (
-        Uncopyable.__copy__,
-        Uncopyable.__deepcopy__,
-        Uncopyable.__reduce__,
-    )
+    __copy__, __deepcopy__ = Uncopyable.__copy__, Uncopyable.__deepcopy__
+    __reduce__ = Uncopyable.__reduce__
 
     def __del__(self) -> None:
         if (pool := getattr(self, "_pool", None)) is not None:

@@ -57,13 +57,7 @@ _THREADS = (
 # Bytes for the name that ps shows, which is written over the arguments of the process.
 _TITLE_PADDING = "pysampler ".ljust(160, "-")
 # Signals that a new interpreter has blocked until it can say that it outlives them.
-_BLOCKED_SIGNALS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+_BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # The descriptor at which a new interpreter finds its connection.
 _CONNECTION_FD = 3
 
@@ -166,7 +160,7 @@ class Child:
 def await_ends(children: Iterable[Child], deadline: float) -> None:
     """Wait until all children have ended, or until a deadline of time.monotonic()."""
     for child in children:
-        child.ended(max(0.0, deadline - time.monotonic()))
+        child.ended(deadline - time.monotonic())
 
 
 def start_own(start: Callable[[], int]) -> OwnProcess:
@@ -248,7 +242,7 @@ main{(_CONNECTION_FD, *arguments)}
         [sys.executable, *flags, "-P", "-c", code, path, _TITLE_PADDING],
         environment(),
         file_actions=actions,
-        setsigmask=_BLOCKED_SIGNALS,
+        setsigmask=_BLOCKED,
         setsid=True,
     )
 
@@ -289,7 +283,7 @@ def is_readable(file: Any, timeout: float = 0) -> bool:
     """Return whether a file or socket can be read from, now or within ``timeout`` seconds."""
     poller = select.poll()
     poller.register(file, select.POLLIN)
-    return bool(poller.poll(timeout * 1000))
+    return bool(poller.poll(max(0.0, timeout) * 1000))
 
 
 def is_at_end(connection: Connection) -> bool:

@@ -17,13 +17,7 @@ __all__ = ["Counters", "Stats", "Times"]
 _DURATIONS = np.dtype(
     [("count", "<u8"), ("total_ns", "<u8"), ("buckets", "<u4", (_core.Meter.BUCKETS,))]
 )
-_ENV = np.dtype(
-    {
-        "names": ["steps", "resets"],
-        "formats": [_DURATIONS, _DURATIONS],
-        "itemsize": 384,
-    }
-)
+_ENV = np.dtype({"names": ["steps", "resets"], "formats": [_DURATIONS] * 2, "itemsize": 384})
 _WORKER = np.dtype(
     {
         "names": ["since", "env", "waits", "parks", "awake_ns", "parked_ns", "spin_ns"],

@@ -11,15 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
-from pysampler._workers import nursery
-from pysampler._workers.children import (
-    Child,
-    OwnedConnection,
-    interpreter,
-    open_standard_files,
-    socket_pair,
-    start_own,
-)
+from pysampler._workers import children, nursery
 from pysampler._workers.worker import become_worker
 from pysampler.errors import ClosedError
 
@@ -47,7 +39,7 @@ class Launcher:
         self._lines: list[nursery.Line] = []
         self._closed = False
 
-    def start(self, index: int, host: Any) -> Child:
+    def start(self, index: int, host: Any) -> children.Child:
         """Return a process that runs ``main`` of ``worker.py`` at the end of its connection.
 
         An earlier worker with this index is ended, if it lives. ``host`` is what a fork of this
@@ -55,7 +47,7 @@ class Launcher:
         """
         if self._closed:
             raise ClosedError("cannot start worker: the pool is closed")
-        open_standard_files()
+        children.open_standard_files()
         if self._context != "nursery":
             return _start_here(self._context, host)
         for _ in range(3):
@@ -83,26 +75,26 @@ class Launcher:
         return self._lines[-1]
 
 
-def _start_here(context: str, host: Any) -> Child:
+def _start_here(context: str, host: Any) -> children.Child:
     """Start a worker that is a child of this process."""
     parent = os.getpid()
     try:
-        ours, theirs = socket_pair()
-        connection = OwnedConnection(ours)
+        ours, theirs = children.socket_pair()
+        connection = children.OwnedConnection(ours)
         _own_ends.add(connection)
         with contextlib.closing(theirs):
             if context == "spawn":
-                spawn = interpreter("pysampler._workers.worker", theirs, parent)
-                return Child(start_own(spawn), connection)
+                spawn = children.interpreter("pysampler._workers.worker", theirs, parent)
+                return children.Child(children.start_own(spawn), connection)
             with warnings.catch_warnings():  # about forking with threads, which the user asked for
                 warnings.simplefilter("ignore", DeprecationWarning)
                 # Signals wait until it outlives them; this process's handlers are not its own.
-                process = start_own(_core.fork_with_signals_blocked)
+                process = children.start_own(_core.fork_with_signals_blocked)
             if process.pid == 0:
                 for end in _own_ends:  # an open copy would hide the end of another worker
                     end.close()
                 become_worker(theirs.detach(), [1, 2], parent, host)
-        return Child(process, connection)
+        return children.Child(process, connection)
     finally:
         if os.getpid() != parent:  # a handler's exception, in the fork, which must not go on
             os._exit(1)

@@ -31,17 +31,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pysampler._workers.children import (
-    Child,
-    OwnedConnection,
-    Process,
-    interpreter,
-    is_at_end,
-    is_readable,
-    open_standard_files,
-    socket_pair,
-    start_own,
-)
+from pysampler._workers import children
 from pysampler.errors import ClosedError, PysamplerError
 
 if TYPE_CHECKING:
@@ -56,7 +46,7 @@ _LEAVE_SECONDS = 5.0
 _STATUS_SECONDS = 1.0
 
 
-class _ForkedProcess(Process):
+class _ForkedProcess(children.Process):
     """A worker that a nursery has forked, and which reports how it ended."""
 
     def __init__(self, pid: int, line: Line, connection: Connection) -> None:
@@ -64,7 +54,7 @@ class _ForkedProcess(Process):
         self._line = line
         # The worker may have died and been reaped, and another process may have its pid. It is the
         # worker if its end of the connection is still open: no other process has that.
-        if is_at_end(connection):
+        if children.is_at_end(connection):
             self._pidfd = None
 
     def status(self) -> int | None:
@@ -90,14 +80,14 @@ class Line:
         self._numbers = itertools.count()
         self._answers: dict[int, tuple[Any, ...]] = {}  # by the number of their request
         self._ended: dict[int, int] = {}  # status, by pid
-        self._socket, theirs = socket_pair(socket.SOCK_SEQPACKET)
+        self._socket, theirs = children.socket_pair(socket.SOCK_SEQPACKET)
         with contextlib.closing(theirs):
             nursery.add_line(theirs)
 
-    def fork(self, index: int) -> Child:
+    def fork(self, index: int) -> children.Child:
         """Return a new worker with this index. The nursery ends an earlier one that still lives."""
-        ours, theirs = socket_pair()
-        connection = OwnedConnection(ours)
+        ours, theirs = children.socket_pair()
+        connection = children.OwnedConnection(ours)
         with contextlib.closing(theirs):
             number = next(self._numbers)
             request = pickle.dumps(("fork", number, index))
@@ -114,14 +104,14 @@ class Line:
         if kind == "retired":
             _retire(self.nursery)
             raise NoNurseryError("cannot start worker: the nursery has started threads")
-        return Child(_ForkedProcess(content[0], self, connection), connection)
+        return children.Child(_ForkedProcess(content[0], self, connection), connection)
 
     def status_of(self, pid: int) -> int | None:
         """Return the exit code of a worker that has ended, or minus the signal; None if unknown."""
         deadline = time.monotonic() + _STATUS_SECONDS
         with contextlib.suppress(PysamplerError, OSError):
             while pid not in self._ended:
-                if not is_readable(self._socket, max(0.0, deadline - time.monotonic())):
+                if not children.is_readable(self._socket, deadline - time.monotonic()):
                     break
                 self._receive()
         return self._ended.get(pid)
@@ -136,7 +126,7 @@ class Line:
             with contextlib.suppress(OSError):  # a fork may have a copy: shut it down
                 self._socket.shutdown(socket.SHUT_WR)
                 deadline = time.monotonic() + wait
-                while wait > 0 and is_readable(self._socket, max(0.0, deadline - time.monotonic())):
+                while wait > 0 and children.is_readable(self._socket, deadline - time.monotonic()):
                     if not self._socket.recv(1 << 16):
                         break
         self._socket.close()
@@ -178,17 +168,16 @@ class Nursery:
         self._load_count = 0
         self._owner = os.getpid()
         self._used = False
-        open_standard_files()
-        self._door, theirs = socket_pair(socket.SOCK_SEQPACKET)
+        children.open_standard_files()
+        self._door, theirs = children.socket_pair(socket.SOCK_SEQPACKET)
         with contextlib.closing(theirs):
-            self._process = start_own(interpreter("pysampler._workers.nursery_process", theirs))
+            start = children.interpreter("pysampler._workers.nursery_process", theirs)
+            self._process = children.start_own(start)
 
     @property
     def alive(self) -> bool:
         """Whether it can fork workers."""
-        if self.lost or self.retired or os.getpid() != self._owner:
-            return False
-        return not self.ended
+        return not (self.lost or self.retired or os.getpid() != self._owner or self.ended)
 
     @property
     def ended(self) -> bool:

@@ -141,12 +141,8 @@ class Report:
 class RemoteTraceback(Exception):  # noqa: N818
     """The traceback of an exception in another process; raised here as its cause."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
     def __str__(self) -> str:
-        return f'\n"""\n{self.text}"""'
+        return f'\n"""\n{self.args[0]}"""'
 
 
 def report(error: BaseException) -> Report:
@@ -234,7 +230,7 @@ def _as_both(kind: type[Exception], text: str, original: Exception) -> EnvError:
             else:
                 namespace = {
                     "__module__": EnvError.__module__,
-                    "__init__": _init_plain,
+                    "__init__": Exception.__init__,
                     "__str__": Exception.__str__,
                 }
                 _env_errors[kind] = type(f"EnvError[{kind.__name__}]", (EnvError, kind), namespace)
@@ -246,7 +242,3 @@ def _as_both(kind: type[Exception], text: str, original: Exception) -> EnvError:
     except Exception:  # a type that cannot be subclassed, or made with a message
         return EnvError(text)
     return error
-
-
-def _init_plain(self: Exception, text: str) -> None:
-    Exception.__init__(self, text)
