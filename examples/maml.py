@@ -355,7 +355,7 @@ def main() -> None:
         text = f"{meaning}; default: {getattr(default, name)}"
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
 
-    parser.add_argument("--env", default="Navigation2D-v0")
+    parser.add_argument("--env", default="Navigation2D-v0", help="id of an env with tasks")
     setting("tasks", at_least(1), "tasks per iteration")
     setting("envs_per_task", at_least(1), "envs of each task")
     setting("length", at_least(1), "steps of each env per sample")
@@ -371,7 +371,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.out is not None and not options.out.parent.is_dir():
         parser.error(f"argument --out: no directory {options.out.parent}")
-    torch.set_num_threads(1)  # for nets as small as this, more only get in the way of the envs
+    torch.set_num_threads(1)  # more would not help such a small network, and slow down the envs
     torch.manual_seed(options.seed)
     given = {name: value for name, value in vars(options).items() if value is not None}
     settings = SETTINGS.get(options.env, default)

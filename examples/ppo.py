@@ -312,9 +312,10 @@ def at_least(minimum: int) -> Callable[[str], int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--vec", choices=("pysampler", "gymnasium"), default="pysampler")
-    parser.add_argument("--policy-in", choices=("main", "workers"), default="main")
+    vecs, places = ("pysampler", "gymnasium"), ("main", "workers")
+    parser.add_argument("--env", default="CartPole-v1", help="id of an env")
+    parser.add_argument("--vec", choices=vecs, default=vecs[0], help="whose vector env to use")
+    parser.add_argument("--policy-in", choices=places, default=places[0], help="where to act")
     parser.add_argument("--overlap", action="store_true", help="sample while learning")
     parser.add_argument("--envs", type=at_least(1), help="number of envs")
     parser.add_argument(

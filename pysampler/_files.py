@@ -113,7 +113,7 @@ def read_arrays(file: IO[bytes]) -> dict[str, npt.NDArray[Any]]:
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         if sum(member.file_size for member in members) > size:
-            raise ValueError(f"its parts are said to take more than its {size} bytes")
+            raise ValueError(f"its parts claim to take more than its {size} bytes")
         arrays: dict[str, npt.NDArray[Any]] = {}
         for member in members:
             name = member.filename.removesuffix(_NPY)

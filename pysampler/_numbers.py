@@ -113,5 +113,5 @@ def _fits(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
             lost = np.isfinite(array) & ~np.isfinite(array.astype(dtype))
         return not lost.any()
     low, high = _limits(dtype)
-    whole = kind != "f" or bool((array == np.trunc(array)).all())
-    return whole and bool(low <= array.min().item() and array.max().item() <= high)
+    integral = kind != "f" or bool((array == np.trunc(array)).all())
+    return integral and bool(low <= array.min().item() and array.max().item() <= high)

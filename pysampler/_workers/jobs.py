@@ -33,7 +33,7 @@ __all__ = [
     "failure_of",
 ]
 
-# The command in whose place the members of a group, which replace lost ones, did something else.
+# In the place of which command the members of a group, which replace lost ones, were restored.
 Replaced = Literal["step", "reset"]
 
 
@@ -77,9 +77,9 @@ class Note(_Message):
 class Job(_Message):
     """A task for a group, which answers it."""
 
-    # The command in whose place this is, where members replace ones that were lost in it or before.
+    # Set if this is done in the place of a step or a reset, by members that replace lost ones.
     replaces: Replaced | None = None
-    # For which groups this is the first command that tells them that members were replaced.
+    # Which groups have dealt with replaced members after this: none, its group, all of its worker.
     settles: ClassVar[Literal["none", "group", "worker"]] = "none"
 
     def run(self, host: Any, block: int, frame: int) -> Any:
@@ -171,7 +171,7 @@ class Answer(NamedTuple):
 
     group: int
     result: Any  # what the job returned, or a Failure
-    replaced: Replaced | None = None  # set if the members replaced lost ones: in which command
+    replaced: Replaced | None = None  # if it is that of a job with `replaces`
 
 
 def failure_of(error: BaseException, message: _Message | str) -> Failure:

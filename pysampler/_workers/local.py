@@ -146,15 +146,15 @@ class LocalPool:
 
     def wait_some(
         self,
-        least: int,  # noqa: ARG002
-        most: int,
+        min_members: int,  # noqa: ARG002
+        max_members: int,
         deadline: int | None,  # noqa: ARG002
     ) -> tuple[list[int], list[Answer]]:
         """Return groups that are done and their answers. They stay pending until they are taken."""
         groups = []
         for group in self._done:
-            most -= len(self.members[group])
-            if most < 0:
+            max_members -= len(self.members[group])
+            if max_members < 0:
                 break
             groups.append(group)
         return groups, self.wait_for(groups)

@@ -67,7 +67,7 @@ class NoNurseryError(PysamplerError):
 
 
 class Line:
-    """The line between a pool and a nursery: asks for workers, and hears how they ended.
+    """A line between a pool and a nursery: requests workers, and receives how they ended.
 
     A message is noted before it is removed from the socket: an exception in between makes the note
     be written twice, and loses nothing.

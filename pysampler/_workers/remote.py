@@ -119,7 +119,7 @@ def _importable(name: str, module: types.ModuleType) -> bool:
 class Raised(Exception):  # noqa: N818 - not an error of its own: it carries one
     """Carries an exception as its cause, and says which member of a group (an env) raised it.
 
-    ``member`` is None if something else did. ``doing`` says while doing what.
+    ``member`` is None if something else did. ``doing`` is what was being done.
     """
 
     def __init__(self, member: int | None, doing: str) -> None:
