@@ -97,7 +97,7 @@ class _Nursery:
             self._door = None
             return True
         request, *content = pickle.loads(message)
-        if request == "line":
+        if request == "line" and fds:  # none: too many open files, and the pool sees the end
             line = socket.socket(fileno=fds[0])
             self._lines.add(line)
             self._selector.register(line, selectors.EVENT_READ)

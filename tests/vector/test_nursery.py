@@ -4,6 +4,7 @@ import contextlib
 import gc
 import itertools
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import textwrap
 import threading
 from multiprocessing import connection
+from pathlib import Path
 
 import gymnasium as gym
 import psutil
@@ -620,3 +622,20 @@ def test_no_descriptor_is_lost_where_an_exception_comes_into_the_library(context
         if not reached:
             break
     assert n > 10
+
+
+def test_a_nursery_with_no_descriptor_left_for_another_pool_goes_on_for_those_it_has(capfd):
+    first = pysampler.VectorEnv([TellingEnv], num_workers=1)
+    one = nursery._nurseries[-1]
+    taken = {int(fd.name) for fd in Path(f"/proc/{one._process.pid}/fd").iterdir()}
+    lowest = min(set(range(len(taken) + 1)) - taken)
+    _, hard = resource.prlimit(one._process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(one._process.pid, resource.RLIMIT_NOFILE, (lowest, hard))
+    second = pysampler.VectorEnv([TellingEnv], num_workers=1)
+    assert nursery._nurseries[-1] is not one
+    assert not one.ended
+    for envs in (first, second):
+        envs.reset()
+        envs.close()
+    one.leave()  # later tests use another
+    assert "Traceback" not in capfd.readouterr().err
