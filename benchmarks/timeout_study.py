@@ -194,7 +194,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def findings(results: dict[str, Any]) -> str:
-    """What was found, beside what the article says."""
+    """Return the results next to those of the article, as text."""
     lines = ["## What was found, beside what the article says\n"]
     says = {
         (20, "small"): "waiting for all is better: a small network on a GPU costs the same for any "

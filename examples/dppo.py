@@ -81,8 +81,7 @@ class Progress:
 
 
 class ActorCritic(nn.Module):
-    """An actor, whose actions are samples of a normal distribution clipped to the space, and a
-    critic."""
+    """An actor, whose normally distributed actions are clipped to the space, and a critic."""
 
     def __init__(self, observations: Any, actions: Any, width: int = 64) -> None:
         super().__init__()

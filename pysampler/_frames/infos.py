@@ -135,6 +135,7 @@ class Infos:
         return new
 
     def _learn(self, info: dict[Any, Any], path: Path) -> None:
+        """Make columns for the values of an info dict, which lies at ``path``."""
         for key, value in info.items():
             # gymnasium keeps "final_obs" as one object for each env, whatever its type.
             if type(key) is not str or key == "final_obs":

@@ -63,6 +63,7 @@ def spec_of(observation: spaces.Space[Any], action: spaces.Space[Any]) -> Spec:
 
 
 def _tree_of(space: spaces.Space[Any]) -> tuple[Tree, tuple[Field, ...], int]:
+    """Return the tree of a space, the fields of its leaves, and how many leaves are unshaped."""
     fields: list[Field] = []
     unshaped = 0
 
@@ -166,6 +167,7 @@ def leaves(tree: Tree, batch: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _leaves(tree: Tree, batch: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of the part of a batch that lies at ``path``."""
     kind, content = tree
     if kind == "dict":
         if not isinstance(batch, Mapping):

@@ -189,6 +189,7 @@ class Stats:
 
 
 def _times(rows: npt.NDArray[Any]) -> Times:
+    """Return rows of durations in seconds."""
     return Times(rows["count"], rows["total_ns"] / 1e9, rows["buckets"], _LOWER / 1e9)
 
 

@@ -63,6 +63,7 @@ class Outbox:
         return self._flush(_FLUSH_SECONDS)
 
     def _flush(self, timeout: float) -> bool:
+        """Send parts until the ring has no space for ``timeout`` seconds; return whether some is left."""
         try:
             while self._unsent:
                 self._ring.send(self._unsent[0], timeout)
@@ -124,6 +125,7 @@ class Inbox:
             _core.receive_parcel(self._socket(), self._parcels)
 
     def _is_whole(self, group: int, number: int) -> bool:
+        """Return whether the answer of a group to this command has come to its end."""
         parts = self._parts.get(group, [])
         if not parts:
             return False

@@ -136,6 +136,7 @@ class Line:
             self.close()
 
     def _receive(self) -> None:
+        """Note the next message of the nursery, then remove it from the socket."""
         try:
             message = self._socket.recv(1 << 16, socket.MSG_PEEK)
         except OSError as error:
@@ -150,6 +151,7 @@ class Line:
         self._socket.recv(1 << 16)
 
     def _lost(self) -> PysamplerError:
+        """Return the error for a line that has broken; note that the nursery is lost."""
         if self._socket.fileno() < 0:
             return ClosedError("cannot start worker: the pool is closed")
         self.nursery.lost = True
@@ -262,11 +264,13 @@ class Nursery:
         self._shut()
 
     def _shut(self) -> None:
+        """Close the door."""
         with contextlib.suppress(OSError):  # forks of this process may have a copy: shut it down
             self._door.shutdown(socket.SHUT_RDWR)
         self._door.close()
 
     def _send(self, request: tuple[Any, ...], fds: Iterable[int]) -> None:
+        """Send a request through the door, or raise NoNurseryError."""
         try:
             socket.send_fds(self._door, [pickle.dumps(request)], list(fds))  # type: ignore[arg-type]
         except OSError as error:

@@ -161,6 +161,7 @@ def _imitate_parent(setup: Setup) -> None:
 
 
 def _make_host(setup: Setup, connection: Connection, inherited: Any) -> Host:
+    """Return the host of this worker, made here."""
     function, arguments = inherited if setup.host is None else unpack_host(setup, connection)
     host: Host = function(*arguments)
     return host

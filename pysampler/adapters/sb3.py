@@ -144,6 +144,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         return self._apply(indices, _is_wrapped, wrapper_class)
 
     def _apply(self, indices: Any, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run a function on envs, in their workers."""
         return list(self.envs.apply(function, *args, envs=list(self._get_indices(indices))))
 
     def get_images(self) -> Sequence[np.ndarray | None]:
@@ -185,6 +186,7 @@ def _call(env: gym.Env[Any, Any], name: str, args: Any, kwargs: Any) -> Any:
 
 
 def _is_wrapped(env: Any, wrapper_class: type[Any]) -> bool:
+    """Return whether an env has a wrapper of a class."""
     while not isinstance(env, wrapper_class):
         if env is env.unwrapped:
             return False
