@@ -1,8 +1,8 @@
-"""What actors cost those who learn: taking records in, publishing weights, learning in phases.
+"""What actors cost the learner: taking records, publishing weights, learning in phases.
 
     python benchmarks/actors.py --out benchmarks/results
 
-Each contender is a process of its own; one works at a time, the others' actors are blocked.
+Each contender is a process of its own. One works at a time; the actors of the others are blocked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHOWN = 1.0  # seconds of it
 
 
 class Linear:
-    """A policy that costs next to nothing, with as many parameters as you like."""
+    """A policy that costs next to nothing, with any number of parameters."""
 
     def __init__(self, env: str, parameters: int = 0) -> None:
         random = np.random.default_rng(0)
@@ -58,7 +58,7 @@ class Linear:
 
 
 class Critics:
-    """What an update of SAC's two critics takes."""
+    """The two critics of SAC, to have the cost of an update."""
 
     def __init__(self) -> None:
         import torch
@@ -99,7 +99,7 @@ def made(env: str, policy: Any, **options: Any) -> Any:
 
 
 def ring(learns: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A learner that takes what there is, and then learns from a batch, or not."""
+    """Prepare a learner that takes the records there are, and may learn from a batch."""
     import pysampler
 
     actors = made(CHEETAH, Linear(CHEETAH), high=4 * max(TAKES))
@@ -108,7 +108,7 @@ def ring(learns: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     critics = Critics()
 
     def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        replay.extend(actors.take(4 * max(TAKES)))  # what has waited is not of this cell
+        replay.extend(actors.take(4 * max(TAKES)))  # leave out records from before
         began, before = time.perf_counter(), actors.stats()
         keeping, updates = 0.0, 0
         while time.perf_counter() < began + cell["seconds"]:
@@ -133,9 +133,9 @@ def ring(learns: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def publishing(share: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A learner that takes records all the time, and publishes now and then, or does not."""
+    """Prepare a learner that takes records all the time, and may publish weights."""
     policy = Linear(CHEETAH, PARAMETERS)
-    actors = made(CHEETAH, policy, share=float(share))
+    actors = made(CHEETAH, policy, refresh_share=float(share))
     actors.take(1)
 
     def measure(cell: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def publishing(share: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def watched() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A learner that takes what there is and learns all the time, looked on or not."""
+    """Prepare a learner that takes the records there are and learns, with a watcher or without."""
     import pysampler
 
     policy = Linear(CHEETAH)
@@ -201,7 +201,7 @@ def watched() -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def in_phases() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Actors and a learner that takes a fixed time a record: in turn, or both at a time."""
+    """Prepare actors and a learner with a fixed time per record: in turn, or concurrently."""
     import pysampler
     from pysampler.sync import now
 
@@ -213,7 +213,7 @@ def in_phases() -> Callable[[dict[str, Any]], dict[str, Any]]:
         intervals, versions = [], []
         with pysampler.Actors(envs, Linear(CARTPOLE), seed=0, high=cell["high"]) as actors:
             for filling, full, taken, policies in rounds(actors, cell["high"]):
-                if end is None:  # the first one is apart
+                if end is None:  # the first round is not measured
                     began = now()
                     end = began + int(cell["seconds"] * 1e9)
                     continue
@@ -235,8 +235,7 @@ def in_phases() -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def in_turn(actors: Any, high: int) -> Iterator[tuple[int, int, int, int]]:
-    """When they began to record and when they had enough, how many, and by how many policies."""
-
+    """Yield for each phase: begin and end of recording, records, and how many policies acted."""
     for phase in actors.phases(high):
         taken, versions = 0, set()
         for records in phase.batches(BATCH):
@@ -248,7 +247,7 @@ def in_turn(actors: Any, high: int) -> Iterator[tuple[int, int, int, int]]:
 
 
 def together(actors: Any, high: int) -> Iterator[tuple[int, int, int, int]]:
-    """The same without phases."""
+    """Yield the same without phases."""
     while True:
         taken, versions = 0, set()
         while taken < high:
@@ -261,7 +260,7 @@ def together(actors: Any, high: int) -> Iterator[tuple[int, int, int, int]]:
 
 
 def learn(count: int) -> None:
-    """For a fixed time a record."""
+    """Take a fixed time per record."""
     end = time.perf_counter_ns() + count * US * 1000
     while time.perf_counter_ns() < end:
         pass
@@ -275,7 +274,7 @@ KINDS: dict[str, Callable[..., Any]] = {
 }
 
 
-# -- the one who measures --------------------------------------------------------------------------
+# -- in the process that measures ------------------------------------------------------------------
 
 
 def contender(kind: str, *arguments: Any) -> Contender:
@@ -293,7 +292,7 @@ def rates(results: list[dict[str, Any]], what: str = "records") -> list[float]:
 
 
 def taking(repetitions: int, seconds: float) -> list[dict[str, Any]]:
-    """Records, by how many are taken at once."""
+    """Measure taking records, by how many are taken at once."""
     both = {learns: contender("ring", learns) for learns in (False, True)}
     cells = [(learns, take) for learns in both for take in TAKES]
     found: dict[Any, list[dict[str, Any]]] = {cell: [] for cell in cells}
@@ -306,7 +305,7 @@ def taking(repetitions: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def published(repetitions: int, seconds: float) -> list[dict[str, Any]]:
-    """With and without, pair by pair."""
+    """Measure with publishing and without, pair by pair."""
     rows = []
     for share in (0.01, 1.0):
         one = contender("publishing", share)
@@ -320,7 +319,7 @@ def published(repetitions: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def looked_on(repetitions: int, seconds: float) -> list[dict[str, Any]]:
-    """With a watcher and without, pair by pair."""
+    """Measure with a watcher and without, pair by pair."""
     one = contender("watched")
     rows: list[dict[str, Any]] = [{"nice": nice, "pairs": []} for nice in NICE]
     for _ in range(repetitions):
@@ -332,7 +331,7 @@ def looked_on(repetitions: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def phased(repetitions: int, seconds: float) -> list[dict[str, Any]]:
-    """In turn and together, by how many records are in a phase."""
+    """Measure in turn and concurrently, by the number of records in a phase."""
     one = contender("phases")
     rows: list[dict[str, Any]] = [{"high": high, "in turn": [], "together": []} for high in HIGHS]
     for repetition in range(repetitions):
@@ -347,7 +346,7 @@ def phased(repetitions: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def percent(values: list[float]) -> str:
-    """Median [least, most]."""
+    """Return the median, the minimum and the maximum as text."""
     return spread([100 * value for value in values], 1)
 
 
@@ -390,7 +389,7 @@ def tables(results: dict[str, Any]) -> str:
         ratios = [w / o for o, w in zip(rates(off), rates(on), strict=True)]
         rows.append(
             [
-                f"{row['share']:g}",
+                f"{row['refresh_share']:g}",
                 spread(rates(on, "published"), 0),
                 spread([run["ms"] for run in on]),
                 percent([max(run["refreshing"]) for run in on]),
@@ -445,7 +444,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """When actors record and when the learner learns."""
+    """Draw when actors record and when the learner learns."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -472,7 +471,7 @@ def main() -> None:
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3)
-    parser.add_argument("--quick", action="store_true", help="to see that it works")
+    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
     parser.add_argument("--out", type=Path, help="folder to write results to")
     options = parser.parse_args()
     if options.child:

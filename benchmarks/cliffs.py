@@ -1,6 +1,6 @@
-"""Where common uses once fell off a cliff, each beside its peer or beside the fast way.
+"""Performance cliffs: common uses that were once slow, next to a peer or to the fast variant.
 
-Each figure is taken in an interpreter of its own, in turn with those it is compared to.
+Each figure is measured in an interpreter of its own, in turn with those it is compared to.
 
     python benchmarks/cliffs.py --out benchmarks/results
 """
@@ -27,11 +27,11 @@ import pysampler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SECONDS = 0.25  # of calls for one figure
+SECONDS = 0.25  # of repeated calls for one figure
 
 
 class Env(gym.Env[Any, Any]):
-    """Returns the same values with each step."""
+    """An env that returns the same values in each step."""
 
     action_space = gym.spaces.Discrete(2)
     render_mode = "rgb_array"
@@ -56,7 +56,7 @@ class Env(gym.Env[Any, Any]):
 
 
 class Wide(Env):
-    """With a space of its own of 4 images."""
+    """An env whose space, four images, is an object of its own."""
 
     def __init__(self) -> None:
         super().__init__(np.zeros((4, 84, 84), np.uint8))
@@ -64,7 +64,7 @@ class Wide(Env):
 
 
 def micros(call: Callable[[], Any]) -> float:
-    """How long a call takes, the median of many."""
+    """Return the median duration of a call, in us."""
     taken, end = [], time.perf_counter() + SECONDS
     for _ in range(3):
         call()
@@ -76,7 +76,7 @@ def micros(call: Callable[[], Any]) -> float:
 
 
 def render(megabytes: int, *, ours: bool) -> float:
-    """Milliseconds of render() of 16 envs."""
+    """Return the duration of render() of 16 envs, in ms."""
     env_fns = [lambda: Env(size=megabytes << 20)] * 16
     envs: Any
     if ours:
@@ -90,7 +90,7 @@ def render(megabytes: int, *, ours: bool) -> float:
 
 
 def step(**values: Any) -> float:
-    """Microseconds of an env's step, beside its own, in this process."""
+    """Return the overhead of a step of one env in this process, in us."""
     envs = pysampler.VectorEnv([lambda: Env(**values)] * 64, num_workers=0)
     envs.reset()
     actions = np.zeros(64, np.int64)
@@ -100,7 +100,7 @@ def step(**values: Any) -> float:
 
 
 def acting(actions: Any) -> float:
-    """Microseconds of a step of 64 envs in two workers."""
+    """Return the duration of a step of 64 envs in two workers, in us."""
     envs = pysampler.VectorEnv([Env] * 64, num_workers=2)
     envs.reset()
     taken = micros(lambda: envs.step(actions))
@@ -109,7 +109,7 @@ def acting(actions: Any) -> float:
 
 
 def grown(make: Callable[[], Any]) -> float:
-    """MB that this process has grown by."""
+    """Return by how many MB a vector env makes this process grow."""
     pysampler.VectorEnv([Env] * 2, num_workers=2).close()
     before = psutil.Process().memory_info().rss
     envs = make()
@@ -119,7 +119,7 @@ def grown(make: Callable[[], Any]) -> float:
 
 
 def holding(**options: Any) -> float:
-    """MB with a 48 MB array in the closure of what makes the envs of four workers."""
+    """Return the growth in MB with a 48 MB array in the closure of the env_fns of four workers."""
     held = np.ones(6_000_000)
 
     def make() -> Env:
@@ -129,10 +129,10 @@ def holding(**options: Any) -> float:
 
 
 def rollout_memory(*names: str) -> float:
-    """MB of the frames of a rollout of 64 envs, 1,024 steps."""
+    """Return the size of the frames of a rollout of 64 envs, 1,024 steps, in MB."""
     envs = pysampler.VectorEnv([lambda: Env(info={"x": 1.0})] * 64, num_workers=2)
     policy = lambda o: np.zeros(len(o), np.int64)  # noqa: E731
-    with pysampler.Rollouts(envs, policy, 1024, infos=names) as rollouts:
+    with pysampler.Rollouts(envs, policy, 1024, info_keys=names) as rollouts:
         for _ in range(2):
             next(rollouts)
         taken = os.fstat(envs._pool._frames_segment.fd).st_blocks * 512  # type: ignore[union-attr]
@@ -141,7 +141,7 @@ def rollout_memory(*names: str) -> float:
 
 
 def descriptors() -> float:
-    """Open files of this process for each worker."""
+    """Return how many files this process has open for each worker."""
     before = psutil.Process().num_fds()
     envs = pysampler.VectorEnv([Env] * 16, num_workers=16)
     each = (psutil.Process().num_fds() - before) / 16
@@ -150,7 +150,7 @@ def descriptors() -> float:
 
 
 def wakeups() -> float:
-    """Context switches a second of a worker without work, after two seconds of that."""
+    """Return how often per second a worker wakes that has been idle for two seconds."""
     envs = pysampler.VectorEnv([Env] * 2, num_workers=1)
     envs.reset()
     worker = psutil.Process(envs._pool.pids[0])
@@ -163,7 +163,7 @@ def wakeups() -> float:
 
 
 FLOATS = {f"x{i}": float(i) for i in range(300)}
-# What is measured, its unit, and the ways it is measured in turn: the first is to be reached.
+# What is measured, its unit, and variants measured in turn: the first is the one to reach.
 CLIFFS: dict[str, tuple[str, dict[str, Callable[[], float]]]] = {
     **{
         f"render(), 16 x {size} MB": (
@@ -225,10 +225,10 @@ CLIFFS: dict[str, tuple[str, dict[str, Callable[[], float]]]] = {
 }
 
 
-def measured(cliff: str, way: str) -> float:
-    """Take one figure in an interpreter of its own."""
+def measured(cliff: str, variant: str) -> float:
+    """Measure one figure in an interpreter of its own."""
     done = subprocess.run(
-        [sys.executable, __file__, "--child", cliff, way],
+        [sys.executable, __file__, "--child", cliff, variant],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -243,33 +243,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--only", default="", help="cliffs with this in their name")
+    parser.add_argument("--only", default="", help="measure only cliffs with this in their name")
     parser.add_argument("--out", type=Path, help="folder to write results to")
     options = parser.parse_args()
     if options.child:
-        cliff, way = options.child
-        print(json.dumps(CLIFFS[cliff][1][way]()))
+        cliff, variant = options.child
+        print(json.dumps(CLIFFS[cliff][1][variant]()))
         return
     taken: dict[str, dict[str, list[float]]] = {}
-    told = machine()
-    with stolen_share(told):
-        for cliff, (_, ways) in CLIFFS.items():
+    machine_data = machine()
+    with stolen_share(machine_data):
+        for cliff, (_, variants) in CLIFFS.items():
             if options.only not in cliff:
                 continue
             say(cliff)
-            figures = taken[cliff] = {way: [] for way in ways}
+            figures = taken[cliff] = {variant: [] for variant in variants}
             for _ in range(options.repetitions):
-                for way in ways:
-                    figures[way].append(measured(cliff, way))
+                for variant in variants:
+                    figures[variant].append(measured(cliff, variant))
     rows = [
-        [cliff if i == 0 else "", way, f"{spread(values)} {CLIFFS[cliff][0]}"]
+        [cliff if i == 0 else "", variant, f"{spread(values)} {CLIFFS[cliff][0]}"]
         for cliff, figures in taken.items()
-        for i, (way, values) in enumerate(figures.items())
+        for i, (variant, values) in enumerate(figures.items())
     ]
-    text = heading("Cliffs", told) + "\n" + table(["", "way", "median [least, most]"], rows)
+    text = heading("Cliffs", machine_data) + "\n" + table(["", "way", "median [least, most]"], rows)
     print(text)
     if options.out is not None:
-        write(options.out, "cliffs", {"machine": told, "taken": taken}, text)
+        write(options.out, "cliffs", {"machine": machine_data, "taken": taken}, text)
 
 
 if __name__ == "__main__":

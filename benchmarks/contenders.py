@@ -1,7 +1,6 @@
-"""Vector envs side by side: each in a process of its own, which steps for a while when told to.
+"""Vector envs to compare: each runs in a process of its own, and steps for a while on request.
 
-Run as a program, this is that process (running.py): it tells of steps, seconds and what else there
-is.
+Run as a program, this is that process (running.py): its answers have steps, seconds and more.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ WORKERS = 2
 
 
 def stepped(step: Callable[[], Any], envs: int, seconds: float) -> dict[str, float]:
-    """Steps of single envs, and the time they took."""
+    """Step for some seconds; return the number of env steps and the time they took."""
     begun = time.perf_counter()
     end, rounds = begun + seconds, 0
     while time.perf_counter() < end:
@@ -33,7 +32,7 @@ def stepped(step: Callable[[], Any], envs: int, seconds: float) -> dict[str, flo
 
 
 def ideal(case: Case, seconds: float) -> Callable[[], dict[str, float]]:
-    """Processes that step their envs and never talk."""
+    """Prepare processes that step their envs and never communicate: the ideal."""
     context = multiprocessing.get_context("fork")
     pipes = []
     for _ in range(WORKERS):
@@ -75,7 +74,7 @@ def _alone(case: Case, pipe: Any, seconds: float) -> None:
 
 
 def gymnasium_like(make: Callable[..., Any], case: Case, seconds: float, **kwargs: Any) -> Any:
-    """A vector env of gymnasium's interface."""
+    """Prepare a vector env with the interface of gymnasium."""
     envs = make([case.make] * case.envs, autoreset_mode="SameStep", **kwargs)
     envs.reset(seed=0)
     actions = [envs.action_space.sample() for _ in range(64)]
@@ -113,7 +112,7 @@ def pysampler(case: Case, seconds: float, **kwargs: Any) -> Any:
 
 
 def where_time_goes(envs: Any, rounds: int) -> dict[str, float]:
-    """Of a round, in us at the median: the parent's own work, waking, stepping, noticing."""
+    """Return the median duration of each part of a round, in us."""
     from pysampler.sync import now
 
     pool, actions = envs._pool, envs.action_space.sample()
@@ -170,7 +169,7 @@ def tianshou(case: Case, seconds: float) -> Any:
 
 
 def envpool(case: Case, seconds: float) -> Any:
-    """C++ envs: not the same envs, and what Python could be without Python."""
+    """Prepare EnvPool, whose envs are in C++: not the same envs, and a bound for Python."""
     import envpool as package
 
     ids = {"CartPole-v1": "CartPole-v1", "HalfCheetah-v5": "HalfCheetah-v5"}

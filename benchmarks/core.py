@@ -1,4 +1,4 @@
-"""Runs every benchmark of the core, one at a time; writes results with machine, kernel and date.
+"""Run every benchmark of the core, one at a time; write results with machine, kernel and date.
 
 benchmarks/results/<date>.json holds the numbers, .md the tables, .png the picture.
 """
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 
 
 def run(command: list[str], label: str, minutes: float) -> str:
-    """Its standard output. It ends with its whole process group, whatever it left behind."""
+    """Run a command and return its output. Its whole process group is ended with it."""
     say(f"{label} ...")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as p:
         try:
@@ -45,7 +45,7 @@ def main() -> None:
         "--native", type=Path, required=True, help="folder of the native benchmarks"
     )
     parser.add_argument("--out", type=Path, default=HERE / "results")
-    parser.add_argument("--quick", action="store_true", help="a look, not a result")
+    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
     options = parser.parse_args()
     python = sys.executable
     waiting = ["20,150", "1,2", "5,5000", "1", "50"] if options.quick else []

@@ -1,4 +1,4 @@
-"""What core.py measured, as tables and as a picture."""
+"""The results of core.py as tables and as a picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def us(ns: float) -> str:
 
 
 def cells(waiting: list[dict[str, Any]]) -> dict[tuple[int, int, int], dict[str, dict[str, Any]]]:
-    """(work, workers, think) -> strategy -> result."""
+    """Return results by (work, workers, think), then by strategy."""
     by_cell: dict[tuple[int, int, int], dict[str, dict[str, Any]]] = defaultdict(dict)
     for row in waiting:
         by_cell[row["work_us"], row["workers"], row["think_us"]][row["strategy"]] = row

@@ -1,7 +1,6 @@
 """HalfCheetah-v5 sampled by gymnasium's AsyncVectorEnv and by pysampler, side by side.
 
-Both are made, then stepped in turn, a little at a time, so that neither is favoured by what else
-the machine does.
+Both are created, then stepped in turn for short times, so that other load affects both alike.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ ENV = "HalfCheetah-v5"
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what MuJoCo prints for each env that is made."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
+    """Suppress what MuJoCo prints for each env that is created."""
+    null = os.open(os.devnull, os.O_WRONLY)
     kept = os.dup(2)
-    os.dup2(nothing, 2)
+    os.dup2(null, 2)
     try:
         yield
     finally:
         sys.stderr.flush()
         os.dup2(kept, 2)
         os.close(kept)
-        os.close(nothing)
+        os.close(null)
 
 
 class Side:
-    """One vector env and how fast it has been."""
+    """A vector env and its speed so far."""
 
     def __init__(self, name: str, make: Callable[[list[Any]], Any], envs: int) -> None:
         begun = time.perf_counter()

@@ -1,10 +1,10 @@
-"""DQN with several ways to sample: in one process, through pipes, with actors of pysampler's.
+"""DQN with several samplers: in one process, with pipes, and with pysampler's actors.
 
     python benchmarks/dqn.py --out benchmarks/results
 
 The network, the learner and the env are those of examples/dqn.py. Each contender is a process of
-its own, one at a time, in turn: it trains until it has solved CartPole-v1, and is measured on the
-way.
+its own, run one at a time, in turn: it trains until it has solved CartPole-v1, and is measured
+meanwhile.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ WAYS = {
     PIPED_NUMPY: "the same, but the network and what is pickled are NumPy's, as pysampler has it",
     **{way: f"{ACTORS} actors, envs of each: {envs}" for way, envs in OURS.items()},
 }
-SLICE = 5.0  # seconds between two looks whether it is solved
+SLICE = 5.0  # seconds between two checks whether it is solved
 
 
 def example() -> Any:
-    """examples/dqn.py, as a module that workers cannot import: nor torch with it."""
+    """Return examples/dqn.py as a module that workers cannot import, and no torch with it."""
     name = "example"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, EXAMPLE)
@@ -59,7 +59,7 @@ def example() -> Any:
 
 
 class Piped:
-    """Actors as one writes them by hand: in lock-step, a step a message, weights for each."""
+    """Actors written by hand with pipes: each step is a message, answered with weights."""
 
     def __init__(
         self, env: str, net: Any, s: Any, seed: int, policy_of: Callable[..., Any]
@@ -85,7 +85,7 @@ class Piped:
             self._answer(ours, 0)
 
     def sample(self, learner: Any) -> tuple[int, Any]:
-        """Steps for an update. Who made one goes on at once, with the newest weights."""
+        """Receive steps for an update; actors go on at once with the newest weights."""
         s, spent = self._settings, self.seconds
         steps: list[Any] = []
         returns = []
@@ -108,7 +108,7 @@ class Piped:
                 spent["taking"] += taken - began
                 spent["publishing"] += time.perf_counter() - taken
         began = time.perf_counter()
-        example().keep(learner.replay, steps)
+        example().add_steps(learner.replay, steps)
         spent["taking"] += time.perf_counter() - began
         return len(steps), returns
 
@@ -117,11 +117,11 @@ class Piped:
         pipe.send_bytes(pickle.dumps((self._policy.state_dict(), epsilon)))
 
     def publish(self, learner: Any) -> None:
-        """They have what they need."""
+        """Do nothing: each answer has the weights."""
 
 
 def act(env_id: str, policy: Any, pipe: Any, seed: int) -> None:
-    """An actor's process."""
+    """Run the process of an actor."""
     import gymnasium as gym
 
     np.random.seed(seed)
@@ -139,7 +139,7 @@ def act(env_id: str, policy: Any, pipe: Any, seed: int) -> None:
 
 
 class WithTorch:
-    """Epsilon-greedy, of the network itself."""
+    """An epsilon-greedy policy with the torch network itself."""
 
     def __init__(self, net: Any) -> None:
         self._net = net
@@ -207,11 +207,11 @@ def training(way: str, seed: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return measure
 
 
-# -- the one who measures --------------------------------------------------------------------------
+# -- in the process that measures ------------------------------------------------------------------
 
 
 def trained(way: str, seed: int, window: float, limit: float) -> dict[str, Any]:
-    """From the beginning until it is solved, or for so many seconds."""
+    """Train until the env is solved, or for ``limit`` seconds."""
     one = Contender(__file__, "--child", way, seed)
 
     def measure(seconds: float, *, learn: bool = True) -> dict[str, Any]:
@@ -335,7 +335,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--window", type=float, default=20, help="seconds that are measured")
     parser.add_argument("--limit", type=float, default=180, help="seconds until it is given up")
-    parser.add_argument("--quick", action="store_true", help="to see that it works")
+    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
     parser.add_argument("--out", type=Path, help="folder to write results to")
     options = parser.parse_args()
     if options.child:

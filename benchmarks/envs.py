@@ -1,4 +1,4 @@
-"""The envs that vector envs are measured with."""
+"""The envs of the benchmarks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 
 class Busy(gym.Env[Any, Any]):
-    """Works for so long, or so long on average (exponentially distributed), and shows an image."""
+    """An env that computes for a time, fixed or exponentially distributed; may return an image."""
 
     action_space = spaces.Discrete(2)
 
@@ -42,7 +42,7 @@ class Busy(gym.Env[Any, Any]):
 
 
 class Skewed(gym.Env[Any, Any]):
-    """Sleeps in steps and resets; episodes last 50 steps on average."""
+    """An env that sleeps in steps and resets; its episodes have 50 steps on average."""
 
     action_space = spaces.Discrete(2)
     observation_space = spaces.Box(-1, 1, (4,), np.float32)
@@ -64,7 +64,7 @@ class Skewed(gym.Env[Any, Any]):
 
 @dataclass(frozen=True)
 class Case:
-    """An env, how many of them, and what fraction of the ideal is asked for."""
+    """An env, how many of them, and the fraction of the ideal that is the target."""
 
     name: str
     env: str  # an id of gymnasium's, or arguments of Busy

@@ -1,6 +1,6 @@
-"""What a vector env costs beside its steps: time to start, and memory.
+"""What a vector env costs besides its steps: time to start, and memory.
 
-Each figure is taken in a fresh interpreter, in turn with the others.
+Each figure is measured in a new interpreter, in turn with the others.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def run(program: str) -> Any:
 
 
 def measure(repetitions: int = 5, steps: int = 1_000_000) -> dict[str, Any]:
-    """Seconds to make and reset 64 HalfCheetahs; KiB of growth over a million steps of CartPole."""
+    """Return the seconds to start 64 HalfCheetahs, and the growth in KiB over a million steps."""
     programs = {
         "gymnasium AsyncVectorEnv, fork": START.format(envs=ENVS, first=THEIRS, second=THEIRS),
         "pysampler": START.format(envs=ENVS, first=OURS, second=OURS),

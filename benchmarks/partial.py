@@ -1,10 +1,10 @@
-"""Does it help to take part of a batch, or to set a time-out, and when?
+"""When does it help to receive part of a batch, or to set a timeout?
 
 16 envs in 16 groups over 2 workers, whose steps last 100 us on average (exponentially distributed),
-with and without one env that is ten times slower, and a policy that takes a while for each call:
-env steps a second of ``recv(min_envs=k, timeout=t)``, as multiples of waiting for all of them.
+with and without one env that is ten times slower, and policies of different costs: env steps per
+second of ``recv(min_envs=k, timeout=t)``, as multiples of waiting for all envs.
 
-    python benchmarks/partial.py                    # everything, and the peers; writes results
+    python benchmarks/partial.py                    # everything, and the peers
     python benchmarks/partial.py --no-peers --repetitions 1
 
 Each contender is a process of its own, measured in turn; one that hangs is reported as such.
@@ -55,7 +55,7 @@ def makers(*, slow: bool) -> list[Callable[[], Any]]:
 
 
 def think(us: float, *, elsewhere: bool = False) -> None:
-    """On this CPU, or on a GPU, say."""
+    """Take the time of a policy: on this CPU, or asleep as if it ran on a GPU."""
     if elsewhere:
         time.sleep(us / 1e6)
         return
@@ -121,7 +121,7 @@ def pysampler(setup: str) -> Callable[[Cell, float], dict[str, Any]]:
 
 
 def deadlines(envs: Any, actions: Any, timeout: float) -> dict[str, Any]:
-    """How far beyond its time-out recv returns, with nothing ready: us."""
+    """Return how late recv returns after its timeout with nothing ready, in us."""
     from pysampler.sync import now
 
     late = []
@@ -201,7 +201,7 @@ def _wrapped(fn: Callable[[], Any], wrapper: Any) -> Any:
 
 
 def envpool(setup: str, least: int) -> Callable[[Cell, float], dict[str, Any]]:
-    """In C++: not the same envs."""
+    """Prepare EnvPool, whose envs are in C++: not the same envs."""
     import envpool as package
 
     envs = package.make(
@@ -239,7 +239,7 @@ def child(name: str, setup: str, least: str) -> None:
     answer(make)
 
 
-# -- the one who measures --------------------------------------------------------------------------
+# -- in the process that measures ------------------------------------------------------------------
 
 
 def contender(name: str, setup: str, least: int = 0) -> Contender:
@@ -247,7 +247,7 @@ def contender(name: str, setup: str, least: int = 0) -> Contender:
 
 
 def grid(setup: str, repetitions: int, seconds: float) -> dict[str, Any]:
-    """Every cell beside step(), again and again: medians of ratios."""
+    """Measure each cell next to step(), several times; return medians of ratios."""
     ours = contender("pysampler", setup)
     cells: dict[str, list[float]] = {}
     steps: dict[int, list[float]] = {policy: [] for policy in POLICIES}
@@ -273,8 +273,8 @@ def grid(setup: str, repetitions: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def beside(setup: str, least: int, names: list[str], repetitions: int, seconds: float) -> Any:
-    """Steps a second of each contender, in turn."""
+def compared(setup: str, least: int, names: list[str], repetitions: int, seconds: float) -> Any:
+    """Return the steps per second of contenders, measured in turn."""
     timeout = 1.0 if setup == "skewed" else None
     running = {name: contender(name, setup, least) for name in ["pysampler", *names]}
     rates: dict[str, list[float]] = {name: [] for name in ("step()", *running)}
@@ -297,7 +297,7 @@ def beside(setup: str, least: int, names: list[str], repetitions: int, seconds: 
 
 
 def alternating(repetitions: int, seconds: float) -> dict[str, list[float]]:
-    """With a policy that takes as long as the envs: halves in turn, against all at once."""
+    """Compare halves in turn with all envs at once, where policy and envs take as long."""
     ratios: dict[str, list[float]] = {}
     for us in (100, 1000):
         ours = contender("pysampler", f"halves {us}")
@@ -422,11 +422,11 @@ def main() -> None:
             others = ["Tianshou", "TorchRL"]
             for least in (4, 8):
                 title = f"One env ten times slower, {least} of {ENVS}"
-                results["peers"][title] = beside("straggler", least, others, n, 4 * s)
+                results["peers"][title] = compared("straggler", least, others, n, 4 * s)
             title = "TorchRL's case: 32 envs, steps of 1 ms, resets of 200 ms, 8 of 32"
-            results["peers"][title] = beside("skewed", 8, ["TorchRL"], n, 8 * s)
+            results["peers"][title] = compared("skewed", 8, ["TorchRL"], n, 8 * s)
             title = f"HalfCheetah-v5, 8 of {ENVS} (EnvPool's is C++)"
-            results["peers"][title] = beside("HalfCheetah", 8, ["EnvPool"], n, 4 * s)
+            results["peers"][title] = compared("HalfCheetah", 8, ["EnvPool"], n, 4 * s)
     text = tables(results)
     print(text)
     if options.out:

@@ -1,4 +1,4 @@
-"""Ways to say "go" to another process and hear "done", ours and the peers', behind one face.
+"""Round trips between two processes, with pysampler and with peers, behind one interface.
 
 Each is a function ``make(context) -> (ping, pong)``: ``ping()`` goes there and back once, in the
 parent; ``pong()`` answers once, in the child.

@@ -1,4 +1,4 @@
-"""Round trips from Python: ours and multiprocessing's, side by side, in turn in one run."""
+"""Round trips from Python: pysampler, multiprocessing and others, in turn in one run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def answer(pong: Call, trips: int) -> None:
 
 
 def installed(peers: dict[str, Make]) -> dict[str, Make]:
-    """Leave out peers whose packages are missing, and print which."""
+    """Return the peers whose packages are installed; print which are not."""
     found = {}
     for name, make in peers.items():
         try:
@@ -34,10 +34,10 @@ def installed(peers: dict[str, Make]) -> dict[str, Make]:
 
 
 def measure(make: Make, seconds: float) -> dict[str, float]:
-    """Percentiles of a round trip in us."""
+    """Return percentiles of a round trip, in us."""
     context = multiprocessing.get_context("fork")
     ping, pong = make(context)
-    # As many trips as fit, told by a few; the child must know the number beforehand.
+    # A few trips tell how many fit into the time; the child must know the number beforehand.
     trial = 50
     child = context.Process(target=answer, args=(pong, trial))
     child.start()

@@ -1,4 +1,4 @@
-"""What benchmarks share: contenders in processes of their own, the machine, tables, results."""
+"""Shared parts of the benchmarks: contenders in their own processes, machine data, tables."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-LIMIT = 60.0  # seconds that a contender may take to answer
+LIMIT = 60.0  # seconds within which a contender must answer
 
 
 class Contender:
-    """A program that says "ready", then answers each line of JSON with one.
+    """A program that prints "ready", then answers each line of JSON with another.
 
-    It ends with its whole process group. ``trouble`` says why it does not answer any more.
+    Its whole process group is ended with it. ``trouble`` is the reason why it no longer answers.
     """
 
     def __init__(self, program: Path | str, *arguments: Any) -> None:
         self.trouble = ""
-        # A pipe would fill, and hold up who writes to it.
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        # Not a pipe, which would become full and block the program.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
             [sys.executable, str(program), *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._errors,
             start_new_session=True,
         )
         if self._line() != "ready":
-            self.trouble = self.trouble or self._last_words()
+            self.trouble = self.trouble or self._last_error()
 
     def measure(self, **cell: Any) -> dict[str, Any] | None:
-        """None where it is in trouble, now or already."""
+        """Return the answer to a request; None if the contender is, or comes, in trouble."""
         if self.trouble:
             return None
         assert self._process.stdin is not None
@@ -51,7 +51,7 @@ class Contender:
         self._process.stdin.flush()
         line = self._line()
         if not line:
-            self.trouble = self.trouble or self._last_words()
+            self.trouble = self.trouble or self._last_error()
             return None
         result: dict[str, Any] = json.loads(line)
         return result
@@ -64,10 +64,10 @@ class Contender:
             return ""
         return self._process.stdout.readline().decode().strip()
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
         self.end()
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1][:120] if lines else "ended"
 
     def end(self) -> None:
@@ -77,9 +77,9 @@ class Contender:
 
 
 def answer(make: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]]) -> None:
-    """Be a contender: ``make`` gets ready, what it returns measures."""
+    """Run as a contender: ``make`` prepares, and returns a function that answers requests."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    # What envs print is not ours to read.
+    # What envs print must not mix with the answers.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     measure = make()
@@ -90,6 +90,7 @@ def answer(make: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]]) -> No
 
 
 def machine() -> dict[str, Any]:
+    """Return what describes this machine, and the date."""
     model = next(
         (
             line.split(":", 1)[1].strip()
@@ -109,21 +110,21 @@ def machine() -> dict[str, Any]:
 
 
 def _stolen() -> int:
-    """CPU time the hypervisor has given to others, in ticks; it spoils any measurement."""
+    """Return the CPU time that the hypervisor gave to other machines, in ticks."""
     return int(Path("/proc/stat").read_text().split(maxsplit=9)[8])
 
 
 @contextlib.contextmanager
-def stolen_share(told: dict[str, Any]) -> Iterator[None]:
-    """What part of the CPUs' time went to others meanwhile, told of a machine."""
+def stolen_share(machine_data: dict[str, Any]) -> Iterator[None]:
+    """Note which share of the CPU time went to other machines during the block."""
     before, begun = _stolen(), time.monotonic()
     yield
-    ticks = (time.monotonic() - begun) * os.sysconf("SC_CLK_TCK") * told["cpus"]
-    told["stolen"] = (_stolen() - before) / ticks
+    ticks = (time.monotonic() - begun) * os.sysconf("SC_CLK_TCK") * machine_data["cpus"]
+    machine_data["stolen"] = (_stolen() - before) / ticks
 
 
 def heading(title: str, m: dict[str, Any]) -> str:
-    """What was measured, when and where."""
+    """Return the title of a report: what was measured, when and where."""
     return (
         f"# {title}, measured {m['date']}\n\n{m['processor']}, {m['cpus']} CPUs"
         f"{', virtual' if m['virtual'] else ''}, Linux {m['kernel']}, Python {m['python']}. "
@@ -132,18 +133,19 @@ def heading(title: str, m: dict[str, Any]) -> str:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table."""
     body = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in body) + "\n"
 
 
 def spread(values: list[float], digits: int = 2) -> str:
-    """Median [least, most]."""
+    """Return the median, the minimum and the maximum as text."""
     middle = sorted(values)[len(values) // 2]
     return f"{middle:.{digits}f} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
 
 
 def write(out: Path, name: str, results: dict[str, Any], text: str) -> Path:
-    """``<date>-<name>.json`` and ``.md`` in a folder; their path without the ending."""
+    """Write ``<date>-<name>.json`` and ``.md`` to a folder; return their path without suffix."""
     out.mkdir(parents=True, exist_ok=True)
     stem = out / f"{results['machine']['date']}-{name}"
     stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
@@ -152,4 +154,5 @@ def write(out: Path, name: str, results: dict[str, Any], text: str) -> Path:
 
 
 def say(text: str, end: str = "\n") -> None:
+    """Print to stderr, at once."""
     print(text, end=end, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What rollouts cost: a policy for nothing, the policy here or there, halves in turn.
+"""What rollouts cost: with a free policy, with the policy in workers, with halves in turn.
 
     python benchmarks/samplers.py --out benchmarks/results
 
@@ -66,7 +66,7 @@ class Free:
 
 
 class Sleeping:
-    """A policy on another device: so many us for a batch of all, or for any."""
+    """A policy on another device: takes ``us`` for a batch of all envs, or for any batch."""
 
     def __init__(self, us: float, *, by_size: bool) -> None:
         self._us, self._by_size = us, by_size
@@ -97,7 +97,7 @@ def mlp(width: int, env: str) -> Any:
 
 
 def sampled(rollouts: Any, seconds: float) -> dict[str, float]:
-    """Rollouts for a while, the first one apart."""
+    """Sample rollouts for some seconds after a first one; return steps and times."""
     rollouts.resume()
     next(rollouts)
     begun, steps, spent = time.perf_counter(), 0, dict.fromkeys(("policy", "envs", "waiting"), 0.0)
@@ -107,7 +107,7 @@ def sampled(rollouts: Any, seconds: float) -> dict[str, float]:
         for name in spent:
             spent[name] += rollout.seconds[name]
     elapsed = time.perf_counter() - begun
-    rollouts.pause()  # nothing goes on while others are measured
+    rollouts.pause()  # nothing may run while others are measured
     return {"steps": steps, "seconds": elapsed, **spent}
 
 
@@ -151,7 +151,7 @@ def free(name: str, way: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def equal_shares(case: Case) -> Callable[[float], dict[str, Any]]:
-    """The ideal where each process has the same number of steps to do, as in a rollout."""
+    """Measure the ideal in which each process does the same number of steps, as in a rollout."""
     context = multiprocessing.get_context("fork")
     pipes = []
     for _ in range(WORKERS):
@@ -207,7 +207,7 @@ def halves(way: str, ratio: str, by_size: str) -> Callable[[Any], dict[str, Any]
 KINDS: dict[str, Callable[..., Any]] = {"free": free, "place": place, "halves": halves}
 
 
-# -- the one who measures --------------------------------------------------------------------------
+# -- in the process that measures ------------------------------------------------------------------
 
 
 def contender(kind: str, *arguments: Any) -> Contender:
@@ -220,7 +220,7 @@ def rate(result: dict[str, Any] | None) -> float:
 
 
 def fractions(name: str, repetitions: int, seconds: float) -> dict[str, Any]:
-    """Of the ideal, with a policy for nothing."""
+    """Return speeds as fractions of the ideal, with a policy that costs nothing."""
     ways = ["equal shares", *FREE[name]]
     running = {way: contender("free", name, way) for way in ("ideal", *ways)}
     reference = running.pop("ideal")
@@ -238,7 +238,7 @@ def fractions(name: str, repetitions: int, seconds: float) -> dict[str, Any]:
 
 
 def places(repetitions: int, seconds: float) -> list[dict[str, Any]]:
-    """Workers against the main, pair by pair."""
+    """Compare the policy in workers with the policy in the main process, pair by pair."""
     rows = []
     for env, count, width in PLACES:
         ways = "main", "main, threads", "workers", "workers, overlap"
@@ -263,7 +263,7 @@ def places(repetitions: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def alternating(repetitions: int, seconds: float) -> list[dict[str, Any]]:
-    """Halves in turn against all at once, by how long the policy takes."""
+    """Compare halves in turn with all envs at once, for policies of different costs."""
     rows = []
     for by_size in (True, False):
         for ratio in RATIOS:

@@ -1,7 +1,7 @@
-"""Records through a ring, against queues: records/s and GB/s, one producer and four.
+"""Throughput of rings and queues, in records/s and GB/s, with one producer and with four.
 
-Each side does what its users do at best: whole batches where there are batch calls. Ours copy in
-and out of NumPy arrays; the queues carry bytes objects. In turn in one run, medians.
+Each is used in its fastest way: in batches where it has calls for batches. pysampler's copy from
+and to NumPy arrays; the queues carry bytes objects. Measured in turn in one run; medians.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ ROUNDS = 3
 BATCH = 64
 SIZES = {"64 B": 64, "4 KiB": 4096, "1 MiB": 1 << 20}
 RING_BYTES = 16 << 20
-Pair = tuple[Callable[[int], None], Callable[[], int]]  # send a batch of n; receive some, how many
+# Send n records; receive some and return how many.
+Pair = tuple[Callable[[int], None], Callable[[], int]]
 
 
 def _batch(size: int) -> int:
@@ -142,7 +143,7 @@ def _rate(make: Callable[[int, Any], Pair], size: int, producers: int, total: in
     ]
     for child in children:
         child.start()
-    got = receive()  # they are there
+    got = receive()  # the producers have started
     start, first = time.perf_counter(), got
     while got < each * producers:
         got += receive()
@@ -153,7 +154,7 @@ def _rate(make: Callable[[int, Any], Pair], size: int, producers: int, total: in
 
 
 def measure(make: Callable[[int, Any], Pair], size: int, producers: int, seconds: float) -> float:
-    """Records a second: a short trial says how many fit into `seconds`."""
+    """Return the records per second; a short trial tells how many fit into ``seconds``."""
     trial = 4 * BATCH
     rate = _rate(make, size, producers, trial)
     return _rate(make, size, producers, max(trial, int(rate * seconds)))

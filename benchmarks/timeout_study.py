@@ -1,7 +1,7 @@
-"""Does a time-out help a synchronous multi-task sampler, and when?
+"""When does a timeout help a synchronous multi-task sampler?
 
-A sampler of many HalfCheetahs may ask its policy as soon as every worker has answered, or after a
-time-out for those that have. An article on such a sampler (8 workers of 20 or 4,000 envs, a GPU)
+A sampler of many HalfCheetahs may call its policy when every worker has answered, or after a
+timeout for those that have. An article on such a sampler (8 workers of 20 or 4,000 envs, a GPU)
 found waiting for all better with few envs and a small network, and 0.1 ms 8 % better than 0.1 s
 with many. This is that experiment at the scale of two CPUs.
 
@@ -76,7 +76,7 @@ def sampler(per_worker: str, width: str) -> Callable[[dict[str, Any]], dict[str,
 
 
 def rounds(per_worker: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """How long a worker takes for a step of all its envs."""
+    """Measure how long a worker takes for a step of all its envs."""
     import pysampler
     import pysampler.envs.meta
 
@@ -105,7 +105,7 @@ def rounds(per_worker: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return measure
 
 
-# -- the one who measures --------------------------------------------------------------------------
+# -- in the process that measures ------------------------------------------------------------------
 
 
 def study(repetitions: int) -> list[dict[str, Any]]:
@@ -194,7 +194,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def findings(results: dict[str, Any]) -> str:
-    """What was found, beside what the article says."""
+    """Return the results next to those of the article, as text."""
     lines = ["## What was found, beside what the article says\n"]
     says = {
         (20, "small"): "waiting for all is better: a small network on a GPU costs the same for any "

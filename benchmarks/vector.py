@@ -1,6 +1,7 @@
-"""Vector envs as fractions of the ideal: the same envs in the same number of processes that never
-talk. All contenders of a case are started, then measured in turn, again and again; the ideal is
-measured before and after each.
+"""Speeds of vector envs as fractions of the ideal: processes that never communicate.
+
+All contenders of a case are started, then measured in turn, repeatedly; the ideal, the same envs in
+as many processes, is measured before and after each.
 
     python benchmarks/vector.py                         # every case; writes results
     python benchmarks/vector.py --case "CartPole-v1, 64" --repetitions 3

@@ -1,14 +1,15 @@
-"""DPPO in one file: writers fill a queue, then block while the learner learns from all of it.
+"""DPPO in one file: writers fill a queue, then block while the learner trains on all of it.
 
     python examples/dppo.py                       # Pendulum-v1 until it returns -200
     python examples/dppo.py --envs 8 --workers 4
     python examples/dppo.py --plot returns.png
 
-So each update is on data of nearly one policy: what a writer had under way when the queue was full
-comes with a later phase, a version behind. The bar shows the mean return of the last 100 episodes,
-versions behind, steps a second, and where the time goes: of the learner in waiting for a full queue
-and in learning, of the writers in acting and in being blocked; the rest is their envs'.
-Ctrl-C ends it with what was learned so far.
+So nearly all data of an update comes from one policy; trajectories that were not finished when the
+queue became full come with a later phase, one version behind. The progress bar shows the mean
+return of the last 100 episodes, how many versions behind the weights of the writers were, steps per
+second, and shares of time: of the learner for waiting for a full queue and for learning, of the
+writers for acting and for being blocked (the rest goes to their envs). Ctrl-C stops the training
+and prints the result so far.
 """
 
 from __future__ import annotations
@@ -33,32 +34,32 @@ try:
     from tqdm import tqdm
 
     import pysampler
-except KeyboardInterrupt:  # torch takes seconds
+except KeyboardInterrupt:  # importing torch takes seconds
     sys.exit("stopped before anything was learned")
 
 
 @dataclass
 class Settings:
-    """What an env is learned with."""
+    """The hyperparameters."""
 
     length: int = 50  # steps of a trajectory
-    queue: int = 64  # trajectories
+    queue: int = 64  # trajectories that it holds
     epochs: int = 10
-    rows: int = 400  # of a minibatch
+    rows: int = 400  # steps of a minibatch
     rate: float = 1e-3
     gamma: float = 0.9
     gae_lambda: float = 0.95
-    scale: float = 0.1  # of rewards
+    scale: float = 0.1  # by which rewards are multiplied
 
 
 @dataclass
 class Progress:
-    """What has been learned so far."""
+    """The progress of the training."""
 
     steps: int = 0
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # returns of episodes
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # episode returns
     curve: list[tuple[int, float]] = field(default_factory=list)  # mean returns over steps
-    lag: float = 0.0  # versions
+    lag: float = 0.0  # versions of the weights
     seconds_in: dict[str, float] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
 
@@ -80,8 +81,7 @@ class Progress:
 
 
 class ActorCritic(nn.Module):
-    """A normal distribution whose samples are clipped to the space, and what observations are
-    worth."""
+    """An actor, whose normally distributed actions are clipped to the space, and a critic."""
 
     def __init__(self, observations: Any, actions: Any, width: int = 64) -> None:
         super().__init__()
@@ -103,13 +103,13 @@ class ActorCritic(nn.Module):
         return self.critic(observations.float()).squeeze(-1)
 
     def distribution(self, observations: torch.Tensor) -> Any:
-        """Of what is 1 at the bounds of the space."""
+        """Return the distribution of actions; -1 and 1 are the bounds of the action space."""
         mean = self.actor(observations.float())
         normal = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
         return Independent(normal, 1, validate_args=False)
 
     def forward(self, observations: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The policy: actions, and what to learn from them."""
+        """Act as the policy: return actions, and what the learner needs to know about them."""
         distribution = self.distribution(observations)
         sample = distribution.sample()
         actions = torch.lerp(self.low, self.high, (sample.clamp(-1, 1) + 1) / 2)
@@ -117,17 +117,17 @@ class ActorCritic(nn.Module):
 
 
 def prepared(records: Any, net: ActorCritic, s: Settings) -> dict[str, torch.Tensor]:
-    """What is learned from trajectories, [n * T, ...]: advantages by generalised estimation."""
+    """Return the data of an update, [n * T, ...], with generalized advantage estimates."""
     data = records.torch()
     with torch.no_grad():
-        # Both of one network: what an older one said of a step does not chain with them.
+        # Both of the current network: values of an older one would not be consistent with them.
         values, next_values = net.value(data.observations), net.value(data.next_observations)
-    # The last observation of an episode counts unless it terminated; nothing beyond that does.
+    # The value after a step counts unless the episode terminated.
     errors = data.rewards.float() * s.scale + s.gamma * next_values * ~data.terminated - values
     decay = s.gamma * s.gae_lambda * ~(data.terminated | data.truncated)
-    advantages, after = torch.empty_like(values), torch.zeros(len(values))
+    advantages, next_advantage = torch.empty_like(values), torch.zeros(len(values))
     for t in reversed(range(s.length)):
-        advantages[:, t] = after = errors[:, t] + decay[:, t] * after
+        advantages[:, t] = next_advantage = errors[:, t] + decay[:, t] * next_advantage
     rows = {
         "observations": data.observations,
         "sample": data.sample,
@@ -141,7 +141,7 @@ def prepared(records: Any, net: ActorCritic, s: Settings) -> dict[str, torch.Ten
 def learn(
     net: ActorCritic, optimizer: torch.optim.Optimizer, data: dict[str, torch.Tensor], s: Settings
 ) -> None:
-    """Some epochs of clipped updates."""
+    """Update the network for some epochs with PPO's clipped objective."""
     count = len(data["log_prob"])
     for _ in range(s.epochs):
         for chosen in torch.randperm(count).split(s.rows):
@@ -159,7 +159,7 @@ def learn(
 
 
 def seconds_in(stats: Any, learning: float) -> dict[str, float]:
-    """Where the time goes: of the learner, and of one of the writers."""
+    """Return how the learner spends its time, and a writer on average."""
     return {
         "waiting": stats.waiting,
         "learning": learning,
@@ -169,8 +169,8 @@ def seconds_in(stats: Any, learning: float) -> dict[str, float]:
 
 
 def plot(path: Path, curve: list[tuple[int, float]]) -> None:
-    """Returns over steps."""
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - only where it is asked for
+    """Plot returns over steps."""
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - only with --plot
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     axes.plot(*np.reshape(curve, (-1, 2)).T)
@@ -179,7 +179,7 @@ def plot(path: Path, curve: list[tuple[int, float]]) -> None:
 
 
 def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Box]:
-    """Return the env's observations and actions, or exit with what is expected of them."""
+    """Return the spaces of an env, or exit with a message if they are not supported."""
     try:
         with contextlib.closing(gym.make(env_id)) as env:
             observations, actions = env.observation_space, env.action_space
@@ -195,7 +195,7 @@ def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Box]:
 
 
 def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
-    """Learn in phases, and note the progress at once."""
+    """Train in phases; ``progress`` is up to date after each."""
     net = ActorCritic(*spaces_of(options.env))
     optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5, fused=True)
     learning = 0.0
@@ -241,12 +241,12 @@ def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
             )
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Make the reader of an option that is a whole number of at least ``least``."""
+def at_least(minimum: int) -> Callable[[str], int]:
+    """Return a converter for options that are integers of at least ``minimum``."""
 
     def number(text: str) -> int:
-        if (value := int(text)) < least:
-            raise argparse.ArgumentTypeError(f"{value}, expected at least {least}")
+        if (value := int(text)) < minimum:
+            raise argparse.ArgumentTypeError(f"{value}, expected at least {minimum}")
         return value
 
     return number
@@ -254,20 +254,28 @@ def whole(least: int) -> Callable[[str], int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--env", default="Pendulum-v1", help="one with bounded continuous actions")
-    parser.add_argument("--envs", type=whole(1), default=16, help="how many")
-    parser.add_argument("--workers", type=whole(0), help="by default one a CPU")
-    parser.add_argument("--steps", type=whole(1), default=400_000, help="of all envs, at most")
-    parser.add_argument("--until", type=float, default=-200.0, help="this return of 100 episodes")
+    parser.add_argument(
+        "--env", default="Pendulum-v1", help="id of an env with bounded continuous actions"
+    )
+    parser.add_argument("--envs", type=at_least(1), default=16, help="number of envs")
+    parser.add_argument(
+        "--workers", type=at_least(0), help="worker processes; default: one per CPU"
+    )
+    parser.add_argument(
+        "--steps", type=at_least(1), default=400_000, help="stop after this many steps of all envs"
+    )
+    parser.add_argument(
+        "--until", type=float, default=-200.0, help="stop at this mean return of 100 episodes"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--plot", type=Path, help="file to write")
-    parser.add_argument("--quiet", action="store_true", help="no bar")
+    parser.add_argument("--plot", type=Path, help="plot the returns to this file")
+    parser.add_argument("--quiet", action="store_true", help="show no progress bar")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)
     progress = Progress()
-    with contextlib.suppress(KeyboardInterrupt):  # what was learned so far counts
+    with contextlib.suppress(KeyboardInterrupt):  # report what was learned so far
         train(options, Settings(), progress)
     result = {
         "env": options.env,

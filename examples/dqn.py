@@ -1,15 +1,15 @@
-"""DQN in one file: actors of pysampler's sample all the time, torch learns all the time.
+"""DQN in one file: pysampler's actors sample all the time, torch learns all the time.
 
     python examples/dqn.py                          # CartPole-v1 until it returns 475
     python examples/dqn.py --actors 2 --envs-per-actor 4
-    python examples/dqn.py --one-process            # the same with an env in the learner's loop
+    python examples/dqn.py --one-process            # one env, stepped by the learner itself
     python examples/dqn.py --save best.pt --plot returns.png
-    python examples/dqn.py --checkpoints run        # goes on from the last one, if there is one
-    python examples/dqn.py --play best.pt           # what was saved, without exploring
+    python examples/dqn.py --checkpoints run        # resumes from the last checkpoint, if any
+    python examples/dqn.py --play best.pt           # evaluates saved weights without exploring
 
-The bar shows the mean return of the last 100 episodes, steps and updates a second, how much there
-is in the replay, and how much of its time the learner waits. Actors run freely, so that a seed
-does not make two runs the same. Ctrl-C ends it with what was learned so far.
+The progress bar shows the mean return of the last 100 episodes, steps and updates per second, the
+size of the replay buffer, and which share of its time the learner waits. Actors run freely, so two
+runs with the same seed differ. Ctrl-C stops the training and prints the result so far.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ try:
     from tqdm import tqdm
 
     import pysampler
-except KeyboardInterrupt:  # torch takes seconds
+except KeyboardInterrupt:  # importing torch takes seconds
     sys.exit("stopped before anything was learned")
 
 
 @dataclass
 class Settings:
-    """What CartPole-v1 is learned with."""
+    """The hyperparameters, chosen for CartPole-v1."""
 
     width: int = 64
     rate: float = 5e-4
@@ -50,24 +50,24 @@ class Settings:
     capacity: int = 50_000
     batch: int = 128
     warmup: int = 1_000  # steps before the first update
-    updates: int = 16  # at a time, between two looks at what was sampled
-    every: int = 4  # steps for each of them, at least: or the learner waits
-    most: int = 16  # and at most: or the actors wait
-    target: int = 200  # updates until the target network is what the network is
-    exploring: int = 20_000  # steps until epsilon is at its least
+    updates: int = 16  # in a row, before the next records are taken
+    every: int = 4  # steps per update, at least: with fewer the learner waits
+    most: int = 16  # steps per update, at most: with more the actors wait
+    target: int = 200  # updates between two copies of the network to the target network
+    exploring: int = 20_000  # steps until epsilon is at its minimum
     epsilons: tuple[float, float] = (0.01, 0.05)  # of the first env and the last, at the end
 
     def epsilon(self, steps: int, envs: int) -> Any:
-        """How often each env's actor does anything: 1 in the beginning, later its own share."""
+        """Return epsilon of each env: 1 at first, at last between ``epsilons``."""
         return np.maximum(np.geomspace(*self.epsilons, envs), 1 - steps / self.exploring)
 
 
 @dataclass
 class Progress:
-    """What has been learned so far."""
+    """The progress of the training."""
 
     steps: int = 0
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # returns of episodes
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # episode returns
     updates: int = 0
     resumed: tuple[int, int] = (0, 0)  # steps and updates of earlier runs
     points: list[tuple[int, float, float]] = field(default_factory=list)  # steps, seconds, return
@@ -96,7 +96,7 @@ class Progress:
 
 
 def network(inputs: int, outputs: int, width: int) -> nn.Sequential:
-    """What each action is worth."""
+    """Return a network for the values of all actions."""
     return nn.Sequential(
         *(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()),
         nn.Linear(width, outputs),
@@ -104,10 +104,10 @@ def network(inputs: int, outputs: int, width: int) -> nn.Sequential:
 
 
 class EpsilonGreedy:
-    """Such a network in NumPy, which takes a quarter of torch's time for a few observations."""
+    """An epsilon-greedy policy in NumPy: four times as fast as torch for few observations."""
 
     def __init__(self, net: nn.Module) -> None:
-        self.load_state_dict({name: one.numpy() for name, one in net.state_dict().items()})
+        self.load_state_dict({name: tensor.numpy() for name, tensor in net.state_dict().items()})
 
     def state_dict(self) -> dict[str, Any]:
         return self.weights
@@ -127,7 +127,7 @@ class EpsilonGreedy:
 
 
 class Learner:
-    """Double DQN: a network, its target, and what there is to learn from."""
+    """Double DQN: a network, its target network, an optimizer and a replay buffer."""
 
     def __init__(self, net: nn.Module, like: dict[str, Any], s: Settings, seed: int) -> None:
         self.net, self.target = net, copy.deepcopy(net)
@@ -139,7 +139,7 @@ class Learner:
         self.steps = self.updates = 0
 
     def save(self, checkpoints: pysampler.Checkpoints, **more: Any) -> None:
-        """All that learning goes on from, and more."""
+        """Save all that is needed to resume, and ``more``."""
         checkpoints.save(
             self.steps,
             **{name: getattr(self, name) for name in ("net", "target", "optimizer", "replay")},
@@ -149,7 +149,7 @@ class Learner:
         )
 
     def restore(self, checkpoints: pysampler.Checkpoints) -> dict[str, Any]:
-        """Go on from the newest, if there is one: what more there was in it."""
+        """Resume from the newest checkpoint, if there is one; return its ``more``."""
         parts = {"net": self.net, "target": self.target, "optimizer": self.optimizer}
         found = checkpoints.restore(**parts)
         if found is None:
@@ -160,7 +160,7 @@ class Learner:
         return more
 
     def learn(self) -> None:
-        """From some batches."""
+        """Do some updates, and copy the network to the target network when that is due."""
         for _ in range(self.settings.updates):
             self.update()
             if self.updates % self.settings.target == 0:
@@ -171,8 +171,8 @@ class Learner:
         after = batch.next_fields["next_observations"]
         with torch.no_grad():
             best = self.net(after).argmax(-1, keepdim=True)
-            later = self.target(after).gather(1, best)[:, 0]
-            goal = batch.rewards + batch.discounts * later
+            next_values = self.target(after).gather(1, best)[:, 0]
+            goal = batch.rewards + batch.discounts * next_values
         values = self.net(batch.fields["observations"])
         value = values.gather(1, batch.fields["actions"][:, None])[:, 0]
         loss = nn.functional.smooth_l1_loss(value, goal)
@@ -184,7 +184,7 @@ class Learner:
 
 
 class Actors:
-    """Workers that act by themselves. They and the learner wait only to keep in step."""
+    """Actors in workers. They wait only if they get too far ahead, the learner if behind."""
 
     def __init__(self, env: str, net: nn.Module, s: Settings, options: Any) -> None:
         self.count = max(1, options.actors) * options.envs_per_actor
@@ -199,15 +199,15 @@ class Actors:
             seed=options.seed,
         )
         self.like = self.actors.like
-        self.keeping = 0.0
+        self.extending = 0.0  # seconds spent on adding records to the replay buffer
 
     def sample(self, learner: Learner) -> tuple[int, Any]:
-        """What was done meanwhile: how many steps, and the returns of episodes that ended."""
+        """Add new steps to the replay buffer; return how many, and returns of ended episodes."""
         s = self.settings
         records = self.actors.take(s.updates * s.most, min_records=s.updates * s.every)
         began = time.perf_counter()
         learner.replay.extend(records)
-        self.keeping += time.perf_counter() - began
+        self.extending += time.perf_counter() - began
         return len(records), records.ended
 
     def publish(self, learner: Learner) -> None:
@@ -216,9 +216,9 @@ class Actors:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """What the learner spent on the actors."""
+        """How much time the learner spent on the actors, by activity."""
         stats = self.actors.stats()
-        taking = stats.taking + self.keeping
+        taking = stats.taking + self.extending
         return {"waiting": stats.waiting, "taking": taking, "publishing": stats.publishing}
 
     def close(self) -> None:
@@ -226,7 +226,7 @@ class Actors:
 
 
 class OneEnv:
-    """The same in one process: an env in the learner's loop, which waits for each step."""
+    """The same without actors: the learner steps an env itself."""
 
     def __init__(self, env: str, net: nn.Module, s: Settings, options: Any) -> None:
         self.settings = s
@@ -255,20 +255,20 @@ class OneEnv:
                 self.total = 0.0
                 self.seen, _ = self.env.reset()
         stepped = time.perf_counter()
-        keep(learner.replay, steps)
+        add_steps(learner.replay, steps)
         self.seconds["waiting"] += stepped - began
         self.seconds["taking"] += time.perf_counter() - stepped
         return len(steps), returns
 
     def publish(self, learner: Learner) -> None:
-        """There is nothing to stop."""
+        """Do nothing: the policy has the weights of the network itself."""
 
     def close(self) -> None:
         self.env.close()
 
 
-def keep(replay: pysampler.ReplayBuffer, steps: list[Any]) -> None:
-    """Steps that were made one by one."""
+def add_steps(replay: pysampler.ReplayBuffer, steps: list[Any]) -> None:
+    """Add steps of one env to the replay buffer."""
     seen, after, actions, rewards, terminated, truncated, env, begins = map(
         np.array, zip(*steps, strict=True)
     )
@@ -283,7 +283,7 @@ def keep(replay: pysampler.ReplayBuffer, steps: list[Any]) -> None:
 
 
 def train(source: Any, learner: Learner) -> Iterator[tuple[int, Any]]:
-    """For ever: how many steps were sampled, and the returns of episodes that ended in them."""
+    """Train forever; yield how many steps were sampled, and returns of ended episodes."""
     while True:
         steps, returns = source.sample(learner)
         learner.steps += steps
@@ -294,26 +294,26 @@ def train(source: Any, learner: Learner) -> Iterator[tuple[int, Any]]:
 
 
 def save(net: nn.Module, path: Path) -> None:
-    """In the place of what is there, as a whole."""
+    """Save the weights, replacing the file atomically."""
     torch.save(net.state_dict(), path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
 
 
 def plot(path: Path, points: list[tuple[int, float, float]]) -> None:
-    """Returns over steps, and over seconds."""
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - only where it is asked for
+    """Plot returns over steps, and over seconds."""
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - only with --plot
 
     steps, seconds, returns = np.reshape(points, (-1, 3)).T
     figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
-    for one, x, label in zip(axes, (steps, seconds), ("env steps", "seconds"), strict=True):
-        one.plot(x, returns)
-        one.set(xlabel=label)
+    for axis, x, label in zip(axes, (steps, seconds), ("env steps", "seconds"), strict=True):
+        axis.plot(x, returns)
+        axis.set(xlabel=label)
     axes[0].set(ylabel="return of 100 episodes")
     figure.savefig(path)
 
 
 def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
-    """Return the env's observations and actions, or exit with what is expected of them."""
+    """Return the spaces of an env, or exit with a message if they are not supported."""
     try:
         with contextlib.closing(gym.make(env_id)) as env:
             observations, actions = env.observation_space, env.action_space
@@ -331,7 +331,7 @@ def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
 def learn(
     net: nn.Module, options: argparse.Namespace, settings: Settings, progress: Progress
 ) -> None:
-    """Learn from what is sampled, and note the progress at once."""
+    """Sample and learn; ``progress`` is up to date after each step."""
     checkpoints = pysampler.Checkpoints(options.checkpoints) if options.checkpoints else None
     source = (OneEnv if options.one_process else Actors)(options.env, net, settings, options)
     with contextlib.closing(source):
@@ -380,12 +380,12 @@ def learn(
                     return
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Make the reader of an option that is a whole number of at least ``least``."""
+def at_least(minimum: int) -> Callable[[str], int]:
+    """Return a converter for options that are integers of at least ``minimum``."""
 
     def number(text: str) -> int:
-        if (value := int(text)) < least:
-            raise argparse.ArgumentTypeError(f"{value}, expected at least {least}")
+        if (value := int(text)) < minimum:
+            raise argparse.ArgumentTypeError(f"{value}, expected at least {minimum}")
         return value
 
     return number
@@ -393,24 +393,35 @@ def whole(least: int) -> Callable[[str], int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--env", default="CartPole-v1", help="one with discrete actions")
+    parser.add_argument("--env", default="CartPole-v1", help="id of an env with discrete actions")
     parser.add_argument(
-        "--actors", type=whole(0), default=4, help="0: they act when it is their turn"
+        "--actors", type=at_least(0), default=4, help="worker processes; 0: act in this process"
     )
-    parser.add_argument("--envs-per-actor", type=whole(1), default=8)
-    parser.add_argument("--one-process", action="store_true", help="one env, no actors")
-    parser.add_argument("--steps", type=whole(1), default=1_000_000, help="of all envs, at most")
-    parser.add_argument("--until", type=float, default=475.0, help="this return of 100 episodes")
+    parser.add_argument("--envs-per-actor", type=at_least(1), default=8)
+    parser.add_argument("--one-process", action="store_true", help="use one env and no actors")
+    parser.add_argument(
+        "--steps",
+        type=at_least(1),
+        default=1_000_000,
+        help="stop after this many steps of all envs",
+    )
+    parser.add_argument(
+        "--until", type=float, default=475.0, help="stop at this mean return of 100 episodes"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save", type=Path, help="where the best weights go, as there are better")
-    parser.add_argument("--play", type=Path, help="evaluate weights that were saved, no more")
-    parser.add_argument("--checkpoints", type=Path, help="directory to save them in, and go on")
-    parser.add_argument("--between", type=float, default=10.0, help="seconds from one to the next")
-    parser.add_argument("--plot", type=Path, help="file to write")
-    parser.add_argument("--quiet", action="store_true", help="no bar")
+    parser.add_argument("--save", type=Path, help="save the best weights to this file")
+    parser.add_argument("--play", type=Path, help="only evaluate saved weights")
+    parser.add_argument(
+        "--checkpoints", type=Path, help="save checkpoints here, and resume from them"
+    )
+    parser.add_argument(
+        "--between", type=float, default=10.0, help="seconds between two checkpoints"
+    )
+    parser.add_argument("--plot", type=Path, help="plot the returns to this file")
+    parser.add_argument("--quiet", action="store_true", help="show no progress bar")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
-    if options.checkpoints:  # what goes on sees other episodes
+    if options.checkpoints:  # a resumed run sees other episodes
         options.seed += pysampler.Checkpoints(options.checkpoints).latest or 0
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
@@ -424,7 +435,7 @@ def main() -> None:
         played = pysampler.evaluate(options.env, greedy, 20, seed=options.seed)
         print(json.dumps({"return": played.mean}) if options.json else played)
         return
-    with contextlib.suppress(KeyboardInterrupt):  # what was learned so far counts
+    with contextlib.suppress(KeyboardInterrupt):  # report what was learned so far
         learn(net, options, settings, progress)
     result = {
         "env": options.env,

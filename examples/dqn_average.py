@@ -1,12 +1,12 @@
-"""DQN by averaging, in one file: each worker learns from its own env, and all take the mean.
+"""DQN with averaging in one file: each worker trains on its own env; weights are averaged.
 
     python examples/dqn_average.py                      # CartPole-v1 until the average returns 475
     python examples/dqn_average.py --workers 1          # the same without averaging
     python examples/dqn_average.py --plot returns.png
 
-The bar shows the mean return of the last 100 episodes of all workers, which explore, what the
-averaged network returned without exploring when it was last evaluated, and steps a second.
-Ctrl-C ends it with what was learned so far.
+The progress bar shows the mean return of the last 100 episodes of all workers, which explore, the
+mean return of the averaged network without exploring when it was last evaluated, and steps per
+second. Ctrl-C stops the training and prints the result so far.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ try:
     from tqdm import tqdm
 
     import pysampler
-    from pysampler._learning.averaging import Averaging
-except KeyboardInterrupt:  # torch takes seconds
+except KeyboardInterrupt:  # importing torch takes seconds
     sys.exit("stopped before anything was learned")
 
 
 @dataclass
 class Settings:
-    """What each worker learns with."""
+    """The hyperparameters of each worker."""
 
     width: int = 128
     rate: float = 1e-3
@@ -47,21 +46,21 @@ class Settings:
     n_step: int = 5
     capacity: int = 50_000
     batch: int = 128
-    every: int = 4  # env steps for an update
-    follow: float = 0.02  # what the target network takes of the network, each update
-    warmup: int = 1_000  # steps before the first
-    exploring: int = 5_000  # steps until epsilon is at its end
-    epsilon: float = 0.02
+    every: int = 4  # env steps per update
+    follow: float = 0.02  # by which share the target network follows the network in each update
+    warmup: int = 1_000  # steps before the first update
+    exploring: int = 5_000  # steps until epsilon is at its minimum
+    epsilon: float = 0.02  # the minimum
 
 
 @dataclass
 class Progress:
-    """What has been learned so far."""
+    """The progress of the training."""
 
     steps: int = 0
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # returns of episodes
-    average: float | None = None  # what the averaged network returned when last evaluated
-    waited: float = 0.0  # seconds, of a worker
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # episode returns
+    average: float | None = None  # mean return of the averaged network when last evaluated
+    waited: float = 0.0  # seconds, a worker on average
     learned: list[tuple[int, float]] = field(default_factory=list)  # mean returns over steps
     evaluated: list[tuple[int, float]] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
@@ -86,7 +85,7 @@ class Progress:
 
 
 class Net(nn.Module):
-    """What each action is worth; as a policy, the best."""
+    """A network for the values of actions; as a policy, it takes the best action."""
 
     def __init__(self, observations: Any, actions: Any, width: int) -> None:
         super().__init__()
@@ -101,7 +100,7 @@ class Net(nn.Module):
 
 
 class Learner:
-    """DQN with an env, a replay, an optimizer and a target network of its own."""
+    """A DQN learner with an env, replay buffer, optimizer and target network of its own."""
 
     def __init__(self, env_id: str, settings: Settings, _: int, seed: int) -> None:
         torch.manual_seed(seed)
@@ -135,7 +134,7 @@ class Learner:
         return {"returns": returns}
 
     def step(self) -> float | None:
-        """One of the env; the return of the episode if that has ended."""
+        """Step the env; return the return of its episode if that has ended."""
         s = self.settings
         epsilon = max(s.epsilon, 1 - (1 - s.epsilon) * self.steps / s.exploring)
         if self.random.random() < epsilon:
@@ -163,23 +162,23 @@ class Learner:
     def learn(self) -> None:
         batch = self.replay.sample(self.settings.batch).torch()
         with torch.no_grad():
-            later = self.target.q(batch.next_fields["next_seen"]).amax(-1)
+            next_values = self.target.q(batch.next_fields["next_seen"]).amax(-1)
         value = self.net.q(batch.fields["seen"]).gather(1, batch.fields["action"][:, None])[:, 0]
-        loss = nn.functional.smooth_l1_loss(value, batch.rewards + batch.discounts * later)
+        loss = nn.functional.smooth_l1_loss(value, batch.rewards + batch.discounts * next_values)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         with torch.no_grad():
-            for mine, its in zip(self.target.parameters(), self.net.parameters(), strict=True):
-                mine.lerp_(its, self.settings.follow)
+            for target, own in zip(self.target.parameters(), self.net.parameters(), strict=True):
+                target.lerp_(own, self.settings.follow)
 
     def close(self) -> None:
         self.env.close()
 
 
 def plot(path: Path, curves: dict[str, list[tuple[int, float]]]) -> None:
-    """Returns over steps of all workers."""
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - only where it is asked for
+    """Plot returns over steps of all workers."""
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - only with --plot
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for name, points in curves.items():
@@ -190,7 +189,7 @@ def plot(path: Path, curves: dict[str, list[tuple[int, float]]]) -> None:
 
 
 def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
-    """Return the env's observations and actions, or exit with what is expected of them."""
+    """Return the spaces of an env, or exit with a message if they are not supported."""
     try:
         with contextlib.closing(gym.make(env_id)) as env:
             observations, actions = env.observation_space, env.action_space
@@ -206,22 +205,24 @@ def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
 
 
 def train(options: argparse.Namespace, settings: Settings, progress: Progress) -> None:
-    """Learn in rounds, and note the progress at once."""
+    """Train in rounds; ``progress`` is up to date after each."""
     net = Net(*spaces_of(options.env), settings.width)
     make = functools.partial(Learner, options.env, settings)
     with (
         contextlib.closing(pysampler.make_vec(options.env, min(options.episodes, 20))) as envs,
         tqdm(total=options.steps, unit=" steps", unit_scale=True, disable=options.quiet) as bar,
-        Averaging(make, options.workers, seed=options.seed) as averaging,
+        pysampler.Averaging(make, options.workers, seed=options.seed) as averaging,
     ):
-        for one in averaging.rounds(options.between):
-            progress.steps += options.between * len(one.reports)
-            progress.waited += float(one.seconds["waiting"].mean())
-            progress.recent.extend(total for report in one.reports for total in report["returns"])
+        for finished in averaging.rounds(options.between):
+            progress.steps += options.between * len(finished.reports)
+            progress.waited += float(finished.seconds["waiting"].mean())
+            progress.recent.extend(
+                total for report in finished.reports for total in report["returns"]
+            )
             mean, over = progress.mean, progress.steps >= options.steps
             if mean is not None:
                 progress.learned.append((progress.steps, mean))
-            if one.number % options.every == 0 or over:
+            if finished.number % options.every == 0 or over:
                 weights = averaging.weights
                 net.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()})
                 now = pysampler.evaluate(envs, net, options.episodes, seed=options.seed).mean
@@ -235,12 +236,12 @@ def train(options: argparse.Namespace, settings: Settings, progress: Progress) -
                 return
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Make the reader of an option that is a whole number of at least ``least``."""
+def at_least(minimum: int) -> Callable[[str], int]:
+    """Return a converter for options that are integers of at least ``minimum``."""
 
     def number(text: str) -> int:
-        if (value := int(text)) < least:
-            raise argparse.ArgumentTypeError(f"{value}, expected at least {least}")
+        if (value := int(text)) < minimum:
+            raise argparse.ArgumentTypeError(f"{value}, expected at least {minimum}")
         return value
 
     return number
@@ -248,21 +249,39 @@ def whole(least: int) -> Callable[[str], int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--env", default="CartPole-v1", help="one with discrete actions")
-    parser.add_argument("--workers", type=whole(0), default=4, help="0: one learner, here")
-    parser.add_argument("--between", type=whole(1), default=500, help="steps between two averages")
-    parser.add_argument("--steps", type=whole(1), default=500_000, help="of all workers, at most")
-    parser.add_argument("--every", type=whole(1), default=5, help="rounds between two evaluations")
-    parser.add_argument("--episodes", type=whole(1), default=100, help="of an evaluation")
-    parser.add_argument("--until", type=float, default=475.0, help="this return when evaluated")
+    parser.add_argument("--env", default="CartPole-v1", help="id of an env with discrete actions")
+    parser.add_argument(
+        "--workers",
+        type=at_least(0),
+        default=4,
+        help="worker processes; 0: one learner in this process",
+    )
+    parser.add_argument(
+        "--between", type=at_least(1), default=500, help="steps of each worker between two averages"
+    )
+    parser.add_argument(
+        "--steps",
+        type=at_least(1),
+        default=500_000,
+        help="stop after this many steps of all workers",
+    )
+    parser.add_argument(
+        "--every", type=at_least(1), default=5, help="rounds between two evaluations"
+    )
+    parser.add_argument(
+        "--episodes", type=at_least(1), default=100, help="episodes of an evaluation"
+    )
+    parser.add_argument(
+        "--until", type=float, default=475.0, help="stop at this return when evaluated"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--plot", type=Path, help="file to write")
-    parser.add_argument("--quiet", action="store_true", help="no bar")
+    parser.add_argument("--plot", type=Path, help="plot the returns to this file")
+    parser.add_argument("--quiet", action="store_true", help="show no progress bar")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
     progress = Progress()
-    with contextlib.suppress(KeyboardInterrupt):  # what was learned so far counts
+    with contextlib.suppress(KeyboardInterrupt):  # report what was learned so far
         train(options, Settings(), progress)
     result = {
         "env": options.env,

@@ -1,14 +1,14 @@
-"""IMPALA in one file: actors run on, and V-trace makes good that their weights are behind.
+"""IMPALA in one file: actors run freely, and V-trace corrects for their older weights.
 
     python examples/impala.py                          # CartPole-v1 until it returns 475
-    python examples/impala.py --max-lag 1              # what is older is dropped
+    python examples/impala.py --max-lag 1              # drops trajectories of older weights
     python examples/impala.py --plot returns.png
 
-Neither side waits for the other, but that a full ring blocks the actors, and an empty one the
-learner. The bar shows the mean return of the last 100 episodes, how many versions behind the
-weights were that acted, how many trajectories were too old and dropped, steps a second, and where
-the time goes: of the learner in waiting and in learning, of the actors in acting and in being
-blocked; the rest is their envs'. Ctrl-C ends it with what was learned so far.
+Actors wait only when the ring is full, the learner only when it is empty. The progress bar shows
+the mean return of the last 100 episodes, how many versions behind the weights of the actors were,
+how many trajectories were dropped because they were too old, steps per second, and shares of time:
+of the learner for waiting and for learning, of the actors for acting and for being blocked (the
+rest goes to their envs). Ctrl-C stops the training and prints the result so far.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ try:
     from tqdm import tqdm
 
     import pysampler
-except KeyboardInterrupt:  # torch takes seconds
+except KeyboardInterrupt:  # importing torch takes seconds
     sys.exit("stopped before anything was learned")
 
 
 @dataclass
 class Settings:
-    """What an env is learned with."""
+    """The hyperparameters."""
 
     length: int = 20  # steps of a trajectory
     batch: int = 16  # trajectories of an update
-    ring: int = 64  # ... that may wait
+    ring: int = 64  # trajectories that may wait
     rate: float = 2e-3
     gamma: float = 0.99
     entropy: float = 0.01
-    scale: float = 0.1  # of rewards
+    scale: float = 0.1  # by which rewards are multiplied
 
 
 @dataclass
 class Progress:
-    """What has been learned so far."""
+    """The progress of the training."""
 
     steps: int = 0
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # returns of episodes
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # episode returns
     curve: list[tuple[int, float]] = field(default_factory=list)  # mean returns over steps
-    lags: list[float] = field(default_factory=list)  # versions
+    lags: list[float] = field(default_factory=list)  # versions of the weights
     dropped: int = 0
     seconds_in: dict[str, float] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
 
     @property
     def lag(self) -> float:
-        """The mean of all."""
+        """How many versions behind the weights of the actors were, on average."""
         return float(np.mean(self.lags)) if self.lags else 0.0
 
     @property
@@ -85,7 +85,7 @@ class Progress:
 
 
 class ActorCritic(nn.Module):
-    """Two layers for what to do, two for what it is worth."""
+    """An actor and a critic with two hidden layers each."""
 
     def __init__(self, observations: Any, actions: Any, width: int = 64) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class ActorCritic(nn.Module):
         return Categorical(logits=self.actor(observations.float()), validate_args=False)
 
     def forward(self, observations: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The policy: actions, and how likely they were."""
+        """Act as the policy: return actions and their log-probabilities."""
         distribution = self.distribution(observations)
         actions = distribution.sample()
         return actions, {"log_prob": distribution.log_prob(actions)}
@@ -122,31 +122,31 @@ def vtrace(
     truncated: torch.Tensor,
     *,
     gamma: float,
-    most_rho: float = 1.0,
-    most_c: float = 1.0,
+    max_rho: float = 1.0,
+    max_c: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Targets of values, and advantages of actions: [n, T] like all that they are made of.
+    """Return targets of values and advantages of actions. All tensors are [n, T].
 
-    ``log_rhos``: how much likelier the actions are to the policy that learns than they were to the
-    one that acted. ``next_values`` are of what came of each step, where an episode ended of its
-    last observation: that counts unless it terminated. Beyond the end of an episode nothing does.
+    ``log_rhos`` are logarithms of how much likelier the learner's policy is to take the actions
+    than the policy that acted was. ``next_values`` are values of the observation after each step:
+    the last one of the episode where that ended. They count unless the episode terminated.
     """
-    rhos, cs = log_rhos.exp().clamp(max=most_rho), log_rhos.exp().clamp(max=most_c)
-    over = terminated | truncated
+    rhos, cs = log_rhos.exp().clamp(max=max_rho), log_rhos.exp().clamp(max=max_c)
+    done = terminated | truncated
     errors = rhos * (rewards + gamma * next_values * ~terminated - values)
-    decay = gamma * cs * ~over
-    corrections, after = torch.empty_like(errors), torch.zeros_like(errors[:, 0])
+    decay = gamma * cs * ~done
+    corrections, correction = torch.empty_like(errors), torch.zeros_like(errors[:, 0])
     for t in reversed(range(errors.shape[1])):
-        corrections[:, t] = after = errors[:, t] + decay[:, t] * after
+        corrections[:, t] = correction = errors[:, t] + decay[:, t] * correction
     targets = values + corrections
-    # What follows a step is worth its target, but where the episode or the trajectory ends.
-    later = next_values.clone()
-    later[:, :-1] = torch.where(over[:, :-1], next_values[:, :-1], targets[:, 1:])
-    return targets, rhos * (rewards + gamma * later * ~terminated - values)
+    # The target of the next step, except where the episode or the trajectory ends.
+    next_targets = next_values.clone()
+    next_targets[:, :-1] = torch.where(done[:, :-1], next_values[:, :-1], targets[:, 1:])
+    return targets, rhos * (rewards + gamma * next_targets * ~terminated - values)
 
 
 def learn(net: ActorCritic, optimizer: torch.optim.Optimizer, records: Any, s: Settings) -> None:
-    """One update."""
+    """Update the network with one batch of trajectories."""
     data = records.torch()
     distribution, values = net.distribution(data.observations), net.value(data.observations)
     log_prob = distribution.log_prob(data.actions)
@@ -165,7 +165,7 @@ def learn(net: ActorCritic, optimizer: torch.optim.Optimizer, records: Any, s: S
 
 
 def seconds_in(stats: Any, learning: float) -> dict[str, float]:
-    """Where the time goes: of the learner, and of one of the actors."""
+    """Return how the learner spends its time, and an actor on average."""
     return {
         "waiting": stats.waiting,
         "learning": learning,
@@ -175,8 +175,8 @@ def seconds_in(stats: Any, learning: float) -> dict[str, float]:
 
 
 def plot(path: Path, curve: list[tuple[int, float]]) -> None:
-    """Returns over steps."""
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - only where it is asked for
+    """Plot returns over steps."""
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - only with --plot
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     axes.plot(*np.reshape(curve, (-1, 2)).T)
@@ -185,7 +185,7 @@ def plot(path: Path, curve: list[tuple[int, float]]) -> None:
 
 
 def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
-    """Return the env's observations and actions, or exit with what is expected of them."""
+    """Return the spaces of an env, or exit with a message if they are not supported."""
     try:
         with contextlib.closing(gym.make(env_id)) as env:
             observations, actions = env.observation_space, env.action_space
@@ -201,7 +201,7 @@ def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
 
 
 def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
-    """Learn from what the actors sample, and note the progress at once."""
+    """Train on what the actors sample; ``progress`` is up to date after each batch."""
     net = ActorCritic(*spaces_of(options.env))
     optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5, fused=True)
     learning = 0.0
@@ -218,7 +218,7 @@ def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
         tqdm(total=options.steps, unit=" steps", unit_scale=True, disable=options.quiet) as bar,
     ):
         for records in actors.batches(s.batch):
-            came = time.perf_counter()
+            began = time.perf_counter()
             progress.lags.append(actors.version - float(records.version.mean()))
             progress.recent.extend(records.ended)
             progress.steps += records.rewards.size
@@ -234,8 +234,8 @@ def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
                 group["lr"] = s.rate * (1 - progress.steps / options.steps)
             learn(net, optimizer, records, s)
             actors.publish()
-            learning += time.perf_counter() - came
-            if bar.update(progress.steps - bar.n):  # it was shown, so not too often
+            learning += time.perf_counter() - began
+            if bar.update(progress.steps - bar.n):  # only when the bar is redrawn
                 spent = time.perf_counter() - progress.began
                 shares = {n: f"{part / spent:.0%}" for n, part in progress.seconds_in.items()}
                 bar.set_postfix(
@@ -248,12 +248,12 @@ def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
                 )
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Make the reader of an option that is a whole number of at least ``least``."""
+def at_least(minimum: int) -> Callable[[str], int]:
+    """Return a converter for options that are integers of at least ``minimum``."""
 
     def number(text: str) -> int:
-        if (value := int(text)) < least:
-            raise argparse.ArgumentTypeError(f"{value}, expected at least {least}")
+        if (value := int(text)) < minimum:
+            raise argparse.ArgumentTypeError(f"{value}, expected at least {minimum}")
         return value
 
     return number
@@ -261,23 +261,35 @@ def whole(least: int) -> Callable[[str], int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--env", default="CartPole-v1", help="one with discrete actions")
-    parser.add_argument("--envs", type=whole(1), default=16, help="how many")
-    parser.add_argument("--workers", type=whole(0), help="by default one a CPU")
+    parser.add_argument("--env", default="CartPole-v1", help="id of an env with discrete actions")
+    parser.add_argument("--envs", type=at_least(1), default=16, help="number of envs")
     parser.add_argument(
-        "--max-lag", type=whole(0), default=4, help="versions; what is older is dropped"
+        "--workers", type=at_least(0), help="worker processes; default: one per CPU"
     )
-    parser.add_argument("--steps", type=whole(1), default=2_000_000, help="of all envs, at most")
-    parser.add_argument("--until", type=float, default=475.0, help="this return of 100 episodes")
+    parser.add_argument(
+        "--max-lag",
+        type=at_least(0),
+        default=4,
+        help="drop trajectories of weights that are more versions behind",
+    )
+    parser.add_argument(
+        "--steps",
+        type=at_least(1),
+        default=2_000_000,
+        help="stop after this many steps of all envs",
+    )
+    parser.add_argument(
+        "--until", type=float, default=475.0, help="stop at this mean return of 100 episodes"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--plot", type=Path, help="file to write")
-    parser.add_argument("--quiet", action="store_true", help="no bar")
+    parser.add_argument("--plot", type=Path, help="plot the returns to this file")
+    parser.add_argument("--quiet", action="store_true", help="show no progress bar")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)
     progress = Progress()
-    with contextlib.suppress(KeyboardInterrupt):  # what was learned so far counts
+    with contextlib.suppress(KeyboardInterrupt):  # report what was learned so far
         train(options, Settings(), progress)
     result = {
         "env": options.env,

@@ -1,17 +1,17 @@
-"""MAML: parameters from which one gradient step is enough for a new task.
+"""MAML in one file: parameters from which one gradient step adapts to a new task.
 
     python examples/maml.py                             # Navigation2D-v0, a minute or two
     python examples/maml.py --env HalfCheetahDir-v5     # some minutes until it runs both ways
     python examples/maml.py --out curves                # writes curves.csv and curves.svg
 
 Each iteration draws tasks, samples them, adapts the parameters to each task by one step of policy
-gradient, samples again, and moves the parameters by a step of TRPO through that adaptation. The bar
-shows the mean return before and after adapting: the gap between them is what is learned.
+gradient, samples again, and takes a step of TRPO through that adaptation. The progress bar shows
+the mean return before and after adapting: the gap between them is what is learned.
 
-The gradient of a task must be more than noise: two samples of one task must agree on it. With large
-first actions, a deviation of 1 and returns of whole episodes they do not on HalfCheetahDir-v5: the
-cosine of two gradients, from 2,000 steps each, is 0.0, and it never adapts. With the settings below
-it is 0.25. Ctrl-C ends it with what was learned so far.
+The gradients of a task must not be mere noise: gradients from two samples must agree. On
+HalfCheetahDir-v5 they do not with large first actions, a deviation of 1 and returns of whole
+episodes: the cosine of two gradients, from 2,000 steps each, is 0.0, and the policy never adapts.
+With the settings below it is 0.25. Ctrl-C stops the training and prints the result so far.
 """
 
 from __future__ import annotations
@@ -37,37 +37,37 @@ try:
 
     import pysampler
     import pysampler.envs.meta
-except KeyboardInterrupt:  # torch takes seconds
+except KeyboardInterrupt:  # importing torch takes seconds
     sys.exit("stopped before anything was learned")
 
-Params = list[torch.Tensor]  # weights and biases in turn, then the log of the deviation
+Params = list[torch.Tensor]  # weights and biases in turn, then the log of the standard deviation
 
 
 @dataclass
 class Settings:
-    """What an env is learned with. Actions are in units of half the range of the action space."""
+    """The hyperparameters. Actions are in units of half the range of the action space."""
 
-    tasks: int = 20  # of an iteration
+    tasks: int = 20  # per iteration
     envs_per_task: int = 10
     length: int = 100  # steps of each env
     iterations: int = 40
-    rate: float = 0.1  # of the adaptation
+    rate: float = 0.1  # learning rate of the adaptation
     gamma: float = 0.99
-    gae_lambda: float = 1.0  # of generalised advantage estimation
-    deviation: float = 1.0  # of actions, at first
-    most_kl: float = 0.01  # of an iteration
+    gae_lambda: float = 1.0
+    deviation: float = 1.0  # standard deviation of actions at first
+    max_kl: float = 0.01  # of an iteration
     width: int = 32
 
 
 SETTINGS = {
-    # The velocity answers to actions within a few steps: what is further away is noise.
+    # Actions change the velocity within a few steps: later rewards are noise.
     "HalfCheetahDir-v5": Settings(
         *(6, 20, 100, 150),
         rate=0.3,
         gamma=0.95,
         gae_lambda=0.9,
         deviation=0.5,
-        most_kl=0.02,
+        max_kl=0.02,
         width=64,
     ),
 }
@@ -75,7 +75,7 @@ SETTINGS = {
 
 @dataclass
 class Progress:
-    """What has been learned so far."""
+    """The progress of the training."""
 
     returns: list[tuple[float, float]] = field(default_factory=list)  # before, after adapting
     began: float = field(default_factory=time.perf_counter)
@@ -83,7 +83,7 @@ class Progress:
 
 
 def initial(inputs: int, outputs: int, s: Settings) -> Params:
-    """Make the parameters of a network with two hidden layers, whose actions are small at first."""
+    """Return parameters of a network with two hidden layers, whose actions are small at first."""
     params: Params = []
     for a, b in ((inputs, s.width), (s.width, s.width), (s.width, outputs)):
         weight = torch.empty(a, b)
@@ -94,7 +94,7 @@ def initial(inputs: int, outputs: int, s: Settings) -> Params:
 
 
 def policy_of(params: Params, observations: torch.Tensor) -> Independent:
-    """For [tasks, rows, inputs], with params [tasks, ...]: each task's own."""
+    """Return the policy of each task: observations [tasks, rows, inputs], params [tasks, ...]."""
     x = observations
     *layers, log_std = params
     for i in range(0, len(layers), 2):
@@ -105,7 +105,7 @@ def policy_of(params: Params, observations: torch.Tensor) -> Independent:
 
 @dataclass
 class Policy:
-    """Acts for all envs, in the order of their tasks. Actions are clipped to the space."""
+    """The policy of all envs, which are in the order of their tasks. Clips actions to the space."""
 
     low: np.ndarray
     high: np.ndarray
@@ -125,7 +125,7 @@ class Policy:
 
 @dataclass
 class Data:
-    """What was sampled: [tasks, rows, ...]; rows that are none have weight 0."""
+    """Samples as tensors [tasks, rows, ...]; rows that are padding have weight 0."""
 
     observations: torch.Tensor
     samples: torch.Tensor  # actions before they were clipped
@@ -134,12 +134,12 @@ class Data:
     mean_return: float  # of the first episode of each env
 
     def mean(self, values: torch.Tensor) -> torch.Tensor:
-        """Over rows, by task."""
+        """Return the weighted mean over rows, for each task."""
         return (values * self.weights).sum(1)
 
 
 def discounted(values: np.ndarray, factor: float) -> np.ndarray:
-    """Return, for each step, the sum of it and all later ones, discounted."""
+    """Return for each step the discounted sum of its value and all later ones."""
     totals, total = np.zeros(len(values)), 0.0
     for t in range(len(values) - 1, -1, -1):
         totals[t] = total = values[t] + factor * total
@@ -147,14 +147,14 @@ def discounted(values: np.ndarray, factor: float) -> np.ndarray:
 
 
 def features(episode: Any) -> np.ndarray:
-    """What the baseline is linear in, as in rllab."""
+    """Return the features of the linear baseline, the same as in rllab."""
     seen = np.clip(episode.observations, -10, 10)
     t = np.arange(len(episode))[:, None] / 100
     return np.hstack([seen, seen**2, t, t**2, t**3, np.ones_like(t)])
 
 
 def advantages_of(episodes: list[Any], s: Settings) -> np.ndarray:
-    """Estimate advantages over a baseline fitted to these episodes of one task, normalised."""
+    """Return normalized advantages over a baseline that is fitted to these episodes of a task."""
     rows = [features(episode) for episode in episodes]
     x = np.concatenate(rows)
     y = np.concatenate([discounted(episode.rewards, s.gamma) for episode in episodes])
@@ -169,7 +169,7 @@ def advantages_of(episodes: list[Any], s: Settings) -> np.ndarray:
 
 
 def data_of(collected: pysampler.Collected, s: Settings) -> Data:
-    """Put the episodes of each task into its rows."""
+    """Return the episodes of each task as rows."""
     parts, returns = [], []
     for episodes in collected.episodes:
         advantages = advantages_of(episodes, s)
@@ -195,7 +195,7 @@ def data_of(collected: pysampler.Collected, s: Settings) -> Data:
 
 
 def adapted(params: Params, data: Data, rate: float, *, differentiable: bool) -> Params:
-    """Each task's own parameters, [tasks, ...]: a gradient step away."""
+    """Return parameters adapted to each task by a gradient step: [tasks, ...]."""
     own = [p.expand(len(data.observations), *p.shape) for p in params]
     log_probs = policy_of(own, data.observations).log_prob(data.samples)
     loss = -data.mean(log_probs * data.advantages).sum()
@@ -204,7 +204,7 @@ def adapted(params: Params, data: Data, rate: float, *, differentiable: bool) ->
 
 
 def conjugate_gradient(product: Callable[[torch.Tensor], torch.Tensor], b: torch.Tensor) -> Any:
-    """x with product(x) = b, nearly."""
+    """Return an approximate solution x of ``product(x) = b``."""
     x, r = torch.zeros_like(b), b.clone()
     p, rr = r.clone(), r @ r
     for _ in range(10):
@@ -221,7 +221,7 @@ def conjugate_gradient(product: Callable[[torch.Tensor], torch.Tensor], b: torch
 
 
 def outer_step(params: Params, before: Data, after: Data, s: Settings) -> None:
-    """TRPO on what the adapted policies do, through the adaptation."""
+    """Take a step of TRPO on the adapted policies, differentiating through the adaptation."""
 
     def policies() -> Independent:
         own = adapted(params, before, s.rate, differentiable=torch.is_grad_enabled())
@@ -249,26 +249,27 @@ def outer_step(params: Params, before: Data, after: Data, s: Settings) -> None:
         return flat(second) + 1e-2 * vector
 
     direction = conjugate_gradient(curvature, gradient)
-    length = torch.sqrt(2 * s.most_kl / (direction @ curvature(direction)))
+    length = torch.sqrt(2 * s.max_kl / (direction @ curvature(direction)))
     origin = [p.detach().clone() for p in params]
     for fraction in 0.7 ** torch.arange(12):
         move(params, origin, direction * length * fraction)
         new = policies()
-        if kl(new) <= s.most_kl and gain(new) > start:
+        if kl(new) <= s.max_kl and gain(new) > start:
             return
     move(params, origin, torch.zeros_like(direction))
 
 
 def move(params: Params, origin: Params, by: torch.Tensor) -> None:
-    at = 0
+    """Set the parameters to ``origin`` plus a flat vector."""
+    begin = 0
     with torch.no_grad():
         for p, o in zip(params, origin, strict=True):
-            p.copy_(o + by[at : at + p.numel()].view_as(p))
-            at += p.numel()
+            p.copy_(o + by[begin : begin + p.numel()].view_as(p))
+            begin += p.numel()
 
 
 def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Box]:
-    """Return the env's observations and actions, or exit with what is expected of them."""
+    """Return the spaces of an env, or exit with a message if they are not supported."""
     try:
         with contextlib.closing(gym.make(env_id)) as env:
             observations, actions = env.observation_space, env.action_space
@@ -287,7 +288,7 @@ def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Box]:
 
 
 def learn(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
-    """Learn, and note the progress at once."""
+    """Train; ``progress`` is up to date after each iteration."""
     observations, actions = spaces_of(options.env)
     params = initial(observations.shape[0], actions.shape[0], s)
     with (
@@ -317,12 +318,12 @@ def learn(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
 
 
 def write(out: Path, returns: list[tuple[float, float]]) -> None:
-    """Write the curves, as numbers and as a picture."""
+    """Write the curves as a table and as a plot."""
     with out.with_suffix(".csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(("iteration", "before", "after"))
         rows.writerows((i, *row) for i, row in enumerate(returns))
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - only where it is asked for
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - only with --out
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for name, curve in zip(("before", "after"), np.reshape(returns, (-1, 2)).T, strict=True):
@@ -332,12 +333,12 @@ def write(out: Path, returns: list[tuple[float, float]]) -> None:
     figure.savefig(out.with_suffix(".svg"))
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Make the reader of an option that is a whole number of at least ``least``."""
+def at_least(minimum: int) -> Callable[[str], int]:
+    """Return a converter for options that are integers of at least ``minimum``."""
 
     def number(text: str) -> int:
-        if (value := int(text)) < least:
-            raise argparse.ArgumentTypeError(f"{value}, expected at least {least}")
+        if (value := int(text)) < minimum:
+            raise argparse.ArgumentTypeError(f"{value}, expected at least {minimum}")
         return value
 
     return number
@@ -346,36 +347,38 @@ def whole(least: int) -> Callable[[str], int]:
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0],
-        epilog=f"Other defaults for {', '.join(SETTINGS)}.",
+        epilog=f"{', '.join(SETTINGS)} has other defaults.",
     )
     default = Settings()
 
-    def setting(name: str, kind: Any, meaning: str = "") -> None:
-        said = f"{meaning}; {getattr(default, name)}".removeprefix("; ")
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=said)
+    def setting(name: str, kind: Any, meaning: str) -> None:
+        text = f"{meaning}; default: {getattr(default, name)}"
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
 
-    parser.add_argument("--env", default="Navigation2D-v0")
-    setting("tasks", whole(1), "in an iteration")
-    setting("envs_per_task", whole(1))
-    setting("length", whole(1), "steps of each env")
-    setting("iterations", whole(1))
-    setting("rate", float, "of the adaptation")
-    parser.add_argument("--workers", type=whole(0), help="by default one a CPU")
+    parser.add_argument("--env", default="Navigation2D-v0", help="id of an env with tasks")
+    setting("tasks", at_least(1), "tasks per iteration")
+    setting("envs_per_task", at_least(1), "envs of each task")
+    setting("length", at_least(1), "steps of each env per sample")
+    setting("iterations", at_least(1), "how many")
+    setting("rate", float, "learning rate of the adaptation")
+    parser.add_argument(
+        "--workers", type=at_least(0), help="worker processes; default: one per CPU"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="write the curves to OUT.csv and OUT.svg")
-    parser.add_argument("--quiet", action="store_true", help="no bar")
+    parser.add_argument("--quiet", action="store_true", help="show no progress bar")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
     if options.out is not None and not options.out.parent.is_dir():
         parser.error(f"argument --out: no directory {options.out.parent}")
-    torch.set_num_threads(1)  # for nets as small as this, more only get in the way of the envs
+    torch.set_num_threads(1)  # more would not help such a small network, and slow down the envs
     torch.manual_seed(options.seed)
     given = {name: value for name, value in vars(options).items() if value is not None}
     settings = SETTINGS.get(options.env, default)
     settings = replace(settings, **{n: given[n] for n in vars(settings) if n in given})
 
     progress = Progress()
-    with contextlib.suppress(KeyboardInterrupt):  # what was learned so far counts
+    with contextlib.suppress(KeyboardInterrupt):  # report what was learned so far
         learn(options, settings, progress)
     seconds = time.perf_counter() - progress.began
     returns = progress.returns

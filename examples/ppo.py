@@ -4,8 +4,8 @@
     python examples/ppo.py --env HalfCheetah-v5 --steps 1000000
     python examples/ppo.py --env HalfCheetah-v5 --vec gymnasium # the same with AsyncVectorEnv
 
-The bar shows the mean return of the last 100 episodes, steps a second, and where the time goes.
-Ctrl-C ends it with what was learned so far.
+The progress bar shows the mean return of the last 100 episodes, steps per second, and which share
+of the time each part takes. Ctrl-C stops the training and prints the result so far.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ try:
     from tqdm import tqdm
 
     import pysampler
-except KeyboardInterrupt:  # torch takes seconds
+except KeyboardInterrupt:  # importing torch takes seconds
     sys.exit("stopped before anything was learned")
 
 
 @dataclass
 class Settings:
-    """What an env is learned with."""
+    """The hyperparameters."""
 
     envs: int = 8
     horizon: int = 128
@@ -46,7 +46,7 @@ class Settings:
     entropy: float = 0.0
     gamma: float = 0.98
     gae_lambda: float = 0.8
-    until: float | None = None  # this mean return of the last 100 episodes
+    until: float | None = None  # stop at this mean return of 100 episodes
 
 
 SETTINGS = {
@@ -57,10 +57,10 @@ SETTINGS = {
 
 @dataclass
 class Progress:
-    """What has been learned so far."""
+    """The progress of the training."""
 
     steps: int = 0
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # returns of episodes
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # episode returns
     spent: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("policy", "envs", "waiting", "learner"), 0.0)
     )
@@ -86,7 +86,7 @@ class Progress:
 
 
 class ActorCritic(nn.Module):
-    """Two layers for what to do, two for what it is worth; observations are scaled."""
+    """An actor and a critic with two hidden layers each; observations are normalized."""
 
     def __init__(self, observations: Any, actions: Any, width: int = 64) -> None:
         super().__init__()
@@ -107,40 +107,40 @@ class ActorCritic(nn.Module):
         self.register_buffer("var", torch.ones(inputs))
         self.register_buffer("seen", torch.tensor(1e-4))
 
-    def scaled(self, observations: torch.Tensor) -> torch.Tensor:
-        scaled = (observations.float() - self.mean) / (self.var + 1e-8).sqrt()
-        return scaled.clamp(-10, 10)
+    def normalized(self, observations: torch.Tensor) -> torch.Tensor:
+        normalized = (observations.float() - self.mean) / (self.var + 1e-8).sqrt()
+        return normalized.clamp(-10, 10)
 
     def observe(self, observations: torch.Tensor) -> None:
-        """Learn the scale of observations."""
+        """Update the running mean and variance of observations."""
         rows = observations.reshape(-1, len(self.mean)).float()
         total = self.seen + len(rows)
-        off = rows.mean(0) - self.mean
-        spread = self.var * self.seen + rows.var(0, unbiased=False) * len(rows)
-        self.var.copy_((spread + off**2 * self.seen * len(rows) / total) / total)
-        self.mean += off * len(rows) / total
+        delta = rows.mean(0) - self.mean
+        squares = self.var * self.seen + rows.var(0, unbiased=False) * len(rows)
+        self.var.copy_((squares + delta**2 * self.seen * len(rows) / total) / total)
+        self.mean += delta * len(rows) / total
         self.seen.copy_(total)
 
     def value(self, observations: torch.Tensor) -> torch.Tensor:
-        return self.critic(self.scaled(observations)).squeeze(-1)
+        return self.critic(self.normalized(observations)).squeeze(-1)
 
-    def distribution(self, scaled: torch.Tensor) -> Any:
-        outputs = self.actor(scaled)
+    def distribution(self, normalized: torch.Tensor) -> Any:
+        outputs = self.actor(normalized)
         if self.discrete:
             return Categorical(logits=outputs, validate_args=False)
         normal = Normal(outputs, self.log_std.exp().expand_as(outputs), validate_args=False)
         return Independent(normal, 1, validate_args=False)
 
     def forward(self, observations: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The policy: actions, and how likely they were."""
-        distribution = self.distribution(self.scaled(observations))
+        """Act as the policy: return actions and their log-probabilities."""
+        distribution = self.distribution(self.normalized(observations))
         actions = distribution.sample()
         return actions, {"log_prob": distribution.log_prob(actions)}
 
 
 @dataclass
 class Batch:
-    """A rollout as PPO takes it: [T, N] tensors, and what became of it."""
+    """A rollout as PPO needs it: tensors [T, N], and statistics."""
 
     observations: torch.Tensor
     actions: torch.Tensor
@@ -148,10 +148,11 @@ class Batch:
     advantages: torch.Tensor
     returns: torch.Tensor
     ended: np.ndarray  # returns of the episodes that ended
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # spent on each part
 
 
 def with_pysampler(envs: Any, net: ActorCritic, s: Settings, options: Any) -> Iterator[Batch]:
+    """Yield rollouts that pysampler samples."""
     rollouts = pysampler.Rollouts(
         envs,
         net,
@@ -163,7 +164,9 @@ def with_pysampler(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
     for rollout in rollouts:
         data = rollout.torch()
         observations = data.observations[:-1]
-        with torch.no_grad():  # all of one network, which with overlap is not the one that acted
+        with (
+            torch.no_grad()
+        ):  # of the current network, which with --overlap is not the one that acted
             values, last = net.value(observations), net.value(data.last_observations)
             cut = net.value(data.cut_observations)
         advantages, returns = data.gae(values, last, cut, gamma=s.gamma, gae_lambda=s.gae_lambda)
@@ -174,7 +177,7 @@ def with_pysampler(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
 
 
 def with_gymnasium(envs: Any, net: ActorCritic, s: Settings, options: Any) -> Iterator[Batch]:
-    """The same by hand, with any vector env that resets envs in the step that ends an episode."""
+    """Yield rollouts from a plain loop over any vector env with same-step autoreset."""
     seen, _ = envs.reset(seed=options.seed)
     totals = np.zeros(s.envs)
     learned = time.perf_counter()
@@ -185,20 +188,20 @@ def with_gymnasium(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
         for _ in range(s.horizon):
             began = time.perf_counter()
             with torch.no_grad():
-                actions, said = net(torch.from_numpy(seen))
+                actions, extras = net(torch.from_numpy(seen))
             acted = time.perf_counter()
             after, rewards, terminated, truncated, infos = envs.step(actions.numpy())
             seconds["policy"] += acted - began
             seconds["waiting"] += time.perf_counter() - acted
-            over = terminated | truncated
+            done = terminated | truncated
             totals += rewards
-            ended += totals[over].tolist()
-            totals[over] = 0
+            ended += totals[done].tolist()
+            totals[done] = 0
             cut = np.flatnonzero(truncated & ~terminated)
             rows["f"] += [infos["final_obs"][env] for env in cut]
             for name, value in zip(
                 "oalrtc",
-                (seen, actions, said["log_prob"], rewards, terminated, truncated),
+                (seen, actions, extras["log_prob"], rewards, terminated, truncated),
                 strict=True,
             ):
                 rows[name].append(value)
@@ -224,22 +227,22 @@ def with_gymnasium(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
 
 
 def learn(net: ActorCritic, optimizer: torch.optim.Optimizer, batch: Batch, s: Settings) -> None:
-    """Some epochs of clipped updates."""
+    """Update the network for some epochs with PPO's clipped objective."""
     count = batch.log_probs.numel()
     observations = batch.observations.reshape(count, -1)
     actions = batch.actions.reshape(count, *batch.actions.shape[2:])
     old, advantages, returns = (
         t.reshape(count) for t in (batch.log_probs, batch.advantages, batch.returns)
     )
-    scaled = net.scaled(observations)
+    normalized = net.normalized(observations)
     for _ in range(s.epochs):
         for rows in torch.randperm(count).chunk(s.batches):
-            distribution = net.distribution(scaled[rows])
+            distribution = net.distribution(normalized[rows])
             ratio = (distribution.log_prob(actions[rows]) - old[rows]).exp()
             gain = advantages[rows]
             gain = (gain - gain.mean()) / (gain.std() + 1e-8)
             policy_loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
-            value_loss = (net.critic(scaled[rows]).squeeze(-1) - returns[rows]).pow(2).mean()
+            value_loss = (net.critic(normalized[rows]).squeeze(-1) - returns[rows]).pow(2).mean()
             loss = policy_loss + 0.5 * value_loss - s.entropy * distribution.entropy().mean()
             optimizer.zero_grad()
             loss.backward()
@@ -249,7 +252,7 @@ def learn(net: ActorCritic, optimizer: torch.optim.Optimizer, batch: Batch, s: S
 
 
 def spaces_of(env_id: str) -> tuple[gym.Space, gym.Space]:
-    """Return the env's observations and actions, or exit with what is expected of them."""
+    """Return the spaces of an env, or exit with a message if they are not supported."""
     try:
         with contextlib.closing(gym.make(env_id)) as env:
             observations, actions = env.observation_space, env.action_space
@@ -265,7 +268,7 @@ def spaces_of(env_id: str) -> tuple[gym.Space, gym.Space]:
 
 
 def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
-    """Sample and learn in turn, and note the progress at once."""
+    """Sample and learn in turn; ``progress`` is up to date after each rollout."""
     net = ActorCritic(*spaces_of(options.env))
     optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5)
     mode = gym.vector.AutoresetMode.SAME_STEP
@@ -296,12 +299,12 @@ def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
             learn(net, optimizer, batch, s)
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Make the reader of an option that is a whole number of at least ``least``."""
+def at_least(minimum: int) -> Callable[[str], int]:
+    """Return a converter for options that are integers of at least ``minimum``."""
 
     def number(text: str) -> int:
-        if (value := int(text)) < least:
-            raise argparse.ArgumentTypeError(f"{value}, expected at least {least}")
+        if (value := int(text)) < minimum:
+            raise argparse.ArgumentTypeError(f"{value}, expected at least {minimum}")
         return value
 
     return number
@@ -309,15 +312,18 @@ def whole(least: int) -> Callable[[str], int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--vec", choices=("pysampler", "gymnasium"), default="pysampler")
-    parser.add_argument("--policy-in", choices=("main", "workers"), default="main")
+    vecs, places = ("pysampler", "gymnasium"), ("main", "workers")
+    parser.add_argument("--env", default="CartPole-v1", help="id of an env")
+    parser.add_argument("--vec", choices=vecs, default=vecs[0], help="whose vector env to use")
+    parser.add_argument("--policy-in", choices=places, default=places[0], help="where to act")
     parser.add_argument("--overlap", action="store_true", help="sample while learning")
-    parser.add_argument("--envs", type=whole(1), help="how many")
-    parser.add_argument("--workers", type=whole(0), help="of pysampler; by default one a CPU")
-    parser.add_argument("--steps", type=whole(1), help="of all envs together, at most")
+    parser.add_argument("--envs", type=at_least(1), help="number of envs")
+    parser.add_argument(
+        "--workers", type=at_least(0), help="worker processes of pysampler; default: one per CPU"
+    )
+    parser.add_argument("--steps", type=at_least(1), help="stop after this many steps of all envs")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--quiet", action="store_true", help="no bar")
+    parser.add_argument("--quiet", action="store_true", help="show no progress bar")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
     if options.vec == "gymnasium" and (options.overlap or options.policy_in != "main"):
@@ -326,10 +332,10 @@ def main() -> None:
     settings.envs = options.envs or settings.envs
     settings.steps = options.steps or settings.steps
 
-    torch.set_num_threads(1)  # for nets as small as this, more only get in the way of the envs
+    torch.set_num_threads(1)  # more would not help such a small network, and slow down the envs
     torch.manual_seed(options.seed)
     progress = Progress()
-    with contextlib.suppress(KeyboardInterrupt):  # what was learned so far counts
+    with contextlib.suppress(KeyboardInterrupt):  # report what was learned so far
         train(options, settings, progress)
     if not options.json:
         print(progress)

@@ -1,4 +1,4 @@
-"""What has a ``close`` and may stand in a ``with`` block, and what there is only one of."""
+"""Base classes of objects that own processes or memory: closed by ``with``, never copied."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, NoReturn, Self
 
-__all__ = ["Closing", "Single", "ends_by_signal"]
+__all__ = ["Closing", "Uncopyable", "ends_by_signal"]
 
 
-class Single:
-    """Owns processes or memory: neither copied nor pickled."""
+class Uncopyable:
+    """Base class of objects that own processes or memory: they cannot be copied or pickled."""
 
     def __copy__(self: object) -> NoReturn:
         raise TypeError(f"cannot copy {type(self).__name__}: it owns processes or shared memory")
 
     def __deepcopy__(self: object, memo: Any) -> NoReturn:
-        Single.__copy__(self)
+        Uncopyable.__copy__(self)
 
     def __reduce__(self: object) -> NoReturn:
         raise TypeError(f"cannot pickle {type(self).__name__}: it owns processes or shared memory")
 
 
 def ends_by_signal(kind: type[BaseException] | None) -> bool:
-    """Return whether a ``with`` block ends by Ctrl-C or the like, and not by an error."""
+    """Return whether a ``with`` block ends by Ctrl-C or an exit instead of an error."""
     return kind is not None and not issubclass(kind, Exception)
 
 
 class Closing:
-    """Closed at the end of a ``with`` block, however that ends."""
+    """Base class of objects that a ``with`` block closes, however the block ends."""
 
     def __enter__(self) -> Self:
         return self

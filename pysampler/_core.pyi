@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'adopt_wait_costs', 'default_signals', 'fork_with_signals_blocked', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'outlive_signals', 'page_size', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'outlive_signals', 'page_size', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     def __reduce__(self) -> tuple:
         ...
@@ -969,10 +969,6 @@ class Batch:
 def adopt_orphans() -> bool:
     """
     Make this process the parent of descendants whose own parent ends; False if refused.
-    """
-def adopt_wait_costs(park_ns: typing.SupportsInt | typing.SupportsIndex, yield_ns: typing.SupportsInt | typing.SupportsIndex) -> None:
-    """
-    What another process of this machine has measured, unless this one has.
     """
 def default_signals() -> None:
     """

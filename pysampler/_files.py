@@ -1,6 +1,6 @@
-"""Files that hold what was saved: whole or not there at all, read in no more memory than they take.
+"""Files of saved arrays: replaced atomically, and read in no more memory than their size.
 
-Arrays lie in them as in NumPy's ``.npz``, uncompressed: ``numpy.load`` reads them too.
+They are uncompressed ``.npz`` files, which ``numpy.load`` reads too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
+    "atomic_write",
     "fingerprint",
-    "in_file",
-    "irregular",
     "open_regular",
     "read_arrays",
-    "replacing",
+    "stored_dtype",
     "sync_directory",
+    "why_not_regular",
     "write_arrays",
 ]
 
@@ -43,35 +43,35 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-# Bytes that the description of an array may take: NumPy's own limit is too small for large records.
-_DESCRIPTION = 1 << 20
+# Bytes that the header of an array may take: NumPy's own limit is too small for large records.
+_MAX_HEADER = 1 << 20
 
 
-def irregular(path: Path, *, follow: bool = True) -> str | None:
-    """Return what is wrong with what lies at ``path``; None if it is a regular file."""
+def why_not_regular(path: Path, *, follow: bool = True) -> str | None:
+    """Return what ``path`` is instead of a regular file, as errors say it; None if it is one."""
     kind = stat.S_IFMT(path.stat(follow_symlinks=follow).st_mode)
     if kind == stat.S_IFREG:
         return None
     return f"{_KINDS.get(kind, 'no file')}, expected a regular file"
 
 
-def open_regular(path: Path, refuse: Callable[[str], Exception]) -> io.BufferedReader:
-    """Open a file to read. Raises what ``refuse`` makes of the cause if it is not a regular one."""
-    if (wrong := irregular(path)) is not None:  # to open a pipe would wait for its writer
-        raise refuse(wrong)
+def open_regular(path: Path, make_error: Callable[[str], Exception]) -> io.BufferedReader:
+    """Open a file for reading, or raise ``make_error(cause)`` if it is not a regular file."""
+    if (cause := why_not_regular(path)) is not None:  # opening a pipe would wait for its writer
+        raise make_error(cause)
     return path.open("rb")
 
 
 @contextlib.contextmanager
-def replacing(path: Path, refuse: Callable[[str], Exception]) -> Iterator[IO[bytes]]:
-    """Give a file to write, which becomes ``path`` once it is on the disk.
+def atomic_write(path: Path, make_error: Callable[[str], Exception]) -> Iterator[IO[bytes]]:
+    """Yield a file to write, which replaces ``path`` once it is on the disk.
 
-    If an exception comes through, what lay at ``path`` stays, and nothing else is left. Raises what
-    ``refuse`` makes of the cause if something else than a regular file lies there.
+    If the block raises, ``path`` stays as it was and the new file is removed. Raises
+    ``make_error(cause)`` if ``path`` is something other than a regular file.
     """
     with contextlib.suppress(FileNotFoundError):
-        if (wrong := irregular(path, follow=False)) is not None:
-            raise refuse(wrong)
+        if (cause := why_not_regular(path, follow=False)) is not None:
+            raise make_error(cause)
     saving = path.with_name(f".{secrets.token_hex(8)}.saving")
     try:
         with saving.open("xb") as file:
@@ -86,7 +86,7 @@ def replacing(path: Path, refuse: Callable[[str], Exception]) -> Iterator[IO[byt
 
 
 def sync_directory(directory: Path) -> None:
-    """Have the names in a directory on the disk."""
+    """Write the names in a directory to the disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -94,13 +94,13 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def in_file(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return what a file makes of a dtype: bytes, of types that are not NumPy's."""
+def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype with which a file gives an array back: bytes for types not of NumPy."""
     return np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype))
 
 
 def write_arrays(file: IO[bytes], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write arrays by name."""
+    """Write the arrays to a file, each under its name."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(zipfile.ZipInfo(name + _NPY), "w", force_zip64=True) as member:
@@ -108,12 +108,12 @@ def write_arrays(file: IO[bytes], arrays: Mapping[str, npt.NDArray[Any]]) -> Non
 
 
 def read_arrays(file: IO[bytes]) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays that were written, by name. Raises some Exception if they are damaged."""
+    """Return the arrays in a file by name; raise an exception of any type if it is damaged."""
     size = file.seek(0, os.SEEK_END)
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         if sum(member.file_size for member in members) > size:
-            raise ValueError(f"its parts are said to take more than its {size} bytes")
+            raise ValueError(f"its parts claim to take more than its {size} bytes")
         arrays: dict[str, npt.NDArray[Any]] = {}
         for member in members:
             name = member.filename.removesuffix(_NPY)
@@ -124,32 +124,33 @@ def read_arrays(file: IO[bytes]) -> dict[str, npt.NDArray[Any]]:
 
 
 def fingerprint(path: Path) -> int:
-    """Return what tells a file of arrays from others: it is made of the sums of its parts."""
+    """Return a number that identifies a file of arrays, made of the checksums of its members."""
     with zipfile.ZipFile(path) as archive:
         return zlib.crc32(repr([(m.filename, m.CRC) for m in archive.infolist()]).encode())
 
 
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]:
+    """Return one array, checking its size before taking memory for it."""
     if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
         raise ValueError(f"{member.filename!r} is compressed")
     with archive.open(member) as stream:
-        shape, dtype = _description(stream)
-        said, there = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
-    if said != there and not dtype.hasobject:  # before memory is taken for it
-        raise ValueError(f"{member.filename!r} has {there} bytes, expected {said}")
-    with archive.open(member) as stream:  # from its beginning to its end: its sum is checked there
-        array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=_DESCRIPTION)
+        shape, dtype = _read_header(stream)
+        expected, size = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
+    if size != expected and not dtype.hasobject:
+        raise ValueError(f"{member.filename!r} has {size} bytes, expected {expected}")
+    with archive.open(member) as stream:  # read to its end, where the checksum is verified
+        array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=_MAX_HEADER)
         if stream.read(1):
             raise ValueError(f"{member.filename!r} goes on behind its array")
     return np.asarray(array)
 
 
-def _description(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and dtype of the array that begins here. Names of its fields may be garbled."""
+def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return shape and dtype of the array that begins here; names of fields may be garbled."""
     first = np.lib.format.read_magic(stream) == (1, 0)
     read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
     try:
-        shape, _, dtype = read(stream, max_header_size=_DESCRIPTION)
-    except MemoryError as error:  # Python's parser has such a limit
+        shape, _, dtype = read(stream, max_header_size=_MAX_HEADER)
+    except MemoryError as error:  # a limit of Python's parser
         raise ValueError("a description nested too deep") from error
     return shape, dtype

@@ -1,4 +1,7 @@
-"""Numbers that users give."""
+"""Checks of the numbers and arrays that users pass.
+
+Those that return a value raise *cannot <operation>: <name> <got>, <expected>* if it does not fit.
+"""
 
 from __future__ import annotations
 
@@ -22,42 +25,42 @@ __all__ = [
 _NUMBERS = "biufc"  # kinds of dtypes
 
 
-def is_whole(got: Any, least: int) -> bool:
-    """Whether it is one of at least so much."""
-    return isinstance(got, (int, np.integer)) and not isinstance(got, bool) and bool(got >= least)
+def is_whole(got: Any, minimum: int) -> bool:
+    """Return whether ``got`` is an integer of at least ``minimum``, and not a bool."""
+    return isinstance(got, (int, np.integer)) and not isinstance(got, bool) and bool(got >= minimum)
 
 
-def is_real(got: Any, least: float = -math.inf) -> bool:
-    """Whether it is a number of at least so much: not nan, and neither a string nor a bool."""
+def is_real(got: Any, minimum: float = -math.inf) -> bool:
+    """Return whether ``got`` is a number of at least ``minimum``: not NaN, a string or a bool."""
     real = isinstance(got, (int, float, np.integer, np.floating)) and not isinstance(got, bool)
-    return real and bool(got >= least)
+    return real and bool(got >= minimum)
 
 
-def whole_number(doing: str, what: str, got: Any, least: int) -> int:
-    """It, or an error."""
-    if not is_whole(got, least):
+def whole_number(operation: str, name: str, got: Any, minimum: int) -> int:
+    """Return ``got`` as an int, or raise ValueError if it is not one of at least ``minimum``."""
+    if not is_whole(got, minimum):
         raise ValueError(
-            f"cannot {doing}: {what} {got!r}, expected a whole number of at least {least}"
+            f"cannot {operation}: {name} {got!r}, expected a whole number of at least {minimum}"
         )
     return int(got)
 
 
-def true_or_false(doing: str, what: str, got: Any) -> bool:
+def true_or_false(operation: str, name: str, got: Any) -> bool:
     """Return ``got`` as a bool, or raise TypeError: a word like "no" would count as true."""
     if not isinstance(got, (bool, np.bool_)):
-        raise TypeError(f"cannot {doing}: {what} {got!r}, expected True or False")
+        raise TypeError(f"cannot {operation}: {name} {got!r}, expected True or False")
     return bool(got)
 
 
-def plain_array(doing: str, what: str, got: Any) -> npt.NDArray[Any]:
-    """Return ``got`` as an array, or raise ValueError: also where a mask would be lost."""
+def plain_array(operation: str, name: str, got: Any) -> npt.NDArray[Any]:
+    """Return ``got`` as an array, or raise ValueError if that fails or would lose a mask."""
     try:
         masked = _is_masked(got)
         array = None if masked else np.asarray(got)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"cannot {doing}: {what} cannot be made an array: {error}") from error
+        raise ValueError(f"cannot {operation}: {name} cannot be made an array: {error}") from error
     if array is None:
-        raise ValueError(f"cannot {doing}: {what} is masked, expected an array without a mask")
+        raise ValueError(f"cannot {operation}: {name} is masked, expected an array without a mask")
     return array
 
 
@@ -67,12 +70,12 @@ def _is_masked(got: Any) -> bool:
     )
 
 
-def fitting_array(doing: str, what: str, got: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def fitting_array(operation: str, name: str, got: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return ``got`` as an array of ``dtype``, or raise ValueError if a value does not fit.
 
-    Numbers may be rounded to floats. Nothing else is changed.
+    Numbers may be rounded to floats; no value is changed otherwise.
     """
-    array = plain_array(doing, what, got)
+    array = plain_array(operation, name, got)
     if array.dtype == dtype:
         return array
     if not _fits(array, dtype):
@@ -81,12 +84,15 @@ def fitting_array(doing: str, what: str, got: Any, dtype: np.dtype[Any]) -> npt.
             values = f" from {array.min()} to {array.max()}"
             if dtype.kind in "biu":
                 expected = "whole numbers from {} to {}".format(*_limits(dtype))
-        raise ValueError(f"cannot {doing}: {what} of {array.dtype}{values}, expected {expected}")
+        raise ValueError(
+            f"cannot {operation}: {name} of {array.dtype}{values}, expected {expected}"
+        )
     with np.errstate(all="ignore"):
         return array.astype(dtype)
 
 
 def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Return the least and the greatest value of a dtype of integers or bools."""
     if dtype.kind == "b":
         return 0, 1
     limits = np.iinfo(dtype)
@@ -94,6 +100,7 @@ def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
 
 
 def _fits(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    """Return whether all values of an array can be converted to a dtype."""
     kind, safe = array.dtype.kind, np.can_cast(array.dtype, dtype, "safe")
     if array.size == 0:
         return True
@@ -105,6 +112,6 @@ def _fits(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
         with np.errstate(all="ignore"):
             lost = np.isfinite(array) & ~np.isfinite(array.astype(dtype))
         return not lost.any()
-    least, most = _limits(dtype)
-    whole = kind != "f" or bool((array == np.trunc(array)).all())
-    return whole and bool(least <= array.min().item() and array.max().item() <= most)
+    low, high = _limits(dtype)
+    integral = kind != "f" or bool((array == np.trunc(array)).all())
+    return integral and bool(low <= array.min().item() and array.max().item() <= high)

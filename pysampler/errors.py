@@ -1,20 +1,20 @@
-"""What can go wrong, as one tree.
+"""The exceptions of pysampler, as one tree.
 
 PysamplerError
-├── ClosedError        you closed it, or it belongs to another process
-├── BusyError          another thread is in a call that only one may make at a time
-├── LayoutError        not what this version of pysampler lays out, or garbage in its place
-├── LostError          a peer died
-│   └── WorkerLostError   a worker of a vector env: which, how, and what it was doing
-├── EnvError           an env raised; also an instance of what it raised, which is the cause
-├── RecordingError        a recording is not of this program, or damaged
-└── WaitTimeoutError   also a TimeoutError
+├── ClosedError           the object is closed, or belongs to another process
+├── BusyError             another thread is in a call that only one thread may make at a time
+├── LayoutError           shared memory was laid out by another version, or is corrupt
+├── LostError             another process died
+│   └── WorkerLostError   a worker of a vector env died: which, how, and while doing what
+├── EnvError              an env raised; also an instance of the type that the env raised
+├── RecordingError        a recording belongs to another program, or is damaged
+└── WaitTimeoutError      a wait reached its deadline; also a TimeoutError
     └── EnvTimeoutError   an env has not answered for longer than step_timeout
 
-``StopActors`` is no error: an env or a policy raises it to end what it is acted in.
+``StopActors`` is not an error: an env or a policy raises it to stop all actors.
 
-Each says *cannot <verb> <thing>: <cause>, <got and expected>*. A bad argument is a ValueError,
-IndexError or TypeError, too little memory a MemoryError, a refusal of the system an OSError.
+Messages have the form *cannot <verb> <thing>: <cause>, <got and expected>*. A bad argument raises
+ValueError, IndexError or TypeError, too little memory MemoryError, a failed system call OSError.
 """
 
 from __future__ import annotations
@@ -43,26 +43,27 @@ __all__ = [
 
 
 class PysamplerError(Exception):
-    """The root of the tree."""
+    """Base class of all errors of pysampler."""
 
 
 class ClosedError(PysamplerError):
-    """It is closed, or the process that made it is not this one."""
+    """The object was closed, or another process made it."""
 
 
 class BusyError(PysamplerError):
-    """Another thread is in a call that only one may make at a time."""
+    """Another thread is in a call that only one thread may make at a time."""
 
 
 class LayoutError(PysamplerError):
-    """What lies there is not what this version of pysampler lays out."""
+    """Shared memory was laid out by another version of pysampler, or is corrupt."""
 
 
 class LostError(PysamplerError):
-    """A peer died.
+    """Another process died that this one was waiting for.
 
-    Raised by a doorbell, it says which ``members`` were lost since the last wait, and who was
-    ``ready`` all the same.
+    Attributes:
+        members: From a doorbell: the members that were lost since the last wait.
+        ready: From a doorbell: the members that were ready nevertheless.
     """
 
     members: Sequence[int] = ()
@@ -70,40 +71,56 @@ class LostError(PysamplerError):
 
 
 class WorkerLostError(LostError):
-    """A worker ended by itself, or was killed."""
+    """A worker exited, crashed or was killed.
+
+    Attributes:
+        worker: The index of the worker.
+        pid: Its process id.
+        exit_code: Its exit code, minus the number of the signal that killed it, or None if unknown.
+        envs: The indices of its envs.
+    """
 
     worker: int = -1
     pid: int = 0
-    exit_code: int | None = None  # negative: minus the signal; None: not known
+    exit_code: int | None = None
     envs: range = range(0)
 
 
 class EnvError(PysamplerError):
     """An env raised an exception.
 
-    It is also an instance of that exception's type, where it can be, so that ``except ValueError``
-    catches the env's ``ValueError``. The cause is the exception itself, and that one's the
-    traceback in the worker.
+    Where possible it is also an instance of the type of that exception, so that
+    ``except ValueError`` catches a ``ValueError`` of the env. Its cause (``__cause__``) is the
+    exception of the env, whose own cause shows the traceback in the worker.
+
+    Attributes:
+        env: The index of the env, or None if something else in the worker raised.
+        worker: The index of the worker, or None if the env runs in this process.
     """
 
-    env: int | None = None  # its index
+    env: int | None = None
     worker: int | None = None
 
 
 class RecordingError(PysamplerError):
-    """A recording does not fit what is to be replayed, or is damaged."""
+    """A recording does not fit the vector env that replays it, or is damaged."""
 
 
 class WaitTimeoutError(PysamplerError, TimeoutError):
-    """The deadline came first."""
+    """A wait reached its deadline before the event."""
 
 
 class EnvTimeoutError(WaitTimeoutError):
-    """An env has not answered for longer than ``step_timeout``. What is pending stays so."""
+    """An env has not answered for longer than ``step_timeout``; its step stays pending.
+
+    Attributes:
+        env: The index of the env.
+        worker: The index of its worker.
+    """
 
     env: int = -1
     worker: int = -1
 
 
 class StopActors(Exception):  # noqa: N818 - not an error
-    """Raised by an env, or a policy in a worker: all actors stop, as if the learner had said so."""
+    """Raise this in an env, or in a policy in a worker, to stop all actors as the learner would."""

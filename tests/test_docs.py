@@ -12,21 +12,27 @@ import pytest
 
 import pysampler
 from pysampler import sync
+from pysampler.envs import meta
+from pysampler.envs.meta import plain
 
-DOCUMENTED = {
-    f"{module.__name__}.{name}": (module, getattr(module, name).__doc__)
-    for module in (pysampler, sync)
-    for name in module.__all__
-    if ">>>" in (getattr(module, name).__doc__ or "")
-} | {
-    f"pysampler.{kind.__name__}.{name}": (
-        sys.modules[kind.__module__],
-        getattr(kind, name).__doc__,
-    )
-    for kind in (pysampler.VectorEnv, pysampler.Actors)
-    for name in vars(kind)
-    if ">>>" in (getattr(kind, name).__doc__ or "")
-}
+DOCUMENTED = (
+    {
+        f"{module.__name__}.{name}": (module, getattr(module, name).__doc__)
+        for module in (pysampler, sync, meta, plain)
+        for name in module.__all__
+        if ">>>" in (getattr(module, name).__doc__ or "")
+    }
+    | {
+        f"pysampler.{kind.__name__}.{name}": (
+            sys.modules[kind.__module__],
+            getattr(kind, name).__doc__,
+        )
+        for kind in (pysampler.VectorEnv, pysampler.Actors)
+        for name in vars(kind)
+        if ">>>" in (getattr(kind, name).__doc__ or "")
+    }
+    | {"pysampler.envs.meta": (meta, meta.__doc__)}
+)
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)

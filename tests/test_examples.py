@@ -391,7 +391,7 @@ def test_dqn_learns_on_as_if_nothing_had_been(dqn, tmp_path):
     seen = random.normal(size=(51, 4)).astype(np.float32)
     ends = random.random((2, 50)) < 0.1
     one.steps = 50
-    dqn.keep(
+    dqn.add_steps(
         one.replay,
         [(seen[i], seen[i + 1], i % 2, 1.0, *ends[:, i], 0, i == 0) for i in range(50)],
     )
@@ -468,7 +468,7 @@ def test_on_policy_vtrace_is_the_discounted_return(impala):
     log_rhos, *given, gamma = trajectories(torch)
     rewards, values, next_values, terminated, truncated = (tensor.numpy() for tensor in given)
     targets, advantages = impala.vtrace(
-        torch.zeros_like(log_rhos), *given, gamma=gamma, most_rho=np.inf, most_c=np.inf
+        torch.zeros_like(log_rhos), *given, gamma=gamma, max_rho=np.inf, max_c=np.inf
     )
     expected = np.zeros((5, 12))
     for env, t in np.ndindex(5, 12):
@@ -498,7 +498,7 @@ def test_vtrace_clips_what_is_likelier_than_it_was(impala):
     log_rhos, *given, gamma = trajectories(torch)
     targets, advantages = (
         tensor.numpy()
-        for tensor in impala.vtrace(log_rhos, *given, gamma=gamma, most_rho=1.2, most_c=0.8)
+        for tensor in impala.vtrace(log_rhos, *given, gamma=gamma, max_rho=1.2, max_c=0.8)
     )
     rewards, values, next_values, terminated, truncated = (tensor.numpy() for tensor in given)
     ratios = np.exp(log_rhos.numpy())

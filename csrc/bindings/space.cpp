@@ -6,7 +6,7 @@ namespace pysampler::bindings {
 
 Space::Space(const py::tuple& node, const std::vector<Leaf>& leaves) {
     const auto kind = node[0].cast<std::string>();
-    if (kind == "leaf" || kind == "odd") {
+    if (kind == "leaf" || kind == "unshaped") {
         kind_ = kind == "leaf" ? Kind::kLeaf : Kind::kOdd;
         index_ = node[1].cast<std::size_t>();
         if (kind_ == Kind::kLeaf && index_ >= leaves.size()) throw py::index_error("no such leaf");

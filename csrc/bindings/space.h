@@ -1,7 +1,7 @@
 // The tree of a space: Dict and Tuple nodes over leaves that lie in the frames, and odd leaves,
 // whose values have no fixed shape and go through the side channel.
 //
-// From Python: ("leaf", i), ("odd", i), ("dict", ((key, node), ...)), ("tuple", (node, ...)).
+// From Python: ("leaf", i), ("unshaped", i), ("dict", ((key, node), ...)), ("tuple", (node, ...)).
 #pragma once
 
 #include <optional>

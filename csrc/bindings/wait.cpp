@@ -77,8 +77,6 @@ void register_wait(py::module_& m) {
             return WaitCosts::here();
         },
         "What waiting costs on this machine; measured once.");
-    m.def("adopt_wait_costs", &WaitCosts::adopt, py::arg("park_ns"), py::arg("yield_ns"),
-          "What another process of this machine has measured, unless this one has.");
     m.def("futex_wake_count", &futex_wake_count);
 }
 

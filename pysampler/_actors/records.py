@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._frames.spec import places
+from pysampler._frames.spec import leaf_paths
 from pysampler._numbers import plain_array
 from pysampler._policies.signatures import STATE
 from pysampler._policies.trees import batch_from, tree_from
@@ -76,10 +76,12 @@ class Described:
         spec, said = self.spec, self.said
         fields: list[Any] = [(name, np.int64) for name in _ONCE]
         for name in ("observations", "next_observations"):
-            for place, field in zip(places(spec.observation_tree), spec.observations, strict=True):
+            for place, field in zip(
+                leaf_paths(spec.observation_tree), spec.observations, strict=True
+            ):
                 fields.append((name + place, field.dtype, (*time, *field.shape)))
         for place, field, dtype in zip(
-            places(spec.action_tree), spec.actions, said.actions, strict=True
+            leaf_paths(spec.action_tree), spec.actions, said.actions, strict=True
         ):
             fields.append(("actions" + place, dtype, (*time, *field.shape)))
         fields += [("rewards", np.float64, time), ("returns", np.float64, time)]
@@ -135,7 +137,7 @@ class Packer:
         after: list[tuple[str, npt.NDArray[Any]]] = []
         self._final: list[tuple[str, npt.NDArray[Any]]] = []
         for place, leaf, final in zip(
-            places(spec.observation_tree),
+            leaf_paths(spec.observation_tree),
             frames.observations,
             frames.final_observations,
             strict=True,
@@ -143,7 +145,7 @@ class Packer:
             before.append(("observations" + place, leaf))
             after.append(("next_observations" + place, leaf))
             self._final.append(("next_observations" + place, final))
-        for place, leaf in zip(places(spec.action_tree), acting.actions, strict=True):
+        for place, leaf in zip(leaf_paths(spec.action_tree), acting.actions, strict=True):
             after.append(("actions" + place, leaf))
         after += [(name, getattr(frames, name)) for name in ("rewards", "terminated", "truncated")]
         before += acting.extras.items()
@@ -311,7 +313,7 @@ class Records:
         }
         if name in trees:
             tree = trees[name]
-            names = [name + place for place in places(tree)]
+            names = [name + place for place in leaf_paths(tree)]
             return batch_from(tree, lambda i: self._one(names[i]))
         if name == STATE and described.said.state is not None:
             structure, fields = described.said.state

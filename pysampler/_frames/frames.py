@@ -1,21 +1,23 @@
-"""The ring of frames: for each of them one step's arrays of all envs.
+"""The ring of frames: each frame holds the arrays of one step of all envs.
 
-Every field is one array ``[frames, envs, ...]``, so that the rows of one env range are written
-where they lie, a frame is read without a copy, and T frames in a row are a rollout.
+Every field is one array ``[frames, envs, ...]``. So workers write the rows of their envs in place,
+a frame is read without a copy, and T consecutive frames are a rollout.
 
 ============================== ================================================================
 ``observations``               one array for each leaf of the observation space
-``final_observations``         the last of an episode, where the env was reset in the same step
-``actions``                    bytes, so that they keep the dtype they were given
-``action_types``               number of that dtype by leaf, in the row of a group's first env
+``final_observations``         last observations of episodes that ended in this step, where envs
+                               are reset in the same step
+``actions``                    bytes, so that actions keep the dtype that they were given with
+``action_types``               NumPy's number of that dtype, by leaf, in the row of the first env
+                               of each group
 ``rewards``                    float64
 ``terminated`` ``truncated``   bool
-``has_final``                  1: there is a final observation; 2: and a message says more of it;
-                               3: it was lost in this step (rollouts only)
-``options_versions``           which options an episode was reset with; 0: none
-``infos``                      bytes for columns (infos.py), behind all the others: they have no
-                               memory before there are columns
-``extras``                     what a policy said beside its actions: one array for each field
+``has_final``                  1: there is a final observation; 2: a message has more about it;
+                               3: the env was lost in this step (rollouts only)
+``options_versions``           the version of the options that an episode was reset with; 0: none
+``extras``                     what a policy returned besides its actions: an array for each field
+``infos``                      bytes for columns of infos (infos.py), behind all other fields: they
+                               take no memory until there are columns
 ============================== ================================================================
 """
 
@@ -34,40 +36,40 @@ if TYPE_CHECKING:
     from pysampler._frames.spec import Field, Spec
     from pysampler.sync import Segment
 
-__all__ = ["Frames", "Plan", "info_room"]
+__all__ = ["Frames", "Plan", "info_bytes"]
 
-LINE = 128  # bytes; csrc/layout.h
-# An action keeps the dtype it was given, of up to this many bytes an element.
-WIDEST = 8
-# Bytes of an env and frame that columns of infos may come to: nine for a number. It is less where
-# addresses are short.
-_INFOS, _INFOS_IF_LIMITED = 8192, 1024
-# How many of them have memory at a time.
-_PIECE = 1 << 16
+_LINE = 128  # bytes; csrc/layout.h
+# An action keeps the dtype that it was given with if an element has at most this many bytes.
+_MAX_ACTION_ITEMSIZE = 8
+# Bytes reserved for the infos of one env in one frame; a number takes nine. Fewer where the address
+# space of the process is limited.
+_INFO_BYTES, _INFO_BYTES_IF_LIMITED = 8192, 1024
+# Bytes of infos that get memory at a time.
+_INFO_CHUNK = 1 << 16
 
 
-def info_room(envs: int, frames: int) -> int:
-    """Bytes for columns of infos."""
+def info_bytes(envs: int, frames: int) -> int:
+    """Return how many bytes to reserve for columns of infos."""
     limits = [resource.getrlimit(of)[0] for of in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)]
     limited = any(limit != resource.RLIM_INFINITY for limit in limits)
-    each = _INFOS_IF_LIMITED if limited else _INFOS
+    each = _INFO_BYTES_IF_LIMITED if limited else _INFO_BYTES
     return max(envs * frames * each, 1 << 16)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What frames there are to be, for how many envs."""
+    """The plan of a ring of frames: which arrays it has, and for how many envs."""
 
     spec: Spec
     envs: int
-    count: int
+    count: int  # of frames
     final: bool  # whether envs are reset in the step that ends their episode
     extras: tuple[Field, ...] = ()
-    infos: int = 0  # bytes for columns of them, of all frames
+    infos: int = 0  # bytes reserved for columns of infos, of all frames together
 
     @property
     def fields(self) -> list[tuple[str, tuple[int, ...], npt.DTypeLike]]:
-        """Every array of ``Frames``: its name, shape without the frames, and dtype."""
+        """Each array of ``Frames``: its name, its shape in one frame, and its dtype."""
         spec, envs = self.spec, self.envs
         observations = [((envs, *f.shape), f.dtype) for f in spec.observations]
         return [
@@ -85,22 +87,22 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """Bytes it takes, without those for infos."""
+        """The number of bytes of all arrays but the infos."""
         sizes = [_bytes(shape, dtype) * self.count for _, shape, dtype in self.fields]
         return sum(map(_lines, sizes))
 
 
 class Frames:
-    """Frames in a segment made with ``plan.infos`` bytes of room: zeros, at first.
+    """A ring of frames in a segment, whose last ``plan.infos`` bytes are reserved for infos.
 
-    Those that lie there already begin at an offset.
+    New frames are zeros. Frames that another process has laid out begin at ``offset``.
     """
 
-    def __init__(self, plan: Plan, segment: Segment, at: int | None = None) -> None:
-        self.offset, memory = segment.array((plan.size,), np.dtype(np.uint8), at)
+    def __init__(self, plan: Plan, segment: Segment, offset: int | None = None) -> None:
+        self.offset, memory = segment.array((plan.size,), np.dtype(np.uint8), offset)
         self._segment = segment
-        self._infos_at = segment.size - plan.infos
-        self._infos_taken = 0
+        self._infos_offset = segment.size - plan.infos
+        self._infos_backed = 0  # bytes of infos that have memory
         self.plan = plan
         self.spec = plan.spec
         self.envs = plan.envs
@@ -111,12 +113,12 @@ class Frames:
             "actions": [],
             "extras": [],
         }
-        at = 0
+        begin = 0
         for name, shape, dtype in plan.fields:
             size = _bytes(shape, dtype) * plan.count
-            array = memory[at : at + size].view(dtype).reshape(plan.count, *shape)
+            array = memory[begin : begin + size].view(dtype).reshape(plan.count, *shape)
             arrays.setdefault(name, []).append(array)
-            at += _lines(size)
+            begin += _lines(size)
         self.observations = arrays["observations"]
         self.final_observations = arrays["final_observations"]
         self.actions = arrays["actions"]
@@ -127,26 +129,29 @@ class Frames:
         [self.truncated] = arrays["truncated"]
         [self.has_final] = arrays["has_final"]
         [self.options_versions] = arrays["options_versions"]
-        _, self.infos = segment.array((plan.infos,), np.dtype(np.uint8), self._infos_at)
-        self.memory = memory  # all that there is
+        _, self.infos = segment.array((plan.infos,), np.dtype(np.uint8), self._infos_offset)
+        self.memory = memory  # all frames, and the infos that have memory
 
     def take_infos(self, size: int) -> None:
-        """Have memory for so many bytes of infos; MemoryError if there is none. May be repeated."""
-        if size <= self._infos_taken:
+        """Allocate memory for the first ``size`` bytes of infos, or raise MemoryError.
+
+        May be repeated.
+        """
+        if size <= self._infos_backed:
             return
-        new = min(-(-size // _PIECE) * _PIECE, self.plan.infos)
-        self._segment.take(self._infos_at + self._infos_taken, new - self._infos_taken)
-        bytes_ = self._infos_at + new - self.offset
-        self.memory = self._segment.array((bytes_,), np.dtype(np.uint8), self.offset)[1]
-        self._infos_taken = new
+        new = min(-(-size // _INFO_CHUNK) * _INFO_CHUNK, self.plan.infos)
+        self._segment.take(self._infos_offset + self._infos_backed, new - self._infos_backed)
+        total = self._infos_offset + new - self.offset
+        self.memory = self._segment.array((total,), np.dtype(np.uint8), self.offset)[1]
+        self._infos_backed = new
 
     @property
     def default_actions(self) -> list[npt.NDArray[Any]]:
-        """The actions, where they have the dtypes of the space."""
+        """The actions as arrays of the dtypes of the action space."""
         return [self.actions_as(i, field.dtype) for i, field in enumerate(self.spec.actions)]
 
     def actions_as(self, leaf: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Actions of a dtype, at most eight bytes an element or that of the space."""
+        """Return the actions of a leaf as ``dtype``: that of the space, or of at most 8 bytes."""
         shape = (self.envs, *self.spec.actions[leaf].shape)
         array: npt.NDArray[Any] = self.actions[leaf][:, : _bytes(shape, dtype)].view(dtype)
         return array.reshape(self.count, *shape)
@@ -157,8 +162,9 @@ def _bytes(shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
 
 
 def _action_bytes(field: Field, envs: int) -> int:
-    return math.prod(field.shape) * max(field.dtype.itemsize, WIDEST) * envs
+    return math.prod(field.shape) * max(field.dtype.itemsize, _MAX_ACTION_ITEMSIZE) * envs
 
 
 def _lines(size: int) -> int:
-    return -(-size // LINE) * LINE
+    """Round a number of bytes up to whole cache lines."""
+    return -(-size // _LINE) * _LINE

@@ -1,10 +1,10 @@
-"""What a space is in the frames: a tree of Dict and Tuple over fields of fixed shape.
+"""Spaces as they lie in the frames: a tree of dicts and tuples, whose leaves are arrays.
 
 Leaves whose values have no fixed shape (Text, Sequence, Graph, OneOf, spaces of the user's) are
-*odd*: they go through the side channel, as the objects they are.
+*unshaped*: their values are pickled and sent by mail.
 
-A tree is ``("leaf", i)``, ``("odd", i)``, ``("dict", ((key, tree), ...))`` or
-``("tuple", (tree, ...))``; the leaves are numbered from left to right, the odd ones apart.
+A tree is ``("leaf", i)``, ``("unshaped", i)``, ``("dict", ((key, tree), ...))`` or
+``("tuple", (tree, ...))``. Leaves are numbered from left to right, unshaped ones separately.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["Field", "Spaces", "Spec", "spec_of"]
+__all__ = ["Field", "Spaces", "Spec", "build", "checked_actions", "leaf_paths", "leaves", "spec_of"]
 
 Tree = tuple[str, Any]
 
 
 @dataclass(frozen=True)
 class Field:
-    """One array in the frames: what one env has of it."""
+    """An array in the frames: shape and dtype of the row of one env."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -38,29 +38,37 @@ class Field:
 
 @dataclass(frozen=True)
 class Spec:
-    """The fields of an env's observations and actions, and the trees they are the leaves of."""
+    """The observation and action space of an env: their trees, fields, and unshaped leaves."""
 
     observation_tree: Tree
     observations: tuple[Field, ...]
-    odd_observations: int
+    unshaped_observations: int
     action_tree: Tree
     actions: tuple[Field, ...]
-    odd_actions: int
+    unshaped_actions: int
 
 
 def spec_of(observation: spaces.Space[Any], action: spaces.Space[Any]) -> Spec:
-    """What these spaces are in the frames."""
-    observation_tree, observations, odd_observations = _tree_of(observation)
-    action_tree, actions, odd_actions = _tree_of(action)
-    return Spec(observation_tree, observations, odd_observations, action_tree, actions, odd_actions)
+    """Return how these spaces lie in the frames."""
+    observation_tree, observations, unshaped_observations = _tree_of(observation)
+    action_tree, actions, unshaped_actions = _tree_of(action)
+    return Spec(
+        observation_tree,
+        observations,
+        unshaped_observations,
+        action_tree,
+        actions,
+        unshaped_actions,
+    )
 
 
 def _tree_of(space: spaces.Space[Any]) -> tuple[Tree, tuple[Field, ...], int]:
+    """Return the tree of a space, the fields of its leaves, and how many leaves are unshaped."""
     fields: list[Field] = []
-    odd = 0
+    unshaped = 0
 
     def visit(space: spaces.Space[Any]) -> Tree:
-        nonlocal odd
+        nonlocal unshaped
         if isinstance(space, spaces.Dict):
             return "dict", tuple((key, visit(child)) for key, child in space.spaces.items())
         if isinstance(space, spaces.Tuple):
@@ -73,15 +81,15 @@ def _tree_of(space: spaces.Space[Any]) -> tuple[Tree, tuple[Field, ...], int]:
         ):
             fields.append(Field(tuple(space.shape or ()), np.dtype(space.dtype)))
             return "leaf", len(fields) - 1
-        odd += 1
-        return "odd", odd - 1
+        unshaped += 1
+        return "unshaped", unshaped - 1
 
-    return visit(space), tuple(fields), odd
+    return visit(space), tuple(fields), unshaped
 
 
 @dataclass(frozen=True)
 class Spaces:
-    """Those of a vector env."""
+    """The spaces of a vector env and of each of its envs."""
 
     single_observation: spaces.Space[Any]
     observations: spaces.Space[Any]
@@ -95,7 +103,7 @@ class Spaces:
         actions: Sequence[spaces.Space[Any]],
         mode: str | tuple[spaces.Space[Any], spaces.Space[Any]],
     ) -> Spaces:
-        """From the spaces of its envs, by gymnasium's ``observation_mode``."""
+        """Return the spaces of a vector env, from those of its envs and ``observation_mode``."""
         if isinstance(mode, tuple) and len(mode) == 2:
             if not all(isinstance(space, spaces.Space) for space in mode):
                 raise TypeError(
@@ -138,71 +146,72 @@ class Spaces:
         return cls(single, batched, actions[0], batch_space(actions[0], len(actions)))
 
 
-def build(tree: Tree, leaf: Callable[[int], Any], odd: Callable[[int], Any]) -> Any:
-    """A batch: dicts and tuples as in the tree, with what the two functions make of its leaves."""
+def build(tree: Tree, leaf: Callable[[int], Any], unshaped: Callable[[int], Any]) -> Any:
+    """Return the dicts and tuples of a tree, whose leaves the two functions return by number."""
     kind, content = tree
     if kind == "leaf":
         return leaf(content)
-    if kind == "odd":
-        return odd(content)
+    if kind == "unshaped":
+        return unshaped(content)
     if kind == "dict":
-        return {key: build(child, leaf, odd) for key, child in content}
-    return tuple(build(child, leaf, odd) for child in content)
+        return {key: build(child, leaf, unshaped) for key, child in content}
+    return tuple(build(child, leaf, unshaped) for child in content)
 
 
 def leaves(tree: Tree, batch: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves of a batch, in order, each with its place in it (as in ``["a"][0]``).
+    """Yield each leaf of a batch with its path (such as ``["a"][0]``), in order.
 
-    TypeError or ValueError if it has not the structure of the tree.
+    Raises TypeError or ValueError if the batch does not have the structure of the tree.
     """
     yield from _leaves(tree, batch, "")
 
 
-def _leaves(tree: Tree, batch: Any, place: str) -> Iterator[tuple[str, Any]]:
+def _leaves(tree: Tree, batch: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of the part of a batch that lies at ``path``."""
     kind, content = tree
     if kind == "dict":
         if not isinstance(batch, Mapping):
-            raise TypeError(f"{type(batch).__name__}{_at(place)}, expected a dict")
+            raise TypeError(f"{type(batch).__name__}{_at(path)}, expected a dict")
         missing = [key for key, _ in content if key not in batch]
         if missing:
-            raise ValueError(f"no {missing[0]!r}{_at(place)}, expected {[k for k, _ in content]}")
+            raise ValueError(f"no {missing[0]!r}{_at(path)}, expected {[k for k, _ in content]}")
         for key, child in content:
-            yield from _leaves(child, batch[key], f"{place}[{key!r}]")
+            yield from _leaves(child, batch[key], f"{path}[{key!r}]")
     elif kind == "tuple":
         if not isinstance(batch, (tuple, list)):
-            raise TypeError(f"{type(batch).__name__}{_at(place)}, expected a tuple")
+            raise TypeError(f"{type(batch).__name__}{_at(path)}, expected a tuple")
         if len(batch) != len(content):
-            raise ValueError(f"{len(batch)} parts{_at(place)}, expected {len(content)}")
+            raise ValueError(f"{len(batch)} parts{_at(path)}, expected {len(content)}")
         for i, child in enumerate(content):
-            yield from _leaves(child, batch[i], f"{place}[{i}]")
+            yield from _leaves(child, batch[i], f"{path}[{i}]")
     else:
-        yield place, batch
+        yield path, batch
 
 
-def places(tree: Tree) -> list[str]:
-    """The place of each leaf, in order; empty where it is the only one."""
+def leaf_paths(tree: Tree) -> list[str]:
+    """Return the path of each leaf, in order: ``[""]`` for a tree that is one leaf."""
     kind, content = tree
     if kind == "dict":
-        return [f"[{key!r}]{place}" for key, child in content for place in places(child)]
+        return [f"[{key!r}]{path}" for key, child in content for path in leaf_paths(child)]
     if kind == "tuple":
-        return [f"[{i}]{place}" for i, child in enumerate(content) for place in places(child)]
+        return [f"[{i}]{path}" for i, child in enumerate(content) for path in leaf_paths(child)]
     return [""]
 
 
-def _at(place: str) -> str:
-    return f" at {place}" if place else ""
+def _at(path: str) -> str:
+    return f" at {path}" if path else ""
 
 
 def checked_actions(spec: Spec, num_envs: int, actions: Any) -> Sequence[npt.NDArray[Any]] | None:
-    """The arrays of a batch of actions, leaf by leaf; None if it is not made of arrays.
+    """Return the arrays of a batch of actions, leaf by leaf; None if it has leaves of other types.
 
-    ValueError or TypeError if they have another shape, length or kind of dtype than expected.
+    Raises ValueError or TypeError if an array has an unexpected shape, length or kind of dtype.
     """
     arrays = []
-    if spec.odd_actions:
+    if spec.unshaped_actions:
         return None
     try:
-        for (place, value), field in zip(
+        for (path, value), field in zip(
             leaves(spec.action_tree, actions), spec.actions, strict=True
         ):
             if isinstance(value, np.ndarray):
@@ -211,18 +220,18 @@ def checked_actions(spec: Spec, num_envs: int, actions: Any) -> Sequence[npt.NDA
                 array = np.asarray(value)
             elif isinstance(value, (list, tuple)):
                 if len(value) != num_envs:
-                    raise ValueError(f"{len(value)} of them{_at(place)}, expected {num_envs}")
+                    raise ValueError(f"{len(value)} of them{_at(path)}, expected {num_envs}")
                 return None
             else:
-                raise TypeError(f"{type(value).__name__}{_at(place)}, expected an array")
+                raise TypeError(f"{type(value).__name__}{_at(path)}, expected an array")
             expected = (num_envs, *field.shape)
             if array.shape != expected:
-                raise ValueError(f"shape {array.shape}{_at(place)}, expected {expected}")
+                raise ValueError(f"shape {array.shape}{_at(path)}, expected {expected}")
             if array.dtype != field.dtype:
                 if array.dtype.hasobject or not array.dtype.isnative:
                     return None
                 if not np.can_cast(array.dtype, field.dtype, "same_kind"):
-                    raise TypeError(f"dtype {array.dtype}{_at(place)}, expected {field.dtype}")
+                    raise TypeError(f"dtype {array.dtype}{_at(path)}, expected {field.dtype}")
                 if array.dtype.num > np.dtype(np.complex128).num or array.dtype.itemsize > 8:
                     return None
             arrays.append(array)

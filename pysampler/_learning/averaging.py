@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
-from pysampler._closing import Closing, Single
+from pysampler._closing import Closing, Uncopyable
 from pysampler._learning.trainers import (
     AttachBoards,
     HandIn,
@@ -30,8 +30,8 @@ from pysampler._learning.trainers import (
 from pysampler._numbers import whole_number
 from pysampler._vector import arguments
 from pysampler._workers.jobs import Failure
+from pysampler._workers.launcher import CONTEXTS
 from pysampler._workers.local import LocalPool
-from pysampler._workers.nursery import CONTEXTS
 from pysampler._workers.pool import MAX_RESTARTS, RESTART_WINDOW, Pool
 from pysampler._workers.processes import Share
 from pysampler._workers.remote import dumps_by_value
@@ -65,7 +65,7 @@ class Round:
     seconds: dict[str, npt.NDArray[np.float64]]
 
 
-class Averaging(Single, Closing):
+class Averaging(Uncopyable, Closing):
     """Trainers, one in each of so many workers, whose weights are averaged after every round.
 
     ``make(index, seed)`` is called in the worker and returns a trainer: an object with

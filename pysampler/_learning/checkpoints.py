@@ -27,9 +27,9 @@ import numpy as np
 
 from pysampler._files import (
     fingerprint,
-    in_file,
     open_regular,
     read_arrays,
+    stored_dtype,
     sync_directory,
     write_arrays,
 )
@@ -305,7 +305,7 @@ def _packed(value: Any, arrays: dict[str, npt.NDArray[Any]], where: tuple[Any, .
         pairs = [[_packed(key, arrays, where), child(key, one)] for key, one in value.items()]
         return [kind.__name__, pairs, child(_METADATA, getattr(value, _METADATA, None))]
     if kind is np.ndarray or isinstance(value, (np.number, np.bool_)):
-        if value.dtype.hasobject or in_file(value.dtype) != value.dtype:
+        if value.dtype.hasobject or stored_dtype(value.dtype) != value.dtype:
             raise _refusal(where, f"an array of {value.dtype}", "one of numbers or text")
         return ["array" if kind is np.ndarray else "number", put(np.asarray(value))]
     torch = sys.modules.get("torch")

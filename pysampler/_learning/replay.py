@@ -10,8 +10,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._closing import Single
-from pysampler._files import in_file, open_regular, read_arrays, replacing, write_arrays
+from pysampler._closing import Uncopyable
+from pysampler._files import atomic_write, open_regular, read_arrays, stored_dtype, write_arrays
 from pysampler._numbers import fitting_array, is_real, is_whole, plain_array, whole_number
 from pysampler.errors import LayoutError
 from pysampler.sync import Segment
@@ -70,7 +70,7 @@ class Batch:
         )
 
 
-class ReplayBuffer(Single):
+class ReplayBuffer(Uncopyable):
     """The newest ``capacity`` transitions of some envs, in shared memory.
 
     ``like`` names the fields of a record and gives each its dtype and shape: arrays of one record,
@@ -380,7 +380,7 @@ class ReplayBuffer(Single):
         """
         self._settle()
         for name in self._names:
-            if in_file(dtype := self._fields[name].dtype) != dtype:
+            if stored_dtype(dtype := self._fields[name].dtype) != dtype:
                 raise ValueError(
                     f"cannot save replay: {name} is of {dtype}, expected numbers or text"
                 )
@@ -401,7 +401,7 @@ class ReplayBuffer(Single):
             arrays["priorities"] = self._tree.leaves[: len(self)]
         arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
         path = Path(path)
-        with replacing(
+        with atomic_write(
             path, lambda what: ValueError(f"cannot save replay: {path} is {what}")
         ) as file:
             write_arrays(file, arrays)

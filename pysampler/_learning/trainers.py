@@ -52,7 +52,9 @@ class TrainerHost:
         self._index = index
         self.blocks: list[Any] = [None]
         # Who takes the place of a lost one need not live through the same again.
-        seeds = np.random.SeedSequence(None if worker.again else entropy, spawn_key=(index,))
+        seeds = np.random.SeedSequence(
+            None if worker.is_replacement else entropy, spawn_key=(index,)
+        )
         with self._at("being made"):
             self.trainer = make(index, int(seeds.generate_state(1)[0]))
         with self._at("state_dict()"):

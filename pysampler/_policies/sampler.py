@@ -14,7 +14,7 @@ from gymnasium.vector.vector_env import AutoresetMode
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core
-from pysampler._closing import Closing, Single, ends_by_signal
+from pysampler._closing import Closing, Uncopyable, ends_by_signal
 from pysampler._policies.frame_policy import FramePolicy
 from pysampler._torch import needs_torch
 from pysampler._vector.core import Layout
@@ -48,7 +48,7 @@ class PreparedFrames:
     outputs: Outputs  # what the policy returned for those observations
 
 
-class Sampler(Single, Closing):
+class Sampler(Uncopyable, Closing):
     """Uses a vector env exclusively, until it is closed."""
 
     # How errors name what it does, itself, and what is under way.
@@ -76,7 +76,7 @@ class Sampler(Single, Closing):
             )
         core = core_of(envs)
         spec = core.spec
-        if spec.odd_observations or spec.odd_actions:
+        if spec.unshaped_observations or spec.unshaped_actions:
             raise ValueError(
                 f"cannot {self._purpose}: {envs.single_observation_space} and "
                 f"{envs.single_action_space} have parts without a fixed shape, which lie in no "

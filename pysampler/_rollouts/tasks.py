@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._closing import Closing, Single
+from pysampler._closing import Closing, Uncopyable
 from pysampler._numbers import whole_number
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.sampler import vector_env_of
@@ -122,7 +122,7 @@ def _steps(flat: Sequence[Episode]) -> dict[str, list[Any]]:
     return {**columns, **{n: [one.extras[n] for one in flat] for n in flat[0].extras}}
 
 
-class MultiTaskSampler(Single, Closing):
+class MultiTaskSampler(Uncopyable, Closing):
     """Samples a policy in many envs, each with a task of its own.
 
     >>> import pysampler.envs.meta

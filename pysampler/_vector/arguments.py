@@ -14,7 +14,7 @@ from gymnasium.vector.utils.shared_memory import create_shared_memory
 
 from pysampler._frames.spec import Spec, leaves
 from pysampler._numbers import is_real, whole_number
-from pysampler._workers.nursery import CONTEXTS
+from pysampler._workers.launcher import CONTEXTS
 from pysampler._workers.pool import Faults
 from pysampler._workers.processes import Share
 from pysampler.sync import now, usable_cpus
@@ -50,8 +50,8 @@ class Options:
     infos: Infos
 
     def __post_init__(self) -> None:
-        whole_number("make vector env", "groups", self.groups, least=1)
-        whole_number("make vector env", "frames", self.frames, least=1)
+        whole_number("make vector env", "groups", self.groups, minimum=1)
+        whole_number("make vector env", "frames", self.frames, minimum=1)
         _one_of("wait", self.wait, get_args(Wait))
         _one_of("infos", self.infos, get_args(Infos))
 
@@ -294,7 +294,7 @@ def refuse_custom(space: gym.Space[Any]) -> None:
 
 def refuse_nan(spec: Spec, envs: int, actions: Any) -> None:
     """Raise ValueError if an action is nan, which no space contains."""
-    if spec.odd_actions:
+    if spec.unshaped_actions:
         return
     for place, value in leaves(spec.action_tree, actions):
         array = np.asarray(value)

@@ -13,7 +13,7 @@ from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector.vector_env import AutoresetMode
 
 from pysampler import _core
-from pysampler._frames.frames import Frames, Plan, info_room
+from pysampler._frames.frames import Frames, Plan, info_bytes
 from pysampler._vector import arguments
 from pysampler._vector.errors import VectorClosedError, VectorTimeoutError
 from pysampler._vector.jobs import AddColumns, AttachFrames
@@ -127,7 +127,7 @@ class VectorCore:
         """Let the envs work on frames in a new segment, and return both."""
         final = layout.autoreset == AutoresetMode.SAME_STEP
         columns: list[Column] = []
-        room = 0 if layout.infos == "none" else info_room(self.num_envs, layout.frames)
+        room = 0 if layout.infos == "none" else info_bytes(self.num_envs, layout.frames)
         plan = Plan(self.spec, self.num_envs, layout.frames, final, tuple(layout.extras), room)
         mode = "DISABLED" if self._resets_itself else layout.autoreset.name
         self.layout_due = True  # until all of this is done

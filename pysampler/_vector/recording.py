@@ -16,7 +16,7 @@ import zlib
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from pysampler._files import irregular, open_regular
+from pysampler._files import open_regular, why_not_regular
 from pysampler.errors import RecordingError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Recorder:
     def __init__(self, path: str | os.PathLike[str], groups: Sequence[range]) -> None:
         path = Path(path)
         with contextlib.suppress(FileNotFoundError):
-            if (wrong := irregular(path)) is not None:
+            if (wrong := why_not_regular(path)) is not None:
                 raise ValueError(f"cannot record to {path}: it is {wrong}")
         self._file = path.open("wb", buffering=0)
         self._done = 0, 0, 0  # batches, bytes they take, and their checksum

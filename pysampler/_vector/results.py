@@ -57,7 +57,7 @@ class Results:
         self._copy = copy
         self._final = final  # whether envs are reset in the step that ends their episode
         self._odd: list[list[Any]] = [
-            [None] * frames.envs for _ in range(self._spec.odd_observations)
+            [None] * frames.envs for _ in range(self._spec.unshaped_observations)
         ]
         self._announced = len(columns)  # of the columns of infos, those that workers know
         self._frame_of = [0] * len(groups)

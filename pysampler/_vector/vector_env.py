@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from gymnasium.vector.vector_env import AutoresetMode
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
-from pysampler._closing import Single, ends_by_signal
+from pysampler._closing import Uncopyable, ends_by_signal
 from pysampler._frames.spec import Spaces, spec_of
 from pysampler._numbers import true_or_false
 from pysampler._vector import arguments
@@ -783,7 +783,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._core.hurry = ends_by_signal(kind)
         self.close(terminate=self._core.hurry)
 
-    __copy__, __deepcopy__, __reduce__ = Single.__copy__, Single.__deepcopy__, Single.__reduce__
+    __copy__, __deepcopy__ = Uncopyable.__copy__, Uncopyable.__deepcopy__
+    __reduce__ = Uncopyable.__reduce__
 
     def __del__(self) -> None:
         if (pool := getattr(self, "_pool", None)) is not None:

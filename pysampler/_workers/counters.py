@@ -1,4 +1,4 @@
-"""What envs and workers did, counted while they did it (csrc/meter.h)."""
+"""Counters of what envs and workers have done, in shared memory (csrc/meter.h)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,12 @@ from pysampler import _core
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Counters", "Stats"]
+__all__ = ["Counters", "Stats", "Times"]
 
 _DURATIONS = np.dtype(
     [("count", "<u8"), ("total_ns", "<u8"), ("buckets", "<u4", (_core.Meter.BUCKETS,))]
 )
-_ENV = np.dtype(
-    {
-        "names": ["steps", "resets"],
-        "formats": [_DURATIONS, _DURATIONS],
-        "itemsize": 384,
-    }
-)
+_ENV = np.dtype({"names": ["steps", "resets"], "formats": [_DURATIONS] * 2, "itemsize": 384})
 _WORKER = np.dtype(
     {
         "names": ["since", "env", "waits", "parks", "awake_ns", "parked_ns", "spin_ns"],
@@ -31,7 +25,7 @@ _WORKER = np.dtype(
         "itemsize": 128,
     }
 )
-# Lower ends of the buckets, in ns: two to a doubling.
+# Lower ends of the buckets, in ns; two buckets for each power of two.
 _LOWER = np.array(
     [
         2.0 ** ((b + _core.Meter.FIRST_BUCKET) // 2) * (1 + (b % 2) / 2)
@@ -41,7 +35,7 @@ _LOWER = np.array(
 
 
 class Counters:
-    """Those of a pool, over some memory: ``size_of`` bytes of zeros, at first."""
+    """The counters of a pool, in ``size_of`` bytes of memory that are zero at first."""
 
     def __init__(self, envs: int, workers: int, memory: npt.NDArray[np.uint8]) -> None:
         split = envs * _ENV.itemsize
@@ -53,47 +47,60 @@ class Counters:
 
     @staticmethod
     def size_of(envs: int, workers: int) -> int:
-        """Bytes it takes."""
+        """Return how many bytes of memory the counters take."""
         return envs * _ENV.itemsize + workers * _WORKER.itemsize
 
     def meter(self, worker: int) -> _core.Meter:
-        """For a worker to write with."""
+        """Return the meter that a worker counts with."""
         return _core.Meter(self._env_rows, self._worker_rows, worker)
 
     def begin(self, worker: int, env: int, now: int) -> None:
-        """The parent, for a worker that is not there yet: this env is at work."""
+        """Note, in the place of a worker that is starting, that an env is at work since ``now``."""
         self.workers["since"][worker] = now
         self.workers["env"][worker] = env
 
     def at_work(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Which env each worker is at, or -1, and since when, ns of now()."""
+        """Return which env is at work in each worker (-1: none), and since when, in ns of now()."""
         envs = self.workers["env"].copy()  # before the times: see meter.h
         return envs, self.workers["since"].copy()
 
     def busy_seconds(self) -> float:
-        """How long all envs together have been at work."""
+        """Return for how long all envs together have been at work."""
         rows = self.envs
         return float(rows["steps"]["total_ns"].sum() + rows["resets"]["total_ns"].sum()) / 1e9
 
 
 @dataclass(frozen=True, repr=False)
 class Times:
-    """How often something was done by each env, and how long it took."""
+    """How often each env did something (such as a step), and how long it took.
+
+    Attributes:
+        count: How often, for each env.
+        seconds: How long in total, for each env.
+        buckets: A histogram of durations for each env: ``[envs, buckets]``.
+        lower: The lower ends of the buckets, in seconds.
+    """
 
     count: npt.NDArray[np.uint64]
-    seconds: npt.NDArray[np.float64]  # in all
-    buckets: npt.NDArray[np.uint32]  # [envs, buckets]: how often it took how long
-    lower: npt.NDArray[np.float64]  # seconds: the lower ends of the buckets
+    seconds: npt.NDArray[np.float64]
+    buckets: npt.NDArray[np.uint32]
+    lower: npt.NDArray[np.float64]
 
     @property
     def mean(self) -> npt.NDArray[np.float64]:
-        """Seconds; 0 where there were none."""
+        """The mean duration for each env, in seconds; 0 where the count is 0."""
         return self.seconds / np.maximum(self.count, 1)
 
     def quantile(self, share: float) -> npt.NDArray[np.float64]:
-        """Seconds that so many of them did not take longer than, to within a fifth, by env.
+        """Return a quantile of the durations for each env, in seconds, to within a fifth.
 
-        Half a second stands for all that took longer.
+        Durations above half a second count as half a second.
+
+        Args:
+            share: The quantile, from 0 to 1: 0.5 is the median.
+
+        Returns:
+            An array with a value for each env; 0 where there were no durations.
         """
         return np.array([_quantile(row, self.lower, share) for row in self.buckets])
 
@@ -105,23 +112,44 @@ class Times:
 
 @dataclass(frozen=True, repr=False)
 class Stats:
-    """What there was up to a moment: ``envs.stats()``. Printed, it is a table."""
+    """What envs and workers have done so far, as ``envs.stats()`` returns it; prints as a table.
+
+    Attributes:
+        steps: Steps of each env.
+        resets: Resets of each env.
+        worker_of: The index of the worker of each env.
+        waits: How often each worker waited for a command.
+        parks: How often it slept in a wait, since spinning and yielding took too long.
+        spin_seconds: How long each worker spun in waits.
+        yield_seconds: How long it yielded the CPU in waits.
+        park_seconds: How long it slept in waits.
+        losses: How often each worker was lost and replaced.
+    """
 
     steps: Times
     resets: Times
-    worker_of: npt.NDArray[np.int64]  # of each env
-    waits: npt.NDArray[np.uint64]  # by worker, as those below
+    worker_of: npt.NDArray[np.int64]
+    waits: npt.NDArray[np.uint64]
     parks: npt.NDArray[np.uint64]
     spin_seconds: npt.NDArray[np.float64]
     yield_seconds: npt.NDArray[np.float64]
     park_seconds: npt.NDArray[np.float64]
-    losses: npt.NDArray[np.int64]  # how often a worker was replaced
+    losses: npt.NDArray[np.int64]
 
     @classmethod
     def of(cls, counters: Counters, envs: list[range], losses: list[int]) -> Stats:
-        """As they are now; ``envs`` of each worker."""
+        """Return the counters as they are now.
+
+        Args:
+            counters: The counters of a pool.
+            envs: The envs of each worker.
+            losses: How often each worker was lost.
+
+        Returns:
+            A copy that does not change any more.
+        """
         rows, workers = counters.envs.copy(), counters.workers.copy()
-        worker_of = np.repeat(np.arange(len(envs)), [len(some) for some in envs])
+        worker_of = np.repeat(np.arange(len(envs)), [len(own) for own in envs])
         return cls(
             _times(rows["steps"]),
             _times(rows["resets"]),
@@ -142,10 +170,10 @@ class Stats:
         head += f"{'p99':>10}{'spun':>8}{'yielded':>8}{'parked':>8}{'lost':>6}"
         lines = [head]
         for worker in range(len(self.waits)):
-            mine = self.worker_of == worker
+            own = self.worker_of == worker
             lines.append(
-                f"{'worker ' + str(worker):>10}{mine.sum():>8}{_summary(self.steps, mine, 12)}"
-                f"{_summary(self.resets, mine, 10)}{self.spin_seconds[worker]:>7.2f}s"
+                f"{'worker ' + str(worker):>10}{own.sum():>8}{_summary(self.steps, own, 12)}"
+                f"{_summary(self.resets, own, 10)}{self.spin_seconds[worker]:>7.2f}s"
                 f"{self.yield_seconds[worker]:>7.2f}s{self.park_seconds[worker]:>7.2f}s"
                 f"{self.losses[worker]:>6}"
             )
@@ -161,28 +189,31 @@ class Stats:
 
 
 def _times(rows: npt.NDArray[Any]) -> Times:
+    """Return rows of durations in seconds."""
     return Times(rows["count"], rows["total_ns"] / 1e9, rows["buckets"], _LOWER / 1e9)
 
 
 def _quantile(
     buckets: npt.NDArray[np.uint32], lower: npt.NDArray[np.float64], share: float
 ) -> float:
+    """Return a quantile of one histogram: the middle of its bucket."""
     total = int(buckets.sum())
     if total == 0:
         return 0.0
-    at = int(np.searchsorted(np.cumsum(buckets), share * total))
-    at = min(at, len(lower) - 1)
-    # The middle of the bucket.
-    return float(lower[at] * (7 / 6 if at % 2 else 5 / 4))
+    bucket = int(np.searchsorted(np.cumsum(buckets), share * total))
+    bucket = min(bucket, len(lower) - 1)
+    return float(lower[bucket] * (7 / 6 if bucket % 2 else 5 / 4))
 
 
-def _summary(times: Times, mine: npt.NDArray[np.bool_], width: int) -> str:
-    buckets = times.buckets[mine].sum(axis=0)
+def _summary(times: Times, envs: npt.NDArray[np.bool_], width: int) -> str:
+    """Return count, median and 99th percentile of some envs as columns of a table."""
+    buckets = times.buckets[envs].sum(axis=0)
     p50, p99 = (_quantile(buckets, times.lower, share) for share in (0.5, 0.99))
-    return f"{int(times.count[mine].sum()):>{width},}{_text(p50):>10}{_text(p99):>10}"
+    return f"{int(times.count[envs].sum()):>{width},}{_text(p50):>10}{_text(p99):>10}"
 
 
 def _text(seconds: float) -> str:
+    """Return a duration with a unit that suits it."""
     if seconds >= 1:
         return f"{seconds:.2f} s"
     if seconds >= 1e-3:

@@ -1,8 +1,8 @@
-"""What workers are asked to do, and what they answer.
+"""Jobs and notes for workers, their answers and failures, and the interface of a host.
 
-A pool, a worker and a local pool know these classes, and no job of their own but ``Close`` and
-``LayOut``. A job is a small frozen class in the room that it belongs to: it is pickled, sent to the
-worker of a group, and run there on what that worker serves, its host.
+A pool, a worker and a local pool know these classes, and no jobs but ``Close`` and ``LayOut``. A
+job is a small frozen class in the room that it belongs to: it is pickled, sent to the worker of a
+group, and run there on the host of the worker, which is what the worker serves.
 """
 
 from __future__ import annotations
@@ -26,60 +26,60 @@ __all__ = [
     "Host",
     "Job",
     "LayOut",
-    "Lost",
     "Note",
     "Repeated",
     "Replace",
+    "ReportLoss",
     "failure_of",
 ]
 
-# What the members of a group that replaced lost ones did in the place of a step or a reset.
+# In the place of which command the members of a group, which replace lost ones, were restored.
 Replaced = Literal["step", "reset"]
 
 
 class Host(Protocol):
-    """What a worker serves: envs, or a trainer. Its members are in groups, a block for each."""
+    """What a worker serves: envs, or a trainer. Its members form groups, with a block for each."""
 
-    blocks: list[Any]  # those of envs are stepped by the loop in C++
+    blocks: list[Any]  # blocks of envs are stepped by the loop in C++
 
     def describe(self) -> Any:
-        """Return what the parent must know before it lays out frames; its ``name`` is shown."""
+        """Return what the parent must know before it lays out frames; ps shows its ``name``."""
 
     def count_with(self, meter: Any) -> None:
-        """Count what the members do with this meter."""
+        """Count steps and resets of the members with this meter."""
 
     def replace(self, seeds: Sequence[int]) -> None:
-        """Note that the members replace lost ones; ``seeds`` are for their next resets."""
+        """Remember that the members replace lost ones; ``seeds`` are for their next resets."""
 
     def left_over(self, block: int) -> Any:
-        """Return what a step of a block has left that has no place in the frame."""
+        """Return the results of a step of a block that have no place in the frame."""
 
     def close(self) -> None:
         """Close the members."""
 
 
 class _Message:
-    """What a job and a note have in common."""
+    """Base class of jobs and notes."""
 
-    doing: str = ""  # how errors name it: "resetting", say
-    # Who an exception is blamed on, and at what, if no member raised it.
+    doing: str = ""  # what errors call it, such as "resetting"
+    # What errors blame for an exception that no member raised, and while doing what.
     culprit: ClassVar[tuple[str, str] | None] = None
 
 
 class Note(_Message):
-    """Something a worker is told. It does not answer."""
+    """A message to a worker, which does not answer it."""
 
     def apply(self, host: Any) -> None:
-        """Tell the host of a worker."""
+        """Apply the note to the host of a worker."""
         raise NotImplementedError
 
 
 class Job(_Message):
-    """Something that a group is asked to do, and answers."""
+    """A task for a group, which answers it."""
 
-    # What the members do in the place of those that were lost before or in that command.
+    # Set if this is done in the place of a step or a reset, by members that replace lost ones.
     replaces: Replaced | None = None
-    # Who knows after this command that members were replaced, if any were.
+    # Which groups have dealt with replaced members after this: none, its group, all of its worker.
     settles: ClassVar[Literal["none", "group", "worker"]] = "none"
 
     def run(self, host: Any, block: int, frame: int) -> Any:
@@ -87,16 +87,16 @@ class Job(_Message):
         raise NotImplementedError
 
     def for_replaced(self) -> Job:
-        """Return what a group is asked instead if its members have replaced lost ones."""
+        """Return the job to give instead to a group whose members replace lost ones."""
         return self
 
     def after_loss(self, lost: str) -> Job:
-        """Return what the replacement is asked if the worker was lost while it did this."""
-        return Lost(lost, self.doing)
+        """Return the job for the replacement of a worker that was lost while it did this."""
+        return ReportLoss(lost, self.doing)
 
 
 class Repeated(Job):
-    """A job that the replacement does again if the worker was lost while it did this."""
+    """A job that is given to the replacement too if the worker was lost while it did this."""
 
     def after_loss(self, lost: str) -> Job:  # noqa: ARG002
         """Return the same job."""
@@ -104,82 +104,82 @@ class Repeated(Job):
 
 
 class Attach(Protocol):
-    """Lets a host work on what lies in a segment. Pickled, and sent with the segment."""
+    """Attaches a host to a segment, such as one with frames. Pickled, and sent with the segment."""
 
     def attach(self, host: Any, segment: Segment) -> None:
-        """Do it in the worker."""
+        """Attach the host of a worker to the segment."""
 
 
 @dataclass(frozen=True)
 class Close(Job):
-    """The worker closes its host and ends."""
+    """Closes the host of a worker, which then exits."""
 
     doing = "closing"
 
 
 @dataclass(frozen=True)
 class LayOut(Repeated):
-    """The worker goes on with the segment of this number, which it gets through its socket.
+    """Attaches the host of a worker to another layout, which comes through its socket.
 
-    A replacement begins with that segment.
+    A replacement begins with that layout.
     """
 
-    number: int
+    number: int  # of the layout
     doing = "laying out frames"
 
 
 @dataclass(frozen=True)
-class Lost(Job):
-    """The group fails: the worker was lost that was asked for something else."""
+class ReportLoss(Job):
+    """Raises WorkerLostError: another worker was lost while it did a job of the group."""
 
     lost: str
     doing: str = ""
 
     def run(self, host: Any, block: int, frame: int) -> Any:  # noqa: ARG002
-        """Raise that."""
+        """Raise the error."""
         raise WorkerLostError(self.lost)
 
 
 @dataclass(frozen=True)
 class Replace(Note):
-    """The members replace lost ones."""
+    """Tells a host that its members replace lost ones."""
 
     seeds: Sequence[int]
     doing = "replacing lost envs"
 
     def apply(self, host: Any) -> None:
-        """Tell the host."""
+        """Give the host the seeds for the next resets of its members."""
         host.replace(self.seeds)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that a member raised, or something else in the worker if that is None."""
+    """An exception that a member of a group raised, or something else in a worker."""
 
-    member: int | None
-    doing: str  # empty if that was just what the group had been asked for
+    member: int | None  # None: something else
+    doing: str  # empty if the command of the group says it
     report: Report
-    error: BaseException | None = None  # itself, where it need not travel
-    culprit: str = ""  # if it was no member: what raised it
+    error: BaseException | None = None  # the exception, if it was raised in this process
+    culprit: str = ""  # what raised it, if that was no member and has a name
 
     def __reduce__(self) -> tuple[type[Failure], tuple[Any, ...]]:
         return Failure, (self.member, self.doing, self.report, None, self.culprit)
 
 
 class Answer(NamedTuple):
-    """What a group answered beside what it wrote to its frame."""
+    """The answer of a group to a command, besides what it wrote to its frame."""
 
     group: int
-    said: Any  # or a Failure
-    replaced: Replaced | None = None  # the members replaced lost ones, in a step or in a reset
+    result: Any  # what the job returned, or a Failure
+    replaced: Replaced | None = None  # if it is that of a job with `replaces`
 
 
-def failure_of(error: BaseException, asked: _Message | str) -> Failure:
-    """Return what to tell the parent about an exception, raised by what was ``asked``."""
+def failure_of(error: BaseException, message: _Message | str) -> Failure:
+    """Return the failure for an exception raised by a job or a note, or while doing something."""
     if isinstance(error, Raised):
         cause = error.__cause__
         return Failure(error.member, error.doing, report(cause or error), cause)
-    if isinstance(asked, str):
-        return Failure(None, asked, report(error), error)
-    culprit, doing = asked.culprit or ("", asked.doing)
+    if isinstance(message, str):
+        return Failure(None, message, report(error), error)
+    culprit, doing = message.culprit or ("", message.doing)
     return Failure(None, doing, report(error), error, culprit)

@@ -1,4 +1,4 @@
-"""A pool without workers, for debugging: what they would serve lives in the caller's process."""
+"""A pool without workers, for debugging: the host lives in the process of the caller."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["LocalPool"]
 
 
 class LocalPool:
-    """What ``Pool`` is, in this process: everything is done when it is asked for."""
+    """A pool like ``Pool`` without processes: each call returns once its commands are done."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class LocalPool:
         self.groups = [len(share.sizes)]
         self.worker_of = [0] * len(share.sizes)
         self._share = share
-        self._asked = "being made"
-        self._back: list[int] = []  # groups that are done, longest first
-        self._said: dict[int, Any] = {}  # what they had to say
+        self._doing = "being made"
+        self._done: list[int] = []  # groups, those that have been done for longest first
+        self._results: dict[int, Any] = {}  # of groups that have more than what is in the frame
         function, arguments = make(share)
         try:
             self._host = function(*arguments)
@@ -50,60 +50,62 @@ class LocalPool:
         self._host.count_with(self._counters.meter(0))
 
     def lay_out(self, segment: Segment, attach: Attach) -> None:
-        """Let the host work on what lies in a segment."""
+        """Attach the host to a segment, such as one with frames."""
         attach.attach(self._host, segment)
 
     @property
     def pending(self) -> int:
-        """How many envs are done and not received yet."""
-        return sum(len(self.members[group]) for group in self._back)
+        """The number of envs that are done and have not been received."""
+        return sum(len(self.members[group]) for group in self._done)
 
     @property
     def ready(self) -> int:
-        """The same: all is done when it is asked for."""
+        """The number of envs that are done: the same as ``pending`` here."""
         return self.pending
 
     def is_pending(self, group: int) -> bool:
-        """Whether a group is."""
-        return group in self._back
+        """Return whether the group has a command that has not been collected."""
+        return group in self._done
 
     def step(self, frame: int) -> None:
-        """Step every block."""
+        """Step every group with a frame."""
         self.step_some([(group, frame) for group in range(len(self.members))])
 
     def step_some(self, parts: Iterable[tuple[int, int]]) -> None:
-        """Step some blocks, each with its frame."""
-        self._asked = "stepping"
-        with self._asking(parts) as asked:
-            for group, frame in asked:
+        """Step some groups, each with its frame."""
+        self._doing = "stepping"
+        with self._cancelled_by_errors(parts) as parts:
+            for group, frame in parts:
                 block = self._host.blocks[group]
                 block.take_leftovers()  # of a step that Ctrl-C ended
                 if block.step(frame):
-                    self._said[group] = self._host.left_over(group)
-                self._back.append(group)
+                    self._results[group] = self._host.left_over(group)
+                self._done.append(group)
 
     def request(self, parts: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
-        """Give blocks jobs, each with the frame that ``parts`` says."""
-        with self._asking(parts) as asked:
-            frames = dict(asked)
+        """Give groups jobs; ``parts`` are the groups, each with its frame."""
+        with self._cancelled_by_errors(parts) as parts:
+            frames = dict(parts)
             for group, job in jobs.items():
-                self._asked = job.doing
+                self._doing = job.doing
                 try:
-                    self._said[group] = job.run(self._host, group, frames[group])
+                    self._results[group] = job.run(self._host, group, frames[group])
                 except KeyboardInterrupt:  # the user's, not the env's
                     raise
                 except BaseException as error:
-                    self._said[group] = failure_of(error, job)
-                self._back.append(group)
+                    self._results[group] = failure_of(error, job)
+                self._done.append(group)
 
     @contextmanager
-    def _asking(self, parts: Iterable[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
-        """Hand out ``parts``; where Ctrl-C ends the block, none of their groups is done."""
-        asked = list(parts)
+    def _cancelled_by_errors(
+        self, parts: Iterable[tuple[int, int]]
+    ) -> Iterator[Sequence[tuple[int, int]]]:
+        """Yield ``parts`` as a list; if the block raises (Ctrl-C), none of the groups is done."""
+        parts = list(parts)
         try:
-            yield asked
+            yield parts
         except BaseException:
-            self.take([group for group, _ in asked])
+            self.take([group for group, _ in parts])
             raise
 
     def note(
@@ -112,20 +114,20 @@ class LocalPool:
         *,
         standing: bool = False,  # noqa: ARG002
     ) -> None:
-        """Tell the host something."""
+        """Apply a note to the host: the one for its members, unless that is None."""
         note = note_for(self._share.members)
         if note is not None:
             note.apply(self._host)
 
     def drop_standing(self) -> None:
-        """Nothing is replaced here."""
+        """Do nothing: no worker is replaced here."""
 
     def busy_seconds(self) -> float:
-        """How long all envs together have been at work."""
+        """Return for how long all envs together have been at work."""
         return self._counters.busy_seconds()
 
     def stats(self) -> Stats:
-        """What envs have done."""
+        """Return what envs have done."""
         return Stats.of(self._counters, [self._share.members], [0])
 
     def watch_also(self, part: Any) -> None:
@@ -135,55 +137,55 @@ class LocalPool:
         """Do nothing: this process cannot look while an env is at work."""
 
     def late(self, patience: int) -> list[tuple[int, int, int]]:  # noqa: ARG002
-        """Return nothing: this process cannot ask while an env is at work."""
+        """Return no member: this process cannot look while an env is at work."""
         return []
 
     def wait(self, timeout: float | None = None) -> list[Answer]:  # noqa: ARG002
-        """Return what blocks answered beside what is in the frame."""
-        return [Answer(group, said) for group, said in self._said.items()]
+        """Return what groups answered besides what is in the frame."""
+        return [Answer(group, result) for group, result in self._results.items()]
 
     def wait_some(
         self,
-        least: int,  # noqa: ARG002
-        most: int,
+        min_members: int,  # noqa: ARG002
+        max_members: int,
         deadline: int | None,  # noqa: ARG002
     ) -> tuple[list[int], list[Answer]]:
-        """Return groups that are done, longest first, and what they answered. Take them."""
+        """Return groups that are done and their answers. They stay pending until they are taken."""
         groups = []
-        for group in self._back:
-            most -= len(self.members[group])
-            if most < 0:
+        for group in self._done:
+            max_members -= len(self.members[group])
+            if max_members < 0:
                 break
             groups.append(group)
         return groups, self.wait_for(groups)
 
     def wait_for(self, groups: Sequence[int]) -> list[Answer]:
-        """Return what exactly these groups answered. Take them."""
-        return [Answer(group, self._said[group]) for group in groups if group in self._said]
+        """Return the answers of these groups. They stay pending until they are taken."""
+        return [Answer(group, self._results[group]) for group in groups if group in self._results]
 
     def take_all(self) -> None:
-        """All has been received."""
-        self.take(list(self._back))
+        """Mark all groups as received."""
+        self.take(list(self._done))
 
     def take(self, groups: Collection[int]) -> None:
-        """These have been received."""
-        self._back = [group for group in self._back if group not in groups]
+        """Mark these groups as received."""
+        self._done = [group for group in self._done if group not in groups]
         for group in groups:
-            self._said.pop(group, None)
+            self._results.pop(group, None)
 
     def error_of(self, group: int, failure: Failure) -> EnvError:  # noqa: ARG002
-        """The exception an env raised."""
+        """Return the error for an exception that an env raised, or the host."""
         error = error_from(
-            failure.report, self._share.told(failure, "", self._asked), failure.error
+            failure.report, self._share.describe(failure, "", self._doing), failure.error
         )
         error.env = failure.member
         return error
 
     def give_up_wait(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: no call waits here."""
 
     def close(self) -> None:
-        """Close the envs. EnvError if one raised in close()."""
+        """Close the envs, or raise EnvError if an env cannot be closed."""
         if not self.closed:
             self.closed = True
             try:
@@ -192,7 +194,7 @@ class LocalPool:
                 raise self.error_of(0, failure_of(error, "close()")) from error.__cause__
 
     def kill(self, wait: float = 0) -> None:  # noqa: ARG002
-        """Let go of the envs without closing them."""
+        """Mark the pool as closed, without closing the envs."""
         self.closed = True
 
     def __repr__(self) -> str:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pysampler import _core
-from pysampler._workers import nursery, worker
+from pysampler._workers import nursery
+from pysampler._workers.children import await_ends
 from pysampler._workers.counters import Counters, Stats
 from pysampler._workers.jobs import Answer, Close, Failure, LayOut, Replace
 from pysampler._workers.mail import Inbox
 from pysampler._workers.processes import GRACE, Processes, Share
 from pysampler._workers.remote import dumps_by_value, report
-from pysampler._workers.worker import Attachment
+from pysampler._workers.setup import Attachment, Layout, wait_policy
 from pysampler.errors import (
     BusyError,
     EnvError,
@@ -35,7 +36,7 @@ from pysampler.errors import (
     WaitTimeoutError,
     WorkerLostError,
 )
-from pysampler.sync import Segment, Watch, now, wait_costs
+from pysampler.sync import Segment, Watch, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -126,7 +127,7 @@ class Pool:
             self.shares,
             hosts,
             context,
-            replaced="restart" in (self._faults.on_worker_loss, self._faults.on_hang),
+            replaceable="restart" in (self._faults.on_worker_loss, self._faults.on_hang),
         )
         self.descriptions = self._processes.descriptions
 
@@ -136,7 +137,7 @@ class Pool:
         The first time, attach them to everything else too. Nothing may be in flight. One that is
         interrupted must be repeated before anything else is asked.
         """
-        self._layout = worker.Layout(self._layouts + 1, attach)
+        self._layout = Layout(self._layouts + 1, attach)
         self._frames_segment = segment
         self._layouts += 1
         if not hasattr(self, "_core"):
@@ -151,8 +152,8 @@ class Pool:
         answers = self.wait() or []
         self.take_all()
         for answer in answers:
-            if isinstance(answer.said, Failure):
-                raise self.error_of(answer.group, answer.said)
+            if isinstance(answer.result, Failure):
+                raise self.error_of(answer.group, answer.result)
         parts, self._parts = self._parts, []  # of what lay beside the last frames
         for index in range(len(self.shares)) if parts else ():
             self._watch_worker(index)
@@ -167,11 +168,10 @@ class Pool:
         self._counters = Counters(members, workers, counted)
         self._counters.workers["env"] = -1
         weights = [size for share in self.shares for size in share.sizes]
-        policy = worker.wait_policy(self._policy)
+        policy = wait_policy(self._policy)
         self._core = _core.Pool(segment, self.groups, weights, SIDE_CHANNEL, policy)
         self._outboxes = [_core.ByteRing(segment, SIDE_CHANNEL) for _ in self.shares]
         self._mail = [self._inbox(index) for index in range(workers)]
-        costs = wait_costs()
         self._attachments = [
             Attachment(
                 pool=self._core.offset,
@@ -181,9 +181,7 @@ class Pool:
                 capacity=SIDE_CHANNEL,
                 members=members,
                 counters=counters_at,
-                counters_size=counters_size,
                 policy=self._policy,
-                costs=(costs.park_ns, costs.yield_ns),
             )
             for index in range(workers)
         ]
@@ -659,7 +657,7 @@ class Pool:
             for group, said, _ in self._received(self._core.messages, _ns(deadline))
             if isinstance(said, Failure)
         ]
-        nursery.await_ends(children, deadline)
+        await_ends(children, deadline)
         return self.error_of(*failures[0]) if failures else None
 
     def _closed_by(self, deadline: float) -> bool:

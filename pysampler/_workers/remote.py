@@ -1,4 +1,4 @@
-"""What crosses between processes: pickles of anything, exceptions with their tracebacks."""
+"""Objects and exceptions on their way to another process: pickles, reports with tracebacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Raised", "Report", "dumps", "dumps_by_value", "error_from", "report"
 
 
 def dumps(obj: Any) -> bytes:
-    """Pickle of what a process sends that both sides can import, as a rule."""
+    """Return a pickle of an object whose type the other process can import, as a rule."""
     try:
         return pickle.dumps(obj, protocol=5)
     except Exception:  # a lambda, a class of __main__, ...
@@ -31,20 +31,21 @@ def dumps(obj: Any) -> bytes:
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    """Functions and classes of modules that a clean interpreter cannot import go by value."""
+    """Pickles by value what a clean interpreter cannot import: functions, classes."""
 
     def __init__(
-        self, file: io.BytesIO, apart: Callable[[pickle.PickleBuffer], Any] | None
+        self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None
     ) -> None:
-        super().__init__(file, protocol=5, buffer_callback=apart)
-        self.registered: list[types.ModuleType] = []
-        self._seen: dict[str, bool] = {}
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self.registered: list[types.ModuleType] = []  # to be pickled by value
+        self._seen: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
+        """Register the module of a function or class if it cannot be imported elsewhere."""
         if isinstance(obj, (types.FunctionType, type)):
             name = getattr(obj, "__module__", None)
             if isinstance(name, str) and name not in self._seen:
-                self._seen[name] = True
+                self._seen.add(name)
                 if name.startswith("pysampler."):  # which every worker has
                     return super().reducer_override(obj)
                 module = sys.modules.get(name)
@@ -56,17 +57,19 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
 
 def dumps_by_value(
     obj: Any,
-    apart: Callable[[pickle.PickleBuffer], Any] | None = None,
+    buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None,
     *,
     home: str | None = None,
 ) -> bytes:
-    """Pickle of what the user wrote, which need not be importable anywhere else.
+    """Return a pickle of what the user wrote, which need not be importable anywhere else.
 
-    Memory of arrays is not in it for which ``apart`` returns something false. Functions and classes
-    of the module ``home`` go by value in any case.
+    Args:
+        obj: What to pickle.
+        buffer_callback: As for pickle: arrays for which it returns something false are left out.
+        home: A module whose functions and classes are pickled by value in any case.
     """
     file = io.BytesIO()
-    pickler = _ByValue(file, apart)
+    pickler = _ByValue(file, buffer_callback)
     module = sys.modules.get(home or "")
     if module is not None and home not in (
         "__main__",
@@ -83,7 +86,8 @@ def dumps_by_value(
 
 
 def _importable(name: str, module: types.ModuleType) -> bool:
-    if name == "__main__":  # cloudpickle's own business
+    """Return whether a clean interpreter can import a module."""
+    if name == "__main__":  # which cloudpickle handles
         return True
     if name in sys.builtin_module_names:
         return True
@@ -113,9 +117,9 @@ def _importable(name: str, module: types.ModuleType) -> bool:
 
 
 class Raised(Exception):  # noqa: N818 - not an error of its own: it carries one
-    """Carries an exception of a member of a group, an env say, as its cause.
+    """Carries an exception as its cause, and says which member of a group (an env) raised it.
 
-    ``member``: which raised it; None if that was something else. ``doing``: in what.
+    ``member`` is None if something else did. ``doing`` is what was being done.
     """
 
     def __init__(self, member: int | None, doing: str) -> None:
@@ -126,29 +130,25 @@ class Raised(Exception):  # noqa: N818 - not an error of its own: it carries one
 
 @dataclass(frozen=True)
 class Report:
-    """An exception on its way to another process."""
+    """An exception as it is sent to another process."""
 
-    kind: str  # the type's name
+    kind: str  # name of its type
     text: str
     traceback: str
     pickled: bytes | None
 
 
 class RemoteTraceback(Exception):  # noqa: N818
-    """The cause of an exception that came from another process: its traceback there."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
+    """The traceback of an exception in another process; raised here as its cause."""
 
     def __str__(self) -> str:
-        return f'\n"""\n{self.text}"""'
+        return f'\n"""\n{self.args[0]}"""'
 
 
 def report(error: BaseException) -> Report:
-    """The exception, for another process."""
+    """Return a report of an exception, for another process."""
     try:
-        lines = traceback.format_exception(type(error), error, _own_frames_off(error))
+        lines = traceback.format_exception(type(error), error, _user_traceback(error))
     except Exception:
         lines = [f"{type(error).__qualname__}: no traceback of it can be made\n"]
     pickled = None
@@ -162,15 +162,15 @@ def report(error: BaseException) -> Report:
 
 
 def _text_of(error: BaseException) -> str:
-    """What it says, which is the user's code too."""
+    """Return the message of an exception, whose ``__str__`` may be code of the user."""
     try:
         return str(error)
     except Exception as another:
         return f"<its __str__ raised {type(another).__name__}>"
 
 
-def _own_frames_off(error: BaseException) -> types.TracebackType | None:
-    """The traceback from the first frame that is not pysampler's."""
+def _user_traceback(error: BaseException) -> types.TracebackType | None:
+    """Return the traceback from the first frame on that is not of pysampler."""
     start = error.__traceback__
     while start is not None and start.tb_frame.f_globals.get("__name__", "").startswith(
         "pysampler."
@@ -180,10 +180,10 @@ def _own_frames_off(error: BaseException) -> types.TracebackType | None:
 
 
 def error_from(remote: Report, message: str, original: BaseException | None = None) -> EnvError:
-    """An ``EnvError`` that is also an instance of the exception's own type, where that can be.
+    """Return an ``EnvError`` that is also an instance of the type of an exception, where possible.
 
-    Its cause is the exception, whose own is the traceback in the worker; or just the exception if
-    it was raised in this process.
+    Its cause is the exception, whose own cause is the traceback in the worker, unless the exception
+    was raised in this process: then it is ``original``.
     """
     here = original is not None
     if not here and remote.pickled is not None:
@@ -205,43 +205,40 @@ def error_from(remote: Report, message: str, original: BaseException | None = No
 
 
 # A frame of a traceback without its line of source.
-_BARE = re.compile(r'^( *)File "([^"]+)", line (\d+), in .*\n(?!\1  )', re.MULTILINE)
+_BARE_FRAME = re.compile(r'^( *)File "([^"]+)", line (\d+), in .*\n(?!\1  )', re.MULTILINE)
 
 
 def _with_lines(traceback_text: str) -> str:
-    """A worker's traceback, with lines that only this process knows: of a notebook's cells."""
+    """Return a traceback of a worker with lines that only this process knows: of notebook cells."""
 
     def line(match: re.Match[str]) -> str:
         source = linecache.getline(match[2], int(match[3])).strip()
         return f"{match[0]}{match[1]}  {source}\n" if source else match[0]
 
-    return _BARE.sub(line, traceback_text)
+    return _BARE_FRAME.sub(line, traceback_text)
 
 
-_both: dict[type, type[EnvError]] = {}
+_env_errors: dict[type, type[EnvError]] = {}  # types, by the type of the exception
 
 
 def _as_both(kind: type[Exception], text: str, original: Exception) -> EnvError:
+    """Return an ``EnvError`` that is also of type ``kind``, if there can be such a type."""
     try:
-        if kind not in _both:
+        if kind not in _env_errors:
             if issubclass(kind, EnvError):
-                _both[kind] = kind
+                _env_errors[kind] = kind
             else:
                 namespace = {
                     "__module__": EnvError.__module__,
-                    "__init__": _init_plain,
+                    "__init__": Exception.__init__,
                     "__str__": Exception.__str__,
                 }
-                _both[kind] = type(f"EnvError[{kind.__name__}]", (EnvError, kind), namespace)
-        error = _both[kind](text)
+                _env_errors[kind] = type(f"EnvError[{kind.__name__}]", (EnvError, kind), namespace)
+        error = _env_errors[kind](text)
         error.__dict__.update(
             {k: v for k, v in original.__dict__.items() if not k.startswith("__")}
         )
         str(error)
-    except Exception:  # a type that cannot be subclassed, or not be made so
+    except Exception:  # a type that cannot be subclassed, or made with a message
         return EnvError(text)
     return error
-
-
-def _init_plain(self: Exception, text: str) -> None:
-    Exception.__init__(self, text)

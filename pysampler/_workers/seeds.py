@@ -1,4 +1,4 @@
-"""Random numbers of a process: no two workers draw the same."""
+"""The random numbers of a process: no two workers draw the same."""
 
 from __future__ import annotations
 

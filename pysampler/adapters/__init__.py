@@ -1,1 +1,1 @@
-"""pysampler under the interfaces of training libraries, each imported only where it is used."""
+"""Interfaces of training libraries on pysampler; each library is imported only by its module."""

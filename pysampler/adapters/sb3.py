@@ -1,4 +1,4 @@
-"""Stable-Baselines3's ``VecEnv`` on a :class:`pysampler.VectorEnv`."""
+"""Stable-Baselines3's ``VecEnv`` on a ``pysampler.VectorEnv``."""
 
 from __future__ import annotations
 
@@ -20,15 +20,22 @@ __all__ = ["VecEnv"]
 
 
 class VecEnv(Sb3VecEnv):  # type: ignore[misc]
-    """In the place of ``SubprocVecEnv``; takes the arguments of ``pysampler.VectorEnv``.
+    """A replacement for Stable-Baselines3's ``SubprocVecEnv``.
 
-    Episodes are reset within the step that ends them. ``infos`` tell their last observation
-    (``terminal_observation``) and whether only the time was up (``TimeLimit.truncated``), without
-    which values would not be bootstrapped there.
+    An env is reset in the step that ends its episode. As SB3 expects, the info of that step has the
+    last observation (``terminal_observation``), and whether the episode was only truncated
+    (``TimeLimit.truncated``).
 
     >>> from stable_baselines3 import PPO  # doctest: +SKIP
     >>> envs = VecEnv([lambda: Monitor(gym.make("CartPole-v1"))] * 8)  # doctest: +SKIP
     >>> PPO("MlpPolicy", envs).learn(100_000)  # doctest: +SKIP
+
+    Args:
+        env_fns: Functions that each make an env.
+        kwargs: Further arguments of ``pysampler.VectorEnv``, except ``autoreset_mode``.
+
+    Attributes:
+        envs: The ``pysampler.VectorEnv``.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env[Any, Any]]], **kwargs: Any) -> None:
@@ -38,9 +45,16 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         )
 
     def reset(self) -> Any:
-        """Reset all envs, with the seeds and options that were set before."""
+        """Reset all envs, with the seeds and options that were set before.
+
+        Returns:
+            The observations.
+
+        Raises:
+            ValueError: If the options differ between envs.
+        """
         options = self._options[0] or None
-        if any(one != self._options[0] for one in self._options):
+        if any(other != self._options[0] for other in self._options):
             raise ValueError("cannot reset: options differ between envs, expected the same for all")
         observations, infos = self.envs.reset(seed=list(self._seeds), options=options)
         self.reset_infos = self._rows(infos)
@@ -49,18 +63,26 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         return observations
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Let the envs step."""
+        """Start a step of all envs.
+
+        Args:
+            actions: An action for each env.
+        """
         self.envs.step_async(actions)
 
     def step_wait(self) -> Any:
-        """Observations, rewards, dones and a list of infos."""
+        """Wait for the step.
+
+        Returns:
+            Observations, rewards, dones and a list of infos.
+        """
         observations, rewards, terminated, truncated, infos = self.envs.step_wait()
         done = terminated | truncated
         rows = self._rows(infos)
         for env in np.flatnonzero(done).tolist():
             row = rows[env]
             last = {**row.pop("final_info", {}), "terminal_observation": row.pop("final_obs")}
-            # What the reset that followed had to say is kept where SB3 looks for it.
+            # The info of the reset that followed is kept where SB3 looks for it.
             self.reset_infos[env] = row
             rows[env] = last
         for env, row in enumerate(rows):
@@ -68,51 +90,84 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         return observations, rewards.astype(np.float32), done, rows
 
     def close(self) -> None:
-        """End the workers."""
+        """Close the envs and end the workers."""
         self.envs.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """An attribute of some envs."""
+        """Return an attribute of envs.
+
+        Args:
+            attr_name: Its name.
+            indices: The indices of the envs; None for all.
+
+        Returns:
+            The value of each env.
+        """
         return self._apply(indices, _get, attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Set an attribute of some envs to one value."""
+        """Set an attribute of envs to one value.
+
+        Args:
+            attr_name: Its name.
+            value: The value.
+            indices: The indices of the envs; None for all.
+        """
         self._apply(indices, _set, attr_name, value)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call a method of some envs."""
+        """Call a method of envs.
+
+        Args:
+            method_name: Its name.
+            method_args: Its positional arguments.
+            indices: The indices of the envs; None for all.
+            method_kwargs: Its keyword arguments.
+
+        Returns:
+            What each env returned.
+        """
         return self._apply(indices, _call, method_name, method_args, method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
-        """Whether envs are wrapped so."""
+        """Return whether envs have a wrapper.
+
+        Args:
+            wrapper_class: The class of the wrapper.
+            indices: The indices of the envs; None for all.
+
+        Returns:
+            A bool for each env.
+        """
         return self._apply(indices, _is_wrapped, wrapper_class)
 
     def _apply(self, indices: Any, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run a function on envs, in their workers."""
         return list(self.envs.apply(function, *args, envs=list(self._get_indices(indices))))
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """What each env renders."""
+        """Return what each env renders, or None where the render mode is not ``rgb_array``."""
         if self.render_mode != "rgb_array":
             return [None] * self.num_envs
         frames: Any = self.envs.render()
         return list(frames)
 
     def _rows(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
-        """One dict for each env, with plain numbers."""
+        """Return the infos as one dict for each env."""
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for key, values in infos.items():
             mask = infos.get(f"_{key}")
             if key.startswith("_") or mask is None:
                 continue
-            which: Iterable[int] = np.flatnonzero(mask).tolist()
+            present: Iterable[int] = np.flatnonzero(mask).tolist()
             if isinstance(values, dict):
                 inner = self._rows(values)
-                for env in which:
+                for env in present:
                     rows[env][key] = inner[env]
             else:
-                for env in which:
+                for env in present:
                     value = values[env]
                     rows[env][key] = deepcopy(value) if isinstance(value, np.ndarray) else value
         return rows
@@ -131,6 +186,7 @@ def _call(env: gym.Env[Any, Any], name: str, args: Any, kwargs: Any) -> Any:
 
 
 def _is_wrapped(env: Any, wrapper_class: type[Any]) -> bool:
+    """Return whether an env has a wrapper of a class."""
     while not isinstance(env, wrapper_class):
         if env is env.unwrapped:
             return False

@@ -1,1 +1,1 @@
-"""Envs that come with pysampler."""
+"""Envs that come with pysampler: ``pysampler.envs.meta`` has envs of many tasks."""

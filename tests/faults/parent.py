@@ -449,7 +449,7 @@ def campaign(seconds, seed, cases=None):
                 before = left()
             gc.collect()
             pysampler._workers.nursery.preload([])
-            pysampler._workers.nursery._reap()  # as the next start of a child does
+            pysampler._workers.children.reap_unclaimed()  # as the next start of a child does
             time.sleep(0.01)  # there is nothing to wait on: what is killed goes when it goes
     faulthandler.cancel_dump_traceback_later()
     other.close()

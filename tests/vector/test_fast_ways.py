@@ -135,7 +135,7 @@ def test_many_infos_and_numpy_s_bools_have_places_in_the_frames():
     [({"image": np.ones(1 << 20)}, "no room left"), ({"a": {"name": "x"}}, "['a']['name']")],
 )
 def test_infos_that_stay_slow_are_told_of_once(told, why, caplog, monkeypatch):
-    monkeypatch.setattr(infos, "_OFTEN", 5)
+    monkeypatch.setattr(infos, "_WARN_AFTER", 5)
     envs = pysampler.VectorEnv([lambda: Told(told)] * 2, num_workers=1)
     with caplog.at_level(logging.WARNING, "pysampler"):
         assert messages(envs, 6) == 1

@@ -11,7 +11,7 @@ PROGRAM = """
 import os, resource, sys
 import gymnasium as gym, numpy as np, psutil
 import pysampler
-from pysampler._workers import nursery
+from pysampler._workers import processes
 
 def limit(name, soft):
     resource.setrlimit(name, (soft, resource.getrlimit(name)[1]))
@@ -50,7 +50,7 @@ def run(program, *prefix, **kwargs):
 def test_too_few_file_descriptors():
     """However few there are; and when there are enough again, it works."""
     told = run("""
-nursery.allow_workers = lambda count: None  # for what comes up after its look
+processes.allow_workers = lambda count: None  # for what comes up after its look
 use()
 fds = me.num_fds()
 told = set()

@@ -48,7 +48,7 @@ def ends(groups):
 
 
 @pytest.mark.parametrize("parcels", [True, False])
-@pytest.mark.parametrize("size", [0, 10, mail._PART, 3 * mail._PART + 7])
+@pytest.mark.parametrize("size", [0, 10, mail._PART_BYTES, 3 * mail._PART_BYTES + 7])
 def test_a_message_survives_an_interruption_anywhere(size, parcels, monkeypatch):
     if not parcels:  # as where there is no memory for one
         monkeypatch.setattr(mail._core, "send_parcel", lambda *_: False)
@@ -72,7 +72,7 @@ def test_a_message_survives_an_interruption_anywhere(size, parcels, monkeypatch)
 
 def test_a_message_that_answers_another_command_is_dropped():
     outbox, inbox = ends(2)
-    outbox.post(0, 1, b"late" * mail._PART)
+    outbox.post(0, 1, b"late" * mail._PART_BYTES)
     outbox.post(1, 1, b"of another group")
     outbox.post(0, 2, b"wanted")
     assert inbox.read(0, 2) == b"wanted"

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import itertools
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import textwrap
 import threading
 from multiprocessing import connection
+from pathlib import Path
 
 import gymnasium as gym
 import psutil
@@ -24,6 +26,8 @@ from programs import completed
 
 import pysampler
 from pysampler._workers import nursery
+from pysampler._workers.children import reap_unclaimed
+from pysampler._workers.launcher import Launcher
 from pysampler.errors import PysamplerError, WorkerLostError
 
 
@@ -59,7 +63,7 @@ class Lines(RuleBasedStateMachine):
     @precondition(lambda self: len(self.launchers) < 3)
     @rule()
     def make(self):
-        self.launchers.append(nursery.Launcher("nursery"))
+        self.launchers.append(Launcher("nursery"))
         self.workers.append({})
 
     @precondition(lambda self: self.launchers)
@@ -117,7 +121,7 @@ class Lines(RuleBasedStateMachine):
 
     @rule()
     def retire(self):
-        """As one does that has come to threads."""
+        """As one does that has started threads."""
         if nursery._nurseries:
             nursery._nurseries[-1].retire()
 
@@ -519,8 +523,8 @@ def test_a_nursery_that_dies_at_an_import_is_not_asked_for_it_again(tmp_path, mo
     nursery.preload(["ends_it", "decimal"])
     assert nursery._nurseries[-1].preloaded == {"ends_it", "decimal"}
     second = nursery._nurseries[-1]
-    assert second._process.ended(60) or True
-    launcher = nursery.Launcher("nursery")
+    second._process.ended(60)
+    launcher = Launcher("nursery")
     with contextlib.suppress(PysamplerError):
         launcher.start(0, None).release()
     launcher.close()
@@ -597,10 +601,10 @@ def test_no_descriptor_is_lost_where_an_exception_comes_into_the_library(context
     pysampler.VectorEnv([TellingEnv], num_workers=1, context=context).close()
     before = psutil.Process().num_fds()
     for n in itertools.count(1):
-        launcher = nursery.Launcher(context)
+        launcher = Launcher(context)
         reached, child, _ = at_point(
             *(n, lambda own=launcher: own.start(0, None)),
-            only=("socketpair", "__init__", "_pair", "fork", "_started_here", "start"),
+            only=("socketpair", "__init__", "socket_pair", "fork", "_start_here", "start"),
             also=[socket.__file__, connection.__file__],
         )
         if child is not None:
@@ -611,10 +615,27 @@ def test_no_descriptor_is_lost_where_an_exception_comes_into_the_library(context
         gc.collect()
 
         def settled():
-            nursery._reap()
+            reap_unclaimed()
             return psutil.Process().num_fds() <= before
 
         wait_until(settled)
         if not reached:
             break
     assert n > 10
+
+
+def test_a_nursery_with_no_descriptor_left_for_another_pool_goes_on_for_those_it_has(capfd):
+    first = pysampler.VectorEnv([TellingEnv], num_workers=1)
+    one = nursery._nurseries[-1]
+    taken = {int(fd.name) for fd in Path(f"/proc/{one._process.pid}/fd").iterdir()}
+    lowest = min(set(range(len(taken) + 1)) - taken)
+    _, hard = resource.prlimit(one._process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(one._process.pid, resource.RLIMIT_NOFILE, (lowest, hard))
+    second = pysampler.VectorEnv([TellingEnv], num_workers=1)
+    assert nursery._nurseries[-1] is not one
+    assert not one.ended
+    for envs in (first, second):
+        envs.reset()
+        envs.close()
+    one.leave()  # later tests use another
+    assert "Traceback" not in capfd.readouterr().err

@@ -15,7 +15,10 @@ from made_up import TellingEnv
 from programs import completed
 
 import pysampler
-from pysampler._workers import nursery, worker
+from pysampler._workers import nursery
+from pysampler._workers.children import environment
+from pysampler._workers.launcher import Launcher, open_files
+from pysampler._workers.setup import Setup
 from pysampler.errors import WorkerLostError
 
 CARTPOLE = """
@@ -369,20 +372,20 @@ def test_a_nursery_that_imports_can_leave_twice():
 
 def test_a_worker_whose_first_answer_nobody_read_leaves_without_a_word(capfd):
     host = types.SimpleNamespace(describe=lambda: types.SimpleNamespace(name="left"))
-    child = nursery.Launcher("nursery").start(0, None)
+    child = Launcher("nursery").start(0, None)
     child.connection.send(
-        worker.Setup(
+        Setup(
             index=0,
             workers=1,
-            environment=nursery.environment(),
+            environment=environment(),
             directory="/",
             path=sys.path,
             arrays=(),
-            open_files=nursery.open_files(),
+            open_files=open_files(),
             arguments=[],
             host=cloudpickle.dumps((lambda: host, ())),
             logging=None,
-            again=False,
+            is_replacement=False,
         )
     )
     child.connection.poll(None)

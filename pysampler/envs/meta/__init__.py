@@ -1,17 +1,17 @@
-"""Envs of many tasks, for meta-RL: registered with gymnasium when this is imported.
+"""Envs of many tasks, for meta-RL. Importing this module registers them with gymnasium.
 
 ========================= ==========================================================================
 ``HalfCheetahDir-v5``     run forwards or backwards: ``{"direction": 1.0 or -1.0}``
-``HalfCheetahVel-v5``     run just so fast: ``{"velocity": 0 to 2}``
+``HalfCheetahVel-v5``     run at a velocity: ``{"velocity": 0 to 2}``
 ``AntDir-v5``             walk in a direction of the plane: ``{"direction": angle}``
-``AntVel-v5``             walk just so fast: ``{"velocity": 0 to 3}``
+``AntVel-v5``             walk at a velocity: ``{"velocity": 0 to 3}``
 ``Navigation2D-v0``       go to a goal in the plane: ``{"goal": array of 2}``
 ``Bandit-v0``             arms that pay with different probabilities: ``{"probabilities": array}``
 ========================= ==========================================================================
 
-``env.unwrapped.sample_tasks(n)`` draws tasks, ``env.unwrapped.reset_task(task)`` sets one, and so
-does ``env.reset(options={"task": task})``: the way tasks travel with the commands of a vector env.
-The MuJoCo envs are gymnasium's own v5 classes with another reward and need ``gymnasium[mujoco]``.
+``env.unwrapped.sample_tasks(n)`` draws tasks. ``env.unwrapped.reset_task(task)`` sets one, and so
+does ``env.reset(options={"task": task})``, by which tasks travel with the commands of a vector env.
+The MuJoCo envs are gymnasium's own v5 classes with another reward; they need ``gymnasium[mujoco]``.
 
 >>> import gymnasium as gym
 >>> env = gym.make("pysampler.envs.meta:Navigation2D-v0")

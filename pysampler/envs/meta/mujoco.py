@@ -1,4 +1,4 @@
-"""gymnasium's HalfCheetah and Ant, with rewards for other ways to run."""
+"""gymnasium's HalfCheetah and Ant, with rewards for directions and velocities."""
 
 from __future__ import annotations
 
@@ -13,77 +13,86 @@ from pysampler.envs.meta.tasks import Task, Tasks
 __all__ = ["AntDir", "AntVel", "HalfCheetahDir", "HalfCheetahVel"]
 
 
+class _Velocity(Tasks):
+    """Tasks of running at a velocity from 0 to ``max_velocity``, as near to it as possible."""
+
+    max_velocity: float
+    velocity = 1.0
+
+    def sample_tasks(self, count: int) -> list[Task]:
+        """Draw velocities uniformly."""
+        drawn = self.np_random.uniform(0.0, self.max_velocity, count)  # type: ignore[attr-defined]
+        return [{"velocity": float(velocity)} for velocity in drawn]
+
+    def reset_task(self, task: Task) -> None:
+        """Set the velocity: ``{"velocity": number}``."""
+        self.velocity = float(self._set(task, "velocity"))
+
+    def _get_rew(self, x_velocity: float, action: Any) -> Any:
+        return super()._get_rew(-abs(x_velocity - self.velocity), action)  # type: ignore[misc]
+
+
 class HalfCheetahDir(Tasks, HalfCheetahEnv):
-    """Forwards or backwards."""
+    """HalfCheetah that runs forwards or backwards: ``{"direction": 1.0 or -1.0}``.
+
+    Takes the arguments of gymnasium's ``HalfCheetahEnv``.
+    """
 
     direction = 1.0
 
     def sample_tasks(self, count: int) -> list[Task]:
-        """Either, as likely."""
+        """Draw directions, both equally likely."""
         return [{"direction": float(d)} for d in self.np_random.choice((-1.0, 1.0), count)]
 
     def reset_task(self, task: Task) -> None:
-        """``{"direction": 1.0 or -1.0}``"""
-        self.direction = float(self._one(task, "direction"))
+        """Set the direction: ``{"direction": 1.0 or -1.0}``."""
+        self.direction = float(self._set(task, "direction"))
 
     def _get_rew(self, x_velocity: float, action: Any) -> Any:
         return super()._get_rew(self.direction * x_velocity, action)
 
 
-class HalfCheetahVel(Tasks, HalfCheetahEnv):
-    """At a velocity."""
+class HalfCheetahVel(_Velocity, HalfCheetahEnv):
+    """HalfCheetah that runs at a velocity: ``{"velocity": 0 to 2}``.
 
-    velocity = 1.0
+    Takes the arguments of gymnasium's ``HalfCheetahEnv``.
+    """
 
-    def sample_tasks(self, count: int) -> list[Task]:
-        """Uniform from 0 to 2."""
-        return [{"velocity": float(v)} for v in self.np_random.uniform(0.0, 2.0, count)]
-
-    def reset_task(self, task: Task) -> None:
-        """``{"velocity": number}``"""
-        self.velocity = float(self._one(task, "velocity"))
-
-    def _get_rew(self, x_velocity: float, action: Any) -> Any:
-        return super()._get_rew(-abs(x_velocity - self.velocity), action)
+    max_velocity = 2.0
 
 
 class AntDir(Tasks, AntEnv):
-    """In a direction of the plane."""
+    """Ant that walks in a direction of the plane: ``{"direction": angle}``, 0 being forwards.
+
+    Takes the arguments of gymnasium's ``AntEnv``.
+    """
 
     direction = 0.0
 
     def sample_tasks(self, count: int) -> list[Task]:
-        """Any angle."""
+        """Draw angles uniformly."""
         angles = self.np_random.uniform(0.0, 2 * np.pi, count)
         return [{"direction": float(angle)} for angle in angles]
 
     def reset_task(self, task: Task) -> None:
-        """``{"direction": angle}``, 0 being gymnasium's own forwards."""
-        self.direction = float(self._one(task, "direction"))
+        """Set the direction: ``{"direction": angle}``, in radians."""
+        self.direction = float(self._set(task, "direction"))
 
     def do_simulation(self, ctrl: Any, n_frames: int) -> None:
-        """Simulate, and remember how fast it went."""
+        """Simulate, and note the velocity in both axes, which ``_get_rew`` is not given."""
         before = self.data.body(self._main_body).xpos[:2].copy()
         super().do_simulation(ctrl, n_frames)
         self._velocity = (self.data.body(self._main_body).xpos[:2] - before) / self.dt
 
-    def _get_rew(self, x_velocity: float, action: Any) -> Any:  # noqa: ARG002 - one of two
+    def _get_rew(self, x_velocity: float, action: Any) -> Any:  # noqa: ARG002 - one of two axes
         along = np.cos(self.direction), np.sin(self.direction)
         return super()._get_rew(float(self._velocity @ along), action)
 
 
-class AntVel(Tasks, AntEnv):
-    """At a velocity."""
+class AntVel(_Velocity, AntEnv):
+    """Ant that walks at a velocity: ``{"velocity": 0 to 3}``.
 
-    velocity = 1.0
+    Takes the arguments of gymnasium's ``AntEnv``.
+    """
 
-    def sample_tasks(self, count: int) -> list[Task]:
-        """Uniform from 0 to 3."""
-        return [{"velocity": float(v)} for v in self.np_random.uniform(0.0, 3.0, count)]
-
-    def reset_task(self, task: Task) -> None:
-        """``{"velocity": number}``"""
-        self.velocity = float(self._one(task, "velocity"))
-
-    def _get_rew(self, x_velocity: float, action: Any) -> Any:
-        return super()._get_rew(-abs(x_velocity - self.velocity), action)
+    max_velocity = 3.0

@@ -1,4 +1,4 @@
-"""Small envs of many tasks, in NumPy alone."""
+"""Small envs of many tasks that need only NumPy."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ from pysampler.envs.meta.tasks import Task, Tasks
 __all__ = ["Bandit", "Navigation2D"]
 
 
-class _Plain(gym.Env[Any, Any]):
-    """Where a reset with tasks ends: it only seeds."""
+class _PlainEnv(gym.Env[Any, Any]):
+    """The base under ``Tasks``, whose ``reset`` only seeds."""
 
 
-class Navigation2D(Tasks, _Plain):
-    """A point in the plane that goes to a goal it is not shown, by at most 0.1 a step and axis.
+class Navigation2D(Tasks, _PlainEnv):
+    """A point in the plane that must find a goal: ``{"goal": array of 2}``.
 
-    The reward is minus the distance; within 0.02 of the goal an episode terminates.
+    The observation is its position, not the goal. An action moves it by at most 0.1 in each axis.
+    The reward is minus the distance to the goal; within 0.02 of it the episode terminates.
+
+    >>> env = Navigation2D()
+    >>> env.reset_task({"goal": [0.1, 0.0]})
+    >>> observation, info = env.reset()
+    >>> observation, reward, terminated, truncated, info = env.step([0.1, 0.0])
+    >>> terminated
+    True
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -28,24 +36,24 @@ class Navigation2D(Tasks, _Plain):
     goal = np.array([0.3, 0.3])
 
     def sample_tasks(self, count: int) -> list[Task]:
-        """Goals from a square of half a unit around the origin."""
+        """Draw goals uniformly, each coordinate from -0.5 to 0.5."""
         return [{"goal": goal} for goal in self.np_random.uniform(-0.5, 0.5, (count, 2))]
 
     def reset_task(self, task: Task) -> None:
-        """``{"goal": array of 2}``"""
-        goal = np.asarray(self._one(task, "goal"), np.float64)
+        """Set the goal: ``{"goal": array of 2}``."""
+        goal = np.asarray(self._set(task, "goal"), np.float64)
         if goal.shape != (2,):
             raise ValueError(f"cannot set goal: shape {goal.shape}, expected (2,)")
         self.goal = goal
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """At the origin."""
+        """Begin an episode at the origin. Takes and returns what ``Tasks.reset`` does."""
         super().reset(**kwargs)
         self._position = np.zeros(2)
         return self._position.astype(np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Move."""
+        """Move by ``action``, clipped to the action space."""
         self._position = self._position + np.clip(action, -0.1, 0.1)
         x, y = self._position - self.goal
         distance = float(np.hypot(x, y))
@@ -53,8 +61,14 @@ class Navigation2D(Tasks, _Plain):
         return observation, -distance, distance < 0.02, False, {}
 
 
-class Bandit(Tasks, _Plain):
-    """Arms that pay 1 with probabilities of their own. Nothing is observed."""
+class Bandit(Tasks, _PlainEnv):
+    """A bandit whose arms pay 1 or nothing: ``{"probabilities": array, one for each arm}``.
+
+    The observation is always zero.
+
+    Args:
+        arms: How many arms there are.
+    """
 
     observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
 
@@ -64,13 +78,13 @@ class Bandit(Tasks, _Plain):
         self.probabilities = np.full(arms, 0.5)
 
     def sample_tasks(self, count: int) -> list[Task]:
-        """Every arm anything from 0 to 1."""
+        """Draw the probability of each arm uniformly from 0 to 1."""
         drawn = self.np_random.uniform(0.0, 1.0, (count, self.arms))
-        return [{"probabilities": one} for one in drawn]
+        return [{"probabilities": row} for row in drawn]
 
     def reset_task(self, task: Task) -> None:
-        """``{"probabilities": array, one for each arm}``"""
-        probabilities = np.asarray(self._one(task, "probabilities"), np.float64)
+        """Set the probabilities: ``{"probabilities": array, one for each arm}``."""
+        probabilities = np.asarray(self._set(task, "probabilities"), np.float64)
         if probabilities.shape != (self.arms,):
             raise ValueError(
                 f"cannot set probabilities: shape {probabilities.shape}, expected {(self.arms,)}"
@@ -78,11 +92,11 @@ class Bandit(Tasks, _Plain):
         self.probabilities = probabilities
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Nothing to see."""
+        """Begin an episode. Takes and returns what ``Tasks.reset`` does."""
         super().reset(**kwargs)
         return np.zeros(1, np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Pull an arm."""
+        """Pull the arm ``action``."""
         paid = float(self.np_random.random() < self.probabilities[int(action)])
         return np.zeros(1, np.float32), paid, False, False, {}

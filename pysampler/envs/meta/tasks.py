@@ -1,4 +1,4 @@
-"""What makes an env one of many tasks."""
+"""What makes an env one of many tasks: a mixin for env classes, and a wrapper for envs."""
 
 from __future__ import annotations
 
@@ -9,32 +9,65 @@ import gymnasium as gym
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["TaskWrapper", "Tasks"]
+__all__ = ["Task", "TaskWrapper", "Tasks"]
 
 Task = dict[str, Any]
 
 
 class Tasks:
-    """For an env class, before its base: a reset may bring a task.
+    """A mixin for env classes, before their base: ``reset`` takes a task in its options.
 
-    The class says how tasks are drawn and set: ``sample_tasks(n)``, ``reset_task(task)``.
+    A subclass defines ``sample_tasks`` and ``reset_task``.
+
+    >>> class Walk(Tasks, gym.Env):
+    ...     def sample_tasks(self, count):
+    ...         return [{"speed": speed} for speed in self.np_random.uniform(0, 2, count)]
+    ...
+    ...     def reset_task(self, task):
+    ...         self.speed = task["speed"]
+
+    Attributes:
+        takes_tasks: Tells samplers that ``reset`` takes ``options={"task": task}``.
+        task: The task that was set last; None before that.
     """
 
     takes_tasks = True
     task: Task | None = None
 
     def sample_tasks(self, count: int) -> list[Task]:
-        """So many, drawn from the env's own generator."""
+        """Draw tasks with the random generator of the env.
+
+        Args:
+            count: How many.
+
+        Returns:
+            The tasks, each a dict.
+        """
         raise NotImplementedError
 
     def reset_task(self, task: Task) -> None:
-        """The task from now on."""
+        """Set the task of the following steps and episodes.
+
+        Args:
+            task: The task, as ``sample_tasks`` returns one.
+
+        Raises:
+            ValueError: If it is not a task of this env.
+        """
         raise NotImplementedError
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode, of the task in ``options`` if there is one."""
+        """Begin an episode.
+
+        Args:
+            seed: The seed of the random generator; None to go on with it.
+            options: ``{"task": task}`` sets a task first.
+
+        Returns:
+            The first observation and its info.
+        """
         if options and "task" in options:
             self.reset_task(options["task"])
         result: tuple[Any, dict[str, Any]] = super().reset(  # type: ignore[misc]
@@ -42,8 +75,8 @@ class Tasks:
         )
         return result
 
-    def _one(self, task: Task, key: str) -> Any:
-        """The one thing a task says."""
+    def _set(self, task: Task, key: str) -> Any:
+        """Note a task and return its only value, or raise ValueError if it has other keys."""
         if not isinstance(task, dict) or set(task) != {key}:
             raise ValueError(
                 f"cannot set task of {type(self).__name__}: {task!r}, expected {{{key!r}: ...}}"
@@ -53,7 +86,17 @@ class Tasks:
 
 
 class TaskWrapper(gym.Wrapper[Any, Any, Any, Any]):
-    """Makes an env with ``reset_task`` take tasks as options of ``reset``."""
+    """A wrapper for envs with ``reset_task``: ``reset`` takes a task in its options.
+
+    >>> env = TaskWrapper(gym.make("pysampler.envs.meta:Navigation2D-v0"))
+    >>> observation, info = env.reset(options={"task": {"goal": [0.1, 0.2]}})
+
+    Args:
+        env: An env whose innermost env has ``sample_tasks(count)`` and ``reset_task(task)``.
+
+    Raises:
+        TypeError: If the env lacks one of these methods.
+    """
 
     takes_tasks = True
 
@@ -69,7 +112,15 @@ class TaskWrapper(gym.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode, of the task in ``options`` if there is one."""
+        """Begin an episode.
+
+        Args:
+            seed: The seed of the random generator; None to go on with it.
+            options: ``{"task": task}`` sets a task first. Other options go to the env.
+
+        Returns:
+            The first observation and its info.
+        """
         if options and "task" in options:
             options = dict(options)
             self.env.unwrapped.reset_task(options.pop("task"))  # type: ignore[attr-defined]

@@ -1,0 +1,128 @@
+"""Start the workers of a pool: forked from a nursery, from this process, or spawned."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from pysampler import _core
+from pysampler._workers import children, nursery
+from pysampler._workers.worker import become_worker
+from pysampler.errors import ClosedError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+__all__ = ["CONTEXTS", "Launcher", "allow_workers", "open_files"]
+
+CONTEXTS = ("nursery", "fork", "spawn")
+
+# File descriptors of this process for each worker: its connection, both ends of it at first, and
+# two that tell of its end; and some for the rest of a pool.
+_FILES_PER_WORKER, _FILES_PER_POOL = 4, 32
+
+# This process's ends of the connections to its own children.
+_own_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
+_files_before: int | None = None  # the limit on open files, if it was raised here
+
+
+class Launcher:
+    """Starts the workers of one pool, each with an index."""
+
+    def __init__(self, context: str) -> None:
+        self._context = context
+        self._lines: list[nursery.Line] = []
+        self._closed = False
+
+    def start(self, index: int, host: Any) -> children.Child:
+        """Return a process that runs ``main`` of ``worker.py`` at the end of its connection.
+
+        An earlier worker with this index is ended, if it lives. ``host`` is what a fork of this
+        process inherits: a function that makes a host, and its arguments.
+        """
+        if self._closed:
+            raise ClosedError("cannot start worker: the pool is closed")
+        children.open_standard_files()
+        if self._context != "nursery":
+            return _start_here(self._context, host)
+        for _ in range(3):
+            with contextlib.suppress(nursery.NoNurseryError):
+                return self._line().fork(index)
+        return self._line().fork(index)
+
+    def close(self, wait: float = 0) -> None:
+        """End the workers that came from nurseries. Takes no lock, and may be repeated.
+
+        They are reaped, and what they had started is ended, when this returns, unless it takes more
+        than ``wait`` seconds.
+        """
+        self._closed = True
+        for line in self._lines:
+            line.close(wait)
+
+    def _line(self) -> nursery.Line:
+        """Return a line to the nursery that is in use now."""
+        current = nursery.current()
+        if not self._lines or self._lines[-1].nursery is not current:
+            if self._lines and not self._lines[-1].used:  # its nursery would wait for its end
+                self._lines.pop().close()
+            self._lines.append(nursery.Line(current))
+        return self._lines[-1]
+
+
+def _start_here(context: str, host: Any) -> children.Child:
+    """Start a worker that is a child of this process."""
+    parent = os.getpid()
+    try:
+        ours, theirs = children.socket_pair()
+        connection = children.OwnedConnection(ours)
+        _own_ends.add(connection)
+        with contextlib.closing(theirs):
+            if context == "spawn":
+                spawn = children.interpreter("pysampler._workers.worker", theirs, parent)
+                return children.Child(children.start_own(spawn), connection)
+            with warnings.catch_warnings():  # about forking with threads, which the user asked for
+                warnings.simplefilter("ignore", DeprecationWarning)
+                # Signals wait until it outlives them; this process's handlers are not its own.
+                process = children.start_own(_core.fork_with_signals_blocked)
+            if process.pid == 0:
+                for end in _own_ends:  # an open copy would hide the end of another worker
+                    end.close()
+                become_worker(theirs.detach(), [1, 2], parent, host)
+        return children.Child(process, connection)
+    finally:
+        if os.getpid() != parent:  # a handler's exception, in the fork, which must not go on
+            os._exit(1)
+
+
+def allow_workers(count: int) -> None:
+    """Raise this process's limit on open files as far as ``count`` more workers need it.
+
+    Raises OSError if the hard limit is lower. Workers keep the limit that there was before: what an
+    env runs may rely on small numbers (``select`` does).
+    """
+    global _files_before
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    already = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    needed = already + _FILES_PER_WORKER * count + _FILES_PER_POOL
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise OSError(
+            errno.EMFILE,
+            f"cannot start {count} workers: they need {needed} open files, the hard limit is "
+            f"{hard}; raise it (ulimit -Hn), or pass a smaller num_workers",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    _files_before = soft if _files_before is None else _files_before
+
+
+def open_files() -> int:
+    """Return the limit on open files of a worker: this process's, before it was raised."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return soft if _files_before is None else min(soft, _files_before)
