@@ -11,7 +11,6 @@ import os
 import secrets
 import stat
 import zipfile
-import zlib
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -24,13 +23,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
-    "fingerprint",
     "in_file",
     "irregular",
     "open_regular",
     "read_arrays",
     "replacing",
-    "sync_directory",
     "write_arrays",
 ]
 
@@ -72,7 +69,7 @@ def replacing(path: Path, refuse: Callable[[str], Exception]) -> Iterator[IO[byt
     with contextlib.suppress(FileNotFoundError):
         if (wrong := irregular(path, follow=False)) is not None:
             raise refuse(wrong)
-    saving = path.with_name(f".{secrets.token_hex(8)}.saving")
+    saving = path.with_name(f".{path.name[:32]}.{secrets.token_hex(8)}.saving")
     try:
         with saving.open("xb") as file:
             yield file
@@ -82,11 +79,11 @@ def replacing(path: Path, refuse: Callable[[str], Exception]) -> Iterator[IO[byt
     except BaseException:
         saving.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    _sync_directory(path.parent)
 
 
-def sync_directory(directory: Path) -> None:
-    """Have the names in a directory on the disk."""
+def _sync_directory(directory: Path) -> None:
+    """Wait until the names in a directory are on the disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -121,12 +118,6 @@ def read_arrays(file: IO[bytes]) -> dict[str, npt.NDArray[Any]]:
                 raise ValueError(f"it has two parts {name!r}")
             arrays[name] = _read(archive, member)
     return arrays
-
-
-def fingerprint(path: Path) -> int:
-    """Return what tells a file of arrays from others: it is made of the sums of its parts."""
-    with zipfile.ZipFile(path) as archive:
-        return zlib.crc32(repr([(m.filename, m.CRC) for m in archive.infolist()]).encode())
 
 
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]:
