@@ -108,7 +108,7 @@ class Sampler(Single, Closing):
     ) -> PreparedFrames:
         """Reset the envs, call a policy for the first time, lay out frames for what it returns.
 
-        ``count`` is the number of frames, ``beside`` how many bytes other things take beside them.
+        ``count`` is the number of frames, ``beside`` the bytes that the rest of the segment takes.
         """
         envs = self.envs
         lease = self._lease
