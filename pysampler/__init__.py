@@ -52,8 +52,9 @@ if TYPE_CHECKING:
     from pysampler._actors.records import Records
     from pysampler._actors.watcher import Watcher
     from pysampler._learning.averaging import Averaging, Round
+    from pysampler._learning.batch import Batch
     from pysampler._learning.checkpoints import Checkpoints
-    from pysampler._learning.replay import Batch, ReplayBuffer
+    from pysampler._learning.replay import ReplayBuffer
     from pysampler._rollouts.evaluation import Evaluation, evaluate
     from pysampler._rollouts.rollout import Ended, Episode, Rollout, gae
     from pysampler._rollouts.rollouts import Rollouts
@@ -112,7 +113,7 @@ _HOMES = {
     "ActorStats": "_actors.actors",
     "Actors": "_actors.actors",
     "Averaging": "_learning.averaging",
-    "Batch": "_learning.replay",
+    "Batch": "_learning.batch",
     "Checkpoints": "_learning.checkpoints",
     "Collected": "_rollouts.tasks",
     "Ended": "_rollouts.rollout",

@@ -11,7 +11,6 @@ import os
 import secrets
 import stat
 import zipfile
-import zlib
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -25,11 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "atomic_write",
-    "fingerprint",
     "open_regular",
     "read_arrays",
     "stored_dtype",
-    "sync_directory",
     "why_not_regular",
     "write_arrays",
 ]
@@ -72,7 +69,7 @@ def atomic_write(path: Path, make_error: Callable[[str], Exception]) -> Iterator
     with contextlib.suppress(FileNotFoundError):
         if (cause := why_not_regular(path, follow=False)) is not None:
             raise make_error(cause)
-    saving = path.with_name(f".{secrets.token_hex(8)}.saving")
+    saving = path.with_name(f".{path.name[:32]}.{secrets.token_hex(8)}.saving")
     try:
         with saving.open("xb") as file:
             yield file
@@ -82,11 +79,11 @@ def atomic_write(path: Path, make_error: Callable[[str], Exception]) -> Iterator
     except BaseException:
         saving.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    _sync_directory(path.parent)
 
 
-def sync_directory(directory: Path) -> None:
-    """Write the names in a directory to the disk."""
+def _sync_directory(directory: Path) -> None:
+    """Wait until the names in a directory are on the disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -121,12 +118,6 @@ def read_arrays(file: IO[bytes]) -> dict[str, npt.NDArray[Any]]:
                 raise ValueError(f"it has two parts {name!r}")
             arrays[name] = _read(archive, member)
     return arrays
-
-
-def fingerprint(path: Path) -> int:
-    """Return a number that identifies a file of arrays, made of the checksums of its members."""
-    with zipfile.ZipFile(path) as archive:
-        return zlib.crc32(repr([(m.filename, m.CRC) for m in archive.infolist()]).encode())
 
 
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]:

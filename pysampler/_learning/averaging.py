@@ -1,10 +1,10 @@
-"""Averaging: every worker trains for itself, and at a barrier all take the mean of their weights.
+"""Averaging: workers train on their own, and after every round all take the mean of their weights.
 
                  board                              boards, one each
     average ──────────────▶ each trainer: train(steps) ──────────────▶ mean ──▶ the next average
 
-The boards lie in a segment of their own. Commands and completions say
-when to read them: no board is read while it is written.
+The boards lie in a segment of their own. A trainer reads the average when it gets a command, and
+the parent reads a trainer's board after its completion: no board is read while it is written.
 """
 
 from __future__ import annotations
@@ -17,17 +17,10 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._closing import Closing, Uncopyable
-from pysampler._learning.trainers import (
-    AttachBoards,
-    HandIn,
-    Train,
-    TrainerHost,
-    UseBoards,
-    arrays_of,
-    difference,
-    fields_of,
-)
+from pysampler._learning.mean_weights import difference, fields_of, mean_of, name_with_nan
+from pysampler._learning.trainers import AttachBoards, HandIn, Train, TrainerHost, UseBoards
 from pysampler._numbers import whole_number
+from pysampler._policies.weights import arrays_of
 from pysampler._vector import arguments
 from pysampler._workers.jobs import Failure
 from pysampler._workers.launcher import CONTEXTS
@@ -43,53 +36,64 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from pysampler._learning.trainers import Fields, Weights
+    from pysampler._learning.mean_weights import Fields
+    from pysampler._policies.weights import Weights
     from pysampler._workers.jobs import Answer, Job
 
 __all__ = ["Averaging", "Round"]
 
-# Of a board: the newest version, and room for the next.
-_BUFFERS = 2
-# What a board takes beside its contents, and where it may begin, in bytes.
-_BESIDE = 1024
+_BUFFERS = 2  # of a board: the newest version, and room for the next
+_BOARD_OVERHEAD = 1024  # bytes that a board takes beside its arrays, with what aligns it
 
 
 @dataclass(frozen=True)
 class Round:
-    """What became of a round."""
+    """What became of a round of averaging.
 
-    number: int  # from 1 on
-    reports: list[dict[str, Any]]  # what each trainer's train() returned; {} of a lost one
-    lost: list[int]  # workers that were replaced: their weights are not in the average
-    # By worker: "training", and "waiting" for the others and the average.
+    Attributes:
+        number: Which round it was: 1 for the first.
+        reports: What each trainer's ``train()`` returned; {} of one that was lost.
+        lost: Workers that were lost and replaced. Their weights are not in the average.
+        seconds: For each worker, how long it spent "training", and "waiting" for the others and
+            the average.
+    """
+
+    number: int
+    reports: list[dict[str, Any]]
+    lost: list[int]
     seconds: dict[str, npt.NDArray[np.float64]]
 
 
 class Averaging(Uncopyable, Closing):
-    """Trainers, one in each of so many workers, whose weights are averaged after every round.
-
-    ``make(index, seed)`` is called in the worker and returns a trainer: an object with
-
-    - ``train(steps)``, which acts and learns for so many steps and returns a dict of numbers to
-      report, or None;
-    - ``state_dict()`` and ``load_state_dict(weights)``: names, and NumPy arrays or tensors. What is
-      not among them (a replay, the moments of an optimizer) stays the trainer's own;
-    - ``close()``, if it has one.
+    """Trainers, one in each worker, whose weights are averaged after every round.
 
     All begin with the weights of the first. The average of floating-point arrays is their mean,
-    taken in float64; of others it is what the first worker has.
-
-    - ``workers``: processes. 0 trains one trainer in this process, for debugging.
-    - ``context``: as of :class:`pysampler.VectorEnv`.
-    - ``on_worker_loss``: "raise" ``WorkerLostError``, or "restart": a new trainer, made with
-      another seed, takes its place and begins with the last average. More than ``max_restarts`` of
-      one worker within ``restart_window`` seconds raise all the same.
-    - ``seed``: those of the trainers are drawn from it.
+    taken in float64; of other arrays it is the first worker's.
 
     A trainer that raises is an ``EnvError``, which is also an instance of what it raised, and the
-    others are ended. A round that Ctrl-C or its time-out interrupts goes on in the workers: the
-    next one waits for it and drops it, ``close()`` ends it. Weights that are nan, or inf in some
+    others are ended. A round that Ctrl-C or its timeout interrupts goes on in the workers: the
+    next round waits for it and drops it, ``close()`` ends it. Weights that are NaN, or inf in some
     trainers only, are a ValueError, and the last average stays.
+
+    Args:
+        make: ``make(index, seed)`` is called in each worker and returns its trainer: an object with
+            ``train(steps)``, which acts and learns for that many steps and returns a dict of
+            numbers to report, or None; with ``state_dict()`` and ``load_state_dict(weights)``,
+            which have NumPy arrays or tensors by name; and with ``close()``, if it needs that. What
+            is not among the weights (a replay buffer, the moments of an optimizer) stays the
+            trainer's own.
+        workers: The number of processes. 0 trains one trainer in this process, for debugging.
+        context: How processes are started, as in :class:`pysampler.VectorEnv`.
+        on_worker_loss: "raise" ``WorkerLostError``, or "restart": a new trainer, made with another
+            seed, takes the place of a lost one and begins with the last average.
+        max_restarts: More restarts of one worker within ``restart_window`` raise all the same.
+        restart_window: In seconds.
+        seed: What the trainers' seeds are drawn from.
+
+    Raises:
+        ValueError: An argument is out of range, or trainers have different weights.
+        TypeError: ``make`` cannot be called, or not be sent to workers.
+        EnvError: A trainer raised while it was created.
 
     >>> class Trainer:
     ...     def __init__(self, index, seed):
@@ -147,8 +151,8 @@ class Averaging(Uncopyable, Closing):
         try:
             descriptions: list[Any] = self._pool.descriptions
             self._lay_out([one.fields for one in descriptions])
-            while not self._ask(HandIn(), [0]):
-                pass  # it was lost: ask the one in its place
+            while not self._request(HandIn(), [0]):
+                pass  # it was lost: request it from the one in its place
             self._weights = self._handed_in(0)
         except BaseException:
             self._end()
@@ -162,7 +166,7 @@ class Averaging(Uncopyable, Closing):
         count = len(of_each)
         like = {name: np.empty(field.shape, field.dtype) for name, field in fields.items()}
         size = sum(array.nbytes + 8 for array in like.values())
-        segment = Segment((count + 1) * (_BUFFERS * size + _BESIDE))
+        segment = Segment((count + 1) * (_BUFFERS * size + _BOARD_OVERHEAD))
         self._pool.lay_out(segment, AttachBoards())
         self._boards = [Board(like, segment, buffers=_BUFFERS) for _ in range(count + 1)]
         *own, average = [board.place() for board in self._boards]
@@ -172,25 +176,35 @@ class Averaging(Uncopyable, Closing):
 
     @property
     def weights(self) -> Weights:
-        """The last average. Assign to it, to go on from others."""
+        """The last average. Assign other weights to go on from those."""
         return self._weights
 
     @weights.setter
     def weights(self, weights: Mapping[str, Any]) -> None:
-        # Its own: tensors would change with the module they are of.
+        # Copies: tensors would change with the module that they belong to.
         arrays = {name: array.copy() for name, array in arrays_of(weights).items()}
         if differ := difference(fields_of(arrays), self._fields):
             raise ValueError(f"cannot set weights: {differ}")
-        for name, array in arrays.items():
-            if _has_nan(array):
-                raise ValueError(f"cannot set weights: {name} has nan, expected numbers")
+        if (name := name_with_nan(arrays)) is not None:
+            raise ValueError(f"cannot set weights: {name} has nan, expected numbers")
         self._weights = arrays
 
     def round(self, steps: int, timeout: float | None = None) -> Round:
-        """Let every trainer take the average and train for ``steps`` steps; average anew.
+        """Let every trainer take the average and train; average their weights.
 
-        WaitTimeoutError if that takes longer than ``timeout`` seconds. Without workers it has to
-        wait for its trainer all the same.
+        Args:
+            steps: What ``train`` is called with.
+            timeout: Seconds that the round may take. Without workers it waits for its trainer all
+                the same.
+
+        Returns:
+            What the trainers reported, and how long they took.
+
+        Raises:
+            WaitTimeoutError: It took longer than ``timeout``.
+            EnvError: A trainer raised.
+            WorkerLostError: A worker was lost, and is not replaced.
+            ValueError: The weights have no finite mean.
         """
         steps = whole_number("average", "steps", steps, 1)
         deadline = arguments.deadline(timeout, "train")
@@ -210,69 +224,82 @@ class Averaging(Uncopyable, Closing):
         list(self._answers(deadline))  # of a round that was interrupted: they are dropped
         began = now()
         self._boards[-1].publish(self._weights)
-        said = self._ask(Train(steps), self._everyone, deadline)
-        if handed_in := {index: self._handed_in(index) for index in sorted(said)}:
-            self._weights = {
-                name: _mean(name, {index: weights[name] for index, weights in handed_in.items()})
-                for name in self._fields
-            }
+        answers = self._request(Train(steps), self._everyone, deadline)
+        if handed_in := {index: self._handed_in(index) for index in sorted(answers)}:
+            self._weights = mean_of(handed_in)
         self._rounds += 1
-        told = [said.get(index, ({}, 0.0)) for index in self._everyone]
-        training = np.array([seconds for _, seconds in told])
+        results = [answers.get(index, ({}, 0.0)) for index in self._everyone]
+        training = np.array([seconds for _, seconds in results])
         waiting = (now() - began) / 1e9 - training
         return Round(
             self._rounds,
-            [report for report, _ in told],
-            [index for index in self._everyone if index not in said],
+            [report for report, _ in results],
+            [index for index in self._everyone if index not in answers],
             {"training": training, "waiting": waiting},
         )
 
     def rounds(
         self, steps: int, count: int | None = None, timeout: float | None = None
     ) -> Iterator[Round]:
-        """One after the other: so many, or for ever; each may take ``timeout`` seconds."""
+        """Iterate over rounds.
+
+        Args:
+            steps: What ``train`` is called with in each round.
+            count: How many rounds; None: without end.
+            timeout: Seconds that each round may take.
+
+        Yields:
+            What ``round`` returns.
+        """
         if count is not None:
             count = whole_number("average", "count", count, 0)
         for _ in itertools.count() if count is None else range(count):
             yield self.round(steps, timeout)
 
-    def _ask(self, job: Job, of: Sequence[int], deadline: int | None = None) -> dict[int, Any]:
-        """Return what trainers answer, by worker; of those that were lost there is nothing."""
-        self._pool.request([(index, 0) for index in of], dict.fromkeys(of, job))
-        return {index: said for index, said, _ in self._answers(deadline) if said is not None}
+    def _request(
+        self, job: Job, workers: Sequence[int], deadline: int | None = None
+    ) -> dict[int, Any]:
+        """Request a job of workers; return the answers of those that were not lost, by worker."""
+        self._pool.request([(index, 0) for index in workers], dict.fromkeys(workers, job))
+        answers = {index: answer for index, answer, _ in self._answers(deadline)}
+        return {index: answer for index, answer in answers.items() if answer is not None}
 
     def _answers(self, deadline: int | None) -> Iterator[Answer]:
-        """Yield the answers of all that were asked, as they come; raise a failure at once."""
+        """Yield the answers to all requests as they come; raise a failure at once."""
         while self._pool.pending:
             groups, answers = self._pool.wait_some(1, len(self._everyone), deadline)
             if not groups and deadline is not None and now() >= deadline:
                 late = [index for index in self._everyone if self._pool.is_pending(index)]
                 raise WaitTimeoutError(f"cannot train: trainers {late} have not answered in time")
             self._pool.take(groups)
-            for group, said, _ in answers:
-                if isinstance(said, Failure):
-                    raise self._pool.error_of(group, said)
+            for group, answer, _ in answers:
+                if isinstance(answer, Failure):
+                    raise self._pool.error_of(group, answer)
             yield from answers
 
     def _handed_in(self, index: int) -> Weights:
+        """Return the weights that a trainer has put on its board; ValueError if they have NaN."""
         _, weights = self._boards[index].read()
-        for name, array in weights.items():
-            if _has_nan(array):
-                raise ValueError(
-                    f"cannot average weights: {name} of trainer {index} has nan, expected numbers"
-                )
+        if (name := name_with_nan(weights)) is not None:
+            raise ValueError(
+                f"cannot average weights: {name} of trainer {index} has nan, expected numbers"
+            )
         return weights
 
     # -- ending ----------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or has ended because something went wrong."""
+        """Whether it was closed, or ended by an error."""
         pool = getattr(self, "_pool", None)
         return pool is None or pool.closed
 
     def close(self) -> None:
-        """Let the trainers close, and end the workers. EnvError if a trainer raised in close()."""
+        """Close the trainers, and end the workers.
+
+        Raises:
+            EnvError: A trainer raised in its ``close()``.
+        """
         if self._turn.closed or self.closed:
             self._end()
             return
@@ -298,29 +325,6 @@ class Averaging(Uncopyable, Closing):
     def __repr__(self) -> str:
         closed = ", closed" * self.closed
         return f"<pysampler.Averaging {self.workers} workers, {self._rounds} rounds{closed}>"
-
-
-def _has_nan(array: npt.NDArray[Any]) -> bool:
-    return array.dtype.kind in "fc" and bool(np.isnan(array).any())
-
-
-def _mean(name: str, by_trainer: dict[int, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Of floating-point arrays; of others the first."""
-    arrays = list(by_trainer.values())
-    first = arrays[0]
-    if first.dtype.kind not in "fc":
-        return first.copy()
-    wide = np.result_type(first, np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean = np.asarray(np.mean(arrays, axis=0, dtype=wide), first.dtype)
-    # A mask may be inf, in all of them.
-    if (np.isfinite(mean) | np.all([array == first for array in arrays], axis=0)).all():
-        return np.where(np.isfinite(mean), mean, first)
-    sick = [index for index, array in by_trainer.items() if not np.isfinite(array).all()]
-    raise ValueError(
-        f"cannot average weights: the mean of {name} is not finite"
-        + f": it has inf in trainers {sick}, expected numbers" * bool(sick)
-    )
 
 
 # -- arguments -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a worker serves where weights are averaged: a trainer; and what that is asked."""
+"""What a worker serves where weights are averaged: a trainer, and its jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._frames.spec import Field
+from pysampler._learning.mean_weights import difference, fields_of
+from pysampler._policies.weights import arrays_of
+from pysampler._torch import is_tensor, tensor_from
 from pysampler._workers import worker
 from pysampler._workers.jobs import Job, Note, Repeated
 from pysampler._workers.remote import Raised
@@ -20,21 +22,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from pysampler._learning.mean_weights import Fields
     from pysampler.sync import Board, Segment
 
-    Fields = dict[str, Field]
-    Weights = dict[str, npt.NDArray[Any]]
-
-__all__ = [
-    "AttachBoards",
-    "HandIn",
-    "Train",
-    "TrainerHost",
-    "UseBoards",
-    "arrays_of",
-    "difference",
-    "fields_of",
-]
+__all__ = ["AttachBoards", "HandIn", "Train", "TrainerHost", "UseBoards"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +37,12 @@ class Description:
 
 
 class TrainerHost:
-    """Trainer ``index``, whose one group is never stepped."""
+    """The host of trainer ``index``, whose one group is never stepped."""
 
     def __init__(self, make: Callable[[int, int], Any], index: int, entropy: Any) -> None:
         self._index = index
         self.blocks: list[Any] = [None]
-        # Who takes the place of a lost one need not live through the same again.
+        # With the same numbers, a replacement might be lost at the same point again.
         seeds = np.random.SeedSequence(
             None if worker.is_replacement else entropy, spawn_key=(index,)
         )
@@ -59,34 +50,34 @@ class TrainerHost:
             self.trainer = make(index, int(seeds.generate_state(1)[0]))
         with self._at("state_dict()"):
             state = self.trainer.state_dict()
-            self._tensors = {name for name, value in state.items() if hasattr(value, "detach")}
+            self._tensors = {name for name, value in state.items() if is_tensor(value)}
             self._fields = fields_of(arrays_of(state))
 
     def describe(self) -> Description:
-        """What its weights are."""
+        """Return the class of the trainer, and the fields of its weights."""
         return Description(type(self.trainer).__name__, self._fields)
 
     def count_with(self, meter: Any) -> None:
-        """Nothing is counted: a round tells how long it took."""
+        """Do nothing: a round says how long it took."""
 
     def left_over(self, block: int) -> None:
         """Return nothing: there are no steps."""
 
     def replace(self, seeds: Sequence[int]) -> None:
-        """Do nothing: the trainer knew so when it was made."""
+        """Do nothing: the trainer was created as a replacement."""
 
     def attach(self, segment: Segment) -> None:
-        """Find boards in this segment."""
+        """Look for boards in this segment."""
         self._segment = segment
 
     def use(self, fields: Fields, average: Any, own: Any) -> None:
-        """Take the average from one board, and hand these fields in on the other."""
+        """Take the average from one board, and put the weights on the other."""
         self._fields = fields
         self._average: Board = average.attach(self._segment)
         self._own: Board = own.attach(self._segment)
 
     def train(self, steps: int) -> tuple[dict[str, Any], float]:
-        """Go on from the average, and hand in; what the trainer reports, and seconds it took."""
+        """Train from the average on, and hand in; return the trainer's report, and the seconds."""
         _, weights = self._average.read()
         with self._at("load_state_dict()"):
             self.trainer.load_state_dict(
@@ -102,7 +93,7 @@ class TrainerHost:
         return dict(report or {}), seconds
 
     def hand_in(self) -> int:
-        """The weights, as a new version."""
+        """Put the weights on the board; return their version."""
         with self._at("state_dict()"):
             arrays = arrays_of(self.trainer.state_dict())
             if differ := difference(fields_of(arrays), self._fields):
@@ -116,27 +107,23 @@ class TrainerHost:
                 self.trainer.close()
 
     def _as_given(self, name: str, array: npt.NDArray[Any]) -> Any:
-        if name not in self._tensors:
-            return array
-        import torch  # noqa: PLC0415 - it is there
-
-        return torch.from_numpy(array)
+        return tensor_from(array) if name in self._tensors else array
 
     @contextlib.contextmanager
     def _at(self, doing: str) -> Iterator[None]:
-        """The trainer is at work."""
+        """Blame what is raised in a block on the trainer."""
         try:
             yield
         except (Exception, SystemExit) as error:
             raise Raised(self._index, doing) from error
 
 
-# -- what it is asked ------------------------------------------------------------------------------
+# -- jobs ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class AttachBoards:
-    """Boards are to lie in the segment."""
+    """The segment that boards lie in."""
 
     def attach(self, host: TrainerHost, segment: Segment) -> None:
         """Give the segment to a host."""
@@ -145,7 +132,7 @@ class AttachBoards:
 
 @dataclass(frozen=True)
 class UseBoards(Note):
-    """Where the boards lie: the average comes on one, ``fields`` are handed in on the other."""
+    """Where the boards lie: for the average, and for the trainer's own weights, ``fields``."""
 
     fields: Fields
     average: Any
@@ -153,15 +140,15 @@ class UseBoards(Note):
     doing = "attaching boards"
 
     def apply(self, host: TrainerHost) -> None:
-        """Tell the host."""
+        """Give the boards to a host."""
         host.use(self.fields, self.average, self.own)
 
 
 class _TrainerJob(Job):
-    """Of a trainer that was lost there is no answer."""
+    """A job that is answered with None if the trainer was lost."""
 
     def after_loss(self, lost: str) -> Job:  # noqa: ARG002
-        """Answer with None."""
+        """Return a job that does nothing."""
         return _NoAnswer(self.doing)
 
 
@@ -175,53 +162,22 @@ class _NoAnswer(Repeated):
 
 @dataclass(frozen=True)
 class Train(_TrainerJob):
-    """The trainer goes on from the average for some steps, and hands its weights in."""
+    """Train for some steps from the average on, and hand the weights in."""
 
     steps: int
     doing = "training"
 
     def run(self, host: TrainerHost, block: int, frame: int) -> Any:  # noqa: ARG002
-        """Do it in the worker."""
+        """Train in the worker."""
         return host.train(self.steps)
 
 
 @dataclass(frozen=True)
 class HandIn(_TrainerJob):
-    """The trainer hands its weights in."""
+    """Hand the weights in."""
 
     doing = "handing in weights of"
 
     def run(self, host: TrainerHost, block: int, frame: int) -> int:  # noqa: ARG002
-        """Do it in the worker."""
+        """Hand in from the worker."""
         return host.hand_in()
-
-
-# -- weights -------------------------------------------------------------------------------------
-
-
-def arrays_of(state: Mapping[str, Any]) -> Weights:
-    """Those of a ``state_dict()``, which may be tensors."""
-    return {
-        name: value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
-        for name, value in state.items()
-    }
-
-
-def fields_of(arrays: Weights) -> Fields:
-    """What they are, if they can be averaged."""
-    if not arrays:
-        raise ValueError("there are no weights")
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biufc":
-            raise TypeError(f"{name} is of dtype {array.dtype}, expected numbers")
-    return {name: Field(array.shape, array.dtype) for name, array in arrays.items()}
-
-
-def difference(got: Fields, expected: Fields) -> str:
-    """In words; empty if there is none."""
-    if got.keys() != expected.keys():
-        return f"names {list(got)}, expected {list(expected)}"
-    for name, to_be in expected.items():
-        if (one := got[name]) != to_be:
-            return f"{name} is {one.dtype} {one.shape}, expected {to_be.dtype} {to_be.shape}"
-    return ""

@@ -153,7 +153,7 @@ class PolicyCaller:
             got = ", ".join(type(one).__name__ for one in returned)
             raise TypeError(
                 f"cannot act: the policy returned ({got}), expected actions, or (actions, extras) "
-                "with a dict of what it says beside them, such as {'values': values}"
+                "with a dict of what else it returns, such as {'values': values}"
             )
         if wrong := [name for name in extras if not isinstance(name, str)]:
             raise TypeError(
@@ -161,7 +161,7 @@ class PolicyCaller:
             )
         if STATE in extras and self._signature.state is None:
             raise TypeError(
-                "cannot act: the policy says its state and takes none, expected a parameter "
+                "cannot act: the policy returns a state and takes none, expected a parameter "
                 "named 'state' or the attribute recurrent = True"
             )
         parts = zip(leaves(self._spec.action_tree, actions), self._spec.actions, strict=True)

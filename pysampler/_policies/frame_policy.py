@@ -80,8 +80,8 @@ class FramePolicy:
         """Write what the policy returned for some envs."""
         if extras.keys() != self.extras.keys():
             raise ValueError(
-                f"cannot act: the policy said {sorted(extras)} beside its actions, before it was "
-                f"{sorted(self.extras)}"
+                f"cannot act: the policy returned {sorted(extras)} beside its actions, before it "
+                f"was {sorted(self.extras)}"
             )
         for name, array in extras.items():
             _expect_same(name, array, self.extras[name])
@@ -124,7 +124,7 @@ class FramePolicy:
                 to[at, ended] = array[ended]
 
     def begin_episodes(self, at: At, envs: Rows, initial: Any = None) -> None:
-        """Give envs at a frame an initial state, by default what the policy says, or zeros."""
+        """Give envs at a frame an initial state, by default the policy's own, or zeros."""
         if not self._state:
             return
         rows = np.arange(self._frames.envs)[envs]
@@ -152,7 +152,7 @@ def _expect_same(name: str, array: npt.NDArray[Any], to: npt.NDArray[Any]) -> No
         array.dtype != to.dtype and not np.can_cast(array.dtype, to.dtype, "safe")
     ):
         raise ValueError(
-            f"cannot act: what the policy said has changed: {name} of {array.dtype} "
+            f"cannot act: what the policy returns has changed: {name} of {array.dtype} "
             f"{array.shape[1:]} a row, before {to.dtype} {to.shape[2:]}"
         )
 

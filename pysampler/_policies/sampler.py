@@ -146,7 +146,7 @@ class Sampler(Uncopyable, Closing):
     ) -> PreparedFrames:
         """Reset the envs, call a policy for the first time, lay out frames for what it returns.
 
-        ``count`` is the number of frames, ``beside`` how many bytes other things take beside them.
+        ``count`` is the number of frames, ``beside`` the bytes that the rest of the segment takes.
         """
         envs, core, lease = self.envs, self._core, self._lease
         with self.calling_envs():

@@ -1,4 +1,4 @@
-"""Seeds of policies, and of samplers that begin anew."""
+"""Seeds of policies, and of samplers that are restarted."""
 
 from __future__ import annotations
 

@@ -109,8 +109,8 @@ class Rollouts(Sampler):
     ``np.random.Generator``, one for each row. Each env has its own, which depends only on the seed
     and on the index of the env: such a policy makes the same rollouts wherever it acts, with any
     number of workers and groups. For other random policies, each worker seeds the global generators
-    of Python, NumPy and torch, and those that its copy of the policy refers to; or it calls the
-    policy's method ``seed(number)`` instead, if there is one.
+    of Python, NumPy and torch. It seeds those of its copy of the policy too: by the policy's method
+    ``seed(number)``, if there is one, or else all generators that the policy refers to.
 
     **Copies.** With ``policy_in="workers"`` and with ``overlap`` a copy of the policy acts. Of a
     module, its ``state_dict()`` is copied before each rollout; any other policy is copied as a

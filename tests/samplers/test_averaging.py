@@ -406,6 +406,17 @@ def test_a_mask_that_is_inf_in_all_stays(nothing_left):
         assert averaging.weights["w"].tolist() == [1.0, -np.inf]
 
 
+def test_weights_that_numpy_has_no_numbers_for_are_named(nothing_left):
+    torch = pytest.importorskip("torch", reason="NumPy has no bfloat16")
+
+    class Narrow(Adds):
+        def state_dict(self):
+            return {"w": torch.zeros(2, dtype=torch.bfloat16)}
+
+    with pytest.raises(TypeError, match=r"cannot send weights: w is torch.bfloat16, expected"):
+        Averaging(Narrow, 0)
+
+
 @pytest.mark.parametrize("workers", WORKERS)
 def test_nan_at_the_beginning_is_refused(workers, nothing_left):
     def make(index, seed):

@@ -117,7 +117,7 @@ def test_what_a_policy_returns_at_first(envs, where, returned, error, text):
         (NAN, "nan for 2 of 4 envs"),
         (
             (GOOD, {"value": np.zeros(4)}),
-            r"said \['value'\] beside its actions, before it was \[\]",
+            r"returned \['value'\] beside its actions, before it was \[\]",
         ),
     ],
     ids=["shape", "nan", "extras"],

@@ -162,8 +162,7 @@ def test_a_replay_is_returned_and_goes_on(tmp_path):
     replay = make_replay()
     replay.sample(3)
     checkpoints = Checkpoints(tmp_path)
-    path = checkpoints.save(7, replay=replay, episodes=12)
-    assert names(path) == ["replay.replay.npz", "state.npz"]
+    checkpoints.save(7, replay=replay, episodes=12)
     rest = checkpoints.restore()
     assert (rest["episodes"], rest["step"]) == (12, 7)
     for _ in range(3):
@@ -174,11 +173,11 @@ def test_a_replay_is_returned_and_goes_on(tmp_path):
 
 def test_a_file_is_an_archive_of_arrays_alone(tmp_path):
     path = Checkpoints(tmp_path).save(1, x=[np.zeros(3), np.ones(2)], y={"a": (1, None)})
-    with zipfile.ZipFile(path / "state.npz") as archive:
+    with zipfile.ZipFile(path) as archive:
         assert {"0.npy", "1.npy", "about.npy"} <= {*archive.namelist()}
-    with np.load(path / "state.npz", allow_pickle=False) as arrays:
+    with np.load(path, allow_pickle=False) as arrays:
         about = json.loads(arrays["about"].tobytes())
-    assert (about["format"], about["step"]) == ("pysampler checkpoint 2", 1)
+    assert (about["format"], about["step"]) == ("pysampler checkpoint 3", 1)
 
 
 # -- torch -----------------------------------------------------------------------------------------
@@ -317,7 +316,7 @@ def test_the_newest_are_kept(keep, tmp_path):
     steps = [0, 7, 8, 10**12 - 1, 10**12, 10**13]
     for done, step in enumerate(steps, 1):
         path = checkpoints.save(step, x=step)
-        assert path == tmp_path / "a" / "b" / f"checkpoint-{step:012d}"
+        assert path == tmp_path / "a" / "b" / f"checkpoint-{step:012d}.npz"
         assert checkpoints.steps() == steps[max(0, done - keep) : done]
         assert checkpoints.latest == step
         assert checkpoints.restore() == {"x": step, "step": step}
@@ -327,42 +326,42 @@ def test_the_newest_are_kept(keep, tmp_path):
 
 
 def test_what_else_lies_there_is_left_alone(tmp_path):
-    others = ["checkpoint-1", "checkpoint-0000000000001", "checkpoint-000000000001.bak", "notes"]
+    others = [
+        *("checkpoint-1.npz", "checkpoint-0000000000001.npz", "checkpoint-000000000001"),
+        *("checkpoint-000000000001.npz.bak", ".replay.npz.0123456789abcdef.saving", "notes"),
+    ]
     for name in others:
-        (tmp_path / name).mkdir()
+        (tmp_path / name).touch()
     checkpoints = Checkpoints(tmp_path, keep=1)
     assert checkpoints.restore() is None
     for step in (1, 2):
         checkpoints.save(step)
-    assert names(tmp_path) == sorted([*others, "checkpoint-000000000002"])
+    assert names(tmp_path) == sorted([*others, "checkpoint-000000000002.npz"])
     assert checkpoints.restore() == {"step": 2}
 
 
-@pytest.mark.parametrize("what", ["link", "broken link", "file"])
-def test_an_old_checkpoint_that_is_no_directory_goes_with_the_others(what, tmp_path):
+@pytest.mark.parametrize("what", ["link", "broken link", "directory"])
+def test_an_old_checkpoint_that_was_moved_elsewhere_harms_none_that_follows(what, tmp_path):
     checkpoints = Checkpoints(tmp_path / "here", keep=1)
     path = checkpoints.save(1, x=1)
     elsewhere = path.rename(tmp_path / "another disk")
-    if what == "file":
-        path.write_text("moved to another disk")
+    if what == "directory":
+        path.mkdir()
     else:
         path.symlink_to(elsewhere if what == "link" else tmp_path / "nothing")
+    left = [path.name] * (what == "directory")  # which is not ours
     for step in (2, 3):
         checkpoints.save(step, x=step)
-        assert names(tmp_path / "here") == [f"checkpoint-{step:012d}"]
+        assert names(tmp_path / "here") == [*left, f"checkpoint-{step:012d}.npz"]
         assert checkpoints.restore() == {"x": step, "step": step}
-    assert names(elsewhere) == ["state.npz"]  # the link goes, not what it leads to
+    assert elsewhere.is_file()  # the link goes, not what it leads to
 
 
-@pytest.mark.parametrize("name", [".saving", ".removing"])
-def test_what_lies_where_a_save_writes_goes(name, tmp_path):
-    checkpoints = Checkpoints(tmp_path / "here", keep=1)
-    checkpoints.save(1, x=1)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "here" / name).symlink_to(tmp_path / "elsewhere")
+def test_what_a_killed_save_left_goes_with_the_next(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    (tmp_path / ".checkpoint-000000000001.npz.0123456789abcdef.saving").touch()
     checkpoints.save(2, x=2)
-    assert names(tmp_path) == ["elsewhere", "here"]
-    assert names(tmp_path / "here") == ["checkpoint-000000000002"]
+    assert names(tmp_path) == ["checkpoint-000000000002.npz"]
 
 
 def test_a_directory_that_cannot_be_listed_is_not_one_without_checkpoints(tmp_path):
@@ -469,7 +468,6 @@ def test_nothing_is_handed_over_unless_all_can_be(tmp_path):
 
 # -- damage ----------------------------------------------------------------------------------------
 
-FILES = ["state.npz", "replay.replay.npz"]
 TREE = {"x": np.arange(10), "y": ["text", float("nan")], "z": np.float32(2)}
 
 
@@ -496,149 +494,142 @@ def refuses(checkpoints, file):
     return False
 
 
-@pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("part", [0, 0.01, 0.3, 0.5, 0.9, 0.999])
-def test_a_truncated_file_is_refused(file, part, tmp_path):
+def test_a_truncated_file_is_refused(part, tmp_path):
     checkpoints, path = saved_one(tmp_path)
-    whole = (path / file).read_bytes()
-    (path / file).write_bytes(whole[: int(len(whole) * part)])
-    assert refuses(checkpoints, path / file)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * part)])
+    assert refuses(checkpoints, path)
     assert checkpoints.restore(step=1)["step"] == 1
 
 
-@pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("part", [0, 0.2, 0.5, 0.8, 0.97])
 @pytest.mark.parametrize("garbage", [bytes(64), b"\xff" * 64, random.Random(1).randbytes(64)])
-def test_a_garbled_file_is_refused(file, part, garbage, tmp_path):
+def test_a_garbled_file_is_refused(part, garbage, tmp_path):
     checkpoints, path = saved_one(tmp_path)
-    whole = bytearray((path / file).read_bytes())
+    whole = bytearray(path.read_bytes())
     at = int(len(whole) * part)
     whole[at : at + 64] = garbage[: len(whole) - at]
-    (path / file).write_bytes(whole)
-    assert refuses(checkpoints, path / file)
+    path.write_bytes(whole)
+    assert refuses(checkpoints, path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("flip", [0x01, 0x08, 0x10, 0xFF])
-def test_a_flipped_bit_is_found_or_does_not_matter(file, flip, tmp_path):
+def test_a_flipped_bit_is_found_or_does_not_matter(flip, tmp_path):
     checkpoints, path = saved_one(tmp_path)
-    whole = (path / file).read_bytes()
+    whole = path.read_bytes()
     refused = 0
     places = range(flip % 11, len(whole), 11)
     for at in places:
         damaged = bytearray(whole)
         damaged[at] ^= flip
-        (path / file).write_bytes(damaged)
-        refused += refuses(checkpoints, path / file)
+        path.write_bytes(damaged)
+        refused += refuses(checkpoints, path)
     assert refused > 0.6 * len(places)  # the rest is dates, and what else an archive says twice
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_shape_that_says_less_is_found(file, tmp_path):
+def test_a_shape_that_says_less_is_found(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     path = checkpoints.save(1, held=Holder(np.zeros(9999)), replay=make_replay(9999, 9999))
-    whole = (path / file).read_bytes()
+    whole = path.read_bytes()
     assert b"(9999,)" in whole
-    (path / file).write_bytes(whole.replace(b"(9999,)", b"(   1,)"))
-    assert refuses(checkpoints, path / file)
+    path.write_bytes(whole.replace(b"(9999,)", b"(   1,)"))
+    assert refuses(checkpoints, path)
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_that_is_missing_or_another_is_refused(file, tmp_path):
+def test_a_file_that_is_missing_or_another_is_refused(tmp_path):
     checkpoints, path = saved_one(tmp_path)
-    (path / file).unlink()
-    assert refuses(checkpoints, path / file)
-    (path / file).mkdir()
-    assert refuses(checkpoints, path / file)
-    (path / file).rmdir()
-    np.savez(path / file, x=np.zeros(3))
-    assert refuses(checkpoints, path / file)
-    with (path / file).open("wb") as other:
+    path.unlink()
+    assert checkpoints.latest == 1
+    path.mkdir()
+    assert refuses(checkpoints, path)
+    path.rmdir()
+    np.savez(path, x=np.zeros(3))
+    assert refuses(checkpoints, path)
+    with path.open("wb") as other:
         np.save(other, np.zeros(3))
-    assert refuses(checkpoints, path / file)
-    (path / file).write_bytes(b"checkpoint")
-    assert refuses(checkpoints, path / file)
+    assert refuses(checkpoints, path)
+    path.write_bytes(b"checkpoint")
+    assert refuses(checkpoints, path)
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_of_another_checkpoint_is_refused(file, tmp_path):
-    checkpoints, path = saved_one(tmp_path / "here")
-    other = Checkpoints(tmp_path / "there").save(2, held=Holder(TREE), replay=make_replay(21))
-    (path / file).write_bytes((other / file).read_bytes())
-    with pytest.raises(LayoutError, match="replay.replay.npz.* of another checkpoint"):
-        checkpoints.restore()
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_pipe_or_a_device_is_no_file_of_a_checkpoint(file, tmp_path):
+def test_a_file_of_another_step_is_refused(tmp_path):
     checkpoints, path = saved_one(tmp_path)
-    (path / file).unlink()
-    os.mkfifo(path / file)
-    assert refuses(checkpoints, path / file)
-    (path / file).unlink()
-    (path / file).symlink_to("/dev/zero")
-    assert refuses(checkpoints, path / file)
+    path.with_name("checkpoint-000000000001.npz").replace(path)
+    assert refuses(checkpoints, path)
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_that_says_it_is_huge_is_refused(file, tmp_path):
+def test_a_pipe_or_a_device_is_no_file_of_a_checkpoint(tmp_path):
     checkpoints, path = saved_one(tmp_path)
-    with zipfile.ZipFile(path / file) as archive:
+    path.unlink()
+    os.mkfifo(path)
+    assert refuses(checkpoints, path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert refuses(checkpoints, path)
+
+
+@pytest.mark.parametrize("part", ["0.npy", "replay/0.npy"])
+def test_a_file_that_says_it_is_huge_is_refused(part, tmp_path):
+    checkpoints, path = saved_one(tmp_path)
+    with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
+    assert part in parts
     huge = io.BytesIO()
     np.lib.format.write_array_header_2_0(
         huge, {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)}
     )
     for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        with zipfile.ZipFile(path / file, "w", compression) as archive:
-            for name, part in parts.items():
-                archive.writestr(name, huge.getvalue() if name == "0.npy" else part)
-        assert refuses(checkpoints, path / file)
+        with zipfile.ZipFile(path, "w", compression) as archive:
+            for name, content in parts.items():
+                archive.writestr(name, huge.getvalue() if name == part else content)
+        assert refuses(checkpoints, path)
 
 
 @pytest.mark.parametrize("what", ["empty directory", "file"])
 def test_a_name_alone_is_no_checkpoint(what, tmp_path):
     checkpoints, _ = saved_one(tmp_path)
-    name = tmp_path / "checkpoint-000000000003"
+    name = tmp_path / "checkpoint-000000000003.npz"
     name.touch() if what == "file" else name.mkdir()
-    assert refuses(checkpoints, name / "state.npz")
+    assert refuses(checkpoints, name)
 
 
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ({"format": "pysampler checkpoint 1"}, "pysampler checkpoint 1"),
-        ({"step": 1}, r"expected \('pysampler checkpoint 2', 2\)"),
+        ({"format": "pysampler checkpoint 2"}, "pysampler checkpoint 2"),
+        ({"step": 1}, r"expected \('pysampler checkpoint 3', 2\)"),
         ({"trees": {"held": ["what"]}}, "a node"),
         ({"trees": {"held": ["what", 1, 2]}}, "KeyError"),
         ({"trees": {"held": ["array", "7"]}}, "KeyError"),
         ({"trees": {"held": ["list", ["array", "0"], ["array", "0"]]}}, "KeyError"),
-        ({"trees": None}, "AttributeError"),
-        ({"replays": ["replay"]}, "ValueError"),
-        ({"replays": {"other": 1}}, "other.replay.npz"),
-        ({"replays": {"replay": 1}}, "replay.replay.npz.*of another checkpoint"),
-        ({"replays": {"../replay": 1}}, r"state.npz.* a part '../replay'"),
+        ({"trees": None}, "TypeError"),
+        ({"replays": ["other"]}, "KeyError: 'about'"),
+        ({"replays": ["replay", "replay"]}, "KeyError: 'about'"),
+        ({"replays": [1]}, "AttributeError"),
+        ({"replays": ["../replay"]}, "a part '../replay'"),
         ({"trees": {"a b": 1}}, "a part 'a b'"),
     ],
 )
 def test_another_format_is_refused(said, text, tmp_path):
     checkpoints, path = saved_one(tmp_path)
-    with np.load(path / "state.npz") as arrays:
+    with np.load(path) as arrays:
         arrays = dict(arrays)
     about = {**json.loads(arrays["about"].tobytes()), **said}
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    np.savez(path / "state.npz", **arrays)
+    np.savez(path, **arrays)
     with pytest.raises(LayoutError, match=text):
         checkpoints.restore()
 
 
-def test_what_is_pickled_is_refused(tmp_path):
+@pytest.mark.parametrize("part", ["0", "replay/0"])
+def test_what_is_pickled_is_refused(part, tmp_path):
     checkpoints, path = saved_one(tmp_path)
-    with np.load(path / "state.npz") as arrays:
+    with np.load(path) as arrays:
         arrays = dict(arrays)
-    arrays["0"] = np.array([{"a": 1}])
-    np.savez(path / "state.npz", **arrays)
+    arrays[part] = np.array([{"a": 1}])
+    np.savez(path, **arrays)
     with pytest.raises(LayoutError, match="allow_pickle=False"):
         checkpoints.restore()
 
@@ -658,24 +649,27 @@ def test_what_cannot_be_written_leaves_what_there_was(tmp_path, monkeypatch):
 
 def test_all_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     checkpoints, _ = saved_one(tmp_path)
-    synced, fsync, rename = [], os.fsync, os.rename
+    synced, fsync, replace = [], os.fsync, os.replace
 
     def log_fsync(descriptor):
         synced.append(os.fstat(descriptor).st_ino)
         fsync(descriptor)
 
-    def log_rename(old, new):
-        if Path(new).name == "checkpoint-000000000003":
-            old = Path(old)
-            assert {path.stat().st_ino for path in (old, *old.iterdir())} <= {*synced}
-            assert len(names(old)) == 2
-            assert tmp_path.stat().st_ino not in synced
-        else:  # an old one goes when the new one is safe
-            assert tmp_path.stat().st_ino in synced
-        rename(old, new)
+    def log_replace(old, new):
+        assert Path(new).name == "checkpoint-000000000003.npz"
+        assert Path(old).stat().st_ino in synced
+        assert tmp_path.stat().st_ino not in synced
+        replace(old, new)
 
+    def log_unlink(path):
+        assert Path(path).name == "checkpoint-000000000001.npz"
+        assert tmp_path.stat().st_ino in synced  # an old one goes when the new one is safe
+        unlink(path)
+
+    unlink = os.unlink
     monkeypatch.setattr(os, "fsync", log_fsync)
-    monkeypatch.setattr(os, "rename", log_rename)
+    monkeypatch.setattr(os, "replace", log_replace)
+    monkeypatch.setattr(os, "unlink", log_unlink)
     checkpoints.save(3, x=np.zeros(3), replay=make_replay())
     assert checkpoints.steps() == [2, 3]
 

@@ -446,7 +446,7 @@ class Forgetful(torch.nn.Module):
 def test_a_state_that_would_be_forgotten_is_refused(envs):
     with (
         pysampler.Rollouts(envs, Forgetful(), 5) as rollouts,
-        pytest.raises(TypeError, match="says its state and takes none, expected a parameter"),
+        pytest.raises(TypeError, match="returns a state and takes none, expected a parameter"),
     ):
         next(rollouts)
 

@@ -198,7 +198,7 @@ def test_a_state_as_wide_as_the_record_is_long_belongs_to_all_its_steps():
     replay = ReplayBuffer(100, {**like, "state1": np.zeros(2)})
     replay.extend(records)
     np.testing.assert_array_equal(
-        replay._fields["state1"][: len(replay)], np.repeat(records.rows["state1"], 2, axis=0)
+        replay._ring.fields["state1"][: len(replay)], np.repeat(records.rows["state1"], 2, axis=0)
     )
 
 

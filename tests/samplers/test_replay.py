@@ -316,7 +316,7 @@ def test_what_does_not_fit_is_refused(dtype, fits, others):
     replay = ReplayBuffer(5, {"x": np.zeros((), dtype)})
     for value in fits:
         replay.add(**one([value]))
-        got = replay._fields["x"][(replay.added - 1) % 5]
+        got = replay._ring.fields["x"][(replay.added - 1) % 5]
         np.testing.assert_array_equal(got, np.array(value).astype(dtype))
     for value in others:
         with pytest.raises(ValueError, match=r"^cannot add to replay: x (of|is|cannot be made)"):
@@ -379,7 +379,7 @@ def test_records_are_added_together_or_not_at_all(name, count, n_step):
         }
 
     replay.add(**rows(1))
-    before = {key: array.copy() for key, array in replay._fields.items()}
+    before = {key: array.copy() for key, array in replay._ring.fields.items()}
     bad = rows(2)
     where = bad["fields"] if name in "xy" else bad
     where[name] = where[name].astype(object)
@@ -387,7 +387,7 @@ def test_records_are_added_together_or_not_at_all(name, count, n_step):
     with pytest.raises(ValueError, match=f"cannot add to replay: {name} "):
         replay.add(**bad)
     assert replay.added == count
-    for key, array in replay._fields.items():
+    for key, array in replay._ring.fields.items():
         np.testing.assert_array_equal(array, before[key])
     replay.add(**rows(2))
     assert replay.added == 2 * count
@@ -398,8 +398,8 @@ def state_of(replay):
     length, added = len(replay), replay.added
     replay._tree.leaves  # noqa: B018 - which goes through with what was interrupted
     arrays = [
-        *(array[:length] for array in replay._fields.values()),
-        replay._last,
+        *(array[:length] for array in replay._ring.fields.values()),
+        replay._ring.newest,
         replay._tree._sums,
     ]
     return added, [array.tolist() for array in arrays]
@@ -658,10 +658,10 @@ def test_any_names_and_kinds_of_fields_are_kept(tmp_path):
     replay.add(values, rewards=flags, terminated=flags, truncated=flags, env=flags)
     replay.save(tmp_path / "replay")
     loaded = ReplayBuffer.load(tmp_path / "replay")
-    assert [*loaded._fields] == [*replay._fields]
-    for name, array in replay._fields.items():
-        assert loaded._fields[name].dtype == array.dtype
-        assert loaded._fields[name].tobytes() == array.tobytes()
+    assert [*loaded._ring.fields] == [*replay._ring.fields]
+    for name, array in replay._ring.fields.items():
+        assert loaded._ring.fields[name].dtype == array.dtype
+        assert loaded._ring.fields[name].tobytes() == array.tobytes()
 
 
 def rewritten(path, **said):

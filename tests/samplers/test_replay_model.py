@@ -168,8 +168,8 @@ class AgainstAList(RuleBasedStateMachine):
         )
         for at in range(max(0, len(self.records) - capacity), len(self.records)):
             record = self.records[at]
-            assert replay._fields["x"][at % capacity].tolist() == [at, -at]
-            assert replay._fields["rewards"][at % capacity] == record["reward"]
+            assert replay._ring.fields["x"][at % capacity].tolist() == [at, -at]
+            assert replay._ring.fields["rewards"][at % capacity] == record["reward"]
             if replay.alpha:
                 assert replay._tree.leaves[at % capacity] == record["priority"]
 

@@ -1,0 +1,58 @@
+"""What a replay buffer hands to a learner."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pysampler._torch import tensor_from
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["Batch"]
+
+
+@dataclass(frozen=True, repr=False)
+class Batch:
+    """Transitions of up to n steps, a row for each: what :meth:`ReplayBuffer.sample` returns.
+
+    Attributes:
+        fields: The fields of the first step of each transition, by name.
+        next_fields: The fields of its last step: those whose names begin with ``next_``.
+        rewards: Discounted sums of the rewards of the steps.
+        discounts: What the value of the last observation counts for: gamma to the power of the
+            number of steps, or 0 where the episode terminated. Truncated episodes go on from their
+            last observation.
+        weights: Importance weights: 1 where all records are as likely.
+        indices: Numbers of the records, for :meth:`ReplayBuffer.update`. They are never reused.
+    """
+
+    fields: dict[str, Any]
+    next_fields: dict[str, Any]
+    rewards: Any
+    discounts: Any
+    weights: Any
+    indices: npt.NDArray[Any]
+
+    def __repr__(self) -> str:
+        names = ", ".join([*self.fields, *self.next_fields])
+        return f"<pysampler.Batch of {len(self.indices)} transitions: {names}>"
+
+    def torch(self, device: Any = None) -> Batch:
+        """Return the batch with tensors in the place of arrays.
+
+        Args:
+            device: Where to copy them. None: tensors on the CPU that share memory with the arrays.
+
+        Returns:
+            The batch; its ``indices`` are an array still.
+        """
+        tensor = functools.partial(tensor_from, device=device, non_blocking=True)
+        return Batch(
+            {name: tensor(array) for name, array in self.fields.items()},
+            {name: tensor(array) for name, array in self.next_fields.items()},
+            *(tensor(self.rewards), tensor(self.discounts), tensor(self.weights)),
+            self.indices,
+        )

@@ -1,0 +1,173 @@
+"""A ring of the newest records in shared memory, and which record follows which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler.sync import Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+__all__ = ["FOLLOWING", "Addition", "RecordRing"]
+
+# The field of a record that has the number of the next one of its env and episode, or -1.
+FOLLOWING = "following"
+_LINE = 128  # bytes; what an array may be moved by to begin at one
+
+
+@dataclass(frozen=True)
+class Addition:
+    """Records that are being added, all of them checked."""
+
+    count: int
+    arrays: Mapping[str, npt.NDArray[Any]]
+    numbers: npt.NDArray[np.int64]  # in the life of their env
+    begins: npt.NDArray[np.bool_]  # whether an episode begins with them
+    numbers_known: bool  # or else they are zeros
+
+
+class RecordRing:
+    """Arrays ``[capacity, ...]``: record n lies in slot ``n % capacity``.
+
+    Args:
+        capacity: How many records there is room for.
+        fields: Dtype and shape of each field.
+        linked: Whether to store which record follows each.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        fields: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+        *,
+        linked: bool,
+    ) -> None:
+        fields = {**fields, **({FOLLOWING: (np.dtype(np.int64), ())} if linked else {})}
+        size = sum(d.itemsize * int(np.prod(s)) * capacity + _LINE for d, s in fields.values())
+        self._segment = Segment(size)
+        self.capacity = capacity
+        self.fields = {
+            name: self._segment.array((capacity, *shape), dtype, None)[1]
+            for name, (dtype, shape) in fields.items()
+        }
+        self._added = 0
+        # Of the newest record of each env: the env, ascending; its number here, -1 if nothing
+        # follows it; and its number in the life of the env.
+        self.newest = np.empty((3, 0), np.int64)
+        self.adding: Addition | None = None
+
+    def __len__(self) -> int:
+        return min(self.added, self.capacity)
+
+    @property
+    def added(self) -> int:
+        """How many records have ever been added, with those that are being added."""
+        added, one = self._added, self.adding
+        return added + (one.count if one is not None else 0)
+
+    def finish_adding(self, on_new: Callable[[npt.NDArray[np.int64]], None]) -> None:
+        """Write the records that are being added, from the first; call ``on_new`` with their slots.
+
+        A call that was interrupted is repeated: nothing is done that cannot be done twice.
+        """
+        if (one := self.adding) is None:
+            return
+        added, newest = self._added + one.count, self.newest
+        count = min(one.count, self.capacity)  # only the newest have room
+        numbers = np.arange(added - count, added)
+        slots = numbers % self.capacity
+        if count < one.count:
+            newest = newest[:, :0]
+        if count > 0:
+            split = min(count, self.capacity - int(slots[0]))
+            arrays = {name: array[one.count - count :] for name, array in one.arrays.items()}
+            for name, array in arrays.items():
+                to = self.fields[name]
+                to[slots[0] : slots[0] + split] = array[:split]
+                to[: count - split] = array[split:]
+            if FOLLOWING in self.fields:
+                newest = self._link(newest, numbers, arrays, one)
+            on_new(slots)
+        self._added, self.newest, self.adding = added, newest, None  # together
+
+    def _link(
+        self,
+        newest: npt.NDArray[np.int64],
+        numbers: npt.NDArray[np.int64],
+        arrays: Mapping[str, Any],
+        one: Addition,
+    ) -> npt.NDArray[np.int64]:
+        """Store which record follows each new one and each of ``newest``; return the new newest."""
+        following = self.fields[FOLLOWING]
+        following[numbers % self.capacity] = -1
+        in_life, begins = one.numbers[-len(numbers) :], one.begins[-len(numbers) :]
+        env = arrays["env"]
+        over = arrays["terminated"] | arrays["truncated"]
+        order = np.argsort(env, kind="stable")
+        same = env[order[1:]] == env[order[:-1]]
+        before, after = order[:-1][same], order[1:][same]
+        goes_on = ~over[before] & ~begins[after]
+        if one.numbers_known:
+            goes_on &= in_life[after] == in_life[before] + 1
+        following[numbers[before[goes_on]] % self.capacity] = numbers[after[goes_on]]
+        ends = np.append(~same, True)
+        firsts, lasts = order[np.append(True, ends[:-1])], order[ends]
+        newest, at = _with_envs(newest, env[firsts])
+        _, last, number = newest[:, at]
+        joined = (last >= max(int(numbers[-1]) + 1 - self.capacity, 0)) & ~begins[firsts]
+        if one.numbers_known:
+            joined &= in_life[firsts] == number + 1
+        following[last[joined] % self.capacity] = numbers[firsts[joined]]
+        newest[1, at] = np.where(over[lasts], -1, numbers[lasts])
+        newest[2, at] = in_life[lasts]
+        return newest
+
+    def numbers_in(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the numbers of the records in ``slots``: how many had been added before them."""
+        last = self._added - 1
+        return last - (last - slots) % self.capacity
+
+    def restore(
+        self, added: int, arrays: Sequence[npt.NDArray[Any]], newest: npt.NDArray[Any]
+    ) -> None:
+        """Take over what a file has, an array for each field; ValueError if it makes no sense."""
+        self._added = added
+        count = len(self)
+        for (name, to), array in zip(self.fields.items(), arrays, strict=True):
+            if (array.shape, array.dtype) != ((count, *to.shape[1:]), to.dtype):
+                raise ValueError(f"{name!r} of {array.shape} {array.dtype}, expected {count} rows")
+            to[:count] = array
+        envs, last, _ = newest
+        expected = newest.dtype == np.int64 and (np.diff(envs) > 0).all()
+        if not expected or (last < -1).any() or (last >= added).any():
+            raise ValueError("no newest records of envs")
+        if FOLLOWING in self.fields:
+            following = self.fields[FOLLOWING][:count]
+            onward = (following > self.numbers_in(np.arange(count))) & (following < added)
+            if not (onward | (following == -1)).all():
+                raise ValueError("records that follow none")
+        self.newest = newest
+
+
+def _with_envs(
+    newest: npt.NDArray[np.int64], envs: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
+    """Return a copy with a column for each of these envs, and where those are.
+
+    ``envs`` has each one once, ascending.
+    """
+    known = newest[0]
+    at = np.searchsorted(known, envs)
+    if len(known) and (known.take(at, mode="clip") == envs).all():
+        return newest.copy(), at
+    joined = np.union1d(known, envs)
+    grown = np.full((3, len(joined)), -1)
+    grown[0] = joined
+    grown[:, joined.searchsorted(known)] = newest
+    return grown, np.searchsorted(joined, envs)
