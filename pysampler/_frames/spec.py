@@ -3,7 +3,7 @@
 Leaves whose values have no fixed shape (Text, Sequence, Graph, OneOf, spaces of the user's) are
 *odd*: they go through the side channel, as the objects they are.
 
-A tree is ``("leaf", i)``, ``("odd", i)``, ``("dict", ((key, tree), ...))`` or
+A tree is ``("leaf", i)``, ``("unshaped", i)``, ``("dict", ((key, tree), ...))`` or
 ``("tuple", (tree, ...))``; the leaves are numbered from left to right, the odd ones apart.
 """
 
@@ -74,7 +74,7 @@ def _tree_of(space: spaces.Space[Any]) -> tuple[Tree, tuple[Field, ...], int]:
             fields.append(Field(tuple(space.shape or ()), np.dtype(space.dtype)))
             return "leaf", len(fields) - 1
         odd += 1
-        return "odd", odd - 1
+        return "unshaped", odd - 1
 
     return visit(space), tuple(fields), odd
 
@@ -143,7 +143,7 @@ def build(tree: Tree, leaf: Callable[[int], Any], odd: Callable[[int], Any]) -> 
     kind, content = tree
     if kind == "leaf":
         return leaf(content)
-    if kind == "odd":
+    if kind == "unshaped":
         return odd(content)
     if kind == "dict":
         return {key: build(child, leaf, odd) for key, child in content}
