@@ -1,5 +1,5 @@
-// A block: anything that can step its envs into the rows of a frame. The worker's loop knows no
-// more of envs than this, and a block nothing of who waits for it.
+// A block: envs that step together and write their results into the rows of a frame. The worker's
+// loop knows envs only through this interface; a block knows nothing of commands and waits.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ class Block {
  public:
     virtual ~Block() = default;
 
-    // Steps every env of the block: actions are read from this frame and results written to it.
-    // True if something is left that has no place in the frame.
+    // Steps every env of the block: reads actions from this frame, and writes results to it.
+    // Returns whether there are results that have no place in the frame.
     virtual bool step(std::uint32_t frame) = 0;
 };
 

@@ -1,17 +1,16 @@
-// Versioned parameters: one writer publishes, any number of readers copy the newest. Readers never
-// block the writer, and never take a torn set.
+// Versioned parameters: one writer publishes, any number of readers copy the newest version.
+// Readers never block the writer and never get a mixture of two versions.
 //
 //   version:  OpenPosition (readers may wait for the next)     buffer v % n:  stamp | contents
 //
 // Version v goes to buffer v % n; the stamp is 2v - 1 while it is written and 2v when it is whole.
-// A reader copies the newest and then looks at the stamp again: if the writer has come round n - 1
-// versions meanwhile the copy is thrown away and taken anew. A writer that dies half-way leaves an
-// odd stamp in a buffer that no reader is told of.
+// A reader copies the newest version and then reads the stamp again: if the writer has published
+// n - 1 versions meanwhile, the copy is discarded and made again. A writer that dies half-way
+// leaves an odd stamp in a buffer that no published version names.
 //
-// The words are copied as atomics: a plain memcpy would race, by the letter and in the sanitizer.
-// SYNC: each word is stored with release and loaded with acquire, so a reader that got one word of
-// a newer version sees, at its second look, the stamp that was stored before it. On x86 these
-// are ordinary moves.
+// The words are copied as atomics, since a memcpy would be a data race. Each is stored with release
+// and loaded with acquire, so a reader that got one word of a newer version sees, when it reads the
+// stamp again, the stamp that was stored before that word. On x86 these are ordinary moves.
 #pragma once
 
 #include <cstdint>
@@ -48,44 +47,50 @@ class BasicBoard {
     std::uint64_t words_each() const noexcept { return words_each_; }
     std::uint32_t buffers() const noexcept { return buffers_; }
 
-    // The writer: begin, write() as often as you like, then publish. Returns the version to be.
+    // The writer: begin(), any number of write(), then publish(). Returns the version to come.
     std::uint64_t begin() noexcept {
         const std::uint64_t next = cell_->version.own() + 1;
+        // Relaxed: each word written after it releases it.
         stamp(next).store(2 * next - 1, std::memory_order_relaxed);
         return next;
     }
     void write(std::uint64_t at, std::span<const std::uint64_t> words) noexcept {
         Atomic<std::uint64_t>* to = buffer(cell_->version.own() + 1) + at;
         for (std::size_t i = 0; i < words.size(); ++i) {
+            // SYNC: pairs with the load of each word in read(): with the word comes the odd stamp.
             to[i].store(words[i], std::memory_order_release);
         }
     }
     std::uint64_t publish() noexcept {
         const std::uint64_t next = cell_->version.own() + 1;
+        // SYNC: pairs with the first load of the stamp in read().
         stamp(next).store(2 * next, std::memory_order_release);
         if (cell_->version.advance(1)) cell_->version.ring();
         return next;
     }
 
     // A reader: copies the newest version and returns its number, or 0 if there is none yet, or if
-    // the writer came round during every one of `tries`.
+    // the writer overwrote it during each of `tries`.
     std::uint64_t read(std::uint64_t at, std::span<std::uint64_t> words,
                        int tries = kTries) const noexcept {
         for (int i = 0; i < tries; ++i) {
             const std::uint64_t version = this->version();
             if (version == 0) return 0;
             const Atomic<std::uint64_t>& stamp = this->stamp(version);
+            // SYNC: pairs with the store of the stamp in publish().
             if (stamp.load(std::memory_order_acquire) != 2 * version) continue;
             const Atomic<std::uint64_t>* from = buffer(version) + at;
             for (std::size_t k = 0; k < words.size(); ++k) {
+                // SYNC: pairs with the store in write().
                 words[k] = from[k].load(std::memory_order_acquire);
             }
+            // Relaxed: the loads above keep it behind them.
             if (stamp.load(std::memory_order_relaxed) == 2 * version) return version;
         }
         return 0;
     }
 
-    // A reader: until the version is at least `wanted`. Any number may wait.
+    // A reader: until the version is at least `wanted`. Any number of readers may wait.
     template <class Policy>
     Outcome wait_version(std::uint64_t wanted, std::int64_t deadline, Policy& policy) noexcept {
         return cell_->version.wait_until(wanted, deadline, policy);

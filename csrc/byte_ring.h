@@ -3,12 +3,12 @@
 //   record:  | length:32 | kind:32 | payload ... | padding to 8 |
 //
 // The bytes are mapped twice in a row (segment.h, map_twice), so a record never breaks at the end
-// of the array. A message that does not fit goes in parts, each a record; the reader drains them
+// of the array. A message that does not fit is sent in parts, each a record; the reader drains them
 // inside its own wait, so neither side can wait for the other with the ring full. Advancing the
 // tail is the commit. A message whose writer died or gave up half-way is dropped when the next one
-// begins: kind says where a message begins and ends.
+// begins: `kind` says where a message begins and ends.
 //
-// The reader trusts nothing: it copies the header once, and checks it against what is there.
+// The reader trusts nothing: it copies the header once, and checks it against what was published.
 #pragma once
 
 #include <algorithm>
@@ -48,18 +48,18 @@ class BasicByteRing {
         : cell_(cell), bytes_(bytes), capacity_(capacity) {}
 
     std::uint64_t capacity() const noexcept { return capacity_; }
-    // The largest message that goes as one record.
+    // The largest message that is sent as one record.
     std::uint64_t largest_whole() const noexcept { return capacity_ - sizeof(Header); }
 
-    // -- the producer ---------------------------------------------------------------------------
+    // -- the producer --
 
-    // The message, whole or in parts. On kTimedOut, kLost or kInterrupted `written` says how much
-    // of it went: all or nothing if it fits the ring; else call again with the same `written` to go
-    // on, or begin another message, and the reader drops the half.
+    // Sends the message, whole or in parts. On kTimedOut, kLost or kInterrupted `written` is how
+    // much of it was sent: nothing if it fits the ring; else call again with the same `written` to
+    // continue, or begin another message, and the reader drops the incomplete one.
     template <class Policy>
     Outcome write(Bytes message, std::uint64_t& written, std::int64_t deadline, Policy& policy) {
         const bool whole = message.size() <= largest_whole();
-        // Half the ring a part: the reader empties one while the next is written.
+        // A part takes half the ring: the reader empties one while the next is written.
         const std::uint64_t most = whole ? message.size() : capacity_ / 2 - sizeof(Header);
         do {
             const std::uint64_t length = std::min(message.size() - written, most);
@@ -80,11 +80,11 @@ class BasicByteRing {
         return Outcome::kReady;
     }
 
-    // -- the consumer ---------------------------------------------------------------------------
+    // -- the consumer --
 
-    // Until a whole message is there, draining parts as they come. Then message() is it, where it
-    // lies in the ring or, if it came in parts, in memory of the reader's; valid until release().
-    // Throws CorruptRing, and std::length_error if it grows beyond `limit`.
+    // Waits for a whole message, draining parts as they come. message() is then a view of it, in
+    // the ring or, if it came in parts, in memory of the reader; valid until release(). Throws
+    // CorruptRing, and std::length_error if the message is larger than `limit`.
     template <class Policy>
     Outcome read(std::uint64_t limit, std::int64_t deadline, Policy& policy) {
         for (;;) {
@@ -98,7 +98,9 @@ class BasicByteRing {
             std::memcpy(&header, at, sizeof header);
             const std::uint64_t record = record_bytes(header.length);
             if (there > capacity_ || there < sizeof header || record > there || header.kind > 3) {
-                throw CorruptRing("a record does not fit what was published");
+                throw CorruptRing(
+                    "cannot read byte ring: it is corrupt, a record does not fit what was "
+                    "published");
             }
             if (header.kind & kBegins) parts_.clear();
             const bool stray = parts_.empty() && !(header.kind & kBegins);
@@ -128,7 +130,7 @@ class BasicByteRing {
         parts_.clear();
     }
 
-    // -- anyone ---------------------------------------------------------------------------------
+    // -- any thread --
 
     // Bytes published and not released, headers and padding included.
     std::uint64_t size() const noexcept {
@@ -152,8 +154,8 @@ class BasicByteRing {
     Cell* cell_;
     std::byte* bytes_;
     std::uint64_t capacity_;  // a power of two, and whole pages
-    Bytes whole_;             // the message at hand, if any
-    std::uint64_t held_ = 0;  // its record, if it lies in the ring
+    Bytes whole_;             // what message() returns
+    std::uint64_t held_ = 0;  // bytes of its record, if it lies in the ring
     std::vector<std::byte> parts_;
 };
 

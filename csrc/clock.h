@@ -1,4 +1,4 @@
-// The nanosecond clock, and what a core does while it waits for the next look.
+// The nanosecond clock, and how a core pauses or yields between two checks.
 #pragma once
 
 #include <sched.h>
@@ -9,7 +9,7 @@
 
 namespace pysampler {
 
-// Deadlines are absolute, in ns on CLOCK_MONOTONIC, the clock the futex calls use.
+// Deadlines are absolute, in ns on CLOCK_MONOTONIC, the clock of the futex calls.
 inline constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
 inline constexpr std::int64_t kMicrosecond = 1'000;
 inline constexpr std::int64_t kMillisecond = 1'000'000;

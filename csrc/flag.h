@@ -2,12 +2,12 @@
 //
 //   posts:  Position (position.h)        cleared: how many of them the waiter is done with
 //
-// It is set while the two differ. Each is written by one side only, so that a round trip hands over
-// two lines each way, the fewest there can be, and clear() does not wait. All that matters for
-// waking happens in the position, whose proof this shares: a system call if and only if the waiter
-// sleeps; of a post and a time-out one wins, since the waiter looks once more after the deadline; a
-// post survives its author, and the loss is told after it.
-// tests/models/flag.pml is this, checked exhaustively. All zero is a fresh flag.
+// It is set while the two differ. Each is written by one side only, so a round trip moves two cache
+// lines each way, the fewest possible, and clear() does not wait. All that matters for waking
+// happens in the position, whose proof holds here too: a system call if and only if the waiter
+// sleeps; a post at the deadline is not missed, since the waiter checks once more after it; a post
+// survives the death of its poster, and the loss is reported after it.
+// tests/models/flag.pml is a model of this, checked exhaustively. All zero is a new flag.
 #pragma once
 
 #include <cstdint>
@@ -26,22 +26,23 @@ class BasicFlag {
 
     // The poster. False if it was set already: one post, one clear.
     bool set() noexcept {
-        // SYNC: acquire pairs with clear(): what the waiter was still reading may be reused.
+        // SYNC: pairs with the store in clear(): what the waiter was reading may be overwritten.
         const std::uint64_t cleared = cleared_.load(std::memory_order_acquire);
         if (posts_.own() != cleared) return false;
         posts_.post(1);
         return true;
     }
 
-    // Anyone. SYNC: acquire pairs with clear(), for a poster that looks before it writes.
+    // Any thread.
     bool is_set() const noexcept {
+        // SYNC: pairs with the store in clear(), for a poster that checks before it writes.
         return posts_.reached(cleared_.load(std::memory_order_acquire) + 1);
     }
 
     // The waiter, when it is done with what the post was about. False if it was not set.
     bool clear() noexcept {
         if (!is_set()) return false;
-        // SYNC: release pairs with set().
+        // SYNC: pairs with the load in set() and in is_set().
         cleared_.store(posts_.own(), std::memory_order_release);
         return true;
     }
@@ -49,17 +50,18 @@ class BasicFlag {
     // The waiter: until it is set. kLost only if it is not.
     template <class Policy>
     Outcome wait_until(std::int64_t deadline, Policy& policy) noexcept {
+        // Relaxed: only the waiter writes it.
         return posts_.wait_until(cleared_.load(std::memory_order_relaxed) + 1, deadline, policy);
     }
 
-    // Anyone who knows that the poster is dead.
+    // Any thread that knows that the poster is dead.
     void mark_lost() noexcept { posts_.mark_lost(); }
     bool lost() const noexcept { return posts_.lost(); }
     // The waiter: the poster has been replaced.
     void clear_lost() noexcept { posts_.clear_lost(); }
 
     bool parked() const noexcept { return posts_.armed(); }
-    // How often it has been set, ever.
+    // How many times it has been set.
     std::uint64_t posts() const noexcept { return posts_.load(); }
     std::uint64_t waiter() const noexcept { return posts_.waiter(); }
 

@@ -22,7 +22,8 @@ namespace {
 constexpr std::uint32_t kShared32 = 2;  // FUTEX2_SIZE_U32, without FUTEX2_PRIVATE
 constexpr std::int64_t kNapLength = 50 * kMicrosecond;
 
-// Relaxed: any value is a correct one, a stale one costs a refused call.
+// Relaxed, both: any value of the first is correct, a stale one costs a refused call; the second is
+// a count.
 std::atomic<FutexCall> call_in_use{FutexCall::kWaitv};
 std::atomic<std::uint64_t> wakes{0};
 
@@ -46,7 +47,7 @@ long sleep_by(FutexCall call, const std::uint32_t* word, std::uint32_t expected,
                            static_cast<unsigned long>(FUTEX_BITSET_MATCH_ANY), kShared32, until,
                            CLOCK_MONOTONIC);
         case FutexCall::kBitset: {
-            // The slack is the thread's own and inherited by its children: put it back.
+            // The slack belongs to the thread, and its children inherit it: restore it.
             const int slack = until ? prctl(PR_GET_TIMERSLACK) : -1;
             if (slack > 1) prctl(PR_SET_TIMERSLACK, 1UL);
             const long result = syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected, until,
@@ -57,6 +58,7 @@ long sleep_by(FutexCall call, const std::uint32_t* word, std::uint32_t expected,
             return result;
         }
         case FutexCall::kNap: {
+            // Relaxed: the primitive checks again, and acquires.
             if (__atomic_load_n(word, __ATOMIC_RELAXED) != expected) return errno = EAGAIN, -1;
             const std::int64_t now = now_ns();
             const std::int64_t end = until ? until->tv_sec * kSecond + until->tv_nsec : kForever;
@@ -100,7 +102,7 @@ FutexResult futex_wait_on(const std::uint32_t* word, std::uint32_t expected,
                 call = next(call);
                 call_in_use.store(call, std::memory_order_relaxed);
                 break;
-            default:  // out of memory, say: another way, this time
+            default:  // out of memory, say: use the next call, this time only
                 call = next(call);
         }
     }

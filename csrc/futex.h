@@ -1,8 +1,9 @@
-// The only place with the futex system calls, and the `Linux` platform built on them.
+// The futex system calls, and the `Linux` platform built on them.
 //
 // Every primitive is a template over a platform: `Linux` in production, a simulated one with
-// stale reads and a deterministic scheduler in tests/native/sim.h. A platform gives Atomic,
-// futex_wait, futex_wake, the two questions of process.h, and when to ask them.
+// stale reads and a deterministic scheduler in tests/native/sim.h. A platform has Atomic,
+// futex_wait, futex_wake, the id of this thread, whether another thread's process lives, and when
+// to check that.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +17,8 @@
 namespace pysampler {
 
 enum class FutexResult {
-    kWoken,        // by a wake, or for no reason: look again
-    kMismatch,     // the word was not what the caller expected: look again
+    kWoken,        // by a wake, or spuriously: check again
+    kMismatch,     // the word was not what the caller expected: check again
     kTimedOut,     // the deadline has passed
     kInterrupted,  // a signal handler ran
 };
@@ -26,20 +27,20 @@ enum class FutexResult {
 // thread's timer slack (50 us by default) to the deadline; the newer ones do not.
 enum class FutexCall { kWaitv, kWait2, kBitset, kNap };
 
-// Which of them this process uses. Starts at kWaitv; a call the kernel (or a container's
-// seccomp profile) refuses is not tried again. kNap, short sleeps and another look, is what is
-// left where even FUTEX_WAIT is refused: slow, but nothing hangs.
+// The call that this process uses. Starts at kWaitv; a call that the kernel (or a container's
+// seccomp profile) refuses is not tried again. kNap, short sleeps between checks, is used where
+// even FUTEX_WAIT is refused: slow, but nothing hangs.
 FutexCall futex_call() noexcept;
 
-// Anyone. Sleeps while *word == expected, until a wake or the deadline. Shared, never private:
+// Any thread. Sleeps while *word == expected, until a wake or the deadline. Shared, never private:
 // the word lies in memory that several processes map.
 FutexResult futex_wait_on(const std::uint32_t* word, std::uint32_t expected,
                           std::int64_t deadline) noexcept;
 
-// Anyone. Wakes up to `count` sleepers; returns how many.
+// Any thread. Wakes up to `count` sleepers; returns how many it woke.
 int futex_wake_on(const std::uint32_t* word, int count) noexcept;
 
-// How many wakes this process has asked of the kernel: what tests and benchmarks count.
+// How many wake calls this process has made, for tests and benchmarks.
 std::uint64_t futex_wake_count() noexcept;
 
 struct Linux {
@@ -63,7 +64,7 @@ struct Linux {
 
     static std::uint64_t self_id() noexcept { return pysampler::self_id(); }
     static bool alive(std::uint64_t id) noexcept { return process_alive(pid_of(id)); }
-    // When one that waits until `deadline` should look whether its peers still live.
+    // When a thread that waits until `deadline` should check that its peers still live.
     static std::int64_t next_look(std::int64_t deadline) noexcept {
         return std::min(deadline, now_ns() + 50 * kMillisecond);
     }

@@ -14,7 +14,7 @@ static_assert(std::endian::native == std::endian::little,
 static_assert(sizeof(void*) == 8, "positions and segments are 64-bit");
 
 // Two 64-byte lines: adjacent-line prefetchers of x86 take lines in pairs, and some Arm
-// cores have 128-byte lines. What two processes write never shares one.
+// cores have 128-byte lines. Words that two processes write never share one.
 inline constexpr std::size_t kLine = 128;
 
 inline constexpr std::uint32_t kLayoutVersion = 1;
@@ -25,9 +25,9 @@ inline constexpr std::uint64_t kMagic = 0x72'6c'70'6d'61'73'79'70;  // "pysamplr
 struct SegmentHeader {
     std::uint64_t magic;
     std::uint32_t version;
-    std::uint32_t creator;  // pid, for people who look at a dump
+    std::uint32_t creator;  // pid, for debugging
     std::uint64_t size;     // of the whole segment, in bytes
-    std::uint64_t id;       // random, told by repr and by handles
+    std::uint64_t id;       // random, the same in every process
     std::byte reserved[96];
 };
 

@@ -1,5 +1,5 @@
-// A position that only advances, and those who sleep until it has come far enough. What a ring's
-// ends, a doorbell's count of posts and a board's version have in common.
+// A position that only advances, and that threads of any process can wait for. A ring's two ends, a
+// doorbell's count of posts and a board's version each are one.
 //
 //   word:  position:62 | lost:1 | armed:1        target: where the one waiter wants it to be
 //
@@ -7,14 +7,14 @@
 // and no fence is needed. A waiter writes its target, then arms by a CAS from the very position it
 // looked at. A poster advances by a fetch_add, which returns the armed bit as it was.
 //   - The advance comes before the CAS: the CAS sees it and fails, or the waiter had looked after
-//   it.
+//     it.
 //   - The CAS comes before the advance: the poster sees armed, and then (acquire pairs with the
 //     CAS's release) this target or one the waiter has set since; in the latter case the waiter
 //     is awake and its next CAS sees the advance. If the target is reached the poster disarms, and
-//     the poster that takes the bit away makes the one wake.
-// So a wake may come early, never late. The futex compares the low 32 bits: for those to come round
-// to the same value armed, 2^30 posts would have to miss a target less than 2^30 away.
-// tests/models/position.pml is this, checked exhaustively.
+//     the poster that clears the bit makes the one wake.
+// So a wake may come early, never late. The futex compares the low 32 bits: for those to wrap to
+// the same value, armed, 2^30 posts would have to miss a target less than 2^30 away.
+// tests/models/position.pml is a model of this, checked exhaustively.
 #pragma once
 
 #include <climits>
@@ -27,7 +27,7 @@
 
 namespace pysampler {
 
-// kOne: a single waiter, with a target. kMany: any number, each woken whenever the poster says so.
+// kOne: a single waiter, with a target. kMany: any number, all woken by each ring().
 enum class Waiters { kOne, kMany };
 
 template <class Os, Waiters waiters>
@@ -37,32 +37,33 @@ class BasicPosition {
     static constexpr Word kLost = 2;
     static constexpr Word kUnit = 4;
 
-    // After this many wake-ups in one sleep the word may be corrupt: look at the clock.
-    static constexpr int kMismatches = 1000;
+    // After this many wake-ups in one sleep the word may be corrupt: the policy checks the clock.
+    static constexpr int kMaxMismatches = 1000;
 
  public:
-    // The furthest ahead a waiter may ask for; see above.
+    // How far ahead of the position a target may be; see above.
     static constexpr std::uint64_t kMaxAhead = 1ULL << 30;
 
     explicit BasicPosition(std::uint64_t start = 0) noexcept : word_(start * kUnit) {}
 
-    // Anyone. SYNC: acquire pairs with the release in advance(): what was written before the
-    // position moved is seen by who sees it moved.
+    // Any thread. What was written before the position moved is visible once it is seen moved.
+    // SYNC: pairs with the fetch_add in advance() and the fetch_or in mark_lost().
     std::uint64_t load() const noexcept { return word_.load(std::memory_order_acquire) / kUnit; }
 
-    // A poster that alone advances the position: it relies on its own last value.
+    // The only poster: the position that it has itself brought about, so relaxed is enough.
     std::uint64_t own() const noexcept { return word_.load(std::memory_order_relaxed) / kUnit; }
 
-    // A poster. Moves the position on; true if the waiter was armed: then call ring(), now or when
-    // what they wait for has come. One waiter: prefer post(), which knows.
+    // A poster. Moves the position; true if the waiter was armed: then call ring(), now or when
+    // what it waits for has come. With one waiter prefer post(), which knows the target.
     bool advance(std::uint64_t by) noexcept {
-        // SYNC: release pairs with load(); acquire pairs with the arming CAS in park(), so that
-        // the target read after it is that waiter's, or newer.
+        // SYNC: release pairs with the load in load(); acquire pairs with the CAS in park(), so
+        // that the target read after it is that waiter's, or newer.
         return word_.fetch_add(by * kUnit, std::memory_order_acq_rel) & kArmed;
     }
 
-    // A poster. Wakes the waiter if it sleeps: one system call per arming, by any poster.
+    // A poster. Wakes the waiter if it sleeps: one system call per arming, by one poster.
     void ring() noexcept {
+        // Relaxed: the bit says who makes the call; the woken waiter acquires in load().
         if (word_.fetch_and(~kArmed, std::memory_order_relaxed) & kArmed) {
             Os::futex_wake(word_, INT_MAX);
         }
@@ -72,26 +73,30 @@ class BasicPosition {
     void post(std::uint64_t by) noexcept
         requires(waiters == Waiters::kOne)
     {
+        // Relaxed: advance() has acquired the target together with the armed bit.
         if (advance(by) && reached(target_.load(std::memory_order_relaxed))) ring();
     }
 
-    // Anyone who knows that a poster is dead. What it had posted stays posted. Wakes whether armed
-    // or not: the dead may have disarmed, and died before its wake.
+    // Any thread that knows that a poster is dead. What it had posted stays posted. Wakes whether
+    // armed or not: the dead poster may have disarmed, and died before its wake.
     void mark_lost() noexcept {
-        // SYNC: release pairs with load(): who looks into the loss sees who is lost.
+        // SYNC: pairs with the load in load() and in lost(): what the caller wrote about the loss
+        // is visible with it.
         word_.fetch_or(kLost, std::memory_order_release);
         Os::futex_wake(word_, INT_MAX);
     }
+    // Any thread. SYNC: pairs with the fetch_or in mark_lost().
     bool lost() const noexcept { return word_.load(std::memory_order_acquire) & kLost; }
-    // The waiter: forget it (the poster has been replaced, or the loss is about to be looked into,
-    // after a load()).
+    // The waiter: the poster has been replaced, or the waiter will examine the loss, after a
+    // load(). Relaxed: that load still acquires the loss, since a fetch_and continues the release
+    // sequence of the stores before it.
     void clear_lost() noexcept { word_.fetch_and(~kLost, std::memory_order_relaxed); }
 
     bool reached(std::uint64_t target) const noexcept {
         return static_cast<std::int64_t>((load() - target) * kUnit) >= 0;
     }
 
-    // How far `from` is behind `to`: positions come round at 2^62.
+    // How far `from` is behind `to`: positions wrap at 2^62.
     static constexpr std::uint64_t distance(std::uint64_t from, std::uint64_t to) noexcept {
         return (to - from) * kUnit / kUnit;
     }
@@ -100,8 +105,8 @@ class BasicPosition {
         return static_cast<std::int64_t>((to - from) * kUnit) / static_cast<std::int64_t>(kUnit);
     }
 
-    // A waiter: until the position has reached `target`, which takes `awaited` processes to bring
-    // about (for the policy, see wait.h). kLost only if it has not.
+    // A waiter: until the position has reached `target`. `awaited` is how many processes must run
+    // for that (for the policy, see wait.h). kLost only if it is not reached.
     template <class Policy>
     Outcome wait_until(std::uint64_t target, std::int64_t deadline, Policy& policy,
                        std::uint64_t awaited = 1) noexcept {
@@ -112,8 +117,8 @@ class BasicPosition {
         return outcome;
     }
 
-    // The same in three steps, for a caller that looks at more than the position. False from
-    // enter() if another thread waits here.
+    // The same in three steps, for a caller that checks more than the position. enter() returns
+    // false if another thread waits here.
     bool enter() noexcept { return waiters == Waiters::kMany || place_.claim(); }
     template <class Policy>
     Outcome wait_inside(std::uint64_t target, std::int64_t deadline, Policy& policy,
@@ -128,44 +133,50 @@ class BasicPosition {
     }
 
     std::uint64_t waiter() const noexcept { return place_.id(); }
+    // Relaxed: a hint, out of date at once.
     bool armed() const noexcept { return word_.load(std::memory_order_relaxed) & kArmed; }
-    // How many posts the sleeping waiter still wants; 0 if none sleeps.
+    // How many posts the sleeping waiter still wants; 0 if none sleeps. A hint for wait policies.
     std::uint64_t wanted() const noexcept
         requires(waiters == Waiters::kOne)
     {
+        // SYNC: pairs with the CAS in park(): the target read next is that waiter's, or newer.
         const Word word = word_.load(std::memory_order_acquire);
+        // SYNC: pairs with no store; keeps the second look at the word behind this one.
         const std::uint64_t target = target_.load(std::memory_order_acquire);
-        // A word that has changed may have been about another target.
+        // If the word has changed, the target may belong to another wait.
         if (!(word & kArmed) || word_.load(std::memory_order_relaxed) != word) return 0;
         const std::int64_t left = lead(word / kUnit, target);
         return left > 0 ? static_cast<std::uint64_t>(left) : 0;
     }
 
  private:
-    // Relaxed: wait_until() looks once more, with reached().
+    // Relaxed: wait_inside() checks again with reached(), which acquires.
     bool over(std::uint64_t target) const noexcept {
         const Word word = word_.load(std::memory_order_relaxed);
         return (word & kLost) || static_cast<std::int64_t>(word - target * kUnit) >= 0;
     }
 
     bool park(std::uint64_t target, std::int64_t until) noexcept {
+        // Relaxed: the CAS below releases the target, and the policy checks again after this.
         if constexpr (waiters == Waiters::kOne) target_.store(target, std::memory_order_relaxed);
         Word word = word_.load(std::memory_order_relaxed);
         if (over(target)) return true;
-        // SYNC: release pairs with advance(): who sees the bit sees the target.
+        // SYNC: pairs with the fetch_add in advance() and the load in wanted(): a poster that sees
+        // the bit sees the target.
         if (!word_.compare_exchange_strong(word, word | kArmed, std::memory_order_release,
                                            std::memory_order_relaxed)) {
-            return true;  // moved on: the policy looks again
+            return true;  // the position has moved: the policy checks again
         }
         word |= kArmed;
         FutexResult result;
-        for (int again = 0; again < kMismatches; ++again) {
+        for (int i = 0; i < kMaxMismatches; ++i) {
             result = Os::futex_wait(word_, word, until);
             word = word_.load(std::memory_order_relaxed);
             // Posts that do not reach the target change the word without a wake: sleep on.
             if (result != FutexResult::kMismatch || !(word & kArmed) || over(target)) break;
         }
-        // Others may sleep on the same bit where there are many: one wake for nothing, at most.
+        // With many waiters the others may still sleep on the bit: it stays, which costs one
+        // needless wake at most.
         if constexpr (waiters == Waiters::kOne) {
             word_.fetch_and(~kArmed, std::memory_order_relaxed);
         }

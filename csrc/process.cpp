@@ -19,7 +19,7 @@ namespace {
 thread_local std::uint64_t cached_id = 0;
 
 // What a terminal, a batch system or a service manager may send to a whole group of processes: the
-// parent decides what becomes of it.
+// parent decides what happens then.
 constexpr int kOutlived[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 
 sigset_t outlived() {
@@ -29,8 +29,8 @@ sigset_t outlived() {
     return set;
 }
 
-// getpid and gettid are system calls, ~70 ns each: too dear for a 100 ns hop. Only the thread
-// that forked exists in the child, so resetting that one's copy is enough.
+// getpid and gettid are system calls, ~70 ns each: too slow for a hop of 100 ns. Only the thread
+// that forked exists in the child, so it is enough to reset its copy.
 [[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { cached_id = 0; });
 
 }  // namespace
@@ -52,7 +52,9 @@ bool pidfd_ended(int pidfd) noexcept {
 
 bool process_alive(pid_t pid) noexcept {
     const int pidfd = open_pidfd(pid);
-    if (pidfd < 0) return errno != ESRCH && errno != EINVAL;  // out of fds: say alive, ask again
+    if (pidfd < 0)
+        return errno != ESRCH &&
+               errno != EINVAL;  // out of descriptors: assume it is alive, the caller checks again
     const bool ended = pidfd_ended(pidfd);
     close(pidfd);
     return !ended;
@@ -84,7 +86,7 @@ bool adopt_orphans() { return prctl(PR_SET_CHILD_SUBREAPER, 1) == 0; }
 
 void set_process_title(const std::string& title) {
     prctl(PR_SET_NAME, title.c_str());
-    // Where the arguments lie: fields 48 and 49; the second one, the name, may hold anything.
+    // Fields 48 and 49 are where the arguments lie; field 2, the name, may contain anything.
     std::ifstream file("/proc/self/stat");
     const std::string stat{std::istreambuf_iterator<char>(file), {}};
     std::istringstream fields(stat.substr(std::min(stat.rfind(')') + 1, stat.size())));
@@ -92,7 +94,7 @@ void set_process_title(const std::string& title) {
     for (int i = 3; i < 48; ++i) fields >> field;
     std::uintptr_t begin = 0, end = 0;
     if (!(fields >> begin >> end) || begin == 0 || end <= begin) return;
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): the kernel tells it as a number
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the kernel gives a number
     auto* arguments = reinterpret_cast<char*>(begin);
     const std::size_t room = end - begin - 1;  // a zero stays at the end
     std::fill_n(arguments, room, '\0');

@@ -2,12 +2,13 @@
 //
 //   head (consumer's) ───▶ [ ready to read ] ◀─── tail (producer's)        slot = position & mask
 //
-// Positions are 62-bit and free-running; each side keeps what it last saw of the other's end and
-// reads it again only when that is not enough. Advancing the tail is the commit: a producer that
-// dies before it leaves nothing. A batch is one advance. Both ends can be waited for (position.h).
+// Positions are 62-bit and free-running; each side keeps the last value that it read of the other's
+// position, and reads it again only when that is not enough. Advancing the tail is the commit: a
+// producer that dies before it leaves nothing. A batch is one advance. Both ends can be waited for
+// (position.h).
 //
 // The geometry stays in the handle, outside the shared memory: whatever a peer writes there, an
-// index is masked and a fill above the capacity is seen and told.
+// index is masked, and a fill above the capacity is noticed (sound()).
 #pragma once
 
 #include <algorithm>
@@ -38,7 +39,7 @@ struct RingGeometry {
     std::uint64_t mask() const noexcept { return slots - 1; }
 };
 
-// A run of slots that lie one behind the other.
+// Consecutive slots.
 struct Run {
     std::uint64_t first;  // index of the first slot
     std::uint64_t count;
@@ -57,9 +58,10 @@ class BasicRing {
 
     const RingGeometry& geometry() const noexcept { return geometry_; }
 
-    // -- the producer ---------------------------------------------------------------------------
+    // -- the producer --
 
-    // Free slots behind the tail, up to `want` and to the end of the array. Write them, publish.
+    // Free slots behind the tail, up to `want` and to the end of the array: write them, then
+    // publish().
     Run claim(std::uint64_t want) noexcept {
         const std::uint64_t tail = cell_->tail.own();
         if (room(tail) < want) head_seen_ = cell_->head.load();
@@ -69,7 +71,7 @@ class BasicRing {
     void publish(std::uint64_t count) noexcept { cell_->tail.post(count); }
 
     // Until at least `count` slots are free; and if the ring was full, until it has drained to
-    // `low`. kLost if the consumer is.
+    // `low`. kLost if the consumer is lost.
     template <class Policy>
     Outcome wait_room(std::uint64_t count, std::int64_t deadline, Policy& policy) noexcept {
         const std::uint64_t tail = cell_->tail.own();
@@ -80,10 +82,10 @@ class BasicRing {
         return cell_->head.wait_until(tail - fill, deadline, policy);
     }
 
-    // -- the consumer ---------------------------------------------------------------------------
+    // -- the consumer --
 
-    // Published slots in front of the head, up to `want` and to the end of the array. Read them,
-    // release.
+    // Published slots in front of the head, up to `want` and to the end of the array: read them,
+    // then release().
     Run peek(std::uint64_t want) noexcept {
         const std::uint64_t head = cell_->head.own();
         if (ready(head) < want) tail_seen_ = cell_->tail.load();
@@ -92,17 +94,17 @@ class BasicRing {
 
     void release(std::uint64_t count) noexcept { cell_->head.post(count); }
 
-    // Until at least `count` slots are published. kLost if the producer is, and they are not. A
-    // count above low + 1 may wait for a producer who waits to be drained.
+    // Until at least `count` slots are published. kLost if the producer is lost before that. With
+    // a count above low + 1 both sides may wait: a blocked producer waits for the ring to drain.
     template <class Policy>
     Outcome wait_ready(std::uint64_t count, std::int64_t deadline, Policy& policy) noexcept {
         return cell_->tail.wait_until(cell_->head.own() + count, deadline, policy);
     }
 
-    // -- anyone ---------------------------------------------------------------------------------
+    // -- any thread --
 
     std::uint64_t size() const noexcept { return std::min(fill(), geometry_.slots); }
-    // One of the two sides: false if there is garbage in the positions.
+    // One of the two sides: false if the positions are garbage.
     bool sound() const noexcept { return fill() <= geometry_.slots; }
 
     void mark_producer_lost() noexcept { cell_->tail.mark_lost(); }
@@ -124,8 +126,9 @@ class BasicRing {
         const std::uint64_t fill = Position::distance(head_seen_, tail);
         return fill < geometry_.high ? geometry_.high - fill : 0;
     }
-    // More than there are slots: this handle last looked before another consumer moved the head
-    // (look again), or the tail is garbage (then nothing is ready, ever; see sound()).
+    // A fill of more than the slots: another consumer has moved the head since this handle read the
+    // tail (peek() reads it again), or the tail is garbage (then nothing is ever ready; see
+    // sound()).
     std::uint64_t ready(std::uint64_t head) const noexcept {
         const std::uint64_t fill = Position::distance(head, tail_seen_);
         return fill <= geometry_.slots ? fill : 0;

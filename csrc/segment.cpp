@@ -31,8 +31,8 @@ namespace {
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
 
-// Two numbers of the machine ride in the header's reserved bytes, so that a process which attaches
-// need not measure them again.
+// What waiting costs on this machine, in the header's reserved bytes: a process that attaches need
+// not measure it.
 struct CostsInHeader {
     std::int64_t park_ns;
     std::int64_t yield_ns;
@@ -62,15 +62,15 @@ std::string too_large(std::size_t size, const std::string& why) {
     return "cannot make segment of " + std::to_string(size) + " bytes: " + why;
 }
 
-// "N" or "max"; kUnlimited where there is no such file.
+// The number in a file; kUnlimited if it says "max" or does not exist.
 std::size_t read_limit(const std::string& path) {
     std::ifstream file(path);
     std::size_t value;
     return file >> value ? value : kUnlimited;
 }
 
-// What a group still lets its processes use. The page cache counts as used, but the kernel drops it
-// before it refuses.
+// The bytes that a group's processes may still use. The page cache counts as used, but the kernel
+// drops it before it refuses memory.
 std::size_t cgroup_left(const std::string& folder, bool v2) {
     const std::size_t most = read_limit(folder + (v2 ? "/memory.max" : "/memory.limit_in_bytes"));
     std::size_t used = read_limit(folder + (v2 ? "/memory.current" : "/memory.usage_in_bytes"));
@@ -86,8 +86,8 @@ std::size_t cgroup_left(const std::string& folder, bool v2) {
     return most > used ? most - used : 0;
 }
 
-// In pieces: before 6.11 a signal undoes the whole call, and a profiler's timer may well send one
-// every 10 ms.
+// In pieces: before Linux 6.11 a signal undoes the whole call, and a profiler may send one every
+// 10 ms.
 void take_pages(int fd, std::size_t from, std::size_t size) {
     constexpr std::size_t piece = 4 << 20;
     for (std::size_t at = from; at < from + size;) {
@@ -106,7 +106,7 @@ void take_pages(int fd, std::size_t from, std::size_t size) {
 }
 
 int open_memfd() {
-    // Kernels before 6.3 do not know NOEXEC_SEAL, and some are set to insist on it.
+    // Linux before 6.3 does not know NOEXEC_SEAL; some systems are configured to require it.
     const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
     int fd = memfd_create("pysampler", flags | MFD_NOEXEC_SEAL);
     if (fd < 0 && errno == EINVAL) fd = memfd_create("pysampler", flags);
@@ -136,7 +136,7 @@ void check_left(std::size_t size) {
 
 void check_file_size(std::size_t size) {
     rlimit file_size;
-    // Beyond it the kernel sends SIGXFSZ, which kills: look first.
+    // Beyond it the kernel sends SIGXFSZ, which kills: check first.
     if (getrlimit(RLIMIT_FSIZE, &file_size) == 0 && file_size.rlim_cur != RLIM_INFINITY &&
         size > file_size.rlim_cur) {
         throw OutOfMemory(too_large(size, "the file size limit (ulimit -f) is " +
@@ -168,7 +168,8 @@ std::size_t Segment::page() noexcept { return static_cast<std::size_t>(sysconf(_
 
 std::shared_ptr<Segment> Segment::create(std::size_t payload, std::size_t room) {
     for (const std::size_t bytes : {payload, room}) {
-        if (bytes > kUnlimited / 4) throw OutOfMemory(too_large(bytes, "no machine has so much"));
+        if (bytes > kUnlimited / 4)
+            throw OutOfMemory(too_large(bytes, "no machine has that much memory"));
     }
     const std::size_t end = round_up(sizeof(SegmentHeader) + payload, page());
     const std::size_t size = end + round_up(room, page());
@@ -176,7 +177,7 @@ std::shared_ptr<Segment> Segment::create(std::size_t payload, std::size_t room) 
     check_left(end);
     const WaitCosts& costs = WaitCosts::here();
     Fd fd(open_memfd());
-    // Takes the pages now: ENOMEM here rather than SIGBUS in the middle of a night.
+    // Takes the pages now: MemoryError here rather than SIGBUS hours later.
     take_pages(fd.get(), 0, end);
     if (ftruncate(fd.get(), static_cast<off_t>(size)) != 0) fail("cannot make segment: ftruncate");
     std::shared_ptr<Segment> segment(new Segment(fd.get(), map(fd.get(), size), size));
@@ -184,7 +185,9 @@ std::shared_ptr<Segment> Segment::create(std::size_t payload, std::size_t room) 
     segment->end_ = end;
     madvise(segment->base_, end, MADV_POPULATE_WRITE);  // 5.14; else the first touch maps a page
     if (fcntl(segment->fd_, F_ADD_SEALS, kSeals) != 0) fail("cannot seal segment");
-    if (getrandom(&segment->id_, sizeof segment->id_, 0) != sizeof segment->id_) fail("getrandom");
+    if (getrandom(&segment->id_, sizeof segment->id_, 0) != sizeof segment->id_) {
+        fail("cannot make segment: getrandom");
+    }
     segment->creator_ = getpid();
     auto* header =
         new (segment->base_) SegmentHeader{.magic = kMagic,
@@ -240,8 +243,9 @@ bool Segment::mine() const noexcept { return creator_ == getpid(); }
 
 std::size_t Segment::allocate(std::size_t bytes, std::size_t align) {
     if (!mine()) {
-        throw LayoutError("cannot allocate in segment: only the process that made it may, pid " +
-                          std::to_string(creator_) + ", this is pid " + std::to_string(getpid()));
+        throw LayoutError("cannot allocate in segment: this is pid " + std::to_string(getpid()) +
+                          ", expected the process that made it" +
+                          (creator_ == 0 ? "" : ", pid " + std::to_string(creator_)));
     }
     const std::size_t offset = round_up(used_, std::max(align, kLine));
     if (offset > end_ || bytes > end_ - offset) {
@@ -254,7 +258,9 @@ std::size_t Segment::allocate(std::size_t bytes, std::size_t align) {
 
 void Segment::take(std::size_t offset, std::size_t bytes) {
     if (!mine() || offset < end_) {
-        throw LayoutError("cannot take room of segment: it is not in this process, or not there");
+        throw LayoutError("cannot take room of segment: " + std::to_string(bytes) + " bytes at " +
+                          std::to_string(offset) +
+                          " are not in the room of a segment of this process");
     }
     at(offset, bytes, 1);
     const std::size_t from = offset / page() * page();

@@ -1,18 +1,17 @@
 // A bounded ring of fixed-size slots from many producers to one consumer, in which a producer may
-// die at any point. One word a slot says whose it is and for which lap:
+// die at any point. One word for each slot says which lap it belongs to, and which producer has it:
 //
-//   slot:   lap:32 | incarnation:16 | owner:14 | state:2       owner:  pid:32 | - | incarnation:16
-//   | lost:1
+//   slot:   lap:32 | stamp:30 (producers.h) | state:2
 //
-//   free(lap) ──claim──▶ claimed(lap, owner) ──publish──▶ published(lap) ──release──▶ free(lap + 1)
-//                              └──── abandon, or the owner is dead ────▶ aborted(lap) ──skip──┘
+//   free(lap) ──claim──▶ claimed(lap, stamp) ──publish──▶ published(lap) ──release──▶ free(lap + 1)
+//                              └──── abandon, or the producer is dead ───▶ aborted(lap) ──skip──┘
 //
-// The claim is a CAS on the slot's word that stamps the owner in the same step: a slot that is
-// claimed says by whom, so no producer that dies can leave a hole without a name. The tail is only
-// a hint where to try, moved on by the producer that finds its slot taken; a producer that dies
-// before moving it holds no one up. Every position is consumed or aborted exactly once, since each
-// arrow above is a CAS or, from published and aborted on, the consumer's alone.
-// tests/models/shared_ring.pml is this, checked exhaustively. All zero is a fresh ring.
+// The claim is a CAS on the slot's word that stores the producer's stamp in the same step: a
+// claimed slot always names its producer, so a producer that dies cannot leave a gap. The tail is
+// only a hint where to try, moved by a producer that finds its slot taken; a producer that dies
+// before moving it delays no other. Every position is consumed or aborted exactly once, since each
+// arrow above is a CAS or, from published and aborted on, done by the consumer alone.
+// tests/models/shared_ring.pml is a model of this, checked exhaustively. All zero is a new ring.
 #pragma once
 
 #include <algorithm>
@@ -21,18 +20,19 @@
 
 #include "layout.h"
 #include "position.h"
+#include "producers.h"
 #include "ring.h"
 #include "wait.h"
 
 namespace pysampler {
 
-// What lies in the segment: this, an owner word each, a slot word each, then the slots.
+// What lies in the segment: this, the owner of each place, the word of each slot, then the slots.
 template <class Os>
 struct BasicSharedRingCell {
     explicit BasicSharedRingCell(std::uint64_t start = 0)
         : published(0), head(start), tail(start) {}
 
-    BasicPosition<Os, Waiters::kOne> published;  // how many were published or abandoned, ever
+    BasicPosition<Os, Waiters::kOne> published;  // how many slots were published or abandoned
     BasicPosition<Os, Waiters::kMany> head;
     alignas(kLine) typename Os::template Atomic<std::uint64_t> tail;
 };
@@ -43,11 +43,9 @@ class BasicSharedRing {
     using Atomic = typename Os::template Atomic<Word>;
     enum State : Word { kFree = 0, kClaimed = 1, kPublished = 2, kAborted = 3 };
 
-    static constexpr Word kOwnerLost = 1;
-
  public:
     using Cell = BasicSharedRingCell<Os>;
-    static constexpr std::uint32_t kMaxProducers = 1U << 14;
+    using Producers = BasicProducers<Os>;
 
     struct Parts {
         Cell* cell;
@@ -57,51 +55,47 @@ class BasicSharedRing {
     };
 
     BasicSharedRing(const Parts& parts, const RingGeometry& geometry)
-        : parts_(parts), geometry_(geometry), head_seen_(parts.cell->head.load()) {}
+        : parts_(parts),
+          producers_(parts.owners, parts.producers),
+          geometry_(geometry),
+          head_seen_(parts.cell->head.load()) {}
 
     const RingGeometry& geometry() const noexcept { return geometry_; }
-    std::uint32_t producers() const noexcept { return parts_.producers; }
+    std::uint32_t producers() const noexcept { return producers_.count(); }
 
-    // Once, by the creator, for a ring that does not start at 0.
+    // The creator, for a ring that does not start at 0, before another process has it: relaxed.
     void start_at(std::uint64_t position) noexcept {
         for (std::uint64_t p = position; p < position + geometry_.slots; ++p) {
             word(p).store(make(lap(p), 0, kFree), std::memory_order_relaxed);
         }
     }
 
-    // -- a producer; each thread has a handle of its own -----------------------------------------
+    // -- a producer; each thread has a handle of its own --
 
-    // Takes one of the places for producers; false if all are held by the living.
+    // Takes a place for producers; false if all are held by living processes.
     bool join() noexcept {
-        const auto no_one = [](Word) { return false; };
-        const auto dead = [](Word owner) { return !Os::alive(owner); };
-        if (take_place(no_one)) return true;
-        if (!take_place(dead)) return false;
-        parts_.cell->published.mark_lost();  // the consumer may sleep on what the dead had claimed
+        const auto joined = producers_.join();
+        if (!joined) return false;
+        stamp_ = joined->stamp;
+        joined_ = true;
+        // The consumer may sleep on what the last holder had claimed.
+        if (joined->after_dead) parts_.cell->published.mark_lost();
         return true;
     }
     bool joined() const noexcept { return joined_; }
 
-    // Gives the place back. Slots claimed and not published are aborted by the consumer, who may be
-    // asleep on one of them.
+    // Gives the place back. Slots that are claimed and not published are aborted by the consumer,
+    // which may sleep on one of them.
     void leave() noexcept {
         if (!joined_) return;
         joined_ = false;
-        Atomic& owner = parts_.owners[stamp_ & (kMaxProducers - 1)];
-        Word mine = owner.load(std::memory_order_relaxed);
-        // Not ours any more if this producer was declared dead and its place taken.
-        if (incarnation(mine) != stamp_ >> 14 ||
-            !owner.compare_exchange_strong(mine, mine & 0x1ffff, std::memory_order_acq_rel,
-                                           std::memory_order_relaxed)) {
-            return;
-        }
-        parts_.cell->published.mark_lost();
+        if (producers_.leave(stamp_)) parts_.cell->published.mark_lost();
     }
 
     // A slot for this producer, by position; nothing if the ring is full up to `high`.
     std::optional<std::uint64_t> claim() noexcept {
         for (;;) {
-            const std::uint64_t tail = parts_.cell->tail.load(std::memory_order_relaxed);
+            const std::uint64_t tail = tail_hint();
             if (!room(tail) || OpenPosition::lead(head_seen_, tail) < 0) {
                 head_seen_ = parts_.cell->head.load();
                 if (!room(tail)) return std::nullopt;
@@ -110,11 +104,13 @@ class BasicSharedRing {
                     continue;
                 }
             }
-            // SYNC: acquire pairs with release(): the consumer has read what lay here.
+            // SYNC: pairs with the store in free(): the consumer has read what lay here.
             Word seen = word(tail).load(std::memory_order_acquire);
             const auto ahead = static_cast<std::int32_t>(lap_of(seen) - lap(tail));
             if (ahead < 0) return std::nullopt;  // the last lap is still unread
             if (ahead == 0 && state(seen) == kFree) {
+                // SYNC: release pairs with the load in aborted(): with the claim, the consumer sees
+                // the producer's place; acquire pairs with the store in free().
                 if (!word(tail).compare_exchange_strong(seen, make(lap(tail), stamp_, kClaimed),
                                                         std::memory_order_acq_rel,
                                                         std::memory_order_relaxed)) {
@@ -127,8 +123,8 @@ class BasicSharedRing {
         }
     }
 
-    // What was written to the slot is there for the consumer. False if the slot was taken away:
-    // this producer had been declared dead. Does not wake: post() after one or many.
+    // Hands the slot to the consumer. False if the slot was taken away: this producer had been
+    // declared dead. Does not wake: call post() after one or many.
     bool publish(std::uint64_t position) noexcept { return finish(position, kPublished); }
 
     // The slot is skipped by the consumer.
@@ -138,20 +134,20 @@ class BasicSharedRing {
     void post(std::uint64_t count) noexcept { parts_.cell->published.post(count); }
 
     // Until a claim may succeed; and if the ring was full, until it has drained to `low`. Any
-    // number of producers wait here. kLost if the consumer is.
+    // number of producers may wait here. kLost if the consumer is lost.
     template <class Policy>
     Outcome wait_room(std::int64_t deadline, Policy& policy) noexcept {
-        const std::uint64_t tail = parts_.cell->tail.load(std::memory_order_relaxed);
+        const std::uint64_t tail = tail_hint();
         head_seen_ = parts_.cell->head.load();
         // The tail is a hint and may lag behind: `high` slots in front of the head are certain.
         return parts_.cell->head.wait_until(tail - std::min(geometry_.low, geometry_.high - 1),
                                             deadline, policy);
     }
 
-    // -- the consumer ----------------------------------------------------------------------------
+    // -- the consumer --
 
     // Published slots in front of the head, up to `want`, to the end of the array, and to the first
-    // that is not published. Skips what the dead have left at the head.
+    // that is not published. Skips slots that dead producers had claimed, at the head.
     Run peek(std::uint64_t want) noexcept {
         skip_aborted();
         const std::uint64_t head = parts_.cell->head.own();
@@ -169,9 +165,9 @@ class BasicSharedRing {
         pass(count);
     }
 
-    // Until the first `count` positions are published, those aborted among them aside, and the head
-    // is published. kLost if every producer that ever joined has died or left, at least one by
-    // dying, and they are not. A count above low + 1 may wait for producers who wait to be drained.
+    // Until the head is published and each of the first `count` positions is published or aborted.
+    // kLost if that is not so and all producers have died or left, at least one by dying. With a
+    // count above low + 1 both sides may wait: blocked producers wait for the ring to drain.
     template <class Policy>
     Outcome wait_ready(std::uint64_t count, std::int64_t deadline, Policy& policy) noexcept {
         auto& published = parts_.cell->published;
@@ -181,43 +177,38 @@ class BasicSharedRing {
         return outcome;
     }
 
-    // -- anyone ----------------------------------------------------------------------------------
+    // -- any thread --
 
-    // The reaper: a process is dead. What it had published stays; what it had claimed is aborted.
+    // A process is known to be dead. What it had published stays; what it had claimed is aborted.
     void mark_producer_lost(pid_t pid) noexcept {
-        for (std::uint32_t i = 0; i < parts_.producers; ++i) {
-            Word seen = parts_.owners[i].load(std::memory_order_acquire);
-            if (owner_pid(seen) == static_cast<std::uint32_t>(pid)) {
-                parts_.owners[i].compare_exchange_strong(
-                    seen, seen | kOwnerLost, std::memory_order_acq_rel, std::memory_order_relaxed);
-            }
-        }
+        producers_.mark_lost(static_cast<std::uint32_t>(pid));
         parts_.cell->published.mark_lost();
     }
     void mark_consumer_lost() noexcept { parts_.cell->head.mark_lost(); }
     bool consumer_lost() const noexcept { return parts_.cell->head.lost(); }
     void clear_lost() noexcept { parts_.cell->head.clear_lost(); }
 
-    // False if there is garbage in it: a slot with room for it was never freed.
+    // False if the words are garbage: there is room for a slot that was never freed.
     bool sound() const noexcept {
-        const std::uint64_t tail = tail_seen();
+        const std::uint64_t tail = tail_hint();
         const std::int64_t lead = OpenPosition::lead(parts_.cell->head.load(), tail);
-        if (lead < 0 || lead >= static_cast<std::int64_t>(geometry_.high)) return true;  // no claim
+        if (lead < 0 || lead >= static_cast<std::int64_t>(geometry_.high)) return true;  // full
+        // SYNC: pairs with the store in free().
         const Word seen = word(tail).load(std::memory_order_acquire);
         return static_cast<std::int32_t>(lap_of(seen) - lap(tail)) >= 0;
     }
 
     std::uint64_t published() const noexcept { return parts_.cell->published.load(); }
-    // Claimed or published and not yet released, as far as the tail has been told.
+    // Slots claimed or published and not yet released, as far as the tail says.
     std::uint64_t size() const noexcept {
         const std::uint64_t head = parts_.cell->head.load();
-        const std::uint64_t fill = OpenPosition::distance(head, tail_seen());
+        const std::uint64_t fill = OpenPosition::distance(head, tail_hint());
         return fill <= geometry_.slots ? fill : 0;
     }
 
  private:
-    static constexpr Word make(std::uint32_t lap, Word stamp, State state) noexcept {
-        return static_cast<Word>(lap) << 32 | stamp << 2 | state;
+    static constexpr Word make(std::uint32_t lap, std::uint32_t stamp, State state) noexcept {
+        return static_cast<Word>(lap) << 32 | Word{stamp} << 2 | state;
     }
     static constexpr std::uint32_t lap_of(Word word) noexcept {
         return static_cast<std::uint32_t>(word >> 32);
@@ -226,10 +217,6 @@ class BasicSharedRing {
     static constexpr std::uint32_t stamp_of(Word word) noexcept {
         return static_cast<std::uint32_t>(word) >> 2;
     }
-    static constexpr std::uint32_t owner_pid(Word owner) noexcept {
-        return static_cast<std::uint32_t>(owner >> 32);
-    }
-    static constexpr Word incarnation(Word owner) noexcept { return owner >> 1 & 0xffff; }
 
     std::uint32_t lap(std::uint64_t position) const noexcept {
         return static_cast<std::uint32_t>(position / geometry_.slots);
@@ -238,17 +225,17 @@ class BasicSharedRing {
         return parts_.words[position & geometry_.mask()];
     }
     bool is(std::uint64_t position, State wanted) const noexcept {
-        // SYNC: acquire pairs with finish().
+        // SYNC: pairs with the CAS in finish() and in aborted().
         const Word seen = word(position).load(std::memory_order_acquire);
         return lap_of(seen) == lap(position) && state(seen) == wanted;
     }
 
-    // A tail hint behind the head is no reason to think the ring full; a head seen so long ago that
-    // the tail is more than a ring ahead of it is one to look again.
+    // A tail behind the head, being a hint, does not make the ring full.
     bool room(std::uint64_t tail) const noexcept {
         return OpenPosition::lead(head_seen_, tail) < static_cast<std::int64_t>(geometry_.high);
     }
-    std::uint64_t tail_seen() const noexcept {
+    // Relaxed, here and in set_tail(): a hint, the words of the slots decide.
+    std::uint64_t tail_hint() const noexcept {
         return parts_.cell->tail.load(std::memory_order_relaxed);
     }
     void set_tail(std::uint64_t from, std::uint64_t to) noexcept {
@@ -258,14 +245,14 @@ class BasicSharedRing {
 
     bool finish(std::uint64_t position, State as) noexcept {
         Word mine = make(lap(position), stamp_, kClaimed);
-        // SYNC: release pairs with is().
+        // SYNC: pairs with the load in is().
         return word(position).compare_exchange_strong(mine, make(lap(position), stamp_, as),
                                                       std::memory_order_release,
                                                       std::memory_order_relaxed);
     }
 
     void free(std::uint64_t position) noexcept {
-        // SYNC: release pairs with claim().
+        // SYNC: pairs with the load in claim() and in sound().
         word(position).store(make(lap(position) + 1, 0, kFree), std::memory_order_release);
     }
 
@@ -274,25 +261,21 @@ class BasicSharedRing {
         if (parts_.cell->head.advance(count) && size() <= geometry_.low) parts_.cell->head.ring();
     }
 
-    bool dead(Word claimed) const noexcept {
-        const std::uint32_t stamp = stamp_of(claimed);
-        const std::uint32_t index = stamp & (kMaxProducers - 1);
-        if (index >= parts_.producers) return true;  // garbage
-        const Word owner = parts_.owners[index].load(std::memory_order_acquire);
-        return (owner & kOwnerLost) || owner_pid(owner) == 0 || incarnation(owner) != stamp >> 14;
-    }
-
-    // Whether the position is out of the way: aborted, or claimed by the dead and aborted now. A
-    // position already free for the next lap was released by a consumer that died before passing.
+    // Whether the position is to be skipped: it is aborted, or a dead producer had claimed it and
+    // it is aborted now. A position already free for the next lap was released by a consumer that
+    // died before pass().
     bool aborted(std::uint64_t position) noexcept {
+        // SYNC: pairs with the CAS in claim(): the producer's place is read after it.
         Word seen = word(position).load(std::memory_order_acquire);
         if (lap_of(seen) == lap(position) + 1) return true;
         if (lap_of(seen) != lap(position)) return false;
-        if (state(seen) == kClaimed && dead(seen)) {
+        if (state(seen) == kClaimed && producers_.gone(stamp_of(seen))) {
+            // SYNC: acquire pairs with the CAS in claim() and, if it fails, in finish(); release
+            // pairs with the load in is() of a consumer that takes over.
             word(position).compare_exchange_strong(seen, make(lap(position), 0, kAborted),
                                                    std::memory_order_acq_rel,
                                                    std::memory_order_acquire);
-            return is(position, kAborted);  // its owner may have published it before it died
+            return is(position, kAborted);  // its producer may have published it before it died
         }
         return state(seen) == kAborted;
     }
@@ -307,51 +290,32 @@ class BasicSharedRing {
         pass(skipped);
     }
 
-    // A free one, one whose holder is known to be lost, or one whose holder `gone(owner)`.
-    template <class Gone>
-    bool take_place(Gone&& gone) noexcept {
-        const Word pid = static_cast<std::uint32_t>(pid_of(Os::self_id()));
-        for (std::uint32_t i = 0; i < parts_.producers; ++i) {
-            Word seen = parts_.owners[i].load(std::memory_order_relaxed);
-            if (owner_pid(seen) != 0 && !(seen & kOwnerLost) && !gone(seen)) continue;
-            // A new incarnation: what the last holder left claimed is not ours.
-            const Word next = (incarnation(seen) + 1) & 0xffff;
-            if (parts_.owners[i].compare_exchange_strong(seen, pid << 32 | next << 1,
-                                                         std::memory_order_acq_rel,
-                                                         std::memory_order_relaxed)) {
-                stamp_ = next << 14 | i;
-                joined_ = true;
-                return true;
-            }
-        }
-        return false;
-    }
-
     template <class Policy>
     Outcome wait_inside(std::uint64_t count, std::int64_t deadline, Policy& policy) noexcept {
         auto& published = parts_.cell->published;
         for (;;) {
             published.clear_lost();
             const std::uint64_t seen = published.load();
-            const bool lost = all_lost();  // before the scan: the last one may publish, then die
+            // Before the scan: the last producer may publish, then die.
+            const bool lost = producers_.all_lost();
             const std::uint64_t missing = this->missing(count);
             if (missing == 0 && is(parts_.cell->head.own(), kPublished)) return Outcome::kReady;
-            if (missing == 0) continue;  // the dead had claimed all of it: skipped, look further
+            if (missing == 0) continue;  // all of it was claimed by dead producers: skipped
             if (lost) return Outcome::kLost;
             const std::int64_t until = Os::next_look(deadline);
             const Outcome outcome = published.wait_inside(seen + missing, until, policy);
             if (outcome == Outcome::kReady || outcome == Outcome::kLost) continue;
             if (outcome == Outcome::kInterrupted) return outcome;
-            // Nothing for long: are they alive? (Where a Watch runs, it has told already.)
+            // Nothing has come for long: check that the producers live, which a Watch does at once.
             if (this->missing(count) == 0 || reap()) continue;
             if (outcome == Outcome::kTimedOut && until < deadline) continue;
             return outcome;
         }
     }
 
-    // How many of the first `count` positions are neither published nor aborted: at least so many
-    // posts must come. An aborted one in between is not made up for by one further on: those who
-    // would fill that may be waiting for room.
+    // How many of the first `count` positions are neither published nor aborted: at least as many
+    // posts must come. An aborted position counts, and no later one in its place, since producers
+    // may need room to fill that.
     std::uint64_t missing(std::uint64_t count) noexcept {
         skip_aborted();
         const std::uint64_t head = parts_.cell->head.own();
@@ -363,34 +327,17 @@ class BasicSharedRing {
         return missing;
     }
 
-    bool all_lost() const noexcept {
-        bool any = false;
-        for (std::uint32_t i = 0; i < parts_.producers; ++i) {
-            const Word owner = parts_.owners[i].load(std::memory_order_acquire);
-            if (owner_pid(owner) == 0) continue;
-            if (!(owner & kOwnerLost)) return false;
-            any = true;
-        }
-        return any;
-    }
-
-    // For those without a Watch: a process that holds a place and is no more. True if there was
-    // one.
     bool reap() noexcept {
-        bool any = false;
-        for (std::uint32_t i = 0; i < parts_.producers; ++i) {
-            const Word owner = parts_.owners[i].load(std::memory_order_acquire);
-            if (owner_pid(owner) == 0 || (owner & kOwnerLost) || Os::alive(owner)) continue;
-            mark_producer_lost(static_cast<pid_t>(owner_pid(owner)));
-            any = true;
-        }
-        return any;
+        if (!producers_.reap()) return false;
+        parts_.cell->published.mark_lost();
+        return true;
     }
 
     Parts parts_;
+    Producers producers_;
     RingGeometry geometry_;
     std::uint64_t head_seen_;
-    Word stamp_ = 0;
+    std::uint32_t stamp_ = 0;  // of this producer's place, once it has joined
     bool joined_ = false;
 };
 

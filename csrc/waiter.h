@@ -1,4 +1,4 @@
-// The one place at a flag or a position where a thread waits, and which thread that is.
+// The place of the only waiter at a flag or a position, and the thread that holds it.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,13 @@ namespace pysampler {
 template <class Os>
 class BasicWaiterPlace {
  public:
-    // False if another thread, of any process, waits here. One that was killed while it waited is
-    // no waiter: its place is taken.
+    // Any thread. False if another thread, of any process, holds the place. The place of a thread
+    // that was killed while it waited is taken over.
     bool claim() noexcept {
         const std::uint64_t self = Os::self_id();
         for (std::uint64_t owner = 0;;) {
-            // SYNC: acquire pairs with leave(): what the last waiter wrote comes before the next's.
+            // SYNC: pairs with the store in leave(): what the last waiter wrote comes before what
+            // this one writes.
             if (id_.compare_exchange_strong(owner, self, std::memory_order_acquire,
                                             std::memory_order_relaxed)) {
                 return true;
@@ -24,9 +25,10 @@ class BasicWaiterPlace {
             if (owner != 0 && Os::alive(owner)) return false;
         }
     }
+    // The thread that holds the place. SYNC: pairs with the CAS in claim().
     void leave() noexcept { id_.store(0, std::memory_order_release); }
 
-    // As in self_id(); 0 for none. For people and errors.
+    // As in self_id(); 0 for none. Relaxed: only printed.
     std::uint64_t id() const noexcept { return id_.load(std::memory_order_relaxed); }
 
  private:

@@ -25,7 +25,7 @@ namespace {
     throw std::system_error(errno, std::generic_category(), what);
 }
 
-// How it ended, without reaping it: that is its parent's business.
+// How it ended, without reaping it, which is left to its parent.
 Loss ending(pid_t pid, int pidfd) {
     Loss loss{pid, now_ns(), std::nullopt, std::nullopt};
     siginfo_t info{};
@@ -52,9 +52,10 @@ Watch::Watch()
         const int saved = errno;
         if (epoll_ >= 0) close(epoll_);
         if (stop_ >= 0) close(stop_);
-        throw std::system_error(saved, std::generic_category(), "cannot make watch");
+        throw std::system_error(saved, std::generic_category(),
+                                "cannot make watch: epoll_create1 or eventfd");
     }
-    // Signals are for the interpreter's threads.
+    // Signals are handled in the interpreter's threads.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -72,7 +73,7 @@ Watch::Watch()
 
 Watch::~Watch() {
     stop();
-    // In a child made by fork the lock may be held by a thread that is not there.
+    // In a child made by fork, a thread that does not exist there may hold the lock.
     if (mutex_.try_lock()) {
         for (const auto& [pid, entry] : entries_) close(entry.pidfd);
         mutex_.unlock();
@@ -100,10 +101,10 @@ bool Watch::mine() const noexcept { return owner_ == getpid(); }
 void Watch::add(pid_t pid, Action action) { put(pid, std::move(action), false); }
 void Watch::set(pid_t pid, Action action) { put(pid, std::move(action), true); }
 
-void Watch::put(pid_t pid, Action action, bool alone) {
+void Watch::put(pid_t pid, Action action, bool replacing) {
     const std::lock_guard lock(mutex_);
     auto known = entries_.find(pid);
-    // The pid was used again before the poll thread came to its last bearer.
+    // The pid was reused before the poll thread noticed the end of the last process that had it.
     if (known != entries_.end() && pidfd_ended(known->second.pidfd)) {
         lose(known);
         known = entries_.end();
@@ -127,7 +128,7 @@ void Watch::put(pid_t pid, Action action, bool alone) {
         }
         known = entries_.emplace(pid, Entry{pidfd, {}}).first;
     }
-    if (alone) known->second.actions.clear();
+    if (replacing) known->second.actions.clear();
     known->second.actions.push_back(std::move(action));
 }
 
@@ -180,7 +181,7 @@ void Watch::run() {
 }
 
 void Watch::drop(std::map<pid_t, Entry>::iterator known) {
-    // By name: a child forked since holds the pidfd too, and closing ours would not take it out.
+    // Explicitly: a child forked since holds the pidfd too, so closing ours does not remove it.
     epoll_ctl(epoll_, EPOLL_CTL_DEL, known->second.pidfd, nullptr);
     close(known->second.pidfd);
     entries_.erase(known);
@@ -189,7 +190,7 @@ void Watch::drop(std::map<pid_t, Entry>::iterator known) {
 void Watch::notice(pid_t pid) {
     const std::lock_guard lock(mutex_);
     const auto known = entries_.find(pid);
-    // Forgotten, or forgotten and added anew, between the event and the lock.
+    // It was forgotten, perhaps added again, between the event and the lock.
     if (known == entries_.end() || !pidfd_ended(known->second.pidfd)) return;
     lose(known);
 }

@@ -1,5 +1,5 @@
-// Who has died: pidfds in one poll thread, which needs no GIL. Something is done about each death
-// at once: a flag or a member is marked lost, a doorbell rings, a process leaves with its parent.
+// Watches processes: one thread polls their pidfds, without the GIL, and runs actions at once when
+// a process dies. They mark a flag or a member lost, or end this process with its parent.
 #pragma once
 
 #include <sys/types.h>
@@ -34,28 +34,27 @@ class Watch {
     Watch& operator=(const Watch&) = delete;
     ~Watch();
 
-    // Any thread of the process that made it. The action is run once, in the poll thread, when the
-    // process ends; if it has ended already, in the caller before this returns. It must not block.
-    // Call it while the process is known to be alive or unreaped. Throws std::system_error.
+    // Any thread of the process that made it, while `pid` is known to be alive or unreaped. The
+    // action runs once: in the poll thread when the process ends or, if it has ended already, in
+    // the caller before this returns. It must not block. Throws std::system_error.
     void add(pid_t pid, Action action);
-    // The same, in the place of every action of this pid.
+    // The same, instead of all other actions of this pid.
     void set(pid_t pid, Action action);
     // Drops every action of this pid; false if there was none.
     bool forget(pid_t pid);
-    // The actions of this pid, if it has ended, are run and done when this returns, whichever
-    // thread runs them. False if it lives.
+    // False if the process lives. If it has ended, its actions have run when this returns.
     bool settle(pid_t pid);
 
     std::vector<pid_t> watched() const;
     // Every loss so far, in the order they were noticed.
     std::vector<Loss> losses() const;
-    // Until there are more than `known` losses. Any number of threads. kLost if it was stopped.
+    // Any number of threads: until there are more than `known` losses. kLost if it was stopped.
     Outcome wait(std::uint64_t known, std::int64_t deadline, WaitPolicy& policy) noexcept;
 
-    // Ends the poll thread, and the waits. No action runs afterwards.
+    // Ends the poll thread and the waits. No action runs afterwards.
     void stop();
 
-    // False in a child made by fork: the poll thread is not there.
+    // False in a child made by fork, which does not have the poll thread.
     bool mine() const noexcept;
 
  private:
@@ -67,7 +66,7 @@ class Watch {
     void run();
     void notice(pid_t pid);
     void lose(std::map<pid_t, Entry>::iterator known);
-    void put(pid_t pid, Action action, bool alone);
+    void put(pid_t pid, Action action, bool replacing);
     void drop(std::map<pid_t, Entry>::iterator known);
 
     int epoll_;

@@ -4,46 +4,75 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'futex_wake_count', 'header_bytes', 'layout_version', 'memory_left', 'now', 'outlive_signals', 'page_size', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
 class WaitCosts:
+    """
+    What waiting costs on this machine.
+    """
     def __reduce__(self) -> tuple:
         ...
     def __repr__(self) -> str:
         ...
     @property
     def cpus(self) -> int:
-        ...
+        """
+        The number of CPUs that this process may use.
+        """
     @property
     def park_ns(self) -> int:
-        ...
+        """
+        From a wake until the woken thread runs, in ns.
+        """
     @property
     def yield_ns(self) -> int:
-        ...
+        """
+        A sched_yield with no other thread to run, in ns.
+        """
 class WaitStats:
+    """
+    What the waits at one handle have cost so far.
+    """
     def __reduce__(self) -> tuple:
         ...
     def __repr__(self) -> str:
         ...
     @property
     def awake_ns(self) -> int:
-        ...
+        """
+        The time spent awake, in ns.
+        """
     @property
     def parked_ns(self) -> int:
-        ...
+        """
+        The time spent asleep, in ns.
+        """
     @property
     def parks(self) -> int:
-        ...
+        """
+        The sleeps in them.
+        """
     @property
     def spin_ns(self) -> int:
-        ...
+        """
+        The part of awake_ns in which it kept its CPU, in ns.
+        """
     @property
     def waits(self) -> int:
-        ...
+        """
+        The waits that were not ready at once.
+        """
 class WaitPolicy:
+    """
+    How to wait: spin, yield, then park, for times learned from the machine and from the waits so far. Each handle uses a copy of the policy given to it.
+    """
     @staticmethod
     def fixed(*, spin_ns: typing.Any = 0, yield_ns: typing.Any = 0) -> WaitPolicy:
         """
-        Never learns: spins for `spin_ns`, yields for `yield_ns`, then sleeps.
+        Return a policy that never learns.
+        
+        Args:
+            spin_ns: How long to spin first, in ns.
+            yield_ns: How long to yield the CPU then, before it sleeps, in ns.
         """
     def __init__(self) -> None:
         ...
@@ -59,23 +88,23 @@ class WaitPolicy:
     @property
     def guard_ns(self) -> int:
         """
-        How long before a deadline it wakes, to be awake when it comes.
+        How long before a deadline it wakes to be awake in time, in ns.
         """
     @property
     def stats(self) -> WaitStats:
         """
-        Where its waits went.
+        What its waits have cost.
         """
     @property
     def usual_ns(self) -> int:
         """
-        How long waits at this site usually last.
+        How long waits usually last, in ns.
         """
 class Segment:
     @staticmethod
     def attach(fd: typing.SupportsInt | typing.SupportsIndex) -> Segment:
         """
-        The segment behind a file descriptor.
+        Return the segment behind a file descriptor.
         """
     @typing.overload
     def __init__(self, same: Segment) -> None:
@@ -89,15 +118,22 @@ class Segment:
         ...
     def array(self, shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], dtype: numpy.dtype[typing.Any], offset: typing.Any = None) -> tuple[int, numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]]:
         """
-        Offset and view of an array, fresh or at an offset.
+        Return the offset and a view of an array, newly allocated or at `offset`.
         """
     def close(self) -> None:
         """
-        Let go of the memory, once no handle and no view needs it.
+        Release the memory, once no handle and no view needs it.
         """
     def take(self, offset: typing.SupportsInt | typing.SupportsIndex, bytes: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Have memory for these bytes of the room.
+        Allocate memory for some of the room.
+        
+        Args:
+            offset: Where the bytes begin in the segment.
+            bytes: How many.
+        
+        Raises:
+            MemoryError: The machine or a limit has too little memory left.
         """
     @property
     def closed(self) -> bool:
@@ -107,7 +143,7 @@ class Segment:
     @property
     def fd(self) -> int:
         """
-        The memfd.
+        The descriptor of its memfd.
         """
     @property
     def id(self) -> int:
@@ -117,14 +153,17 @@ class Segment:
     @property
     def left(self) -> int:
         """
-        Bytes not allocated yet.
+        The bytes not allocated yet; 0 in processes that did not make it.
         """
     @property
     def size(self) -> int:
         """
-        Bytes, the header included.
+        The size in bytes, header included.
         """
 class Loss:
+    """
+    A process that has died, and how.
+    """
     def __reduce__(self) -> tuple:
         ...
     def __repr__(self) -> str:
@@ -133,17 +172,28 @@ class Loss:
         ...
     @property
     def exit_code(self) -> int | None:
-        ...
+        """
+        Its exit code, if it is a child that was not joined yet and exited.
+        """
     @property
     def noticed_at(self) -> int:
-        ...
+        """
+        When it was noticed, in ns of now().
+        """
     @property
     def pid(self) -> int:
-        ...
+        """
+        The process that was lost.
+        """
     @property
     def signal(self) -> int | None:
-        ...
+        """
+        The signal that ended it, if it is a child that was not joined yet.
+        """
 class Part:
+    """
+    A part of a primitive that one process plays: for Watch.add().
+    """
     def __reduce__(self) -> tuple:
         ...
     def __repr__(self) -> str:
@@ -155,7 +205,7 @@ class Watch:
         ...
     def __repr__(self) -> str:
         ...
-    def _add_pid(self, pid: typing.SupportsInt | typing.SupportsIndex, parts: collections.abc.Sequence[Part], alone: bool = False) -> None:
+    def _add_pid(self, pid: typing.SupportsInt | typing.SupportsIndex, parts: collections.abc.Sequence[Part], replacing: bool = False) -> None:
         ...
     def _forget_pid(self, pid: typing.SupportsInt | typing.SupportsIndex) -> bool:
         ...
@@ -165,11 +215,22 @@ class Watch:
         ...
     def close(self) -> None:
         """
-        Stops watching.
+        Stop watching, and end the waits for losses.
         """
     def wait(self, *, known: typing.Any = 0, timeout: float | None = None, deadline: int | None = None) -> list[Loss]:
         """
-        Until more than `known` processes were lost; those beyond the first `known`, perhaps none at the deadline.
+        Wait until more processes are lost than the caller knows of.
+        
+        Args:
+            known: How many losses the caller knows of.
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of now(), instead of a timeout.
+        
+        Returns:
+            The losses after the first `known`, in order; none at the deadline.
+        
+        Raises:
+            ClosedError: The watch was closed.
         """
     @property
     def closed(self) -> bool:
@@ -179,18 +240,18 @@ class Watch:
     @property
     def losses(self) -> list[Loss]:
         """
-        Every loss so far, in order.
+        All losses so far, in order.
         """
     @property
     def watched(self) -> list[int]:
         """
-        The pids watched.
+        The pids that are watched.
         """
 class Doorbell:
     @staticmethod
     def size_of(arg0: typing.Any) -> int:
         """
-        Bytes it takes in a segment, for so many members.
+        Return the bytes that a doorbell of this many members takes in a segment.
         """
     def __init__(self, segment: Segment, members: typing.Any, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
@@ -200,31 +261,66 @@ class Doorbell:
         ...
     def close(self) -> None:
         """
-        Let go of the memory.
+        Release the memory, once no view of it is left.
         """
     def member(self, member: typing.Any) -> Part:
         """
-        What a Watch marks lost when this member's process dies.
+        Return what a Watch marks lost when this member's process dies.
+        
+        Args:
+            member: The member's index.
         """
     def post(self, member: typing.Any) -> bool:
         """
-        Member is ready. False if its last post has not been taken, or it is lost and not revived.
+        Mark a member ready, and wake the waiter if it has enough now.
+        
+        Args:
+            member: The member's index.
+        
+        Returns:
+            False if its last post has not been taken, or it is lost and not revived.
         """
     def revive(self, member: typing.Any) -> None:
         """
-        Another process is this member from now on; what the dead one had posted is dropped.
+        Let another process be this member; what the dead one had posted is dropped.
+        
+        Args:
+            member: The member's index.
         """
     def take(self, members: typing.Any) -> int:
         """
-        What a member, or each of several, posted has been read; it may post again. How many had posted.
+        Take the posts of one member or of several, which may then post again.
+        
+        Args:
+            members: An index, or several.
+        
+        Returns:
+            How many of them had posted.
         """
     def take_ready(self) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """
-        Takes all who are ready now, longest ready first: also those who came after the last wait.
+        Take the posts of all members that are ready now.
+        
+        Returns:
+            Their indices, longest ready first, with those that posted after the last wait.
         """
     def wait(self, count: typing.Any = None, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """
-        Until `count` members are ready (all, by default); who is, longest ready first. At the deadline those who are.
+        Wait until enough members are ready.
+        
+        Args:
+            count: How many members to wait for; None: all.
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of now(), instead of a timeout.
+        
+        Returns:
+            The indices of the members that are ready, longest ready first; fewer than
+            `count` at the deadline. They stay ready until they are taken.
+        
+        Raises:
+            LostError: Members were lost since the last wait, or fewer than `count` are left.
+                Its `members` are those lost, its `ready` those ready.
+            BusyError: Another thread waits for this doorbell.
         """
     @property
     def closed(self) -> bool:
@@ -234,12 +330,12 @@ class Doorbell:
     @property
     def lost(self) -> list[int]:
         """
-        Members that are lost and not revived.
+        The members that are lost and not revived.
         """
     @property
     def members(self) -> int:
         """
-        How many there are.
+        The number of members.
         """
     @property
     def offset(self) -> int:
@@ -249,13 +345,13 @@ class Doorbell:
     @property
     def stats(self) -> WaitStats:
         """
-        Where the waits at this handle went.
+        What waits at this handle have cost.
         """
 class Flag:
     @staticmethod
     def size_of() -> int:
         """
-        Bytes it takes in a segment.
+        Return the bytes that a flag takes in a segment.
         """
     def __init__(self, segment: Segment, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
@@ -263,37 +359,50 @@ class Flag:
         ...
     def __repr__(self) -> str:
         ...
-    def beside(self, doorbell: Doorbell) -> None:
-        """
-        The waiter works beside the members of that doorbell: as long as they need every CPU, it sleeps rather than spins.
-        """
     def clear(self) -> bool:
         """
-        The waiter is done with what the post was about. False if it was not set.
+        Clear the flag: the waiter has read what the post was about.
+        
+        Returns:
+            False if it was not set.
         """
     def close(self) -> None:
         """
-        Let go of the memory.
+        Release the memory, once no view of it is left.
         """
     def is_set(self) -> bool:
         """
-        Whether there is a post that has not been cleared.
+        Return whether there is a post that has not been cleared.
         """
     def poster(self) -> Part:
         """
-        What a Watch marks lost when the poster dies.
+        Return what a Watch marks lost when the poster dies.
         """
     def replaced(self) -> None:
         """
-        The poster that died has been replaced: waits are waits again.
+        Wait for posts again: another process has taken the place of a dead poster.
         """
     def set(self) -> bool:
         """
-        Post. False if the last post has not been cleared.
+        Set the flag, and wake the waiter if it sleeps.
+        
+        Returns:
+            False if the last post has not been cleared.
         """
     def wait(self, timeout: float | None = None, *, deadline: int | None = None) -> bool:
         """
-        Until it is set; False at the deadline.
+        Wait until the flag is set.
+        
+        Args:
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of now(), instead of a timeout.
+        
+        Returns:
+            Whether it is set: False at the deadline.
+        
+        Raises:
+            LostError: The poster is known to be dead, and the flag is not set.
+            BusyError: Another thread waits for this flag.
         """
     @property
     def closed(self) -> bool:
@@ -313,13 +422,13 @@ class Flag:
     @property
     def stats(self) -> WaitStats:
         """
-        Where the waits at this handle went.
+        What waits at this handle have cost.
         """
 class Ring:
     @staticmethod
     def size_of(arg0: typing.Any, arg1: numpy.dtype[typing.Any], arg2: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], arg3: typing.Any, arg4: typing.Any) -> int:
         """
-        Bytes it takes in a segment.
+        Return the bytes that such a ring takes in a segment.
         """
     def __init__(self, segment: Segment, slots: typing.Any, dtype: numpy.dtype[typing.Any], shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], high: typing.Any = None, low: typing.Any = None, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
@@ -331,43 +440,80 @@ class Ring:
         ...
     def claim(self, count: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """
-        A view of up to `count` free slots, at least one; WaitTimeoutError if it stayed full.
+        Return a view of free slots, to be filled before publish().
+        
+        Args:
+            count: How many slots at most; at least one, fewer where the ring wraps.
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of now(), instead of a timeout.
+        
+        Raises:
+            WaitTimeoutError: The ring stayed full.
+            LostError: The consumer is known to be dead, and the ring is full.
         """
     def close(self) -> None:
         """
-        Let go of the memory.
+        Release the memory, once no view of it is left.
         """
     def consumer(self) -> Part:
         """
-        What a Watch marks lost when the consumer dies.
+        Return what a Watch marks lost when the consumer dies.
         """
     def peek(self, count: typing.Any = 1, least: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """
-        A view of up to `count` records once there are `least`; WaitTimeoutError if they did not come.
+        Return a view of the next records, until release().
+        
+        Args:
+            count: How many records at most; fewer where the ring wraps.
+            least: How many records to wait for.
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of now(), instead of a timeout.
+        
+        Raises:
+            WaitTimeoutError: Fewer than `least` records came.
+            LostError: The producers are known to be dead before that.
         """
     def pop_many(self, count: typing.Any, least: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """
-        A copy of up to `count` records once there are `least`, or of what there is at the deadline.
+        Return a copy of the next records, and remove them.
+        
+        Args:
+            count: How many records at most.
+            least: How many records to wait for.
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of now(), instead of a timeout.
+        
+        Returns:
+            The records; fewer than `least`, perhaps none, at the deadline.
+        
+        Raises:
+            LostError: The producers are known to be dead, and there is no record.
         """
     def producer(self) -> Part:
         """
-        What a Watch marks lost when the producer dies.
+        Return what a Watch marks lost when the producer dies.
         """
     def publish(self, count: typing.Any = None) -> None:
         """
-        Hands over the first `count` of the claimed slots (all, by default); the rest are free again.
+        Hand claimed slots over to the consumer.
+        
+        Args:
+            count: How many of the claimed slots; None: all. The others are free again.
         """
     def push_many(self, records: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], *, timeout: float | None = None, deadline: int | None = None) -> int:
         """
-        All of them, in order; how many went before the deadline.
+        Push records in order; return how many were pushed before the deadline.
         """
     def release(self, count: typing.Any = None) -> None:
         """
-        Hands back the first `count` of the peeked slots (all, by default).
+        Give the slots of peeked records back to the producers.
+        
+        Args:
+            count: How many of the peeked records; None: all. The others stay in the ring.
         """
     def replaced(self) -> None:
         """
-        The side that died has been replaced: waits are waits again.
+        Wait again: another process has taken the place of a dead producer or consumer.
         """
     @property
     def closed(self) -> bool:
@@ -377,12 +523,12 @@ class Ring:
     @property
     def high(self) -> int:
         """
-        A producer that finds so many slots full blocks ...
+        The number of records at which producers block, until there are only `low`.
         """
     @property
     def low(self) -> int:
         """
-        ... until there are only so many.
+        The number of records at which blocked producers continue.
         """
     @property
     def offset(self) -> int:
@@ -392,13 +538,13 @@ class Ring:
     @property
     def slots(self) -> int:
         """
-        How many records it holds.
+        The number of records that it holds.
         """
 class SharedRing:
     @staticmethod
     def size_of(arg0: typing.Any, arg1: numpy.dtype[typing.Any], arg2: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], arg3: typing.Any, arg4: typing.Any, arg5: typing.Any) -> int:
         """
-        Bytes it takes in a segment.
+        Return the bytes that such a ring takes in a segment.
         """
     def __init__(self, segment: Segment, slots: typing.Any, dtype: numpy.dtype[typing.Any], shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], producers: typing.Any = 64, high: typing.Any = None, low: typing.Any = None, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
@@ -410,53 +556,109 @@ class SharedRing:
         ...
     def abandon(self) -> bool:
         """
-        Gives the claimed slot up: the consumer skips it.
+        Give the claimed slot up: the consumer skips it; return True.
+        
+        Raises:
+            LostError: This process was declared dead, and its slot given to another.
         """
     def claim(self, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """
-        A view of one free slot; later records wait for it to be published or abandoned. WaitTimeoutError if it stayed full.
+        Return a view of a free slot, to be filled before publish().
+        
+        Later records wait until the slot is published or abandoned.
+        
+        Args:
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of now(), instead of a timeout.
+        
+        Raises:
+            WaitTimeoutError: The ring stayed full.
+            LostError: The consumer is known to be dead, and the ring is full.
+            BusyError: All places for producers are held by living processes.
         """
     def close(self) -> None:
-        ...
+        """
+        Release the memory, once no view of it is left.
+        """
     def consumer(self) -> Part:
         """
-        What a Watch marks lost when the consumer dies.
+        Return what a Watch marks lost when the consumer dies.
         """
     def leave(self) -> None:
         """
-        Gives this process's place as a producer back.
+        Give this process's place as a producer back.
         """
     def peek(self, count: typing.Any = 1, least: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """
-        A view of up to `count` records once there are `least`; WaitTimeoutError if they did not come.
+        Return a view of the next records, until release().
+        
+        Args:
+            count: How many records at most; fewer where the ring wraps.
+            least: How many records to wait for.
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of now(), instead of a timeout.
+        
+        Raises:
+            WaitTimeoutError: Fewer than `least` records came.
+            LostError: The producers are known to be dead before that.
         """
     def pop_many(self, count: typing.Any, least: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """
-        A copy of up to `count` records once there are `least`, or of what there is at the deadline.
+        Return a copy of the next records, and remove them.
+        
+        Args:
+            count: How many records at most.
+            least: How many records to wait for.
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of now(), instead of a timeout.
+        
+        Returns:
+            The records; fewer than `least`, perhaps none, at the deadline.
+        
+        Raises:
+            LostError: The producers are known to be dead, and there is no record.
         """
     def producer(self) -> Part:
         """
-        What a Watch marks lost when a producer dies.
+        Return what a Watch marks lost when a producer dies.
         """
     def publish(self) -> bool:
         """
-        Hands over the claimed slot.
+        Hand the claimed slot over to the consumer; return True.
+        
+        Raises:
+            LostError: This process was declared dead, and its slot given to another.
         """
     def push_many(self, records: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], *, timeout: float | None = None, deadline: int | None = None) -> int:
         """
-        All of them, in order; how many went before the deadline.
+        Push records in order; return how many were pushed before the deadline.
         """
     def release(self, count: typing.Any = None) -> None:
         """
-        Hands back the first `count` of the peeked slots (all, by default).
+        Give the slots of peeked records back to the producers.
+        
+        Args:
+            count: How many of the peeked records; None: all. The others stay in the ring.
         """
     def replaced(self) -> None:
         """
-        The consumer that died has been replaced.
+        Wait for room again: another process has taken the place of a dead consumer.
         """
     def wait_drained(self, *, timeout: float | None = None, deadline: int | None = None) -> bool:
         """
-        For a producer who found the ring full: until it has drained to the low mark; False at the deadline. Others may have filled it before a claim.
+        Wait until a ring that was full has drained to its low mark.
+        
+        Other producers may have filled it before the next claim.
+        
+        Args:
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of now(), instead of a timeout.
+        
+        Returns:
+            Whether it has: False at the deadline.
+        
+        Raises:
+            LostError: The consumer is known to be dead.
         """
     @property
     def closed(self) -> bool:
@@ -466,12 +668,12 @@ class SharedRing:
     @property
     def high(self) -> int:
         """
-        A producer that finds so many slots full blocks ...
+        The number of records at which producers block, until there are only `low`.
         """
     @property
     def low(self) -> int:
         """
-        ... until there are only so many.
+        The number of records at which blocked producers continue.
         """
     @property
     def offset(self) -> int:
@@ -481,18 +683,18 @@ class SharedRing:
     @property
     def producers(self) -> int:
         """
-        How many places for producers there are.
+        The number of places for producers.
         """
     @property
     def slots(self) -> int:
         """
-        How many records it holds.
+        The number of records that it holds.
         """
 class ByteRing:
     @staticmethod
     def size_of(arg0: typing.Any) -> int:
         """
-        Bytes it takes in a segment.
+        Return the bytes that such a ring takes in a segment.
         """
     def __init__(self, segment: Segment, capacity: typing.Any, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
@@ -504,58 +706,91 @@ class ByteRing:
         ...
     def close(self) -> None:
         """
-        Let go of the memory.
+        Release the memory, once no view of it is left.
         """
     def consumer(self) -> Part:
         """
-        What a Watch marks lost when the consumer dies.
+        Return what a Watch marks lost when the consumer dies.
         """
     def peek(self, timeout: float | None = None, *, limit: typing.Any = None, deadline: int | None = None) -> memoryview:
         """
-        A read-only view of the next message where it lies, until release().
+        Return a read-only view of the next message, until release().
+        
+        Args:
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            limit: The most bytes to accept; None: any number.
+        
+        Raises:
+            WaitTimeoutError: No message came.
+            LostError: The producer is known to be dead, and there is no message.
+            ValueError: The message is larger than `limit`; it is dropped.
         """
     def producer(self) -> Part:
         """
-        What a Watch marks lost when the producer dies.
+        Return what a Watch marks lost when the producer dies.
         """
     def recv(self, timeout: float | None = None, *, limit: typing.Any = None, deadline: int | None = None) -> bytes:
         """
-        A copy of the next message; WaitTimeoutError if none came.
+        Return a copy of the next message, and remove it.
+        
+        Args:
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            limit: The most bytes to accept; None: any number.
+        
+        Raises:
+            WaitTimeoutError: No message came.
+            LostError: The producer is known to be dead, and there is no message.
+            ValueError: The message is larger than `limit`; it is dropped.
         """
     def recv_into(self, messages: list, timeout: float | None = None, *, deadline: int | None = None) -> None:
         """
-        As recv(), appended to a list: nothing comes in between, not even Ctrl-C.
+        Receive the next message, and append it to a list: no signal handler runs between.
+        
+        Args:
+            messages: The list.
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of now(), instead of a timeout.
+        
+        Raises:
+            WaitTimeoutError: No message came.
+            LostError: The producer is known to be dead, and there is no message.
         """
     def release(self) -> None:
         """
-        Hands back the message peeked at.
+        Remove the message that peek() returned.
         """
     def renew(self) -> None:
         """
-        Empty, and as new: who was at the other end is dead.
+        Empty the ring and forget losses. No other process may use it meanwhile.
         """
     def replaced(self) -> None:
         """
-        The side that died has been replaced: waits are waits again.
+        Wait again: another process has taken the place of a dead producer or consumer.
         """
     def send(self, message: typing_extensions.Buffer, timeout: float | None = None, *, deadline: int | None = None) -> None:
         """
-        The message, in parts if it is larger than the ring; WaitTimeoutError if it stayed full.
+        Send a message, in parts if it is larger than the ring.
+        
+        Args:
+            message: Bytes, or any other object with a contiguous buffer.
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of now(), instead of a timeout.
+        
+        Raises:
+            WaitTimeoutError: The ring stayed full; the message is not received.
+            LostError: The consumer is known to be dead, and the ring is full.
         """
     @property
     def capacity(self) -> int:
         """
-        Bytes it holds, headers included.
+        The number of bytes that it holds, headers included.
         """
     @property
     def closed(self) -> bool:
         """
         Whether close() was called.
-        """
-    @property
-    def largest_whole(self) -> int:
-        """
-        The largest message that goes in one part.
         """
     @property
     def offset(self) -> int:
@@ -565,7 +800,9 @@ class ByteRing:
 class Board:
     @staticmethod
     def size_of(words: typing.Any, buffers: typing.Any) -> int:
-        ...
+        """
+        Return the bytes that a board of these buffers of words takes in a segment.
+        """
     def __init__(self, segment: Segment, words: typing.Any, buffers: typing.Any, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
     def __reduce__(self) -> tuple:
@@ -582,19 +819,30 @@ class Board:
         ...
     def close(self) -> None:
         """
-        Let go of the memory.
+        Release the memory, once no view of it is left.
         """
     def replaced(self) -> None:
         """
-        The writer that died has been replaced: waits are waits again.
+        Wait for versions again: another process has taken the place of a dead writer.
         """
     def wait(self, newer_than: typing.Any = 0, *, timeout: float | None = None, deadline: int | None = None) -> bool:
         """
-        Until there is a version beyond `newer_than`; False at the deadline.
+        Wait for a newer version.
+        
+        Args:
+            newer_than: The version that the caller has; 0 if none.
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of now(), instead of a timeout.
+        
+        Returns:
+            Whether there is one: False at the deadline.
+        
+        Raises:
+            LostError: The writer is known to be dead, and there is no newer version.
         """
     def writer(self) -> Part:
         """
-        What a Watch marks lost when the writer dies.
+        Return what a Watch marks lost when the writer dies.
         """
     @property
     def closed(self) -> bool:
@@ -620,11 +868,11 @@ class Meter:
         ...
     def at(self, env: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        This env is at work now.
+        Count time for this env from now on.
         """
     def idle(self) -> None:
         """
-        No env is.
+        Count time for no env from now on.
         """
 class Block:
     def __reduce__(self) -> tuple:
@@ -805,7 +1053,7 @@ class Entry:
     @property
     def nested(self) -> bool:
         """
-        Whether this thread was inside already: a signal handler closes.
+        Whether this thread was inside already, as when a signal handler closes the object.
         """
 class Guard:
     def __init__(self, thing: str, closed_message: str, closed_error: typing.Any) -> None:
@@ -818,11 +1066,11 @@ class Guard:
         """
     def closing(self, what: str) -> Entry:
         """
-        The same for closing, which a signal handler may do while its own thread is inside.
+        Return such a context for closing, which a signal handler may do while its own thread is inside.
         """
     def entry(self, what: str) -> Entry:
         """
-        A context in which this thread alone is at work. BusyError if another thread is.
+        Return a context in which this thread alone uses the object; BusyError on entry if another thread does.
         """
     @property
     def busy(self) -> bool:
@@ -842,7 +1090,7 @@ class Guard:
     @property
     def mine(self) -> bool:
         """
-        Whether this process made it, and not one that this is a fork of.
+        Whether this process made it; False in a fork of that process.
         """
 class Pidfd:
     def __init__(self, pid: typing.SupportsInt | typing.SupportsIndex) -> None:
@@ -885,57 +1133,56 @@ class Infos:
         ...
     def add_column(self, path: tuple, mask: typing.Annotated[numpy.typing.ArrayLike, numpy.bool], values: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], form: str) -> None:
         """
-        A place for numbers, or arrays of a shape.
+        Add a column for numbers, or for arrays of one shape.
         """
     def add_node(self, path: tuple, mask: typing.Annotated[numpy.typing.ArrayLike, numpy.bool]) -> None:
         """
-        A place for nested dicts at the end of this path of keys.
+        Add a place for nested dicts at the end of this path of keys.
         """
     def row(self, frame: typing.SupportsInt | typing.SupportsIndex, env: typing.SupportsInt | typing.SupportsIndex, key: str) -> typing.Any:
         """
-        What one env had under a key, None if nothing.
+        Return the value of one env under a key, or None.
         """
     @property
     def count(self) -> int:
         """
-        How many places there are.
+        The number of nodes and columns.
         """
 class EnvBlock(Block):
     ERROR: typing.ClassVar[int] = 3
     FINAL_OBS: typing.ClassVar[int] = 1
     INFO: typing.ClassVar[int] = 0
-    ODD_OBS: typing.ClassVar[int] = 2
     def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, frames: typing.Any, infos: Infos, meter: Meter, autoreset: str, keep: str) -> None:
         ...
     def __reduce__(self) -> tuple:
         ...
     def replace(self, seeds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
         """
-        The envs take the place of lost ones; seeds of their next resets.
+        Let the envs take the place of lost ones: these are the seeds of their next resets.
         """
     def reset(self, frame: typing.SupportsInt | typing.SupportsIndex, calls: list) -> bool:
         """
-        Resets each env with its (seed, options), or leaves it as it is for None.
+        Reset each env with its (seed, options), or leave it as it is if that is None; return whether something is left over.
         """
     def restore(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
-        Instead of the step in which the others were lost.
+        Write the results of the step in which the envs before these were lost.
         """
     def set_options(self, i: typing.SupportsInt | typing.SupportsIndex, options: typing.Any, version: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        What env i is reset with from its next reset on.
+        Reset env i with these options from its next reset on.
         """
     def step(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: list | None = None) -> bool:
         """
-        Steps every env; whether something is left that has no place in the frame.
+        Step every env, with the actions in the frame or these; return whether something is left over.
         """
     def take_leftovers(self) -> list:
         """
-        What had no place in the frame: (kind, env, object) each.
+        Return and forget what had no place in the frame: (kind, env, object) each.
         """
     def use(self, frames: typing.Any, infos: Infos, autoreset: str, keep: str) -> None:
         """
-        Work on other frames from now on; the envs stay as they are.
+        Use other frames of the same spec from now on; the envs stay as they are.
         """
 class Batch:
     def __init__(self, frames: typing.Any, infos: Infos, copy: bool, groups: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], spare: typing.SupportsInt | typing.SupportsIndex) -> None:
@@ -944,55 +1191,55 @@ class Batch:
         ...
     def groups_of(self, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.int64]) -> list[int]:
         """
-        The groups of these envs, which must be whole groups.
+        Return the groups of these envs, which must be whole groups.
         """
     def next(self, frame: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
-        The frame to use after this one: the next that is not referred to.
+        Return the frame to use after this one: the next that no observation refers to.
         """
     def read(self, frame: typing.SupportsInt | typing.SupportsIndex) -> tuple:
         """
-        Observations, rewards, terminated, truncated, infos, and keys of infos whose values do not share a dtype.
+        Return observations, rewards, terminated, truncated, infos, and the keys of infos whose values do not share a dtype.
         """
     def read_some(self, parts: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]]) -> tuple:
         """
-        As read(), for groups with their frames, in this order.
+        Return what read() does, for these groups and their frames, in this order.
         """
     def write(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: typing.Any) -> bool:
         """
-        Whether the actions were of a common kind, and lie in the frame now.
+        Write actions of a common kind to the frame; return whether they are of one.
         """
     def write_some(self, parts: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], actions: typing.Any) -> bool:
         """
-        As write(), a row for each env that groups_of() was asked for last; its groups with their frames.
+        Write actions, a row for each env last given to groups_of(), whose groups these are; return whether they are of a common kind.
         """
 def adopt_orphans() -> bool:
     """
-    Make this process the parent of descendants whose own parent ends; False if refused.
+    Make this process the parent of descendants whose own parent ends; return whether the system allows it.
     """
 def default_signals() -> None:
     """
-    Undo outlive_signals(), in a forked child.
+    Undo outlive_signals() in a forked child.
     """
 def fork_with_signals_blocked() -> int:
     """
-    Call os.fork(). In the child, those signals wait until outlive_signals().
+    Call os.fork(). In the child, those signals are blocked until outlive_signals().
     """
-def futex_wake_count() -> int:
-    ...
 def memory_left() -> int:
-    ...
+    """
+    Return how many bytes may still be allocated: the available memory, within the limits of the cgroups.
+    """
 def now() -> int:
     """
-    The clock that deadlines are told by: ns, monotonic.
+    Return the time that deadlines are given in: monotonic, in ns.
     """
 def outlive_signals() -> None:
     """
-    Let SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 end neither this process nor a system call of it. Programs it starts have the defaults.
+    Catch SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2, so that they end neither this process nor its system calls. Programs that it starts have the defaults.
     """
 def receive_parcel(socket: typing.SupportsInt | typing.SupportsIndex, parcels: list) -> None:
     """
-    Append the bytes of the next parcel to a list: nothing comes in between, not even Ctrl-C.
+    Append the bytes of the next parcel to a list: no signal handler runs between.
     """
 def send_descriptors(socket: typing.SupportsInt | typing.SupportsIndex, message: bytes, descriptors: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
     """
@@ -1000,24 +1247,24 @@ def send_descriptors(socket: typing.SupportsInt | typing.SupportsIndex, message:
     """
 def send_parcel(socket: typing.SupportsInt | typing.SupportsIndex, head: bytes, body: bytes) -> bool:
     """
-    Send bytes in memory of their own, without waiting; False if that cannot be now.
+    Send bytes in memory of their own, without waiting; return whether that was possible.
     """
 def set_process_title(title: str) -> None:
     """
-    Set what ps and top show, as far as there is room.
+    Set the name that ps and top show, as far as there is room.
     """
 def sleep_until(deadline: typing.Any) -> None:
     """
-    Until now() reaches the deadline, to within a microsecond or so where a CPU is free.
+    Sleep until a deadline, to within a microsecond or so where a CPU is free.
+    
+    Args:
+        deadline: A time of now(), in ns.
     """
 def usable_cpus() -> int:
     """
-    CPUs this process may use: its affinity, and its cgroup's quota rounded up.
+    Return how many CPUs this process may use: those of its affinity, or its cgroup's quota rounded up if that is less.
     """
 def wait_costs() -> WaitCosts:
     """
-    What waiting costs on this machine; measured once.
+    Return what waiting costs on this machine, measured once.
     """
-header_bytes: int = 128
-layout_version: int = 1
-page_size: int = 4096

@@ -19,8 +19,8 @@ NATIVE = set(ROOMS) - {"errors", "_numbers", "_files", "_closing", "_torch", "en
 # In C++ a header may include those before it in this order.
 CPP = [
     *("layout", "clock", "cgroup", "process", "futex", "wait", "waiter", "position"),
-    *("flag", "doorbell", "ring", "shared_ring", "byte_ring", "board", "segment", "watch"),
-    *("meter", "command", "block"),
+    *("flag", "doorbell", "ring", "producers", "shared_ring", "byte_ring", "board", "segment"),
+    *("watch", "meter", "command", "block"),
 ]
 MODULES = sorted(
     path.relative_to(ROOT / "pysampler")

@@ -15,7 +15,7 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
       obs_leaves_(leaves_of(frames.attr("observations"))),
       final_leaves_(leaves_of(frames.attr("final_observations"))),
       obs_(frames.attr("spec").attr("observation_tree"), obs_leaves_),
-      has_odd_(obs_.has_odd()),
+      has_unshaped_(obs_.has_unshaped()),
       action_leaves_(leaves_of(frames.attr("default_actions"))),
       action_types_(frames.attr("action_types")),
       has_final_(frames.attr("has_final")),
@@ -41,7 +41,7 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
     for (const char* name : {"rewards", "terminated", "truncated"}) {
         results_.emplace_back(frames.attr(name).cast<py::array>());
     }
-    const auto large = [this](const Leaf& leaf) { return envs_ * leaf.row_bytes() >= kLent; };
+    const auto large = [this](const Leaf& leaf) { return envs_ * leaf.row_bytes() >= kMinLent; };
     if (!copy_ || std::none_of(obs_leaves_.begin(), obs_leaves_.end(), large)) return;
     lent_.resize(count_);
     for (std::uint32_t frame = 0; frame < count_; ++frame) {
@@ -51,8 +51,9 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
     }
 }
 
-void Batch::known(std::uint32_t frame) const {
-    if (frame >= count_) throw py::index_error("no such frame");
+void Batch::check_frame(std::uint32_t frame) const {
+    if (frame >= count_)
+        throw py::index_error("cannot use frame " + std::to_string(frame) + ": no such frame");
 }
 
 bool Batch::held(std::uint32_t frame) const {
@@ -70,7 +71,7 @@ bool Batch::may_lend(std::uint32_t frame) const {
 }
 
 std::uint32_t Batch::next(std::uint32_t frame) const {
-    known(frame);
+    check_frame(frame);
     for (std::uint32_t i = 1; i < count_; ++i) {
         const std::uint32_t other = (frame + i) % count_;
         if (!held(other)) return other;
@@ -79,7 +80,7 @@ std::uint32_t Batch::next(std::uint32_t frame) const {
 }
 
 bool Batch::write(std::uint32_t frame, const py::handle& actions) {
-    known(frame);
+    check_frame(frame);
     if (!single_action_) return false;
     const Leaf& leaf = action_leaves_[0];
     std::optional<std::int32_t> type;
@@ -102,7 +103,7 @@ std::optional<std::int32_t> Batch::write_list(PyObject* actions, std::size_t cou
         PySequence_Fast_GET_SIZE(actions) != static_cast<Py_ssize_t>(count)) {
         return std::nullopt;
     }
-    // Nothing of Python runs meanwhile, so its items stay.
+    // No Python code runs meanwhile, so its items stay.
     PyObject** items = PySequence_Fast_ITEMS(actions);
     const auto all = [&](auto&& store) {
         for (std::size_t i = 0; i < count; ++i) {
@@ -160,7 +161,7 @@ std::vector<std::uint32_t> Batch::groups_of(const py::array_t<std::int64_t>& env
 bool Batch::write_some(const Parts& parts, const py::handle& actions) {
     if (!single_action_) return false;
     for (const auto& [group, frame] : parts) {
-        known(frame);
+        check_frame(frame);
         frame_of_.at(group) = frame;
     }
     const auto row = [&](std::size_t i) {
@@ -184,19 +185,19 @@ bool Batch::write_some(const Parts& parts, const py::handle& actions) {
 }
 
 py::tuple Batch::read(std::uint32_t frame) const {
-    known(frame);
+    check_frame(frame);
     return results(observations(frame), Selection({frame, 0, envs_}));
 }
 
 py::tuple Batch::read_some(const Parts& parts) const {
     Selection batch;
     for (const auto& [group, frame] : parts) {
-        known(frame);
+        check_frame(frame);
         const auto [first, count] = groups_.at(group);
         batch.add({frame, first, count});
     }
     py::object observations = py::none();
-    if (!has_odd_) {
+    if (!has_unshaped_) {
         observations = obs_.build([&](std::size_t i) { return obs_leaves_[i].load_all(batch); });
     }
     return results(observations, batch);
@@ -210,7 +211,7 @@ py::tuple Batch::results(const py::object& observations, const Selection& batch)
 }
 
 py::object Batch::observations(std::uint32_t frame) const {
-    if (has_odd_) return py::none();
+    if (has_unshaped_) return py::none();
     const bool lend = !lent_.empty() && may_lend(frame);
     return obs_.build([&](std::size_t i) {
         if (!copy_) return obs_leaves_[i].view_all(frame);
@@ -271,19 +272,19 @@ void register_batch(py::module_& m) {
              py::arg("frames"), py::arg("infos"), py::arg("copy"), py::arg("groups"),
              py::arg("spare"))
         .def("write", &Batch::write, py::arg("frame"), py::arg("actions"),
-             "Whether the actions were of a common kind, and lie in the frame now.")
+             "Write actions of a common kind to the frame; return whether they are of one.")
         .def("next", &Batch::next, py::arg("frame"),
-             "The frame to use after this one: the next that is not referred to.")
+             "Return the frame to use after this one: the next that no observation refers to.")
         .def("read", &Batch::read, py::arg("frame"),
-             "Observations, rewards, terminated, truncated, infos, and keys of infos whose values "
-             "do not share a dtype.")
+             "Return observations, rewards, terminated, truncated, infos, and the keys of infos "
+             "whose values do not share a dtype.")
         .def("groups_of", &Batch::groups_of, py::arg("envs"),
-             "The groups of these envs, which must be whole groups.")
+             "Return the groups of these envs, which must be whole groups.")
         .def("write_some", &Batch::write_some, py::arg("parts"), py::arg("actions"),
-             "As write(), a row for each env that groups_of() was asked for last; its groups with "
-             "their frames.")
+             "Write actions, a row for each env last given to groups_of(), whose groups these are; "
+             "return whether they are of a common kind.")
         .def("read_some", &Batch::read_some, py::arg("parts"),
-             "As read(), for groups with their frames, in this order.");
+             "Return what read() does, for these groups and their frames, in this order.");
     Hot<Batch, Write>::install(batch, "write");
     Hot<Batch, Read>::install(batch, "read");
 }

@@ -1,7 +1,5 @@
 #include "board.h"
 
-#include <pybind11/numpy.h>
-
 #include <cstring>
 
 #include "support.h"
@@ -11,8 +9,8 @@ namespace {
 
 using Words = std::atomic<std::uint64_t>;
 
-// More than there will ever be; positions compare up to half their range.
-constexpr std::uint64_t kMostVersions = 1ULL << 60;
+// More than will ever be published; positions compare up to half their range.
+constexpr std::uint64_t kMaxVersions = 1ULL << 60;
 
 struct BoardLayout {
     BoardLayout(const py::object& words_of_one, const py::object& buffer_count)
@@ -20,8 +18,8 @@ struct BoardLayout {
           buffers(whole(buffer_count, "make board", "buffers", 1)),
           stamps(sizeof(BoardCell)),
           words(stamps + buffers * sizeof(Board::Stamp)) {
-        constexpr std::uint64_t kMost = 1ULL << 60;  // bytes
-        if (buffers > UINT32_MAX || words_each > kMost / sizeof(Words) / buffers) {
+        constexpr std::uint64_t kMaxBytes = 1ULL << 60;
+        if (buffers > UINT32_MAX || words_each > kMaxBytes / sizeof(Words) / buffers) {
             throw py::value_error("cannot make board: " + std::to_string(buffers) + " buffers of " +
                                   std::to_string(words_each) + " words are too large");
         }
@@ -46,13 +44,16 @@ class PyBoard : public Handle {
         return board_.begin();
     }
 
-    // The bytes of one field, to word `at` of the version begun.
+    // Writes the bytes of one field to word `at` of the version that was begun.
     void write(std::uint64_t at, const py::array& field) {
         const Pin pin(*this, "publish to");
         const auto bytes = static_cast<std::size_t>(field.nbytes());
         if (!(field.flags() & py::array::c_style) || at > board_.words_each() ||
             round_up(bytes, 8) / 8 > board_.words_each() - at) {
-            throw py::value_error("cannot publish to board: the field does not fit");
+            throw py::value_error("cannot publish to board: the field does not fit, " +
+                                  std::to_string(bytes) + " bytes at word " + std::to_string(at) +
+                                  ", expected contiguous ones within " +
+                                  std::to_string(board_.words_each()) + " words");
         }
         const auto* from = static_cast<const std::byte*>(field.data());
         Released released;
@@ -74,7 +75,7 @@ class PyBoard : public Handle {
         return board_.publish();
     }
 
-    // Copies the newest version; its number, 0 if there is none.
+    // Copies the newest version and returns its number, 0 if there is none.
     std::uint64_t read(py::array_t<std::uint64_t>& out) {
         const Pin pin(*this, "read");
         if (static_cast<std::uint64_t>(out.size()) != board_.words_each() ||
@@ -97,7 +98,7 @@ class PyBoard : public Handle {
 
     bool wait(const py::object& newer_than, const Seconds& timeout, const Nanoseconds& deadline) {
         const std::uint64_t version = whole(newer_than, "wait on board", "newer_than", 0) + 1;
-        if (version > kMostVersions) {
+        if (version > kMaxVersions) {
             throw py::value_error("cannot wait on board: newer_than " + text(version - 1) +
                                   ", expected one below 2**60");
         }
@@ -156,7 +157,7 @@ class PyBoard : public Handle {
 
 void register_board(py::module_& m) {
     const auto none = py::none();
-    Class<PyBoard>(m, "Board")
+    HandleClass<PyBoard>(m, "Board")
         .def(py::init<const PySegment&, const py::object&, const py::object&, const py::object&,
                       const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("words"), py::arg("buffers"), py::arg("offset") = none,
@@ -167,22 +168,26 @@ void register_board(py::module_& m) {
         .def("_read_words", &PyBoard::read, py::arg("out").noconvert())
         .def("wait", &PyBoard::wait, py::arg("newer_than") = 0, py::kw_only(),
              py::arg("timeout") = none, py::arg("deadline") = none,
-             "Until there is a version beyond `newer_than`; False at the deadline.")
-        .def("writer", &PyBoard::writer, "What a Watch marks lost when the writer dies.")
+             "Wait for a newer version.\n\n"
+             "Args:\n"
+             "    newer_than: The version that the caller has; 0 if none.\n" PYSAMPLER_WAIT_ARGS
+             "\n"
+             "Returns:\n"
+             "    Whether there is one: False at the deadline.\n\n"
+             "Raises:\n"
+             "    LostError: The writer is known to be dead, and there is no newer version.\n")
+        .def("writer", &PyBoard::writer, "Return what a Watch marks lost when the writer dies.")
         .def("replaced", &PyBoard::replaced,
-             "The writer that died has been replaced: waits are waits again.")
-        .def("close", &PyBoard::close, "Let go of the memory.")
+             "Wait for versions again: another process has taken the place of a dead writer.")
         .def_property_readonly("version", &PyBoard::version,
                                "The newest version; 0 if there is none yet.")
-        .def_property_readonly("closed", &PyBoard::closed, "Whether close() was called.")
-        .def_property_readonly("offset", &PyBoard::offset, "Where it begins in its segment.")
         .def_static(
             "size_of",
             [](const py::object& words, const py::object& buffers) {
                 return BoardLayout(words, buffers).bytes;
             },
-            py::arg("words"), py::arg("buffers"))
-        .def("__repr__", &PyBoard::state);
+            py::arg("words"), py::arg("buffers"),
+            "Return the bytes that a board of these buffers of words takes in a segment.");
 }
 
 }  // namespace pysampler::bindings

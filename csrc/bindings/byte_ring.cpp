@@ -29,7 +29,8 @@ class PyByteRing : public Handle {
     void send(const py::buffer& message, const Seconds& timeout, const Nanoseconds& deadline) {
         const py::buffer_info info = message.request();
         if (PyBuffer_IsContiguous(info.view(), 'C') == 0) {
-            throw py::value_error("cannot send to byte ring: the message is not contiguous");
+            throw py::value_error(
+                "cannot send to byte ring: the message is not contiguous, expected bytes");
         }
         const auto* from = static_cast<const std::byte*>(info.ptr);
         const auto size = static_cast<std::size_t>(info.size * info.itemsize);
@@ -53,8 +54,8 @@ class PyByteRing : public Handle {
         return copy;
     }
 
-    // The next message where it lies, until release(); a copy of one that came in parts. Never a
-    // view of memory that may go before it.
+    // A view of the next message in the ring; of a copy if it came in parts, since that memory may
+    // be freed before the view.
     py::memoryview peek(const Seconds& timeout, const py::object& limit,
                         const Nanoseconds& deadline) {
         const Receiving receiving(timeout, limit, deadline);
@@ -83,7 +84,6 @@ class PyByteRing : public Handle {
         return ring_.size();
     }
     std::uint64_t capacity() const { return capacity_; }
-    std::uint64_t largest_whole() const { return ring_.largest_whole(); }
 
     Part producer() const {
         const Pin pin(*this, "watch");
@@ -100,7 +100,7 @@ class PyByteRing : public Handle {
         ring_.clear_lost();
     }
 
-    // As new. No other process may be at it: the one at the other end is dead.
+    // Makes it as new. No other process may use it meanwhile: the peer is dead.
     void renew() {
         const Turn turn(*this, producing_, "renew");
         const Turn other(*this, consuming_, "renew");
@@ -148,7 +148,8 @@ class PyByteRing : public Handle {
             outcome = ready_([&](WaitPolicy& policy) { return ring_.read(most, until, policy); });
         } catch (const std::length_error&) {
             throw py::value_error(std::string("cannot ") + verb + " byte ring: a message of over " +
-                                  std::to_string(most) + " bytes, the limit given; dropped");
+                                  std::to_string(most) +
+                                  " bytes, expected at most the limit; it was dropped");
         }
         check_outcome(*this, outcome, verb, "producer", "nothing came in time",
                       cell_->tail.waiter());
@@ -168,18 +169,30 @@ class PyByteRing : public Handle {
 
 void register_byte_ring(py::module_& m) {
     const auto none = py::none();
-    Class<PyByteRing>(m, "ByteRing")
+    HandleClass<PyByteRing>(m, "ByteRing")
         .def(py::init<const PySegment&, const py::object&, const py::object&,
                       const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("capacity"), py::arg("offset") = none,
              py::arg("policy") = std::nullopt)
         .def("send", &PyByteRing::send, py::arg("message"), py::arg("timeout") = none,
              py::kw_only(), py::arg("deadline") = none,
-             "The message, in parts if it is larger than the ring; WaitTimeoutError if it stayed "
-             "full.")
+             "Send a message, in parts if it is larger than the ring.\n\n"
+             "Args:\n"
+             "    message: Bytes, or any other object with a contiguous "
+             "buffer.\n" PYSAMPLER_WAIT_ARGS
+             "\n"
+             "Raises:\n"
+             "    WaitTimeoutError: The ring stayed full; the message is not received.\n"
+             "    LostError: The consumer is known to be dead, and the ring is full.\n")
         .def("recv", &PyByteRing::recv, py::arg("timeout") = none, py::kw_only(),
              py::arg("limit") = none, py::arg("deadline") = none,
-             "A copy of the next message; WaitTimeoutError if none came.")
+             "Return a copy of the next message, and remove it.\n\n"
+             "Args:\n" PYSAMPLER_WAIT_ARGS
+             "    limit: The most bytes to accept; None: any number.\n\n"
+             "Raises:\n"
+             "    WaitTimeoutError: No message came.\n"
+             "    LostError: The producer is known to be dead, and there is no message.\n"
+             "    ValueError: The message is larger than `limit`; it is dropped.\n")
         .def(
             "recv_into",
             [](PyByteRing& self, py::list& messages, const Seconds& timeout,
@@ -188,32 +201,41 @@ void register_byte_ring(py::module_& m) {
             },
             py::arg("messages"), py::arg("timeout") = none, py::kw_only(),
             py::arg("deadline") = none,
-            "As recv(), appended to a list: nothing comes in between, not even Ctrl-C.")
+            "Receive the next message, and append it to a list: no signal handler runs between.\n\n"
+            "Args:\n"
+            "    messages: The list.\n" PYSAMPLER_WAIT_ARGS
+            "\n"
+            "Raises:\n"
+            "    WaitTimeoutError: No message came.\n"
+            "    LostError: The producer is known to be dead, and there is no message.\n")
         .def("peek", &PyByteRing::peek, py::arg("timeout") = none, py::kw_only(),
              py::arg("limit") = none, py::arg("deadline") = none,
-             "A read-only view of the next message where it lies, until release().")
-        .def("release", &PyByteRing::release, "Hands back the message peeked at.")
-        .def("producer", &PyByteRing::producer, "What a Watch marks lost when the producer dies.")
-        .def("consumer", &PyByteRing::consumer, "What a Watch marks lost when the consumer dies.")
+             "Return a read-only view of the next message, until release().\n\n"
+             "Args:\n" PYSAMPLER_WAIT_ARGS
+             "    limit: The most bytes to accept; None: any number.\n\n"
+             "Raises:\n"
+             "    WaitTimeoutError: No message came.\n"
+             "    LostError: The producer is known to be dead, and there is no message.\n"
+             "    ValueError: The message is larger than `limit`; it is dropped.\n")
+        .def("release", &PyByteRing::release, "Remove the message that peek() returned.")
+        .def("producer", &PyByteRing::producer,
+             "Return what a Watch marks lost when the producer dies.")
+        .def("consumer", &PyByteRing::consumer,
+             "Return what a Watch marks lost when the consumer dies.")
         .def("replaced", &PyByteRing::replaced,
-             "The side that died has been replaced: waits are waits again.")
-        .def("renew", &PyByteRing::renew, "Empty, and as new: who was at the other end is dead.")
-        .def("close", &PyByteRing::close, "Let go of the memory.")
+             "Wait again: another process has taken the place of a dead producer or consumer.")
+        .def("renew", &PyByteRing::renew,
+             "Empty the ring and forget losses. No other process may use it meanwhile.")
         .def("__len__", &PyByteRing::size)
         .def_property_readonly("capacity", &PyByteRing::capacity,
-                               "Bytes it holds, headers included.")
-        .def_property_readonly("largest_whole", &PyByteRing::largest_whole,
-                               "The largest message that goes in one part.")
-        .def_property_readonly("closed", &PyByteRing::closed, "Whether close() was called.")
-        .def_property_readonly("offset", &PyByteRing::offset, "Where it begins in its segment.")
+                               "The number of bytes that it holds, headers included.")
         .def_static(
             "size_of",
             [](const py::object& capacity) {
                 // Room to begin at a whole page.
                 return PyByteRing::bytes(capacity_of(capacity)) + Segment::page();
             },
-            "Bytes it takes in a segment.")
-        .def("__repr__", &PyByteRing::state);
+            "Return the bytes that such a ring takes in a segment.");
 }
 
 }  // namespace pysampler::bindings

@@ -1,4 +1,4 @@
-// A file descriptor that is closed with the object that has it.
+// A file descriptor that is closed with the object that owns it.
 #pragma once
 
 #include <unistd.h>

@@ -1,12 +1,10 @@
 #include "doorbell.h"
 
-#include <pybind11/numpy.h>
-#include <pybind11/stl.h>
-
+#include <algorithm>
 #include <span>
 
-#include "handles.h"
 #include "hot.h"
+#include "support.h"
 
 namespace pysampler::bindings {
 namespace {
@@ -27,7 +25,35 @@ std::uint32_t member_count(const py::object& members) {
     return static_cast<std::uint32_t>(count);
 }
 
-}  // namespace
+class PyDoorbell : public Handle {
+ public:
+    PyDoorbell(const PySegment& segment, const py::object& members, const py::object& offset,
+               const std::optional<WaitPolicy>& policy);
+
+    bool post(const py::handle& member);
+    py::array wait(const py::object& want, const Seconds& timeout, const Nanoseconds& deadline);
+    std::size_t take(const py::object& members);
+    py::array take_ready();
+    void revive(const py::object& member);
+    std::vector<std::uint32_t> lost_members() const;
+    Part member(const py::object& member) const;
+    WaitStats stats() const { return site_.policy().stats(); }
+    std::uint32_t members() const { return count_; }
+    std::string state() const;
+
+ private:
+    PyDoorbell(const PySegment& segment, std::uint32_t count, const py::object& offset,
+               const std::optional<WaitPolicy>& policy);
+    PyDoorbell(const Place& place, std::uint32_t count, const std::optional<WaitPolicy>& policy);
+    std::uint32_t index(const py::handle& member, const char* verb) const;
+
+    std::uint32_t count_;
+    Doorbell::Cell* cell_;
+    Doorbell::Member* members_;
+    Doorbell bell_;
+    Site site_;
+    Side waiter_;  // the lists of Doorbell::ready() and lost() belong to one wait at a time
+};
 
 PyDoorbell::PyDoorbell(const PySegment& segment, const py::object& members,
                        const py::object& offset, const std::optional<WaitPolicy>& policy)
@@ -110,7 +136,6 @@ std::size_t PyDoorbell::take(const py::object& members) {
         std::count_if(all.begin(), all.end(), [this](std::uint32_t i) { return bell_.take(i); }));
 }
 
-// What is ready now, taken, longest ready first.
 py::array PyDoorbell::take_ready() {
     const Pin pin(*this, "take from");
     const std::vector<std::uint32_t> taken = bell_.ready_now();
@@ -142,11 +167,6 @@ Part PyDoorbell::member(const py::object& member) const {
             }};
 }
 
-std::function<std::uint64_t()> PyDoorbell::wanted_by_waiter() const {
-    const Pin pin(*this, "use");
-    return [segment = pin.segment(), cell = cell_] { return cell->posts.wanted(); };
-}
-
 std::string PyDoorbell::state() const {
     if (closed()) return repr("");
     std::uint32_t ready = 0;
@@ -160,42 +180,62 @@ std::string PyDoorbell::state() const {
     return repr(text);
 }
 
+}  // namespace
+
 void register_doorbell(py::module_& m) {
-    Class<PyDoorbell> doorbell(m, "Doorbell");
+    HandleClass<PyDoorbell> doorbell(m, "Doorbell");
     doorbell
         .def(py::init<const PySegment&, const py::object&, const py::object&,
                       const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("members"), py::arg("offset") = py::none(),
              py::arg("policy") = std::nullopt)
         .def("post", &PyDoorbell::post, py::arg("member"),
-             "Member is ready. False if its last post has not been taken, or it is lost and not "
-             "revived.")
+             "Mark a member ready, and wake the waiter if it has enough now.\n\n"
+             "Args:\n"
+             "    member: The member's index.\n\n"
+             "Returns:\n"
+             "    False if its last post has not been taken, or it is lost and not revived.\n")
         .def("wait", &PyDoorbell::wait, py::arg("count") = py::none(), py::kw_only(),
              py::arg("timeout") = py::none(), py::arg("deadline") = py::none(),
-             "Until `count` members are ready (all, by default); who is, longest ready first. At "
-             "the deadline those who are.")
+             "Wait until enough members are ready.\n\n"
+             "Args:\n"
+             "    count: How many members to wait for; None: all.\n" PYSAMPLER_WAIT_ARGS
+             "\n"
+             "Returns:\n"
+             "    The indices of the members that are ready, longest ready first; fewer than\n"
+             "    `count` at the deadline. They stay ready until they are taken.\n\n"
+             "Raises:\n"
+             "    LostError: Members were lost since the last wait, or fewer than `count` are "
+             "left.\n"
+             "        Its `members` are those lost, its `ready` those ready.\n"
+             "    BusyError: Another thread waits for this doorbell.\n")
         .def("take", &PyDoorbell::take, py::arg("members"),
-             "What a member, or each of several, posted has been read; it may post again. How many "
-             "had posted.")
-        .def("take_ready", &PyDoorbell::take_ready,
-             "Takes all who are ready now, longest ready first: also those who came after the last "
-             "wait.")
+             "Take the posts of one member or of several, which may then post again.\n\n"
+             "Args:\n"
+             "    members: An index, or several.\n\n"
+             "Returns:\n"
+             "    How many of them had posted.\n")
+        .def(
+            "take_ready", &PyDoorbell::take_ready,
+            "Take the posts of all members that are ready now.\n\n"
+            "Returns:\n"
+            "    Their indices, longest ready first, with those that posted after the last wait.\n")
         .def("revive", &PyDoorbell::revive, py::arg("member"),
-             "Another process is this member from now on; what the dead one had posted is dropped.")
+             "Let another process be this member; what the dead one had posted is dropped.\n\n"
+             "Args:\n"
+             "    member: The member's index.\n")
         .def("member", &PyDoorbell::member, py::arg("member"),
-             "What a Watch marks lost when this member's process dies.")
-        .def("close", &PyDoorbell::close, "Let go of the memory.")
+             "Return what a Watch marks lost when this member's process dies.\n\n"
+             "Args:\n"
+             "    member: The member's index.\n")
         .def_property_readonly("lost", &PyDoorbell::lost_members,
-                               "Members that are lost and not revived.")
-        .def_property_readonly("members", &PyDoorbell::members, "How many there are.")
-        .def_property_readonly("stats", &PyDoorbell::stats, "Where the waits at this handle went.")
-        .def_property_readonly("closed", &PyDoorbell::closed, "Whether close() was called.")
-        .def_property_readonly("offset", &PyDoorbell::offset, "Where it begins in its segment.")
+                               "The members that are lost and not revived.")
+        .def_property_readonly("members", &PyDoorbell::members, "The number of members.")
+        .def_property_readonly("stats", &PyDoorbell::stats, "What waits at this handle have cost.")
         .def_static(
             "size_of",
             [](const py::object& members) { return Doorbell::bytes(member_count(members)); },
-            "Bytes it takes in a segment, for so many members.")
-        .def("__repr__", &PyDoorbell::state);
+            "Return the bytes that a doorbell of this many members takes in a segment.");
     Hot<PyDoorbell, Unary<&PyDoorbell::post>>::install(doorbell, "post");
 }
 

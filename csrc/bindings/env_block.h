@@ -1,5 +1,5 @@
-// A block of ordinary Python envs: calls env.step, takes the five results apart and copies them
-// into the frame, with the interpreter running nothing but the envs.
+// A block of Python envs: calls env.step, takes the five results apart and copies them into the
+// frame. The only Python code that runs is that of the envs.
 #pragma once
 
 #include <cstdint>
@@ -21,36 +21,38 @@ enum class KeepInfos { kNone, kFinal, kAll };
 
 class EnvBlock : public Block {
  public:
-    // What has no place in the frame; the first of each tuple in leftovers().
-    enum Leftover { kInfo = 0, kFinalObs = 1, kOddObs = 2, kError = 3 };
+    // Kinds of results that have no place in the frame.
+    enum Leftover { kInfo = 0, kFinalObs = 1, kUnshapedObs = 2, kError = 3 };
 
-    // `frames` has the arrays of _frames.Frames; `first` is the index among them of the
-    // block's first env.
+    // `frames` is a Frames of pysampler._frames; `first` is the index of the block's first env
+    // among its envs.
     EnvBlock(const py::list& envs, std::size_t first, const py::object& frames,
              const std::shared_ptr<Infos>& infos, const std::shared_ptr<Meter>& meter,
              const std::string& autoreset, const std::string& keep);
 
-    // Works on other frames of the same spec from now on. The envs stay as they are.
+    // Uses other frames of the same spec from now on. The envs stay as they are.
     void use(const py::object& frames, const std::shared_ptr<Infos>& infos,
              const std::string& autoreset, const std::string& keep);
 
     bool step(std::uint32_t frame) override { return step_with(frame, std::nullopt); }
-    // With these actions instead of those in the frame.
+    // The same with these actions, if given, instead of those in the frame.
     bool step_with(std::uint32_t frame, const std::optional<py::list>& actions);
-    // For each env (seed, options), or None to leave it as it is. True as for step().
+    // Resets each env with its (seed, options), or leaves it as it is if that is None. Returns what
+    // step() does.
     bool reset(std::uint32_t frame, const py::list& calls);
 
-    // The envs take the place of lost ones: a step that was under way ended their episodes, and
-    // these are the seeds of their next resets.
+    // The envs take the place of lost ones, whose episodes are over: these are the seeds of their
+    // next resets.
     void replace(const std::vector<std::uint64_t>& seeds);
-    // Instead of the step in which the others were lost. Observations are left as they are, unless
-    // envs reset in the same step.
+    // Writes the results of the step in which the envs before these were lost. Observations stay as
+    // they are, unless autoreset is kSameStep.
     bool restore(std::uint32_t frame);
-    // What env i is reset with from its next reset on, where nothing else is asked for; the version
-    // of the options of its episode is written with each step.
+    // Resets env i with these options from its next reset on, unless that is given others. The
+    // version of the options of its episode is written with each step.
     void set_options(std::size_t i, const py::object& options, std::int64_t version);
 
-    // [(kind, index among the frame's envs, object)], handed over.
+    // Returns and forgets the results that have no place in the frame: [(Leftover, index among the
+    // envs of the frame, object)].
     py::list take_leftovers();
 
  private:
@@ -58,13 +60,12 @@ class EnvBlock : public Block {
     void step_one(std::uint32_t frame, std::size_t i, PyObject* action);
     void reset_one(std::uint32_t frame, std::size_t i, PyObject* seed, PyObject* options);
     py::object call_reset(std::size_t i, PyObject* seed, PyObject* options);
-    void show_version(std::uint32_t frame, std::size_t i);
+    void write_options_version(std::uint32_t frame, std::size_t i);
     void clear_results(std::uint32_t frame, std::size_t i);
     void store_obs(std::uint32_t frame, std::size_t i, PyObject* obs);
     void store_final(std::uint32_t frame, std::size_t i, PyObject* obs, PyObject* info);
     static py::object copied(PyObject* value);
     void store_info(std::uint32_t frame, std::size_t i, PyObject* info);
-    double as_reward(PyObject* value) const;
     void begin(std::uint32_t frame);
     void leave(Leftover kind, std::size_t i, const py::object& object);
     template <class Work>
@@ -93,18 +94,18 @@ class EnvBlock : public Block {
     Autoreset autoreset_ = Autoreset::kNextStep;
     KeepInfos keep_ = KeepInfos::kAll;
     std::vector<bool> ended_;        // to be reset by the next step
-    std::vector<py::object> seeds_;  // of the next reset, where it is asked for none
+    std::vector<py::object> seeds_;  // of the next reset, unless that is given one
     struct Options {
         py::object options;
-        std::int64_t version = 0;  // of these
-        std::int64_t used = 0;     // by the last reset
+        std::int64_t version = 0;  // of the options
+        std::int64_t used = 0;     // the version that the last reset used
     };
     std::vector<Options> options_;  // empty until there are any
     py::array_t<std::int64_t> options_versions_;
-    std::vector<py::object> shown_;  // the last observation of each, to show it again
-    std::vector<py::object> odd_;
-    enum class Doing { kNothing, kStep, kReset };
-    Doing doing_ = Doing::kNothing;  // the env at work
+    std::vector<py::object> last_obs_;  // of each env, for a reset that leaves it as it is
+    std::vector<py::object> unshaped_;
+    enum class Call { kNothing, kStep, kReset };
+    Call call_ = Call::kNothing;  // of the env that works now
     std::int64_t began_ = 0;
     py::list leftovers_;
     py::str step_name_{"step"};

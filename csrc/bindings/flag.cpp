@@ -2,9 +2,8 @@
 
 #include <pybind11/pybind11.h>
 
-#include "doorbell.h"
-#include "handles.h"
 #include "hot.h"
+#include "support.h"
 
 namespace pysampler::bindings {
 namespace {
@@ -45,11 +44,6 @@ class PyFlag : public Handle {
             default:
                 return false;
         }
-    }
-
-    void beside(const PyDoorbell& bell) {
-        const Turn turn(*this, waiter_, "use");
-        site_.policy().set_busy(bell.wanted_by_waiter());
     }
 
     bool poster_lost() const {
@@ -93,35 +87,41 @@ class PyFlag : public Handle {
 }  // namespace
 
 void register_flag(py::module_& m) {
-    Class<PyFlag> flag(m, "Flag");
+    HandleClass<PyFlag> flag(m, "Flag");
     flag.def(py::init<const PySegment&, const py::object&, const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("offset") = py::none(), py::arg("policy") = std::nullopt)
-        .def("set", &PyFlag::set, "Post. False if the last post has not been cleared.")
+        .def("set", &PyFlag::set,
+             "Set the flag, and wake the waiter if it sleeps.\n\n"
+             "Returns:\n"
+             "    False if the last post has not been cleared.\n")
         .def("clear", &PyFlag::clear,
-             "The waiter is done with what the post was about. False if it was not set.")
-        .def("is_set", &PyFlag::is_set, "Whether there is a post that has not been cleared.")
+             "Clear the flag: the waiter has read what the post was about.\n\n"
+             "Returns:\n"
+             "    False if it was not set.\n")
+        .def("is_set", &PyFlag::is_set, "Return whether there is a post that has not been cleared.")
         .def(
             "wait",
             [](PyFlag& self, const Seconds& timeout, const Nanoseconds& deadline) {
                 return self.wait(timeout, deadline);
             },
             py::arg("timeout") = py::none(), py::kw_only(), py::arg("deadline") = py::none(),
-            "Until it is set; False at the deadline.")
-        .def("beside", &PyFlag::beside, py::arg("doorbell"),
-             "The waiter works beside the members of that doorbell: as long as they need every "
-             "CPU, it sleeps rather than spins.")
-        .def("poster", &PyFlag::poster, "What a Watch marks lost when the poster dies.")
+            "Wait until the flag is set.\n\n"
+            "Args:\n" PYSAMPLER_WAIT_ARGS
+            "\n"
+            "Returns:\n"
+            "    Whether it is set: False at the deadline.\n\n"
+            "Raises:\n"
+            "    LostError: The poster is known to be dead, and the flag is not set.\n"
+            "    BusyError: Another thread waits for this flag.\n")
+        .def("poster", &PyFlag::poster, "Return what a Watch marks lost when the poster dies.")
         .def("replaced", &PyFlag::replaced,
-             "The poster that died has been replaced: waits are waits again.")
-        .def("close", &PyFlag::close, "Let go of the memory.")
+             "Wait for posts again: another process has taken the place of a dead poster.")
         .def_property_readonly("poster_lost", &PyFlag::poster_lost,
                                "Whether the poster is known to be dead.")
-        .def_property_readonly("stats", &PyFlag::stats, "Where the waits at this handle went.")
-        .def_property_readonly("closed", &PyFlag::closed, "Whether close() was called.")
-        .def_property_readonly("offset", &PyFlag::offset, "Where it begins in its segment.")
+        .def_property_readonly("stats", &PyFlag::stats, "What waits at this handle have cost.")
         .def_static(
-            "size_of", [] { return sizeof(Flag); }, "Bytes it takes in a segment.")
-        .def("__repr__", &PyFlag::state);
+            "size_of", [] { return sizeof(Flag); },
+            "Return the bytes that a flag takes in a segment.");
     Hot<PyFlag, Plain<&PyFlag::set>>::install(flag, "set");
     Hot<PyFlag, Plain<&PyFlag::clear>>::install(flag, "clear");
     Hot<PyFlag, Plain<&PyFlag::is_set>>::install(flag, "is_set");

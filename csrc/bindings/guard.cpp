@@ -1,13 +1,11 @@
-// Who is at work on an object that one thread at a time may use: `with guard.entry("step"):`.
+// A guard of an object that one thread at a time may use: `with guard.entry("step"):`.
 //
 // Python runs signal handlers between any two of its instructions, so a lock that Python code takes
 // and gives back can be left taken by an exception that comes in between. Here both happen inside
 // one call, which `with` makes without looking for signals.
-#include <pybind11/pybind11.h>
-
-#include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "hot.h"
 #include "process.h"
@@ -17,14 +15,14 @@ namespace pysampler::bindings {
 namespace {
 
 struct GuardState {
-    std::string thing;           // as errors call it: "this vector env"
-    std::string closed_message;  // what an entry after close() is told
-    py::object closed_error;     // and its type
+    std::string thing;           // its name in errors: "this vector env"
+    std::string closed_message;  // of the error of an entry after close()
+    py::object closed_error;     // the type of that error
     pid_t owner = pid_of(self_id());
-    std::atomic<std::uint64_t> holder = 0;  // as in self_id(); 0: the object is free
-    std::string doing;                      // what the holder does
+    std::uint64_t holder = 0;  // as in self_id(), 0 if none; changed with the GIL only
+    std::string doing;         // what the holder does
     bool closed = false;
-    bool closed_within = false;  // by the holder's own thread: a signal handler
+    bool closed_within = false;  // by a signal handler in the holder's own thread
 
     [[noreturn]] void refuse(const std::string& message) const {
         const py::object error = closed_error(message);
@@ -45,13 +43,14 @@ class Entry {
                          ", this is " + std::to_string(pid_of(self_id())) + ", a fork");
         }
         if (guard.closed) guard.refuse(guard.closed_message);
-        std::uint64_t holder = 0;
-        if (guard.holder.compare_exchange_strong(holder, self_id())) {
+        const std::uint64_t self = self_id();
+        if (guard.holder == 0) {
+            guard.holder = self;
             guard.doing = what_;
             nested_ = false;
-        } else if (closing_ && holder == self_id()) {
+        } else if (closing_ && guard.holder == self) {
             nested_ = true;
-        } else if (holder == self_id()) {
+        } else if (guard.holder == self) {
             raise("BusyError", "cannot " + what_ + ": this thread is at work in it (" +
                                    guard.doing + "); a signal handler may close it, no more");
         } else {
@@ -67,7 +66,7 @@ class Entry {
         }
         const bool closed_within = std::exchange(guard.closed_within, false);
         guard.holder = 0;
-        // What fails because a signal handler has closed it says so.
+        // What failed because a signal handler closed the object raises an error that says so.
         if (closed_within && !type.is_none() &&
             PyErr_GivenExceptionMatches(type.ptr(), PyExc_Exception) != 0 &&
             PyErr_GivenExceptionMatches(type.ptr(), guard.closed_error.ptr()) == 0) {
@@ -98,10 +97,7 @@ class Guard {
     void close() { state_->closed = true; }
     bool closed() const { return state_->closed; }
     bool inside() const { return state_->holder == self_id(); }
-    bool busy() const {
-        const std::uint64_t holder = state_->holder;
-        return holder != 0 && holder != self_id();
-    }
+    bool busy() const { return state_->holder != 0 && !inside(); }
     bool mine() const { return pid_of(self_id()) == state_->owner; }
 
  private:
@@ -137,22 +133,25 @@ void register_guard(py::module_& m) {
         .def("__exit__", [](Entry& self, const py::object& type, const py::object&,
                             const py::object&) { self.exit(type); })
         .def_property_readonly("nested", &Entry::nested,
-                               "Whether this thread was inside already: a signal handler closes.");
+                               "Whether this thread was inside already, as when a signal handler "
+                               "closes the object.");
     Hot<Entry, Enter>::install(entry, "__enter__");
     Hot<Entry, Exit>::install(entry, "__exit__");
     Class<Guard>(m, "Guard")
         .def(py::init<std::string, std::string, py::object>(), py::arg("thing"),
              py::arg("closed_message"), py::arg("closed_error"))
         .def("entry", &Guard::entry, py::arg("what"),
-             "A context in which this thread alone is at work. BusyError if another thread is.")
+             "Return a context in which this thread alone uses the object; BusyError on entry if "
+             "another thread does.")
         .def("closing", &Guard::closing, py::arg("what"),
-             "The same for closing, which a signal handler may do while its own thread is inside.")
+             "Return such a context for closing, which a signal handler may do while its own "
+             "thread is inside.")
         .def_property_readonly("closed", &Guard::closed, "Whether it refuses all entries.")
         .def("close", &Guard::close, "Refuse all entries from now on.")
         .def_property_readonly("inside", &Guard::inside, "Whether this thread is inside.")
         .def_property_readonly("busy", &Guard::busy, "Whether another thread is inside.")
         .def_property_readonly("mine", &Guard::mine,
-                               "Whether this process made it, and not one that this is a fork of.");
+                               "Whether this process made it; False in a fork of that process.");
 }
 
 }  // namespace pysampler::bindings

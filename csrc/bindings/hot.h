@@ -1,6 +1,6 @@
-// Methods that are called a million times a second. pybind11 takes ~150 ns to match a call's
-// arguments to a C++ function; these are matched by hand. A call they do not understand goes to the
-// method that pybind11 made, which has the error messages.
+// Fast paths for methods that are called a million times a second. pybind11 takes ~150 ns to match
+// the arguments of a call to a C++ function; here they are matched by hand. A call that is not
+// matched goes to the method that pybind11 made, which has the error messages.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,7 +14,7 @@
 
 namespace pysampler::bindings {
 
-// The C++ object in a Python one of its class; nullptr if that has other C++ bases beside.
+// The C++ object of a Python object; nullptr if the latter has several C++ bases.
 template <class T>
 T* unwrap(PyObject* self) {
     const auto* instance = reinterpret_cast<const py::detail::instance*>(self);
@@ -24,17 +24,17 @@ T* unwrap(PyObject* self) {
 }
 
 // `Call` is a static `PyObject* call(T&, PyObject* const* args, Py_ssize_t count, PyObject* names)`
-// that returns nullptr, with no Python error set, for arguments it does not know.
+// that returns nullptr, with no Python error set, for arguments that it does not match.
 template <class T, class Call>
 class Hot {
  public:
-    // Puts itself in the place of the method of that name.
+    // Replaces the method of that name.
     static void install(py::class_<T>& type, const char* name) {
         const py::object made = type.attr(name);
         doc_ = py::str(made.attr("__doc__"));
         method_ = {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&Hot::call)),
                    METH_FASTCALL | METH_KEYWORDS, doc_.c_str()};
-        made_ = made.inc_ref().ptr();  // for as long as the type: for ever
+        made_ = made.inc_ref().ptr();  // never released, like the type
         PyObject* descriptor =
             PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &method_);
         if (descriptor == nullptr) throw py::error_already_set();
@@ -71,7 +71,7 @@ class Hot {
     static inline PyObject* made_ = nullptr;
 };
 
-// A small whole number; false, without an error set, for anything else.
+// Reads a whole number of 32 bits; false, without an error set, for anything else.
 inline bool small(PyObject* value, std::uint32_t& number) {
     if (!PyLong_CheckExact(value)) return false;
     int overflow = 0;

@@ -1,7 +1,5 @@
 #include "infos.h"
 
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -35,7 +33,7 @@ Infos::Node& Infos::find_or_make(const py::tuple& path) {
         std::size_t guess = 0;
         Node* child = find(*node, key.ptr(), guess);
         if (child == nullptr) {
-            // Interned: a key that is a constant in the env's code is then the same object.
+            // Interned: it is then the same object as a constant in the env's code.
             PyObject* name = key.inc_ref().ptr();
             PyUnicode_InternInPlace(&name);
             node->children.emplace_back();
@@ -48,7 +46,7 @@ Infos::Node& Infos::find_or_make(const py::tuple& path) {
     return *node;
 }
 
-// The child of that key, tried first at `guess`, which then is the place behind it.
+// The child of that key; tries `guess` first, and sets it to the index behind the child.
 Infos::Node* Infos::find(Node& parent, PyObject* key, std::size_t& guess) {
     const std::size_t count = parent.children.size();
     for (std::size_t i = 0; i < count; ++i) {
@@ -68,7 +66,7 @@ Infos::Node* Infos::find(Node& parent, PyObject* key, std::size_t& guess) {
     return nullptr;
 }
 
-// -- a worker -----------------------------------------------------------------------------------
+// -- a worker --
 
 void Infos::clear(std::uint32_t frame, std::size_t first, std::size_t count) {
     for (const Mask& mask : masks_) std::memset(mask.at(frame) + first, 0, count);
@@ -77,7 +75,7 @@ void Infos::clear(std::uint32_t frame, std::size_t first, std::size_t count) {
 std::optional<py::dict> Infos::store(std::uint32_t frame, std::size_t env, PyObject* info,
                                      const char* key) {
     if (!PyDict_Check(info)) {
-        throw py::type_error(std::string("info is ") + Py_TYPE(info)->tp_name +
+        throw py::type_error(std::string("info is a ") + Py_TYPE(info)->tp_name +
                              ", expected a dict");
     }
     if (key == nullptr) return store_in(root_, frame, env, info);
@@ -97,7 +95,7 @@ std::optional<py::dict> Infos::store_in(Node& node, std::uint32_t frame, std::si
     Py_ssize_t position = 0;
     std::size_t guess = 0;
     while (PyDict_Next(info, &position, &key, &value)) {
-        // A key's __hash__, or the collector, may take them out of the dict.
+        // References: a key's __hash__, or the collector, may remove them from the dict.
         const auto held_key = py::reinterpret_borrow<py::object>(key);
         const auto held_value = py::reinterpret_borrow<py::object>(value);
         Node* child = find(node, key, guess);
@@ -146,7 +144,7 @@ bool Infos::accepts(const Column& column, PyObject* value) {
     }
 }
 
-// -- the parent ---------------------------------------------------------------------------------
+// -- the parent --
 
 bool Infos::any(const Selection& batch, const Mask& mask) {
     return std::any_of(batch.begin(), batch.end(), [&](const Rows& rows) {
@@ -156,7 +154,7 @@ bool Infos::any(const Selection& batch, const Mask& mask) {
 
 py::array_t<bool> Infos::copied(const Selection& batch, const Mask& mask) {
     py::array_t<bool> copy(static_cast<py::ssize_t>(batch.envs()));
-    // A worker may have written anything; a bool that is neither 0 nor 1 is trouble.
+    // A corrupt frame may hold any byte; a C++ bool must be 0 or 1.
     bool* to = copy.mutable_data();
     for (const auto& [frame, first, count] : batch) {
         const std::uint8_t* from = mask.at(frame) + first;
@@ -165,7 +163,7 @@ py::array_t<bool> Infos::copied(const Selection& batch, const Mask& mask) {
     return copy;
 }
 
-// The values of a batch, where `mask` says that there are some.
+// The values of a batch where `mask` is true.
 py::object Infos::load_all(const Column& column, const Selection& batch, const bool* mask) {
     if (column.form != Form::kObject) return column.leaf.load_all(batch, mask);
     py::array all(py::dtype("O"), std::vector{static_cast<py::ssize_t>(batch.envs())});
@@ -188,7 +186,7 @@ std::pair<py::dict, py::list> Infos::collect(const Selection& batch) const {
     return {infos, mixed};
 }
 
-// Adds what there is under this key. False if values do not fit into one array.
+// Adds the values under this key. False if they do not fit into one array.
 bool Infos::collect_from(const Node& node, const Selection& batch, py::dict& into) const {
     const bool nested = node.mask && any(batch, *node.mask);
     std::vector<const Column*> found;
@@ -209,7 +207,7 @@ bool Infos::collect_from(const Node& node, const Selection& batch, py::dict& int
     const Column& first = *found[0];
     py::array_t<bool> seen = copied(batch, first.mask);
     py::object values = load_all(first, batch, seen.data());
-    // Python's floats and numpy's doubles, say: the same to an array.
+    // Python's floats and numpy's doubles, for example, go into the same array.
     for (std::size_t i = 1; i < found.size(); ++i) {
         const Column& other = *found[i];
         if (std::max(other.form, first.form) > Form::kScalar ||
@@ -257,12 +255,12 @@ void register_infos(py::module_& m) {
     Class<Infos, std::shared_ptr<Infos>>(m, "Infos")
         .def(py::init<>())
         .def("add_node", &Infos::add_node, py::arg("path"), py::arg("mask"),
-             "A place for nested dicts at the end of this path of keys.")
+             "Add a place for nested dicts at the end of this path of keys.")
         .def("add_column", &Infos::add_column, py::arg("path"), py::arg("mask"), py::arg("values"),
-             py::arg("form"), "A place for numbers, or arrays of a shape.")
-        .def_property_readonly("count", &Infos::count, "How many places there are.")
+             py::arg("form"), "Add a column for numbers, or for arrays of one shape.")
+        .def_property_readonly("count", &Infos::count, "The number of nodes and columns.")
         .def("row", &Infos::row, py::arg("frame"), py::arg("env"), py::arg("key"),
-             "What one env had under a key, None if nothing.");
+             "Return the value of one env under a key, or None.");
 }
 
 }  // namespace pysampler::bindings

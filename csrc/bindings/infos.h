@@ -3,8 +3,8 @@
 //   a node:    mask [frames, envs], a byte each
 //   a column:  mask [frames, envs], values [frames, envs, *shape]
 //
-// The parent decides which columns there are and where; what is not in one goes through the side
-// channel. Workers clear the masks of their envs with each step and set those of what they write.
+// The parent decides which columns there are and where; what has no column is sent by mail. Workers
+// clear the masks of their envs with each step, and set those of the values that they write.
 #pragma once
 
 #include <cstdint>
@@ -19,35 +19,35 @@ namespace pysampler::bindings {
 
 class Infos {
  public:
-    // A node for a nested dict at the end of this path of keys, or a column for values that make
-    // numpy arrays of that dtype and shape there. The path's nodes must exist.
+    // Adds a node for nested dicts at the end of this path of keys, whose nodes must exist.
     void add_node(const py::tuple& path, const py::array_t<bool>& mask);
     std::size_t count() const { return masks_.size(); }
-    // `form` is "python" for its own numbers, "scalar" for numpy's, "object" for those of numpy's
-    // that gymnasium makes no array of, or "array".
+    // Adds a column for values of the dtype and shape of `values` at the end of this path. `form`
+    // is "python" for Python's own numbers, "scalar" for numpy's, "object" for numpy's numbers that
+    // gymnasium collects as objects, or "array".
     void add_column(const py::tuple& path, const py::array_t<bool>& mask, const py::array& values,
                     const std::string& form);
 
     // -- a worker --
 
     void clear(std::uint32_t frame, std::size_t first, std::size_t count);
-    // Writes what has a place under `key` (or at the top); a dict of the rest, or nothing.
+    // Writes what has a column under `key` (or at the top). Returns a dict of the rest, if any.
     std::optional<py::dict> store(std::uint32_t frame, std::size_t env, PyObject* info,
                                   const char* key = nullptr);
 
     // -- the parent --
 
-    // What gymnasium's vector envs make of the infos of a batch; and the keys at the top whose
-    // values do not share a dtype, which row() must be asked for env by env.
+    // The infos of a batch as gymnasium's vector envs return them; and the keys at the top whose
+    // values do not share a dtype, to be read by row() for each env.
     std::pair<py::dict, py::list> collect(const Selection& batch) const;
-    // What env had under this key at the top: a value, a dict, or None if nothing.
+    // The value of env under this key at the top: a number, an array, a dict, or None.
     py::object row(std::uint32_t frame, std::size_t env, const py::str& key) const;
 
  private:
-    // What a value was before it was written, for where it must be that again.
+    // The type of a value before it was written.
     enum class Form { kPython, kScalar, kObject, kArray };
 
-    // Where there are values, [frames, envs].
+    // Which envs have a value, [frames, envs].
     class Mask {
      public:
         explicit Mask(const py::array_t<bool>& array)
@@ -69,7 +69,7 @@ class Infos {
     struct Node {
         py::str key;
         py::str mask_key;
-        std::optional<Mask> mask;  // where dicts have been seen here
+        std::optional<Mask> mask;  // of dicts, if there have been any
         std::vector<Column> columns;
         std::deque<Node> children;
     };

@@ -32,7 +32,10 @@ py::array over_frames(const py::dtype& dtype, const std::vector<py::ssize_t>& sh
         strides[i] = stride;
         stride *= shape[i];
     }
-    if (stride > frame_bytes) throw py::value_error("an array does not fit its frame");
+    if (stride > frame_bytes)
+        throw py::value_error("cannot lay out array: " + std::to_string(stride) +
+                              " bytes, expected at most those of a frame, " +
+                              std::to_string(frame_bytes));
     strides[0] = frame_bytes;
     return {dtype, shape, strides, data, owner};
 }
@@ -68,7 +71,7 @@ Leaf action_leaf(const py::array& bytes, std::int32_t type, std::vector<py::ssiz
                 type >= kPythonNumbers);
 }
 
-// An array of this dtype, in one piece.
+// Whether it is a contiguous array of this dtype.
 bool Leaf::is_mine(PyObject* value) const {
     if (!exact_array(value)) return false;
     const auto* proxy = array_of(value);
@@ -133,7 +136,7 @@ bool Leaf::store_array(std::byte* to, PyObject* value) const {
     return cast_elements(type, proxy->data, c_type_, to, count);
 }
 
-// A list or tuple of numbers. Nothing of Python runs meanwhile, so its items stay.
+// A list or tuple of numbers. No Python code runs meanwhile, so its items stay.
 bool Leaf::store_sequence(std::byte* to, PyObject* value) const {
     if (shape_.size() != 1 || !(PyList_CheckExact(value) || PyTuple_CheckExact(value)) ||
         PySequence_Fast_GET_SIZE(value) != shape_[0]) {
@@ -147,7 +150,7 @@ bool Leaf::store_sequence(std::byte* to, PyObject* value) const {
     return true;
 }
 
-// Bytes of what lies behind one index of each of so many dimensions.
+// The bytes of an element of the first `depth` dimensions.
 std::size_t Leaf::bytes_below(std::size_t depth) const {
     return static_cast<std::size_t>(
         std::accumulate(shape_.begin() + static_cast<std::ptrdiff_t>(depth), shape_.end(),
@@ -229,7 +232,7 @@ py::object Leaf::load_all(const Selection& batch, const bool* mask) const {
         std::memcpy(to, row(frame, first), count * row_bytes_);
         to += count * row_bytes_;
     }
-    // A worker may have written anything; a bool that is neither 0 nor 1 is trouble.
+    // A corrupt frame may hold any byte; a C++ bool must be 0 or 1.
     if (type_num_ == Npy::NPY_BOOL_) {
         std::transform(begin, to, begin, [](char one) { return one != 0; });
     }
@@ -240,8 +243,8 @@ py::object Leaf::load_all(const Selection& batch, const bool* mask) const {
 }
 
 py::object Leaf::rows_to_lend(std::uint32_t frame) const {
-    // A view refers to the array that owns the memory, past all views between; a base that is no
-    // array ends that chain here.
+    // A numpy view refers to the array that owns the memory, past all views between, unless the
+    // owner is no array.
     const py::capsule base(new py::array(array_),
                            [](void* p) { delete static_cast<py::array*>(p); });
     return py::array(dtype_, batch_shape_, row(frame, 0), base);

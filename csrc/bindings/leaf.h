@@ -1,5 +1,5 @@
-// One field of a space in the frames: an array [frames, envs, *shape], and how a Python value gets
-// into a row of it and out again.
+// One field of a space in the frames: an array [frames, envs, *shape], and how Python values are
+// written to its rows and read from them.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -21,21 +21,21 @@ inline bool exact_array(PyObject* object) {
     return Py_TYPE(object) == py::detail::npy_api::get().PyArray_Type_;
 }
 
-// Takes the Python object, or throws what Python raised.
+// The new reference `result`; if it is null, throws the error that Python has set.
 inline py::object checked(PyObject* result) {
     if (result == nullptr) throw py::error_already_set();
     return py::reinterpret_steal<py::object>(result);
 }
 
-// An array [frames, *shape] whose frames lie `frame_bytes` apart and are each in one piece. Throws
-// ValueError if they do not fit.
+// An array [frames, *shape] whose frames lie `frame_bytes` apart, each contiguous. Throws
+// ValueError if a frame is larger than that.
 py::array over_frames(const py::dtype& dtype, const std::vector<py::ssize_t>& shape,
                       py::ssize_t frame_bytes, const void* data, const py::object& owner);
 
-// An array in the order, of the byte order and with the alignment that C reads.
+// Whether it is an array that C can read: contiguous, aligned, in native byte order.
 bool plain_array(PyObject* object);
 
-// Some rows of a frame, one behind the other: those of the envs from `first` on.
+// Consecutive rows of a frame: those of `count` envs from `first` on.
 struct Rows {
     std::uint32_t frame;
     std::size_t first;
@@ -70,44 +70,46 @@ class Leaf {
         return base_ + frame * frame_bytes_ + env * row_bytes_;
     }
 
-    // Writes a value by value, as numpy assignment would. True if it was just what a row holds:
-    // an array of this dtype and shape, or a numpy scalar of this dtype. Throws ValueError for
-    // another number of elements, and what numpy raises. Common numbers, arrays of other dtypes and
-    // flat lists of numbers do without numpy.
+    // Writes a value to a row, as numpy assignment would. Returns whether it was what load() would
+    // return: an array of this dtype and shape, or a numpy scalar of this dtype. Throws ValueError
+    // for another number of elements, and what numpy raises. Common numbers, arrays of other dtypes
+    // and flat lists of numbers are converted without numpy.
     bool store(std::uint32_t frame, std::size_t env, PyObject* value) const;
 
-    // A new object of its own: an array, or a numpy scalar where the shape is ().
+    // A copy of a row: an array, or a numpy scalar if the shape is ().
     py::object load(std::uint32_t frame, std::size_t env) const;
-    // A new array of the rows of a batch; zero where `mask` is, if there is one.
+    // A copy of the rows of a batch; zeros where `mask`, if given, is false.
     py::object load_all(const Selection& batch, const bool* mask = nullptr) const;
-    // One row, into an array of such rows.
+    // Copies a row to row `at` of an array of such rows.
     void copy_row(std::uint32_t frame, std::size_t env, PyObject* rows, std::size_t at) const {
         std::memcpy(array_of(rows)->data + at * row_bytes_, row(frame, env), row_bytes_);
     }
-    // A view of them.
+    // A view of all rows of a frame.
     py::object view_all(std::uint32_t frame) const;
-    // The rows as an object that each view_of() it refers to, and so tells whether there is one.
+    // The rows of a frame as an object that every view_of() it refers to: its reference count says
+    // whether there is a view.
     py::object rows_to_lend(std::uint32_t frame) const;
     py::object view_of(const py::object& rows) const;
     std::size_t row_bytes() const { return row_bytes_; }
-    // Whether it is an array of just those rows; writes it.
+    // Whether it is an array of all rows of a frame, of this dtype and shape; store_all() writes
+    // it.
     bool matches_all(PyObject* value, std::size_t envs) const;
     void store_all(std::uint32_t frame, PyObject* value, std::size_t envs) const {
         std::memcpy(row(frame, 0), array_of(value)->data, envs * row_bytes_);
     }
-    // Writes what store() would return true for; false for anything else.
+    // As store() for values that it returns true for; false, with nothing written, for all others.
     bool store_same(std::uint32_t frame, std::size_t env, PyObject* value) const;
-    // Writes Python's own numbers, ints or floats as the dtype is, where the shape has dimensions
-    // in exact lists; false for anything else.
+    // Writes Python's own numbers, ints or floats as the dtype is, in nested lists of this shape;
+    // false for anything else.
     bool store_python(std::uint32_t frame, std::size_t env, PyObject* value) const {
         return put_python(row(frame, env), value, 0);
     }
-    // One row of such an array.
+    // Writes row `at` of an array that matches_all().
     void store_row(std::uint32_t frame, std::size_t env, PyObject* rows, std::size_t at) const {
         std::memcpy(row(frame, env), array_of(rows)->data + at * row_bytes_, row_bytes_);
     }
 
-    // Whether it is an array of this dtype and shape, in one piece.
+    // Whether it is a contiguous array of this dtype and shape.
     bool matches(PyObject* value) const;
     int type_num() const { return type_num_; }
     PyTypeObject* scalar_type() const { return scalar_type_; }
@@ -132,19 +134,20 @@ class Leaf {
     int type_num_;
     int c_type_;  // the same; -1 where C would read it in the wrong byte order
     PyTypeObject* scalar_type_;
-    bool python_;
+    bool python_;  // Python's own numbers
     std::vector<py::ssize_t> shape_;
     std::vector<py::ssize_t> batch_shape_;  // [envs, *shape]
 };
 
-// What the frames say of the type of actions: the number of a dtype, and this added to it where
-// Python's own numbers are meant, ints of int64 and floats of float64.
+// Frames store the type of actions as numpy's number of a dtype; with this added, int64 and float64
+// stand for Python's own ints and floats.
 inline constexpr std::int32_t kPythonNumbers = 1 << 16;
 
-// Actions of such a type in the bytes [frames, ...] that there are for them; `shape` without the
-// frames.
+// The field of actions of that type, in the `bytes` [frames, ...] that frames have for actions;
+// `shape` is that of one frame.
 Leaf action_leaf(const py::array& bytes, std::int32_t type, std::vector<py::ssize_t> shape);
 
+// A leaf for each array of a sequence.
 inline std::vector<Leaf> leaves_of(const py::object& arrays) {
     std::vector<Leaf> leaves;
     for (const py::handle array : arrays) leaves.emplace_back(array.cast<py::array>());

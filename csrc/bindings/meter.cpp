@@ -7,7 +7,7 @@
 namespace pysampler::bindings {
 namespace {
 
-// Rows of bytes, each one meter.
+// An array of meters: rows of bytes, each one meter.
 template <class T>
 T* meters(const py::array_t<std::uint8_t>& rows) {
     if (rows.ndim() != 2 || rows.shape(1) != sizeof(T) || rows.strides(0) != sizeof(T)) {
@@ -25,7 +25,9 @@ void register_meter(py::module_& m) {
         .def(py::init([](const py::array_t<std::uint8_t>& envs,
                          const py::array_t<std::uint8_t>& workers, std::size_t index) {
                  if (static_cast<py::ssize_t>(index) >= workers.shape(0)) {
-                     throw py::index_error("cannot make meter: no such worker");
+                     throw py::index_error("cannot make meter: worker " + std::to_string(index) +
+                                           ", expected one below " +
+                                           std::to_string(workers.shape(0)));
                  }
                  return std::make_shared<Meter>(meters<EnvMeter>(envs),
                                                 meters<WorkerMeter>(workers) + index);
@@ -34,8 +36,9 @@ void register_meter(py::module_& m) {
              py::keep_alive<1, 3>())
         .def(
             "at", [](Meter& self, std::int64_t env) { self.at(env, now_ns()); }, py::arg("env"),
-            "This env is at work now.")
-        .def("idle", [](Meter& self) { self.idle(now_ns()); }, "No env is.");
+            "Count time for this env from now on.")
+        .def(
+            "idle", [](Meter& self) { self.idle(now_ns()); }, "Count time for no env from now on.");
     meter.attr("BUCKETS") = Durations::kBuckets;
     meter.attr("FIRST_BUCKET") = Durations::kFirst;
 }

@@ -1,5 +1,5 @@
-// pysampler._core: the primitives of csrc/ as Python classes. pysampler.sync gives them their
-// handles, documentation and defaults; nothing else should import this module.
+// pysampler._core: the primitives of csrc/ as Python classes, and the loops that run in C++ for
+// speed. Private: users import pysampler and pysampler.sync.
 #include <pybind11/pybind11.h>
 #include <unistd.h>
 
@@ -9,12 +9,13 @@
 
 #include "byte_ring.h"
 #include "process.h"
+#include "segment.h"
 #include "support.h"
 
 namespace pysampler::bindings {
 namespace {
 
-// One sentence now rather than an odd failure later.
+// Fails with one sentence now instead of an obscure error later.
 void check_system() {
     const int pidfd = open_pidfd(getpid());
     if (pidfd < 0) {
@@ -48,7 +49,6 @@ void translate(std::exception_ptr error) {
 PYBIND11_MODULE(_core_of_main_interpreter, m) {
     check_system();
     py::register_exception_translator(translate);
-    m.attr("layout_version") = kLayoutVersion;
     register_wait(m);
     register_segment(m);
     register_watch(m);

@@ -16,8 +16,8 @@ using Npy = py::detail::npy_api;
 // Up to here every whole number is a double.
 constexpr std::int64_t kExact = std::int64_t{1} << 53;
 
-// Calls use(T()) with the C type of numpy's elements; false for types that are no plain numbers.
-// A bool lies there as a byte, 0 or 1.
+// Calls use(T()) with the C type of a numpy type; false for types that are not plain numbers. A
+// bool is a byte, 0 or 1.
 template <class Use>
 bool with_type(int type, Use&& use) {
     switch (type) {
@@ -76,7 +76,7 @@ int scalar_type_of(PyObject* value) {
 template <class To, class From>
 bool cast(From from, To& to) {
     if constexpr (std::is_integral_v<To> && !std::is_integral_v<From>) {
-        return false;  // what is out of range is the machine's own business
+        return false;  // what is out of range differs between machines
     } else {
         to = static_cast<To>(from);  // NOLINT(bugprone-signed-char-misuse): numbers, all of them
         if constexpr (std::is_floating_point_v<From>) {

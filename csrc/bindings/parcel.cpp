@@ -1,5 +1,5 @@
-// Large messages: each in a memfd of its own, whose descriptor goes through a Unix socket. It has
-// no name, and the kernel gives it back when the last process that has it ends.
+// Parcels: large messages, each in a memfd of its own, whose descriptor is sent through a Unix
+// socket. The memory has no name, and the kernel frees it when the last process that has it ends.
 #include <pybind11/pybind11.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -18,12 +18,12 @@
 namespace pysampler::bindings {
 namespace {
 
-// What goes through the socket beside the descriptor: to who reads the connection as a stream of
-// messages, one that is empty.
+// What is sent with the descriptor: an empty message, if the connection is read as a stream of
+// messages.
 constexpr char kEmpty[4] = {};
 
 template <class Call>
-ssize_t again(Call&& call) {
+ssize_t retried(Call&& call) {
     ssize_t result;
     do {
         result = call();
@@ -33,7 +33,7 @@ ssize_t again(Call&& call) {
 
 bool write_all(int fd, std::string_view bytes) {
     while (!bytes.empty()) {
-        const ssize_t written = again([&] { return write(fd, bytes.data(), bytes.size()); });
+        const ssize_t written = retried([&] { return write(fd, bytes.data(), bytes.size()); });
         if (written <= 0) return false;
         bytes.remove_prefix(static_cast<std::size_t>(written));
     }
@@ -55,7 +55,7 @@ struct Message {
     }
 };
 
-// False where there is no memory, no descriptor, or no room in the socket now.
+// Returns false if there is no memory, no descriptor, or no room in the socket now.
 bool send_parcel(int socket, const py::bytes& head, const py::bytes& body) {
     const std::string_view parts[] = {head, body};
     const Released released;
@@ -71,15 +71,15 @@ bool send_parcel(int socket, const py::bytes& head, const py::bytes& body) {
     control->cmsg_len = CMSG_LEN(sizeof(int));
     const int fd = memory.fileno();
     std::memcpy(CMSG_DATA(control), &fd, sizeof fd);
-    return again([&] { return sendmsg(socket, &message.header, MSG_NOSIGNAL | MSG_DONTWAIT); }) ==
+    return retried([&] { return sendmsg(socket, &message.header, MSG_NOSIGNAL | MSG_DONTWAIT); }) ==
            sizeof kEmpty;
 }
 
-// Appends the next parcel's bytes to a list: nothing comes in between, not even Ctrl-C.
+// Appends the bytes of the next parcel to a list: no signal handler runs between.
 void receive_parcel(int socket, py::list& parcels) {
     Message message;
     const ssize_t received =
-        again([&] { return recvmsg(socket, &message.header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC); });
+        retried([&] { return recvmsg(socket, &message.header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC); });
     const cmsghdr* control = received < 0 ? nullptr : CMSG_FIRSTHDR(&message.header);
     int fd = -1;
     if (control != nullptr && control->cmsg_type == SCM_RIGHTS) {
@@ -101,12 +101,15 @@ void receive_parcel(int socket, py::list& parcels) {
         const Released released;
         while (at < size) {
             const ssize_t some =
-                again([&] { return pread(fd, to + at, size - at, static_cast<off_t>(at)); });
+                retried([&] { return pread(fd, to + at, size - at, static_cast<off_t>(at)); });
             if (some <= 0) break;
             at += static_cast<std::size_t>(some);
         }
     }
-    if (at < size) raise("LayoutError", "cannot receive from worker: a large message is cut off");
+    if (at < size) {
+        raise("LayoutError", "cannot receive from worker: a large message is cut off, " +
+                                 std::to_string(at) + " bytes, expected " + std::to_string(size));
+    }
     parcels.append(bytes);
 }
 
@@ -114,10 +117,9 @@ void receive_parcel(int socket, py::list& parcels) {
 
 void register_parcel(py::module_& m) {
     m.def("send_parcel", &send_parcel, py::arg("socket"), py::arg("head"), py::arg("body"),
-          "Send bytes in memory of their own, without waiting; False if that cannot be now.");
+          "Send bytes in memory of their own, without waiting; return whether that was possible.");
     m.def("receive_parcel", &receive_parcel, py::arg("socket"), py::arg("parcels"),
-          "Append the bytes of the next parcel to a list: nothing comes in between, not even "
-          "Ctrl-C.");
+          "Append the bytes of the next parcel to a list: no signal handler runs between.");
 }
 
 }  // namespace pysampler::bindings

@@ -1,4 +1,4 @@
-// Processes: how they end and are told to, which signals end this one, what it is called.
+// Processes: their pidfds, the signals and the title of this one, fork.
 #include "process.h"
 
 #include <pybind11/pybind11.h>
@@ -19,12 +19,15 @@
 namespace pysampler::bindings {
 namespace {
 
-// A file descriptor of a process that is closed with the object: one held as a number would be lost
-// where an exception of a signal handler comes between opening and keeping it.
+// The pidfd of a process, closed with the object: a plain number would leak if an exception of a
+// signal handler came between opening and storing it.
 class Pidfd : public Descriptor {
  public:
     explicit Pidfd(pid_t pid) : Descriptor(open_pidfd(pid)) {
-        if (fileno() < 0) throw std::system_error(errno, std::generic_category(), "pidfd_open");
+        if (fileno() < 0) {
+            throw std::system_error(errno, std::generic_category(),
+                                    "cannot open process " + std::to_string(pid) + ": pidfd_open");
+        }
     }
 
     bool ended() const { return fileno() < 0 || pidfd_ended(fileno()); }
@@ -32,19 +35,20 @@ class Pidfd : public Descriptor {
     void kill() const {
         if (fileno() < 0) return;
         if (syscall(SYS_pidfd_send_signal, fileno(), SIGKILL, nullptr, 0) != 0 && errno != ESRCH) {
-            throw std::system_error(errno, std::generic_category(), "pidfd_send_signal");
+            throw std::system_error(errno, std::generic_category(),
+                                    "cannot kill process: pidfd_send_signal");
         }
     }
 };
 
-// The descriptor of a socket, taken from it: closed with the object and without a word, where the
-// socket itself would warn that it was not closed.
+// The descriptor of a socket, detached from it: closed with the object without a warning, which the
+// socket would give.
 class Detached : public Descriptor {
  public:
     explicit Detached(const py::object& socket) : Descriptor(socket.attr("detach")().cast<int>()) {}
 };
 
-// A message and descriptors through a Unix socket, which takes all of it or nothing.
+// Sends a message and descriptors through a Unix socket, all or nothing.
 void send_descriptors(int socket, const py::bytes& message, const std::vector<int>& descriptors) {
     const std::string bytes = message;
     std::vector<char> room(CMSG_SPACE(descriptors.size() * sizeof(int)));
@@ -68,13 +72,15 @@ void send_descriptors(int socket, const py::bytes& message, const std::vector<in
             error = errno;
         } while (sent < 0 && error == EINTR);
     }
-    if (sent < 0) throw std::system_error(error, std::generic_category(), "sendmsg");
+    if (sent < 0) {
+        throw std::system_error(error, std::generic_category(), "cannot send descriptors: sendmsg");
+    }
 }
 
-// Python's own functions for the mask are written in Python: an exception of a signal handler can
-// come before they have given it back.
+// In C++, since Python's functions for the signal mask could be interrupted by an exception of a
+// signal handler before they have restored it.
 int fork_with_signals_blocked() {
-    // What has arrived is for the parent, and not for what others do when it forks.
+    // Signals that have arrived are the parent's, and no matter of code that runs at fork.
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     const BlockedSignals blocked;
     return py::module_::import("os").attr("fork")().cast<int>();
@@ -102,15 +108,16 @@ void register_process(py::module_& m) {
           py::arg("descriptors"),
           "Send a short message and descriptors through a Unix socket, all or nothing.");
     m.def("set_process_title", &set_process_title, py::arg("title"),
-          "Set what ps and top show, as far as there is room.");
+          "Set the name that ps and top show, as far as there is room.");
     m.def("adopt_orphans", &adopt_orphans,
-          "Make this process the parent of descendants whose own parent ends; False if refused.");
+          "Make this process the parent of descendants whose own parent ends; return whether the "
+          "system allows it.");
     m.def("outlive_signals", &outlive_signals,
-          "Let SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 end neither this process nor a system "
-          "call of it. Programs it starts have the defaults.");
+          "Catch SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2, so that they end neither this "
+          "process nor its system calls. Programs that it starts have the defaults.");
     m.def("fork_with_signals_blocked", &fork_with_signals_blocked,
-          "Call os.fork(). In the child, those signals wait until outlive_signals().");
-    m.def("default_signals", &default_signals, "Undo outlive_signals(), in a forked child.");
+          "Call os.fork(). In the child, those signals are blocked until outlive_signals().");
+    m.def("default_signals", &default_signals, "Undo outlive_signals() in a forked child.");
 }
 
 }  // namespace pysampler::bindings

@@ -1,4 +1,4 @@
-// What the two rings of fixed slots share in Python: records of one dtype and shape.
+// What Ring and SharedRing have in common in Python: records of one dtype and shape.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -38,12 +38,14 @@ class Record {
         return shape;
     }
 
-    // `records` as bytes of whole records. It must be contiguous and of the dtype: sync.py sees to
-    // that; this only makes sure that nothing is read beyond it.
+    // How many records the array holds. pysampler.sync gives it the dtype and the shape; this only
+    // ensures that nothing is read beyond it.
     std::uint64_t count_of(const py::array& records) const {
         if (!(records.flags() & py::array::c_style) ||
             static_cast<std::uint64_t>(records.nbytes()) % bytes() != 0) {
-            throw py::value_error("cannot push to ring: not a contiguous array of whole records");
+            throw py::value_error("cannot push to ring: " + std::to_string(records.nbytes()) +
+                                  " bytes, expected contiguous records of " +
+                                  std::to_string(bytes()));
         }
         return static_cast<std::uint64_t>(records.nbytes()) / bytes();
     }
@@ -78,14 +80,14 @@ inline RingGeometry geometry_of(const Record& record, const py::object& slots,
     return geometry;
 }
 
-// More slots handed over or back than the side holds.
+// Throws for more slots published or released than the side holds.
 [[noreturn]] inline void not_held(const char* verb, std::uint64_t got, std::uint64_t held,
                                   const char* how) {
     throw py::value_error(std::string("cannot ") + verb + " slots: " + std::to_string(got) +
                           ", expected at most the " + std::to_string(held) + " " + how);
 }
 
-// A copy in or out where the side already works on slots in place.
+// Throws for a push or pop while the side works on slots in place.
 [[noreturn]] inline void still_held(const char* verb, std::uint64_t count, const char* how,
                                     const char* yet) {
     throw py::value_error(std::string("cannot ") + verb + " ring: " + std::to_string(count) +
@@ -107,17 +109,17 @@ std::uint64_t copy_out(AnyRing& ring, const std::byte* slots, std::byte* to, std
     return copied;
 }
 
-// How many there must be, of up to `count` that are wanted.
-inline std::uint64_t least_of(const py::object& least, std::uint64_t count, const char* verb) {
-    const std::uint64_t wanted = whole(least, verb, "least", 0);
-    if (wanted > count) {
-        throw py::value_error(std::string("cannot ") + verb + ": least " + std::to_string(wanted) +
+// The argument `least`: how many of `count` records there must be.
+inline std::uint64_t least_of(const py::object& argument, std::uint64_t count, const char* verb) {
+    const std::uint64_t least = whole(argument, verb, "least", 0);
+    if (least > count) {
+        throw py::value_error(std::string("cannot ") + verb + ": least " + std::to_string(least) +
                               ", expected at most the count, " + std::to_string(count));
     }
-    return wanted;
+    return least;
 }
 
-// What is asked of pop_many().
+// The arguments of pop_many().
 struct Popping {
     Popping(const py::object& up_to, const py::object& at_least, const Seconds& timeout,
             const Nanoseconds& deadline)
@@ -130,9 +132,9 @@ struct Popping {
     std::int64_t until;
 };
 
-// The records that are there once `least` are, or at the deadline, up to `most`; perhaps none. None
-// is taken before it returns, so that Ctrl-C loses none; a producer that waits to be drained to the
-// low mark therefore has to leave enough, and `least` is cut to that.
+// Up to `count` records once there are `least`, or those there are at the deadline, perhaps none.
+// Ctrl-C loses no record, since none is taken before the wait is over. That is why `least` is cut
+// to what a blocked producer leaves in the ring: `low` + 1.
 template <class AnyRing>
 py::array pop_many_of(const Handle& handle, AnyRing& ring, const Record& record, Site& site,
                       const std::byte* slots, const Popping& popping, std::uint64_t waiter) {
@@ -150,9 +152,55 @@ py::array pop_many_of(const Handle& handle, AnyRing& ring, const Record& record,
         return waited;
     });
     if (outcome == Outcome::kBusy) handle.busy("pop from", waiter);
-    // What the dead have left is still handed out; then the loss is told.
+    // The records of a dead producer come first, then the loss.
     if (outcome == Outcome::kLost && popped == 0) handle.lost("pop from", "producer");
     return records[py::slice(0, static_cast<py::ssize_t>(popped), 1)].template cast<py::array>();
+}
+
+// The methods and properties that Ring and SharedRing have in common.
+template <class PyRing>
+void def_records(HandleClass<PyRing>& ring) {
+    const auto none = py::none();
+    ring.def("push_many", &PyRing::push_many, py::arg("records"), py::kw_only(),
+             py::arg("timeout") = none, py::arg("deadline") = none,
+             "Push records in order; return how many were pushed before the deadline.")
+        .def("peek", &PyRing::peek, py::arg("count") = 1, py::arg("least") = 1, py::kw_only(),
+             py::arg("timeout") = none, py::arg("deadline") = none,
+             "Return a view of the next records, until release().\n\n"
+             "Args:\n"
+             "    count: How many records at most; fewer where the ring wraps.\n"
+             "    least: How many records to wait for.\n" PYSAMPLER_WAIT_ARGS
+             "\n"
+             "Raises:\n"
+             "    WaitTimeoutError: Fewer than `least` records came.\n"
+             "    LostError: The producers are known to be dead before that.\n")
+        .def("release", &PyRing::release, py::arg("count") = none,
+             "Give the slots of peeked records back to the producers.\n\n"
+             "Args:\n"
+             "    count: How many of the peeked records; None: all. The others stay in the ring.\n")
+        .def("pop_many", &PyRing::pop_many, py::arg("count"), py::arg("least") = 1, py::kw_only(),
+             py::arg("timeout") = none, py::arg("deadline") = none,
+             "Return a copy of the next records, and remove them.\n\n"
+             "Args:\n"
+             "    count: How many records at most.\n"
+             "    least: How many records to wait for.\n" PYSAMPLER_WAIT_ARGS
+             "\n"
+             "Returns:\n"
+             "    The records; fewer than `least`, perhaps none, at the deadline.\n\n"
+             "Raises:\n"
+             "    LostError: The producers are known to be dead, and there is no record.\n")
+        .def("consumer", &PyRing::consumer,
+             "Return what a Watch marks lost when the consumer dies.")
+        .def("__len__", &PyRing::size)
+        .def_property_readonly(
+            "slots", [](const PyRing& r) { return r.geometry().slots; },
+            "The number of records that it holds.")
+        .def_property_readonly(
+            "high", [](const PyRing& r) { return r.geometry().high; },
+            "The number of records at which producers block, until there are only `low`.")
+        .def_property_readonly(
+            "low", [](const PyRing& r) { return r.geometry().low; },
+            "The number of records at which blocked producers continue.");
 }
 
 }  // namespace pysampler::bindings

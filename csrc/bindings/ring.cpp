@@ -1,7 +1,5 @@
 #include "ring.h"
 
-#include <pybind11/stl.h>
-
 #include "records.h"
 
 namespace pysampler::bindings {
@@ -20,7 +18,7 @@ class PyRing : public Handle {
         return kCellBytes + geometry.slots * record.bytes();
     }
 
-    // -- the producer ---
+    // -- the producer --
 
     py::array claim(const py::object& count, const Seconds& timeout, const Nanoseconds& deadline) {
         const std::uint64_t want = whole(count, "claim in ring", "count", 1);
@@ -74,7 +72,7 @@ class PyRing : public Handle {
         return pushed;
     }
 
-    // -- the consumer ---
+    // -- the consumer --
 
     py::array peek(const py::object& count, const py::object& least, const Seconds& timeout,
                    const Nanoseconds& deadline) {
@@ -116,7 +114,7 @@ class PyRing : public Handle {
         return records;
     }
 
-    // -- anyone ---
+    // -- any thread --
 
     std::uint64_t size() const {
         const Pin pin(*this, "look at");
@@ -201,51 +199,31 @@ class PyRing : public Handle {
 
 void register_ring(py::module_& m) {
     const auto none = py::none();
-    Class<PyRing>(m, "Ring")
-        .def(py::init<const PySegment&, const py::object&, const py::dtype&,
+    HandleClass<PyRing> ring(m, "Ring");
+    ring.def(py::init<const PySegment&, const py::object&, const py::dtype&,
                       const std::vector<py::ssize_t>&, const py::object&, const py::object&,
                       const py::object&, const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("slots"), py::arg("dtype"), py::arg("shape"),
              py::arg("high") = none, py::arg("low") = none, py::arg("offset") = none,
              py::arg("policy") = std::nullopt)
-        .def(
-            "claim", &PyRing::claim, py::arg("count") = 1, py::kw_only(), py::arg("timeout") = none,
-            py::arg("deadline") = none,
-            "A view of up to `count` free slots, at least one; WaitTimeoutError if it stayed full.")
+        .def("claim", &PyRing::claim, py::arg("count") = 1, py::kw_only(),
+             py::arg("timeout") = none, py::arg("deadline") = none,
+             "Return a view of free slots, to be filled before publish().\n\n"
+             "Args:\n"
+             "    count: How many slots at most; at least one, fewer where the ring "
+             "wraps.\n" PYSAMPLER_WAIT_ARGS
+             "\n"
+             "Raises:\n"
+             "    WaitTimeoutError: The ring stayed full.\n"
+             "    LostError: The consumer is known to be dead, and the ring is full.\n")
         .def("publish", &PyRing::publish, py::arg("count") = none,
-             "Hands over the first `count` of the claimed slots (all, by default); the rest are "
-             "free again.")
-        .def("push_many", &PyRing::push_many, py::arg("records"), py::kw_only(),
-             py::arg("timeout") = none, py::arg("deadline") = none,
-             "All of them, in order; how many went before the deadline.")
-        .def("peek", &PyRing::peek, py::arg("count") = 1, py::arg("least") = 1, py::kw_only(),
-             py::arg("timeout") = none, py::arg("deadline") = none,
-             "A view of up to `count` records once there are `least`; WaitTimeoutError if they did "
-             "not "
-             "come.")
-        .def("release", &PyRing::release, py::arg("count") = none,
-             "Hands back the first `count` of the peeked slots (all, by default).")
-        .def("pop_many", &PyRing::pop_many, py::arg("count"), py::arg("least") = 1, py::kw_only(),
-             py::arg("timeout") = none, py::arg("deadline") = none,
-             "A copy of up to `count` records once there are `least`, or of what there is at the "
-             "deadline.")
-        .def("producer", &PyRing::producer, "What a Watch marks lost when the producer dies.")
-        .def("consumer", &PyRing::consumer, "What a Watch marks lost when the consumer dies.")
+             "Hand claimed slots over to the consumer.\n\n"
+             "Args:\n"
+             "    count: How many of the claimed slots; None: all. The others are free again.\n")
+        .def("producer", &PyRing::producer,
+             "Return what a Watch marks lost when the producer dies.")
         .def("replaced", &PyRing::replaced,
-             "The side that died has been replaced: waits are waits again.")
-        .def("close", &PyRing::close, "Let go of the memory.")
-        .def("__len__", &PyRing::size)
-        .def_property_readonly(
-            "slots", [](const PyRing& r) { return r.geometry().slots; },
-            "How many records it holds.")
-        .def_property_readonly(
-            "high", [](const PyRing& r) { return r.geometry().high; },
-            "A producer that finds so many slots full blocks ...")
-        .def_property_readonly(
-            "low", [](const PyRing& r) { return r.geometry().low; },
-            "... until there are only so many.")
-        .def_property_readonly("closed", &PyRing::closed, "Whether close() was called.")
-        .def_property_readonly("offset", &PyRing::offset, "Where it begins in its segment.")
+             "Wait again: another process has taken the place of a dead producer or consumer.")
         .def_static(
             "size_of",
             [](const py::object& slots, const py::dtype& dtype,
@@ -254,8 +232,8 @@ void register_ring(py::module_& m) {
                 const Record record(dtype, shape);
                 return PyRing::bytes(record, geometry_of(record, slots, high, low));
             },
-            "Bytes it takes in a segment.")
-        .def("__repr__", &PyRing::state);
+            "Return the bytes that such a ring takes in a segment.");
+    def_records(ring);
 }
 
 }  // namespace pysampler::bindings

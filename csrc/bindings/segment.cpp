@@ -1,8 +1,6 @@
 #include "segment.h"
 
 #include <fcntl.h>
-#include <pybind11/numpy.h>
-#include <pybind11/stl.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -20,13 +18,13 @@ PySegment create(const py::object& size, std::size_t room) {
 }
 
 PySegment attach(int fd) {
-    // Ours whatever happens: the caller keeps its own.
+    // A duplicate of our own, whatever happens: the caller keeps its descriptor.
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0) throw std::system_error(errno, std::generic_category(), "cannot attach segment");
     return PySegment(Segment::attach(own));
 }
 
-// (offset, view) of a fresh or existing array.
+// The offset and a view of an array, newly allocated or at `offset`.
 std::pair<std::size_t, py::array> array(const PySegment& self,
                                         const std::vector<py::ssize_t>& shape,
                                         const py::dtype& dtype, const py::object& offset) {
@@ -58,34 +56,41 @@ void register_segment(py::module_& m) {
         .def(py::init([](const PySegment& same) { return PySegment(Pin(same, "use").segment()); }),
              py::arg("same"))  // another handle to it
         .def(py::init(&create), py::arg("size"), py::arg("room") = 0)
-        .def_static("attach", &attach, py::arg("fd"), "The segment behind a file descriptor.")
+        .def_static("attach", &attach, py::arg("fd"),
+                    "Return the segment behind a file descriptor.")
         .def("array", &array, py::arg("shape"), py::arg("dtype"), py::arg("offset") = py::none(),
-             "Offset and view of an array, fresh or at an offset.")
+             "Return the offset and a view of an array, newly allocated or at `offset`.")
         .def(
             "take",
             [](const PySegment& self, std::size_t offset, std::size_t bytes) {
                 Pin(self, "take room of").segment()->take(offset, bytes);
             },
-            py::arg("offset"), py::arg("bytes"), "Have memory for these bytes of the room.")
-        .def("close", &PySegment::close,
-             "Let go of the memory, once no handle and no view needs it.")
+            py::arg("offset"), py::arg("bytes"),
+            "Allocate memory for some of the room.\n\n"
+            "Args:\n"
+            "    offset: Where the bytes begin in the segment.\n"
+            "    bytes: How many.\n\n"
+            "Raises:\n"
+            "    MemoryError: The machine or a limit has too little memory left.\n")
+        .def("close", &PySegment::close, "Release the memory, once no handle and no view needs it.")
         .def_property_readonly("closed", &PySegment::closed, "Whether close() was called.")
         .def_property_readonly(
             "fd", [](const PySegment& self) { return Pin(self, "use").segment()->fd(); },
-            "The memfd.")
+            "The descriptor of its memfd.")
         .def_property_readonly(
             "id", [](const PySegment& self) { return Pin(self, "use").segment()->id(); },
             "A random number, the same in every process.")
         .def_property_readonly(
             "size", [](const PySegment& self) { return Pin(self, "use").segment()->size(); },
-            "Bytes, the header included.")
+            "The size in bytes, header included.")
         .def_property_readonly(
             "left", [](const PySegment& self) { return Pin(self, "use").segment()->left(); },
-            "Bytes not allocated yet.")
+            "The bytes not allocated yet; 0 in processes that did not make it.")
         .def("__repr__", &repr);
-    m.def("memory_left", &memory_left);
-    m.attr("page_size") = Segment::page();
-    m.attr("header_bytes") = sizeof(SegmentHeader);
+    m.def(
+        "memory_left", &memory_left,
+        "Return how many bytes may still be allocated: the available memory, within the limits of "
+        "the cgroups.");
 }
 
 }  // namespace pysampler::bindings

@@ -1,7 +1,5 @@
 #include "shared_ring.h"
 
-#include <pybind11/stl.h>
-
 #include "process.h"
 #include "records.h"
 
@@ -26,9 +24,9 @@ struct Layout {
 
 std::uint64_t producer_count(const py::object& producers) {
     const std::uint64_t count = whole(producers, "make ring", "producers", 1);
-    if (count > SharedRing::kMaxProducers) {
+    if (count > SharedRing::Producers::kMax) {
         throw py::value_error("cannot make ring: producers " + std::to_string(count) +
-                              ", expected at most " + std::to_string(SharedRing::kMaxProducers));
+                              ", expected at most " + std::to_string(SharedRing::Producers::kMax));
     }
     return count;
 }
@@ -46,7 +44,7 @@ class PySharedRing : public Handle {
         if (!closed()) leave();
     }
 
-    // -- a producer ---
+    // -- a producer --
 
     py::array claim(const Seconds& timeout, const Nanoseconds& deadline) {
         const std::int64_t until = deadline_of(timeout, deadline);
@@ -100,7 +98,7 @@ class PySharedRing : public Handle {
         return pushed;
     }
 
-    // For one who found it full, however often he asks: a claim would take what room there is.
+    // For a producer that found the ring full. May be repeated: unlike a claim, it takes no room.
     bool wait_drained(const Seconds& timeout, const Nanoseconds& deadline) {
         const std::int64_t until = deadline_of(timeout, deadline);
         const Turn turn(*this, producing_, "wait for");
@@ -111,12 +109,17 @@ class PySharedRing : public Handle {
         return true;
     }
 
+    void close() {
+        if (!closed()) leave();
+        Handle::close();
+    }
+
     void leave() {
         if (joined_as_ == pid_of(self_id())) ring_.leave();
         joined_as_ = 0;
     }
 
-    // -- the consumer ---
+    // -- the consumer --
 
     py::array peek(const py::object& count, const py::object& least, const Seconds& timeout,
                    const Nanoseconds& deadline) {
@@ -156,7 +159,7 @@ class PySharedRing : public Handle {
                            cell_->published.waiter());
     }
 
-    // -- anyone ---
+    // -- any thread --
 
     std::uint64_t size() const {
         const Pin pin(*this, "look at");
@@ -165,7 +168,7 @@ class PySharedRing : public Handle {
     const RingGeometry& geometry() const { return ring_.geometry(); }
     std::uint32_t producers() const { return ring_.producers(); }
 
-    // Whichever process the watch is told of.
+    // Any producer: the process is the one that the Watch is given with it.
     Part producer() const {
         const Pin pin(*this, "watch");
         return {"ring's producer",
@@ -226,7 +229,7 @@ class PySharedRing : public Handle {
         return slots_ + (position & ring_.geometry().mask()) * record_.bytes();
     }
 
-    // A handle that came along through fork is its parent's producer, not this one.
+    // A handle inherited through fork belongs to the parent's producer: the child joins anew.
     void join() {
         const pid_t self = pid_of(self_id());
         if (joined_as_ == self) return;
@@ -257,7 +260,7 @@ class PySharedRing : public Handle {
     [[noreturn]] void was_declared_dead() {
         joined_as_ = 0;
         raise("LostError",
-              "cannot publish slot: this producer was declared dead, its slot was given away");
+              "cannot publish slot: this process was declared dead, its slot was given to another");
     }
 
     Record record_;
@@ -279,8 +282,8 @@ class PySharedRing : public Handle {
 
 void register_shared_ring(py::module_& m) {
     const auto none = py::none();
-    Class<PySharedRing>(m, "SharedRing")
-        .def(py::init<const PySegment&, const py::object&, const py::dtype&,
+    HandleClass<PySharedRing> ring(m, "SharedRing");
+    ring.def(py::init<const PySegment&, const py::object&, const py::dtype&,
                       const std::vector<py::ssize_t>&, const py::object&, const py::object&,
                       const py::object&, const py::object&, const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("slots"), py::arg("dtype"), py::arg("shape"),
@@ -288,52 +291,39 @@ void register_shared_ring(py::module_& m) {
              py::arg("offset") = none, py::arg("policy") = std::nullopt)
         .def("claim", &PySharedRing::claim, py::kw_only(), py::arg("timeout") = none,
              py::arg("deadline") = none,
-             "A view of one free slot; later records wait for it to be published or abandoned. "
-             "WaitTimeoutError if it stayed full.")
-        .def("publish", &PySharedRing::publish, "Hands over the claimed slot.")
-        .def("abandon", &PySharedRing::abandon, "Gives the claimed slot up: the consumer skips it.")
-        .def("push_many", &PySharedRing::push_many, py::arg("records"), py::kw_only(),
-             py::arg("timeout") = none, py::arg("deadline") = none,
-             "All of them, in order; how many went before the deadline.")
-        .def("peek", &PySharedRing::peek, py::arg("count") = 1, py::arg("least") = 1, py::kw_only(),
-             py::arg("timeout") = none, py::arg("deadline") = none,
-             "A view of up to `count` records once there are `least`; WaitTimeoutError if they did "
-             "not "
-             "come.")
-        .def("release", &PySharedRing::release, py::arg("count") = none,
-             "Hands back the first `count` of the peeked slots (all, by default).")
-        .def("pop_many", &PySharedRing::pop_many, py::arg("count"), py::arg("least") = 1,
-             py::kw_only(), py::arg("timeout") = none, py::arg("deadline") = none,
-             "A copy of up to `count` records once there are `least`, or of what there is at the "
-             "deadline.")
+             "Return a view of a free slot, to be filled before publish().\n\n"
+             "Later records wait until the slot is published or abandoned.\n\n"
+             "Args:\n" PYSAMPLER_WAIT_ARGS
+             "\n"
+             "Raises:\n"
+             "    WaitTimeoutError: The ring stayed full.\n"
+             "    LostError: The consumer is known to be dead, and the ring is full.\n"
+             "    BusyError: All places for producers are held by living processes.\n")
+        .def("publish", &PySharedRing::publish,
+             "Hand the claimed slot over to the consumer; return True.\n\n"
+             "Raises:\n"
+             "    LostError: This process was declared dead, and its slot given to another.\n")
+        .def("abandon", &PySharedRing::abandon,
+             "Give the claimed slot up: the consumer skips it; return True.\n\n"
+             "Raises:\n"
+             "    LostError: This process was declared dead, and its slot given to another.\n")
         .def("wait_drained", &PySharedRing::wait_drained, py::kw_only(), py::arg("timeout") = none,
              py::arg("deadline") = none,
-             "For a producer who found the ring full: until it has drained to the low mark; False "
-             "at "
-             "the deadline. Others may have filled it before a claim.")
-        .def("leave", &PySharedRing::leave, "Gives this process's place as a producer back.")
-        .def("producer", &PySharedRing::producer, "What a Watch marks lost when a producer dies.")
-        .def("consumer", &PySharedRing::consumer, "What a Watch marks lost when the consumer dies.")
-        .def("replaced", &PySharedRing::replaced, "The consumer that died has been replaced.")
-        .def("close",
-             [](PySharedRing& self) {
-                 if (!self.closed()) self.leave();
-                 self.close();
-             })
-        .def("__len__", &PySharedRing::size)
-        .def_property_readonly(
-            "slots", [](const PySharedRing& r) { return r.geometry().slots; },
-            "How many records it holds.")
-        .def_property_readonly(
-            "high", [](const PySharedRing& r) { return r.geometry().high; },
-            "A producer that finds so many slots full blocks ...")
-        .def_property_readonly(
-            "low", [](const PySharedRing& r) { return r.geometry().low; },
-            "... until there are only so many.")
+             "Wait until a ring that was full has drained to its low mark.\n\n"
+             "Other producers may have filled it before the next claim.\n\n"
+             "Args:\n" PYSAMPLER_WAIT_ARGS
+             "\n"
+             "Returns:\n"
+             "    Whether it has: False at the deadline.\n\n"
+             "Raises:\n"
+             "    LostError: The consumer is known to be dead.\n")
+        .def("leave", &PySharedRing::leave, "Give this process's place as a producer back.")
+        .def("producer", &PySharedRing::producer,
+             "Return what a Watch marks lost when a producer dies.")
+        .def("replaced", &PySharedRing::replaced,
+             "Wait for room again: another process has taken the place of a dead consumer.")
         .def_property_readonly("producers", &PySharedRing::producers,
-                               "How many places for producers there are.")
-        .def_property_readonly("closed", &PySharedRing::closed, "Whether close() was called.")
-        .def_property_readonly("offset", &PySharedRing::offset, "Where it begins in its segment.")
+                               "The number of places for producers.")
         .def_static(
             "size_of",
             [](const py::object& slots, const py::dtype& dtype,
@@ -344,8 +334,8 @@ void register_shared_ring(py::module_& m) {
                               producer_count(producers))
                     .bytes;
             },
-            "Bytes it takes in a segment.")
-        .def("__repr__", &PySharedRing::state);
+            "Return the bytes that such a ring takes in a segment.");
+    def_records(ring);
 }
 
 }  // namespace pysampler::bindings

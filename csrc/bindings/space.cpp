@@ -7,9 +7,10 @@ namespace pysampler::bindings {
 Space::Space(const py::tuple& node, const std::vector<Leaf>& leaves) {
     const auto kind = node[0].cast<std::string>();
     if (kind == "leaf" || kind == "unshaped") {
-        kind_ = kind == "leaf" ? Kind::kLeaf : Kind::kOdd;
+        kind_ = kind == "leaf" ? Kind::kLeaf : Kind::kUnshaped;
         index_ = node[1].cast<std::size_t>();
-        if (kind_ == Kind::kLeaf && index_ >= leaves.size()) throw py::index_error("no such leaf");
+        if (kind_ == Kind::kLeaf && index_ >= leaves.size())
+            throw py::index_error("cannot make space: no such leaf");
         return;
     }
     kind_ = kind == "dict" ? Kind::kDict : Kind::kTuple;
@@ -24,26 +25,27 @@ Space::Space(const py::tuple& node, const std::vector<Leaf>& leaves) {
     }
 }
 
-bool Space::has_odd() const {
-    return kind_ == Kind::kOdd || std::any_of(children_.begin(), children_.end(),
-                                              [](const auto& c) { return c.second.has_odd(); });
+bool Space::has_unshaped() const {
+    return kind_ == Kind::kUnshaped ||
+           std::any_of(children_.begin(), children_.end(),
+                       [](const auto& c) { return c.second.has_unshaped(); });
 }
 
 bool Space::store(std::uint32_t frame, std::size_t env, PyObject* value,
-                  std::vector<py::object>* odd, const std::vector<Leaf>& leaves) const {
+                  std::vector<py::object>* unshaped, const std::vector<Leaf>& leaves) const {
     switch (kind_) {
         case Kind::kLeaf:
             return leaves[index_].store(frame, env, value);
-        case Kind::kOdd:
-            odd->push_back(py::reinterpret_borrow<py::object>(value));
+        case Kind::kUnshaped:
+            unshaped->push_back(py::reinterpret_borrow<py::object>(value));
             return false;
         case Kind::kDict: {
             bool same = PyDict_CheckExact(value) &&
                         PyDict_GET_SIZE(value) == static_cast<Py_ssize_t>(children_.size());
             for (const auto& [key, child] : children_) {
-                // The caller's own: what is stored may be taken out of the dict meanwhile.
+                // Holds a reference: Python code that runs meanwhile may remove it from the dict.
                 const auto item = checked(PyObject_GetItem(value, key.ptr()));
-                same &= child.store(frame, env, item.ptr(), odd, leaves);
+                same &= child.store(frame, env, item.ptr(), unshaped, leaves);
             }
             return same;
         }
@@ -56,7 +58,7 @@ bool Space::store(std::uint32_t frame, std::size_t env, PyObject* value,
                 const py::object item =
                     plain ? py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(value, at))
                           : checked(PySequence_GetItem(value, at));
-                same &= children_[i].second.store(frame, env, item.ptr(), odd, leaves);
+                same &= children_[i].second.store(frame, env, item.ptr(), unshaped, leaves);
             }
             return same;
         }

@@ -1,7 +1,7 @@
-// The tree of a space: Dict and Tuple nodes over leaves that lie in the frames, and odd leaves,
-// whose values have no fixed shape and go through the side channel.
+// The tree of a space: Dict and Tuple nodes over leaves that lie in the frames, and unshaped
+// leaves, whose values have no fixed shape and are sent by mail.
 //
-// From Python: ("leaf", i), ("unshaped", i), ("dict", ((key, node), ...)), ("tuple", (node, ...)).
+// In Python: ("leaf", i), ("unshaped", i), ("dict", ((key, node), ...)), ("tuple", (node, ...)).
 #pragma once
 
 #include <optional>
@@ -16,14 +16,14 @@ class Space {
  public:
     Space(const py::tuple& node, const std::vector<Leaf>& leaves);
 
-    bool has_odd() const;
+    bool has_unshaped() const;
 
-    // Writes an observation of env into the frame. The values of odd leaves are appended to `odd`,
-    // in order. True if every leaf was just what its row holds, the containers included.
-    bool store(std::uint32_t frame, std::size_t env, PyObject* value, std::vector<py::object>* odd,
-               const std::vector<Leaf>& leaves) const;
+    // Writes an observation of env into the frame. The values of unshaped leaves are appended to
+    // `unshaped`, in order. True if load() would return an equal object of the same types.
+    bool store(std::uint32_t frame, std::size_t env, PyObject* value,
+               std::vector<py::object>* unshaped, const std::vector<Leaf>& leaves) const;
 
-    // A new object, as gymnasium's iterate() makes them from a batch.
+    // The observation of env, a new object of the types that gymnasium's iterate() yields.
     py::object load(std::uint32_t frame, std::size_t env, const std::vector<Leaf>& leaves) const;
     // Dicts and tuples as in the tree, with what `load_leaf(i)` makes of the leaves.
     template <class LoadLeaf>
@@ -43,18 +43,18 @@ class Space {
                 }
                 return all;
             }
-            case Kind::kOdd:
+            case Kind::kUnshaped:
                 break;
         }
-        throw py::value_error("cannot read from frame: it has no fixed shape");
+        throw py::value_error("cannot read from frame: the space has parts without fixed shape");
     }
 
  private:
-    enum class Kind { kLeaf, kOdd, kDict, kTuple };
+    enum class Kind { kLeaf, kUnshaped, kDict, kTuple };
 
     Kind kind_;
     std::size_t index_ = 0;
-    std::vector<std::pair<py::object, Space>> children_;  // key (of a Dict), node
+    std::vector<std::pair<py::object, Space>> children_;  // key, None in a Tuple; node
 };
 
 }  // namespace pysampler::bindings

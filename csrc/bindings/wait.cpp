@@ -2,7 +2,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include "futex.h"
 #include "support.h"
 
 namespace pysampler::bindings {
@@ -33,51 +32,61 @@ std::string repr(const WaitPolicy& policy) {
 }  // namespace
 
 void register_wait(py::module_& m) {
-    Class<WaitCosts>(m, "WaitCosts")
-        .def_readonly("park_ns", &WaitCosts::park_ns)
-        .def_readonly("yield_ns", &WaitCosts::yield_ns)
-        .def_readonly("cpus", &WaitCosts::cpus)
+    Class<WaitCosts>(m, "WaitCosts", "What waiting costs on this machine.")
+        .def_readonly("park_ns", &WaitCosts::park_ns,
+                      "From a wake until the woken thread runs, in ns.")
+        .def_readonly("yield_ns", &WaitCosts::yield_ns,
+                      "A sched_yield with no other thread to run, in ns.")
+        .def_readonly("cpus", &WaitCosts::cpus, "The number of CPUs that this process may use.")
         .def("__repr__", [](const WaitCosts& c) {
             return "WaitCosts(park_ns=" + std::to_string(c.park_ns) +
                    ", yield_ns=" + std::to_string(c.yield_ns) + ", cpus=" + std::to_string(c.cpus) +
                    ")";
         });
-    Class<WaitStats>(m, "WaitStats")
-        .def_readonly("waits", &WaitStats::waits)
-        .def_readonly("parks", &WaitStats::parks)
-        .def_readonly("awake_ns", &WaitStats::awake_ns)
-        .def_readonly("parked_ns", &WaitStats::parked_ns)
-        .def_readonly("spin_ns", &WaitStats::spin_ns)
+    Class<WaitStats>(m, "WaitStats", "What the waits at one handle have cost so far.")
+        .def_readonly("waits", &WaitStats::waits, "The waits that were not ready at once.")
+        .def_readonly("parks", &WaitStats::parks, "The sleeps in them.")
+        .def_readonly("awake_ns", &WaitStats::awake_ns, "The time spent awake, in ns.")
+        .def_readonly("parked_ns", &WaitStats::parked_ns, "The time spent asleep, in ns.")
+        .def_readonly("spin_ns", &WaitStats::spin_ns,
+                      "The part of awake_ns in which it kept its CPU, in ns.")
         .def("__repr__", [](const WaitStats& s) {
             return "WaitStats(waits=" + std::to_string(s.waits) +
                    ", parks=" + std::to_string(s.parks) +
                    ", awake_ns=" + std::to_string(s.awake_ns) +
                    ", parked_ns=" + std::to_string(s.parked_ns) + ")";
         });
-    Class<WaitPolicy>(m, "WaitPolicy")
+    Class<WaitPolicy>(m, "WaitPolicy",
+                      "How to wait: spin, yield, then park, for times learned from the machine and "
+                      "from the waits so far. Each handle uses a copy of the policy given to it.")
         .def(py::init<>())
         .def_static("fixed", &fixed, py::kw_only(), py::arg("spin_ns") = 0, py::arg("yield_ns") = 0,
-                    "Never learns: spins for `spin_ns`, yields for `yield_ns`, then sleeps.")
+                    "Return a policy that never learns.\n\n"
+                    "Args:\n"
+                    "    spin_ns: How long to spin first, in ns.\n"
+                    "    yield_ns: How long to yield the CPU then, before it sleeps, in ns.\n")
         .def_property_readonly("adaptive", &WaitPolicy::adaptive, "Whether it learns.")
         .def_property_readonly("usual_ns", &WaitPolicy::usual_ns,
-                               "How long waits at this site usually last.")
+                               "How long waits usually last, in ns.")
         .def_property_readonly("guard_ns", &WaitPolicy::guard_ns,
-                               "How long before a deadline it wakes, to be awake when it comes.")
-        .def_property_readonly("stats", &WaitPolicy::stats, "Where its waits went.")
+                               "How long before a deadline it wakes to be awake in time, in ns.")
+        .def_property_readonly("stats", &WaitPolicy::stats, "What its waits have cost.")
         .def("__repr__", &repr);
-    m.def("now", &now_ns, "The clock that deadlines are told by: ns, monotonic.");
+    m.def("now", &now_ns, "Return the time that deadlines are given in: monotonic, in ns.");
     m.def("sleep_until", &sleep_until_deadline, py::arg("deadline"),
-          "Until now() reaches the deadline, to within a microsecond or so where a CPU is free.");
+          "Sleep until a deadline, to within a microsecond or so where a CPU is free.\n\n"
+          "Args:\n"
+          "    deadline: A time of now(), in ns.\n");
     m.def("usable_cpus", &usable_cpus,
-          "CPUs this process may use: its affinity, and its cgroup's quota rounded up.");
+          "Return how many CPUs this process may use: those of its affinity, or its cgroup's quota "
+          "rounded up if that is less.");
     m.def(
         "wait_costs",
         [] {
             Released released;
             return WaitCosts::here();
         },
-        "What waiting costs on this machine; measured once.");
-    m.def("futex_wake_count", &futex_wake_count);
+        "Return what waiting costs on this machine, measured once.");
 }
 
 }  // namespace pysampler::bindings

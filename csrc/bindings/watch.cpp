@@ -1,6 +1,5 @@
 #include "watch.h"
 
-#include <pybind11/stl.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -27,27 +26,27 @@ class PyWatch {
     // NOLINTNEXTLINE(bugprone-exception-escape): what pybind11 may throw without an interpreter
     ~PyWatch() { close(); }
 
-    void add(pid_t pid, const std::vector<Part>& parts, bool alone) {
+    void add(pid_t pid, const std::vector<Part>& parts, bool replacing) {
         const auto watch = open("add to");
         Released released;
         const auto action = [pid, parts] {
             for (const Part& part : parts) part.lost(pid);
         };
-        alone ? watch->set(pid, action) : watch->add(pid, action);
+        replacing ? watch->set(pid, action) : watch->add(pid, action);
     }
 
     bool forget(pid_t pid) { return open("forget in")->forget(pid); }
     bool settle(pid_t pid) { return open("look at")->settle(pid); }
 
-    // When that process ends, so does this one: at once, without cleaning up, from a thread that
-    // needs nothing of the interpreter.
+    // Ends this process when that one ends: at once, without cleaning up, from a thread that does
+    // not need the interpreter.
     void leave_with(pid_t pid, int code) {
         open("add to")->add(pid, [code] { _exit(code); });
     }
 
-    std::vector<Loss> wait(const py::object& told, const Seconds& timeout,
+    std::vector<Loss> wait(const py::object& known_losses, const Seconds& timeout,
                            const Nanoseconds& deadline) {
-        const std::uint64_t known = whole(told, "wait on watch", "known", 0);
+        const std::uint64_t known = whole(known_losses, "wait on watch", "known", 0);
         const std::int64_t until = deadline_of(timeout, deadline);
         const auto watch = open("wait on");
         Site site(std::nullopt);
@@ -83,8 +82,8 @@ class PyWatch {
     std::shared_ptr<Watch> open(const char* verb) const {
         if (!watch_) raise("ClosedError", std::string("cannot ") + verb + " watch: it is closed");
         if (!watch_->mine()) {
-            raise("ClosedError", std::string("cannot ") + verb +
-                                     " watch: it was made by another process, make one here");
+            raise("ClosedError",
+                  std::string("cannot ") + verb + " watch: another process made it, make one here");
         }
         return watch_;
     }
@@ -99,27 +98,37 @@ inline constexpr bool is_bound<PyWatch> = true;
 
 void register_watch(py::module_& m) {
     const auto none = py::none();
-    Class<Loss>(m, "Loss")
-        .def_readonly("pid", &Loss::pid)
-        .def_readonly("noticed_at", &Loss::noticed_at)
-        .def_readonly("exit_code", &Loss::exit_code)
-        .def_readonly("signal", &Loss::signal)
+    Class<Loss>(m, "Loss", "A process that has died, and how.")
+        .def_readonly("pid", &Loss::pid, "The process that was lost.")
+        .def_readonly("noticed_at", &Loss::noticed_at, "When it was noticed, in ns of now().")
+        .def_readonly("exit_code", &Loss::exit_code,
+                      "Its exit code, if it is a child that was not joined yet and exited.")
+        .def_readonly("signal", &Loss::signal,
+                      "The signal that ended it, if it is a child that was not joined yet.")
         .def("__str__", &describe)
         .def("__repr__", [](const Loss& loss) { return "<" + describe(loss) + ">"; });
-    Class<Part>(m, "Part").def("__repr__", [](const Part& part) { return "<" + part.name + ">"; });
+    Class<Part>(m, "Part", "A part of a primitive that one process plays: for Watch.add().")
+        .def("__repr__", [](const Part& part) { return "<" + part.name + ">"; });
     Class<PyWatch>(m, "Watch")
         .def(py::init<>())
-        .def("_add_pid", &PyWatch::add, py::arg("pid"), py::arg("parts"), py::arg("alone") = false)
+        .def("_add_pid", &PyWatch::add, py::arg("pid"), py::arg("parts"),
+             py::arg("replacing") = false)
         .def("_forget_pid", &PyWatch::forget, py::arg("pid"))
         .def("_settle_pid", &PyWatch::settle, py::arg("pid"))
         .def("_leave_with_pid", &PyWatch::leave_with, py::arg("pid"), py::arg("code"))
         .def("wait", &PyWatch::wait, py::kw_only(), py::arg("known") = 0, py::arg("timeout") = none,
              py::arg("deadline") = none,
-             "Until more than `known` processes were lost; those beyond the first `known`, perhaps "
-             "none at the deadline.")
-        .def("close", &PyWatch::close, "Stops watching.")
-        .def_property_readonly("losses", &PyWatch::losses, "Every loss so far, in order.")
-        .def_property_readonly("watched", &PyWatch::watched, "The pids watched.")
+             "Wait until more processes are lost than the caller knows of.\n\n"
+             "Args:\n"
+             "    known: How many losses the caller knows of.\n" PYSAMPLER_WAIT_ARGS
+             "\n"
+             "Returns:\n"
+             "    The losses after the first `known`, in order; none at the deadline.\n\n"
+             "Raises:\n"
+             "    ClosedError: The watch was closed.\n")
+        .def("close", &PyWatch::close, "Stop watching, and end the waits for losses.")
+        .def_property_readonly("losses", &PyWatch::losses, "All losses so far, in order.")
+        .def_property_readonly("watched", &PyWatch::watched, "The pids that are watched.")
         .def_property_readonly("closed", &PyWatch::closed, "Whether close() was called.")
         .def("__repr__", &PyWatch::repr);
 }

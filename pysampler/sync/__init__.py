@@ -8,18 +8,18 @@
 ``SharedRing``  the same from many producers, any of which may die at any point
 ``ByteRing``    messages of any size from one producer to one consumer
 ``Board``       versioned arrays (policy weights): one writer, many readers, never torn
-``Watch``       who has died: a dead peer ends the waits for it at once
+``Watch``       notices dead processes: the waits for them end at once
 ``WaitPolicy``  how to wait: spin, yield, park, learned from the machine and the site
 =============== ==================================================================================
 
-All of them but ``Watch`` and ``WaitPolicy`` are handles to a part of a segment. Give them to a
+All of them but ``Watch`` and ``WaitPolicy`` are handles to a part of a segment. Pass them to a
 child process as arguments, under any start method: ``Process(target=..., args=(flag, ring))``.
-Each makes a segment of its own unless it is given one. ``close()``, or a ``with`` block, gives
-the memory back once no view of it is left; a handle that is dropped closes itself.
+Each makes a segment of its own unless it is given one. ``close()``, or a ``with`` block, releases
+the memory once no view of it is left; a handle that is garbage-collected closes itself.
 
-Waits take ``timeout`` in seconds or ``deadline`` in ns of :func:`now`, not both; neither means for
-ever, and a deadline that has passed means to look once. They let other threads run, answer Ctrl-C,
-and end with ``LostError`` when the peer is known to be dead (see ``Watch``).
+Waits take ``timeout`` in seconds or ``deadline`` in ns of :func:`now`, not both; without either
+they wait for ever, and with a deadline that has passed they check once. They let other threads run,
+answer Ctrl-C, and raise ``LostError`` when the peer is known to be dead (see ``Watch``).
 """
 
 from pysampler.sync._board import Board

@@ -1,4 +1,4 @@
-"""Versioned arrays."""
+"""Boards: versioned arrays."""
 
 from __future__ import annotations
 
@@ -22,16 +22,21 @@ _WORD = 8  # bytes; each field begins on one
 class Board(Handle, _core.Board):
     """A set of named arrays that one writer publishes and any number of readers copy.
 
-    ``like`` names the fields and gives each its dtype and shape: arrays, whose values are not
-    taken. ``publish(fields)`` returns the new version, from 1 on. ``read()`` returns the newest
-    version and a copy of its fields; version 0, and zeros, if there is none yet. Readers never
-    hold up the writer, nor one another, and a set is never torn: with ``buffers`` 3, a read is
-    taken anew only if the writer published twice while it copied. Pass ``out`` (a dict that
-    ``read`` returned) to copy into the same memory again.
+    Readers never block the writer, nor one another, and never get a mixture of two versions.
+    ``wait(newer_than=v)`` waits for a version beyond v, in any number of readers. Its waits end
+    with ``LostError`` if a ``Watch`` knows that the writer died: ``watch.add(process,
+    board.writer())``.
 
-    ``wait(newer_than=v)`` returns whether there is a version beyond v, False at the deadline. Any
-    number of readers may wait. ``LostError`` if a ``Watch`` knows that the writer died:
-    ``watch.add(process, board.writer())``.
+    Args:
+        like: The names of the fields, and for each an array of its dtype and shape. Their values
+            are not copied.
+        segment: Where the board lies; None: in a segment of its own.
+        buffers: How many versions are kept. With 3, a read is repeated only if the writer
+            published twice while it copied.
+        policy: How to wait; None: adaptively.
+
+    Raises:
+        ValueError: A field is no array of plain numbers, or ``buffers`` is not 2 to 1024.
 
     >>> board = Board({"weight": np.zeros((2, 2), np.float32), "bias": np.zeros(2, np.float32)})
     >>> board.publish({"weight": np.eye(2), "bias": [1, 2]})
@@ -69,7 +74,17 @@ class Board(Handle, _core.Board):
         return *super().__reduce__(), {"_fields": self._fields}
 
     def publish(self, fields: Mapping[str, npt.ArrayLike]) -> int:
-        """All fields, as one new version; returns its number."""
+        """Publish all fields as a new version.
+
+        Args:
+            fields: For each name an array of its shape, whose values its dtype can hold.
+
+        Returns:
+            The number of the version, from 1 on.
+
+        Raises:
+            ValueError: A field is missing, unknown, or of another shape or type.
+        """
         if not isinstance(fields, Mapping):
             raise TypeError(f"cannot publish to board: fields {fields!r}, expected a mapping")
         if fields.keys() != self._fields.keys():
@@ -96,7 +111,17 @@ class Board(Handle, _core.Board):
     def read(
         self, out: dict[str, npt.NDArray[Any]] | None = None
     ) -> tuple[int, dict[str, npt.NDArray[Any]]]:
-        """The newest version and a copy of its fields."""
+        """Return the newest version and a copy of its fields.
+
+        Args:
+            out: A dict that ``read`` returned before, to copy into the same memory again.
+
+        Returns:
+            The number of the version and its fields; 0 and zeros if there is none yet.
+
+        Raises:
+            ValueError: ``out`` is not what ``read`` returned.
+        """
         if out is None:
             out = self._split(np.zeros(self._geometry[0], np.uint64))
         elif not isinstance(out, dict) or out.keys() != self._fields.keys():
@@ -107,6 +132,7 @@ class Board(Handle, _core.Board):
         return self._read_words(words), out
 
     def _split(self, words: npt.NDArray[np.uint64]) -> dict[str, npt.NDArray[Any]]:
+        """Return the fields as views of the words of a version."""
         out = {}
         at = 0
         for name, (dtype, shape) in self._fields.items():
@@ -116,6 +142,7 @@ class Board(Handle, _core.Board):
 
 
 def _words(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """Return how many words a field takes."""
     size = dtype.itemsize
     for n in shape:
         size *= n

@@ -1,4 +1,4 @@
-"""Who wakes whom: one to one, and many to one."""
+"""Flags and doorbells: one process wakes another, or many wake one."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ if TYPE_CHECKING:
 
 
 class Flag(Handle, _core.Flag):
-    """From one poster to one waiter: "there is something for you".
+    """A flag from one poster to one waiter: "there is something for you".
 
-    ``set()`` returns False if the last post has not been cleared; it makes a system call only if
-    the waiter sleeps. ``wait()`` returns whether the flag is set, False at the deadline.
-    ``clear()`` says that the waiter is done with it. What the poster wrote to shared memory
-    before ``set()`` is there after ``wait()``, and what the waiter read before ``clear()`` may be
-    overwritten after.
+    The poster calls ``set()``, which makes a system call only if the waiter sleeps; the waiter
+    calls ``wait()``, and ``clear()`` once it has read what the post was about. What the poster
+    wrote to shared memory before ``set()`` is visible after ``wait()``, and what the waiter read
+    before ``clear()`` may be overwritten after it.
 
-    A second waiter gets ``BusyError``. A waiter whose poster has died gets ``LostError``, if a
-    ``Watch`` knows: ``watch.add(process, flag.poster())``.
+    ``wait()`` raises ``LostError`` if a ``Watch`` knows that the poster has died:
+    ``watch.add(process, flag.poster())``.
+
+    Args:
+        segment: Where the flag lies; None: in a segment of its own.
+        policy: How to wait; None: adaptively.
 
     >>> flag = Flag()
     >>> flag.set()
@@ -43,18 +46,25 @@ class Flag(Handle, _core.Flag):
 
 
 class Doorbell(Handle, _core.Doorbell):
-    """``members`` post, one waiter wants some of them, or a deadline.
+    """A doorbell from several members to one waiter, which waits for some of them or a deadline.
 
-    ``post(i)`` says that member i is ready; False if its last post has not been taken.
-    ``wait(k)`` returns the indices of those that are ready, longest ready first, once there are k
-    (all of them by default) or at the deadline. They stay ready until taken: ``take(ready)``, or
-    ``take_ready()`` for all there are by then. Only the post that makes up the number makes a
-    system call, and only if the waiter sleeps.
+    Member i calls ``post(i)``. ``wait(k)`` returns the indices of the members that are ready,
+    longest ready first, once there are k or at the deadline. They stay ready until the waiter
+    takes them: ``take(ready)``, or ``take_ready()`` for all that are ready by then. Only the post
+    that reaches the number makes a system call, and only if the waiter sleeps.
 
-    When members have died, and a ``Watch`` knows (``watch.add(process, bell.member(i))``), a wait
-    ends at once with ``LostError``, once for each, and whenever those who are left cannot be k;
-    its ``ready`` says who is ready all the same. The posts of the lost are ignored. Call
-    ``revive(i)`` once another process is member i.
+    When a ``Watch`` knows that members have died (``watch.add(process, bell.member(i))``), a wait
+    raises ``LostError`` at once: once for each loss, and whenever fewer than k members are left.
+    Its ``ready`` are the members that are ready all the same. Posts of lost members are ignored.
+    Call ``revive(i)`` once another process is member i.
+
+    Args:
+        members: The number of members.
+        segment: Where the doorbell lies; None: in a segment of its own.
+        policy: How to wait; None: adaptively.
+
+    Raises:
+        ValueError: ``members`` is not a whole number of at least 1.
 
     >>> bell = Doorbell(3)
     >>> bell.post(2), bell.post(0), bell.post(0)

@@ -1,4 +1,4 @@
-"""What travels: records of one dtype and shape, or messages of any size."""
+"""Rings: of records of one dtype and shape, and of messages of any size."""
 
 from __future__ import annotations
 
@@ -19,14 +19,25 @@ if TYPE_CHECKING:
 
 
 class _Records:
-    """What both rings of fixed slots do with records, on top of ``push_many`` and ``pop_many``."""
+    """What ``Ring`` and ``SharedRing`` add to the ``push_many`` and ``pop_many`` of the module."""
 
     _record: tuple[np.dtype[Any], tuple[int, ...]]
 
     def push(
         self, record: npt.ArrayLike, *, timeout: float | None = None, deadline: int | None = None
     ) -> None:
-        """One record, or ``WaitTimeoutError`` if the ring stayed full."""
+        """Push one record.
+
+        Args:
+            record: A record of the ring's dtype and shape, or what NumPy makes one of.
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of ``now()``, instead of a timeout.
+
+        Raises:
+            WaitTimeoutError: The ring stayed full.
+            LostError: The consumer is known to be dead, and the ring is full.
+            ValueError: The record has another shape.
+        """
         one = self._as_records([record])
         pushed = super().push_many(one, timeout=timeout, deadline=deadline)  # type: ignore[misc]
         if pushed == 0:
@@ -35,7 +46,20 @@ class _Records:
     def push_many(
         self, records: npt.ArrayLike, *, timeout: float | None = None, deadline: int | None = None
     ) -> int:
-        """All of them, in order; returns how many went before the deadline."""
+        """Push records in order.
+
+        Args:
+            records: An array of records of the ring's dtype and shape, or what NumPy makes one of.
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of ``now()``, instead of a timeout.
+
+        Returns:
+            How many records were pushed before the deadline.
+
+        Raises:
+            LostError: The consumer is known to be dead, and the ring is full.
+            ValueError: The records have another shape.
+        """
         many = self._as_records(records)
         pushed = super().push_many(many, timeout=timeout, deadline=deadline)  # type: ignore[misc]
         return int(pushed)
@@ -43,7 +67,16 @@ class _Records:
     def pop(
         self, timeout: float | None = None, *, deadline: int | None = None
     ) -> npt.NDArray[Any] | Any:
-        """A copy of the next record, or ``WaitTimeoutError`` if none came."""
+        """Return a copy of the next record, and remove it.
+
+        Args:
+            timeout: Seconds to wait; None: for ever.
+            deadline: Until when to wait, in ns of ``now()``, instead of a timeout.
+
+        Raises:
+            WaitTimeoutError: No record came.
+            LostError: The producers are known to be dead, and there is no record.
+        """
         records = super().pop_many(1, timeout=timeout, deadline=deadline)  # type: ignore[misc]
         if len(records) == 0:
             raise WaitTimeoutError("cannot pop from ring: nothing came in time")
@@ -60,18 +93,29 @@ class _Records:
 
 
 class Ring(_Records, Handle, _core.Ring):
-    """Records from one producer to one consumer.
+    """A ring of records from one producer to one consumer.
 
-    ``slots`` is a power of two; a record is an array of ``dtype`` and ``shape``. Either copy
-    records, with ``push`` / ``push_many`` and ``pop`` / ``pop_many``, or work on them where they
-    lie: ``claim(n)`` gives the producer a view of up to n free slots, which ``publish()`` hands
-    over; ``peek(n)`` gives the consumer a view of up to n records, whose slots ``release()``
-    hands back. A view is of at least one slot, and shorter where the ring comes round. Do not
-    touch it afterwards; and until then neither push nor pop.
+    Either copy records, with ``push`` / ``push_many`` and ``pop`` / ``pop_many``, or use them in
+    place: ``claim(n)`` gives the producer a view of up to n free slots, which ``publish()`` hands
+    over; ``peek(n)`` gives the consumer a view of up to n records, whose slots ``release()`` gives
+    back. A view has at least one slot, and fewer than n where the ring wraps. Do not use it
+    afterwards, and do not push or pop before.
 
-    A producer that finds ``high`` slots full (all, by default) blocks until they are ``low`` (one
-    fewer). ``pop_many(n, least)`` returns up to n records once there are ``least`` (never more than
-    ``low + 1``: a blocked producer brings no others), or what there is at the deadline.
+    ``pop_many(n, least)`` returns up to n records once there are ``least``, or those there are at
+    the deadline. It never waits for more than ``low + 1``, since a blocked producer adds none.
+
+    Args:
+        slots: The number of records that the ring holds, a power of two.
+        dtype: The dtype of a record.
+        shape: The shape of a record.
+        segment: Where the ring lies; None: in a segment of its own.
+        high: A producer that finds this many slots full blocks; None: all.
+        low: It continues when only this many are full; None: one fewer than ``high``.
+        policy: How to wait; None: adaptively.
+
+    Raises:
+        ValueError: ``slots``, ``high`` and ``low`` do not fit together, or records have no bytes or
+            hold Python objects.
 
     >>> ring = Ring(8, np.float32, 3)
     >>> ring.push([1, 2, 3])
@@ -109,18 +153,32 @@ class Ring(_Records, Handle, _core.Ring):
 
 
 class SharedRing(_Records, Handle, _core.SharedRing):
-    """Records from up to ``producers`` producers to one consumer.
+    """A ring of records from several producers to one consumer.
 
-    Used like ``Ring``, but that a producer claims one slot at a time (``claim()``, then
-    ``publish()`` or ``abandon()``): what comes later waits for it. A process takes its place as a
-    producer with its first claim and keeps it until ``leave()``, ``close()`` or its end.
+    It is used like ``Ring``, except that a producer claims one slot at a time: ``claim()``, then
+    ``publish()`` or ``abandon()``; later records wait for it. A process takes a place as a
+    producer with its first claim, and keeps it until ``leave()``, ``close()`` or its end.
 
-    A producer may die at any point, also between claim and publish: its slot is skipped, nothing
-    half-written is ever read, and the consumer is not held up. The consumer finds out by itself
-    within 50 ms, or at once with a ``Watch``: ``watch.add(process, ring.producer())``. Once all
-    who joined have ended, and not all by leaving, it gets ``LostError``; if all have left, it
-    waits for the next to join. Slots abandoned or left by the dead count towards the ``least`` of
-    ``pop_many``: it may then return fewer.
+    A producer may die at any point, even between claim and publish: its slot is skipped, and the
+    consumer never reads a partial record. The consumer notices within 50 ms, or at once with a
+    ``Watch``: ``watch.add(process, ring.producer())``. It gets ``LostError`` once all producers
+    have ended, at least one without leaving; if all have left, it waits for the next to join.
+    Slots that were abandoned, or claimed by dead producers, count towards the ``least`` of
+    ``pop_many``, which may then return fewer records.
+
+    Args:
+        slots: The number of records that the ring holds, a power of two.
+        dtype: The dtype of a record.
+        shape: The shape of a record.
+        segment: Where the ring lies; None: in a segment of its own.
+        producers: How many processes may be producers at the same time.
+        high: A producer that finds this many slots full blocks; None: all.
+        low: It continues when only this many are full; None: one fewer than ``high``.
+        policy: How to wait; None: adaptively.
+
+    Raises:
+        ValueError: ``slots``, ``high`` and ``low`` do not fit together, ``producers`` is not 1 to
+            16384, or records have no bytes or hold Python objects.
 
     >>> ring = SharedRing(4, np.int64, producers=2)
     >>> slot = ring.claim()
@@ -155,15 +213,20 @@ class SharedRing(_Records, Handle, _core.SharedRing):
 
 
 class ByteRing(Handle, _core.ByteRing):
-    """Messages of any size from one producer to one consumer.
+    """A ring of messages of any size from one producer to one consumer.
 
-    ``capacity`` is a power of two of whole pages. ``send(message)`` takes anything with a
-    contiguous buffer; what does not fit at once goes in parts, while the other side receives.
-    ``recv()`` returns the next message as ``bytes``; ``peek()`` a view of it where it lies, until
-    ``release()``. ``limit`` is the largest message the receiver will take: a larger one is
-    dropped, with a ``ValueError``.
+    ``send(message)`` takes anything with a contiguous buffer; a message that is larger than the
+    ring is sent in parts, while the consumer receives. ``recv()`` returns the next message as
+    ``bytes``; ``peek()`` returns a view of it, valid until ``release()``. A message whose producer
+    gave up (``WaitTimeoutError``) or died half-way is never received.
 
-    A message whose sender gave up (``WaitTimeoutError``) or died half-way is never seen.
+    Args:
+        capacity: The bytes that the ring holds: a power of two, and whole pages.
+        segment: Where the ring lies; None: in a segment of its own.
+        policy: How to wait; None: adaptively.
+
+    Raises:
+        ValueError: ``capacity`` is not a power of two of whole pages, up to 2**30.
 
     >>> ring = ByteRing(1 << 16)
     >>> ring.send(b"hello")

@@ -1,4 +1,4 @@
-"""Segments, the handles to parts of them, and how both reach another process."""
+"""Segments, the handles to their parts, and how both are sent to other processes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ if TYPE_CHECKING:
 
 
 class Segment(Closing, _core.Segment):
-    """Shared memory of at least ``size`` bytes: one sealed memfd, mapped.
+    """Shared memory: a sealed memfd, mapped.
 
-    It has no name: only processes that are handed it can map it, and nothing is left behind
-    whatever dies. The memory is there when the constructor returns, or it raises ``MemoryError``
-    saying what the machine and its limits leave.
+    It has no name: only processes that it was sent to can map it, and nothing is left behind when
+    they die. Only the process that made a segment allocates in it; parts are not freed singly.
 
-    ``room``: bytes behind them that have addresses, and memory only from ``take()`` on.
+    Args:
+        size: How many bytes to allocate memory for, at least 1.
+        room: How many bytes to reserve behind them, for which ``take()`` allocates memory later.
 
-    Only the process that made a segment allocates in it; parts are never given back singly.
+    Raises:
+        MemoryError: The machine or a limit has too little memory left.
+        ValueError: ``size`` is not a whole number of at least 1.
 
     >>> with Segment(1 << 16) as segment:
     ...     flag = Flag(segment)
@@ -46,7 +49,18 @@ class Segment(Closing, _core.Segment):
 
     @classmethod
     def from_fd(cls, fd: int) -> Segment:
-        """The segment behind a file descriptor from elsewhere, which stays the caller's."""
+        """Return the segment behind a file descriptor.
+
+        Args:
+            fd: The descriptor of a segment's memfd. The caller keeps it.
+
+        Returns:
+            A segment; the same object for each descriptor of one segment.
+
+        Raises:
+            ValueError: ``fd`` is not a file descriptor.
+            LayoutError: It is not the descriptor of a segment that this version can use.
+        """
         if not isinstance(fd, int) or not 0 <= fd < 2**31:
             raise ValueError(f"cannot attach segment: fd {fd!r}, expected a file descriptor")
         core = _core.Segment.attach(fd)
@@ -64,11 +78,12 @@ class Segment(Closing, _core.Segment):
         return _receive, (reduction.DupFd(self.fd),)
 
 
-# One mapping a process and segment, however many handles come in however many messages.
+# Each process maps a segment once, however many handles to it are received.
 _mapped_here: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
 
 
 def _receive(sent: Any) -> Segment:
+    """Return the segment whose descriptor another process has sent."""
     fd = sent.detach()
     try:
         return Segment.from_fd(fd)
@@ -77,10 +92,10 @@ def _receive(sent: Any) -> Segment:
 
 
 class Handle(Closing):
-    """What the handles share: they pickle, close with a ``with`` block, and know their segment.
+    """Base class of handles: they pickle, close in a ``with`` block, and know their segment.
 
-    A subclass (``Array`` aside) also derives from a class of ``_core``. ``_geometry`` is what that
-    class needs, beside the segment and the offset, to attach in another process.
+    A subclass, except ``Array``, also derives from a class of ``_core``. ``_geometry`` holds the
+    arguments of that class, besides segment and offset, with which another process attaches.
     """
 
     _segment: Segment | None = None
@@ -96,21 +111,21 @@ class Handle(Closing):
         offset: int | None = None,
         policy: _core.WaitPolicy | None = None,
     ) -> None:
-        """At ``offset`` of the segment, or somewhere in it, or in a new one of ``size``."""
+        """Lie at ``offset`` of the segment, anywhere in it, or in a new one of ``size`` bytes."""
         self._segment = Segment(size) if segment is None else segment
         self._geometry = geometry
         core.__init__(self, self._segment, *geometry, offset=offset, policy=policy)
 
     @property
     def segment(self) -> Segment:
-        """Where it lies."""
+        """The segment that it lies in. Raises ClosedError once it is closed."""
         if self._segment is None:
             name = type(self).__name__
             raise ClosedError(f"cannot use {name}: it is closed")
         return self._segment
 
     def close(self) -> None:
-        """Let go of the memory. Views of it, and other handles, keep it until they are gone too."""
+        """Release the memory, once no view of it and no other handle is left."""
         super().close()  # type: ignore[misc]
         self._segment = None
 
@@ -119,14 +134,14 @@ class Handle(Closing):
         return _attach, (type(self), self.segment, self._geometry, offset)
 
     def place(self) -> Place:
-        """Where it lies in its segment, for a process that has that already."""
+        """Return where it lies in its segment, for a process that has that segment."""
         _, (kind, _, geometry, offset), *state = self.__reduce__()
         return Place(kind, geometry, offset, state[0] if state else {})
 
 
 @dataclass(frozen=True)
 class Place:
-    """A handle without its segment: it pickles to anywhere."""
+    """A handle without its segment, which any pickler can send."""
 
     kind: type[Handle]
     geometry: tuple[Any, ...]
@@ -134,13 +149,14 @@ class Place:
     state: dict[str, Any]
 
     def attach(self, segment: Segment) -> Any:
-        """The handle."""
+        """Return the handle to this place of a segment."""
         handle = _attach(self.kind, segment, self.geometry, self.offset)
         handle.__dict__.update(self.state)
         return handle
 
 
 def _attach(cls: type[Handle], segment: Segment, geometry: tuple[Any, ...], offset: int) -> Handle:
+    """Return a handle to what lies at ``offset`` of a segment."""
     handle = cls.__new__(cls)
     core = next(base for base in cls.__mro__ if base.__module__ == _core.__name__)
     handle._init(core, segment, geometry, offset=offset)
@@ -148,7 +164,7 @@ def _attach(cls: type[Handle], segment: Segment, geometry: tuple[Any, ...], offs
 
 
 def plain_dtype(dtype: npt.DTypeLike, what: str) -> np.dtype[Any]:
-    """The dtype, if its values mean the same in every process."""
+    """Return ``dtype`` as a dtype, or raise ValueError if it holds Python objects."""
     plain = np.dtype(dtype)
     if plain.hasobject:
         raise ValueError(
@@ -158,7 +174,7 @@ def plain_dtype(dtype: npt.DTypeLike, what: str) -> np.dtype[Any]:
 
 
 def whole_shape(shape: int | Sequence[int], what: str) -> tuple[int, ...]:
-    """The shape as a tuple of whole numbers of at least 0."""
+    """Return ``shape`` as a tuple of ints, or raise ValueError if it is none of at least 0."""
     lengths: tuple[Any, ...] = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     for n in lengths:
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not 0 <= n < 2**63:
@@ -169,7 +185,15 @@ def whole_shape(shape: int | Sequence[int], what: str) -> tuple[int, ...]:
 
 
 class Array(Handle):
-    """A NumPy array in shared memory. ``view`` is the array itself, the same in every process.
+    """A NumPy array in shared memory.
+
+    Args:
+        shape: The shape of the array.
+        dtype: Its dtype.
+        segment: Where the array lies; None: in a segment of its own.
+
+    Raises:
+        ValueError: The shape is not one, or the dtype holds Python objects.
 
     >>> counts = Array(3, np.int64)
     >>> counts.view[:] = 1, 2, 3
@@ -205,7 +229,7 @@ class Array(Handle):
 
     @property
     def view(self) -> npt.NDArray[Any]:
-        """The array. Assign to its elements; another array cannot take its place."""
+        """The array itself: assign to its elements. Raises ClosedError once it is closed."""
         if self._segment is None:
             raise ClosedError("cannot use Array: it is closed")
         return self._view
@@ -217,11 +241,11 @@ class Array(Handle):
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called."""
+        """Whether ``close()`` was called."""
         return self._segment is None
 
     def close(self) -> None:
-        """Let go of the memory, once no view is left."""
+        """Release the memory, once no view of it is left."""
         self._segment = None
         self._view = np.empty(0)
 

@@ -1,4 +1,4 @@
-"""Clock, deadlines and the way to wait."""
+"""The clock, deadlines, and how to wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has died."""
+"""Watches: they notice processes that die."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ __all__ = ["Loss", "Watch"]
 
 
 class _Process(Protocol):
+    """An object with a pid."""
+
     @property
     def pid(self) -> int | None: ...
 
 
 class Watch(Closing, _core.Watch):
-    """Notices the death of processes at once, and ends the waits for them.
+    """A watch that notices at once when processes die, and ends the waits for them.
 
-    One native thread with a pidfd for each process. Tell it what a process is part of, while the
-    process is known to be alive or has not been joined yet:
+    It is a native thread with a pidfd for each process. Add a process with the parts that it plays,
+    while it is known to be alive or has not been joined yet:
 
     ``watch.add(process, flag.poster(), bell.member(3), ring.producer(), ring.consumer(),
     board.writer())``
 
-    ``process`` is a pid, or anything with one (``multiprocessing.Process``, ``subprocess.Popen``).
-    What the dead had posted is still there; a wait for more raises ``LostError``. ``losses`` and
-    ``wait()`` tell which process was lost, when, and how (of children that were not joined yet).
-    ``wait(known=n)`` waits for others than the first n; when it tells of a loss, all parts of that
-    process have been marked, and may be told that it was ``replaced()``.
+    What a dead process had posted is still there; a wait for more raises ``LostError``. ``losses``
+    and ``wait()`` say which process was lost, when, and how (for children that were not joined
+    yet). When ``wait()`` returns a loss, all parts of that process are marked; once another process
+    has taken its place, call ``replaced()`` of what it is part of (``revive()`` of a doorbell).
 
     In a worker, ``Watch().leave_with()`` ends this process with its parent, whatever it is doing.
 
@@ -51,28 +52,58 @@ class Watch(Closing, _core.Watch):
     """
 
     def add(self, process: int | _Process, *parts: _core.Part, alone: bool = False) -> None:
-        """Mark each of the parts lost when this process ends; ``alone``: and no others any more."""
+        """Mark parts lost when a process ends.
+
+        Args:
+            process: A pid, or an object with one (``multiprocessing.Process``,
+                ``subprocess.Popen``).
+            *parts: The parts that the process plays, such as ``flag.poster()``.
+            alone: Whether they replace all parts added for this process before.
+
+        Raises:
+            TypeError: One of ``parts`` is not a part.
+            ValueError: ``process`` is not a process that was started.
+        """
         for part in parts:
             if not isinstance(part, _core.Part):
                 raise TypeError(
-                    f"cannot watch {part!r}: expected a part of it, such as flag.poster(), "
+                    f"cannot watch process: part {part!r}, expected one such as flag.poster(), "
                     "bell.member(i) or ring.producer()"
                 )
         self._add_pid(_pid(process), list(parts), alone)
 
     def forget(self, process: int | _Process) -> bool:
-        """Stop watching it; False if it was not watched, or has ended already."""
+        """Stop watching a process.
+
+        Args:
+            process: A pid, or an object with one.
+
+        Returns:
+            False if it was not watched, or has ended already.
+        """
         return self._forget_pid(_pid(process))
 
     def settle(self, process: int | _Process) -> bool:
-        """Mark the parts of a process that has ended, if that is not done yet; False if it lives.
+        """Mark the parts of a process now, if it has ended.
 
-        When this returns True, no mark of that process is still to come.
+        Args:
+            process: A pid, or an object with one.
+
+        Returns:
+            False if the process lives. If True, all its parts are marked, and none will be later.
         """
         return self._settle_pid(_pid(process))
 
     def leave_with(self, process: int | _Process | None = None, code: int = 1) -> None:
-        """End this process, at once and without cleaning up, when that one (its parent) ends."""
+        """End this process when another ends, at once and without cleaning up.
+
+        Args:
+            process: A pid, or an object with one; None: the parent of this process.
+            code: The exit code of this process.
+
+        Raises:
+            ValueError: ``code`` is not 0 to 255.
+        """
         if not isinstance(code, int) or not 0 <= code < 256:
             raise ValueError(f"cannot leave: code {code!r}, expected 0 to 255")
         pid = os.getppid() if process is None else _pid(process)
@@ -82,11 +113,12 @@ class Watch(Closing, _core.Watch):
             os._exit(code)
 
 
-# A process leaves with its parent though no reference to the watch is left.
+# Keeps watches of leave_with() alive when no other reference to them is left.
 _for_life: list[Watch] = []
 
 
 def _pid(process: int | _Process) -> int:
+    """Return the pid of a process, or raise ValueError."""
     pid = process if isinstance(process, int) else getattr(process, "pid", None)
     if not isinstance(pid, (int, np.integer)) or isinstance(pid, bool) or not 0 < pid < 2**31:
         raise ValueError(f"cannot watch {process!r}: expected a pid, or a process that was started")

@@ -205,7 +205,7 @@ SLOTS += [("release", "", False), ("release", "c", False), *PUSHES, *SIDES]
 CALLS = {
     sync.Flag: [
         *(("set", "", False), ("clear", "", False), ("is_set", "", False), ("wait", "", True)),
-        *(("beside", "a", False), ("poster", "", False), ("poster_lost", None, False)),
+        *(("replaced", "", False), ("poster", "", False), ("poster_lost", None, False)),
     ],
     sync.Doorbell: [
         *(("post", "c", False), ("take", "c", False), ("take", "a", False), ("wait", "c", True)),

@@ -56,7 +56,7 @@ static_assert(sizeof(Doorbell::Member) == 128);
 static_assert(alignof(Doorbell::Member) == 128);
 static_assert(offsetof(Doorbell::Member, state) == 0);
 static_assert(offsetof(Doorbell::Member, posted_at) == 8);
-static_assert(Doorbell::kReady == 1 && Doorbell::kLost == 2 && Doorbell::kTold == 4);
+static_assert(Doorbell::kReady == 1 && Doorbell::kLost == 2 && Doorbell::kReported == 4);
 static_assert(Doorbell::bytes(3) == 256 + 3 * 128);
 
 static_assert(sizeof(RingCell) == 512);
@@ -70,9 +70,12 @@ static_assert(offsetof(SharedRingCell, published) == 0);
 static_assert(offsetof(SharedRingCell, head) == 256);
 static_assert(offsetof(SharedRingCell, tail) == 512);
 static_assert(SharedRing::kFree == 0 && SharedRing::kClaimed == 1 && SharedRing::kPublished == 2 &&
-              SharedRing::kAborted == 3 && SharedRing::kOwnerLost == 1);
-static_assert(SharedRing::make(7, 5ULL << 14 | 3, SharedRing::kClaimed) ==
+              SharedRing::kAborted == 3);
+static_assert(SharedRing::make(7, 5U << 14 | 3, SharedRing::kClaimed) ==
               (7ULL << 32 | 5ULL << 16 | 3ULL << 2 | 1));
+static_assert(SharedRing::Producers::kLost == 1 && SharedRing::Producers::kMax == 1 << 14);
+static_assert(SharedRing::Producers::pid(7ULL << 32 | 5ULL << 1) == 7 &&
+              SharedRing::Producers::incarnation(7ULL << 32 | 5ULL << 1) == 5);
 
 static_assert(sizeof(BoardCell) == 256);
 static_assert(alignof(BoardCell) == 128);

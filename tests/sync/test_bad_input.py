@@ -268,7 +268,11 @@ BAD = {
         ValueError,
         "cannot attach segment: fd 18446744073709551616, expected a file descriptor",
     ),
-    "watch of nobody": (lambda: sync.Watch().add(0), ValueError, "cannot watch 0: expected a pid"),
+    "watch of no process": (
+        lambda: sync.Watch().add(0),
+        ValueError,
+        "cannot watch 0: expected a pid",
+    ),
     "segment too small": (
         lambda: sync.Ring(1024, segment=sync.Segment(1)),
         MemoryError,

@@ -118,7 +118,7 @@ print("well")
 """
 
 
-def test_closing_under_a_waiter_crashes_nobody():
+def test_closing_under_a_waiter_crashes_no_thread():
     assert run(CLOSE) == "well\n"
 
 
@@ -188,7 +188,7 @@ print("well")
 """
 
 
-def test_a_handle_that_converting_an_argument_closes_says_so():
+def test_a_handle_that_is_closed_while_an_argument_is_converted_says_so():
     assert completed("-c", CONVERT).stdout == "well\n"
 
 
@@ -262,7 +262,7 @@ def test_a_waiter_keeps_its_place_however_long_it_waits():
 
 
 @pytest.mark.parametrize("kind", [sync.Ring, sync.SharedRing])
-def test_threads_that_share_a_side_get_whole_records_or_are_told(kind):
+def test_threads_that_share_a_side_get_whole_records_or_an_error(kind):
     ring = kind(64, np.int64, 4096)  # large enough to be copied without the GIL for a while
     total = 2_000
     got = []
@@ -321,7 +321,7 @@ def push_and_go(ring):
     os._exit(0)  # as multiprocessing ends its children: nothing is left or closed
 
 
-def test_the_place_of_one_that_went_without_a_word_is_taken():
+def test_the_place_of_a_producer_that_died_unnoticed_is_taken():
     ring = sync.SharedRing(16, np.int64, producers=2)
     for _ in range(5):
         child = FORK.Process(target=push_and_go, args=(ring,))
@@ -335,7 +335,7 @@ def test_the_place_of_one_that_went_without_a_word_is_taken():
         two.push(1)
 
 
-def test_taking_nobody_takes_nobody():
+def test_taking_no_member_takes_none():
     bell = sync.Doorbell(2)
     assert bell.take(bell.wait(timeout=0)) == bell.take([]) == 0
     bell.post(1)

@@ -22,15 +22,16 @@ for name, member in vars(cls).items():
         continue
     print(name, file=sys.stderr)
     call = member.__get__ if hasattr(member, "fget") else member
-    told = set()
+    answers = set()
     for count in range(9):
         for value in (None, 0, [], b""):
             try:
                 call(cls.__new__(cls), *[value] * count)
-                told.add("no error")
+                answers.add("no error")
             except TypeError as error:
-                told.add(str(error).partition(": ")[2])
-    assert "its __init__ has not been called" in told and "no error" not in told, (name, told)
+                answers.add(str(error).partition(": ")[2])
+    assert "its __init__ has not been called" in answers, (name, answers)
+    assert "no error" not in answers, (name, answers)
 """
 
 
@@ -44,8 +45,6 @@ def test_an_object_that_was_not_made_is_no_argument_either():
     for call in (_core.Flag, _core.Segment):
         with pytest.raises(TypeError, match="has not been called"):
             call(unmade)
-    with pytest.raises(TypeError, match="has not been called"):
-        sync.Flag().beside(sync.Doorbell.__new__(sync.Doorbell))
     with pytest.raises(TypeError, match="has not been called"):
         sync.Flag(policy=_core.WaitPolicy.__new__(_core.WaitPolicy))
 

@@ -1,5 +1,6 @@
-"""What every wait owes: never early, others run, Ctrl-C is answered, one waiter at a time."""
+"""Waits: never early, other threads run, Ctrl-C is answered, one waiter at a time."""
 
+import contextlib
 import functools
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 
 from pysampler import errors, sync
 
-# What makes each wait that nothing ends, which takes a timeout.
+# Each makes a wait that nothing ends, and that takes a timeout.
 WAITS = {
     "flag": lambda: sync.Flag().wait,
     "doorbell": lambda: functools.partial(sync.Doorbell(2).wait, 2),
@@ -80,7 +81,7 @@ def test_ctrl_c_is_answered_where_a_producer_has_died():
 
 
 @pytest.mark.parametrize("kind", [sync.Ring, sync.SharedRing])
-def test_who_wants_more_than_a_blocked_producer_may_bring_gets_what_there_is(kind):
+def test_a_consumer_that_wants_more_than_a_blocked_producer_may_bring_gets_what_there_is(kind):
     ring = kind(8, np.int64, high=4, low=1)
     producer = threading.Thread(target=lambda: kind.push_many(ring, np.arange(8)))
     producer.start()
@@ -91,7 +92,7 @@ def test_who_wants_more_than_a_blocked_producer_may_bring_gets_what_there_is(kin
     producer.join()
 
 
-def test_who_found_a_ring_full_waits_until_it_is_drained_however_often_he_asks():
+def test_a_producer_that_found_the_ring_full_may_wait_repeatedly_until_it_is_drained():
     ring = sync.SharedRing(8, np.int64, high=4, low=1)
     ring.push_many(np.arange(4))
     for _ in range(3):
@@ -180,10 +181,66 @@ def test_a_doorbell_names_the_lost_and_who_is_ready_all_the_same():
     assert list(caught.value.members) == [1]
     assert caught.value.ready.tolist() == [2]
     assert bell.lost == [1]
-    assert bell.wait(1).tolist() == [2]  # told once
+    assert bell.wait(1).tolist() == [2]  # the loss is reported once
     assert not bell.post(1)  # a ghost
     bell.revive(1)
     assert bell.post(1)
+
+
+def _filled(ring):
+    ring.push_many(np.zeros(2))
+    return ring
+
+
+# What is made, the part whose process dies, and a look at what is waited for from it.
+REPLACED = {
+    "flag": (sync.Flag, lambda flag: flag.poster(), lambda flag: flag.wait(timeout=0)),
+    "ring": (lambda: sync.Ring(2), lambda ring: ring.producer(), lambda ring: ring.pop(timeout=0)),
+    "full ring": (
+        lambda: _filled(sync.Ring(2)),
+        lambda ring: ring.consumer(),
+        lambda ring: ring.push(0, timeout=0),
+    ),
+    "full shared ring": (
+        lambda: _filled(sync.SharedRing(2)),
+        lambda ring: ring.consumer(),
+        lambda ring: ring.push(0, timeout=0),
+    ),
+    "byte ring": (
+        lambda: sync.ByteRing(1 << 16),
+        lambda ring: ring.producer(),
+        lambda ring: ring.recv(timeout=0),
+    ),
+    "board": (
+        lambda: sync.Board({"a": np.zeros(1)}),
+        lambda board: board.writer(),
+        lambda board: board.wait(timeout=0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_process_that_takes_the_place_of_a_dead_one_is_waited_for(name):
+    make, part, look = REPLACED[name]
+    thing = make()
+    with sync.Watch() as watch, subprocess.Popen([sys.executable, "-c", ""]) as peer:
+        watch.add(peer, part(thing))
+        watch.wait()
+    with pytest.raises(errors.LostError):
+        look(thing)
+    thing.replaced()
+    with contextlib.suppress(errors.WaitTimeoutError):
+        assert not look(thing)
+
+
+def test_an_abandoned_slot_is_skipped():
+    ring = sync.SharedRing(4, np.int64)
+    ring.claim()[...] = 1
+    assert ring.abandon()
+    ring.push(2)
+    assert ring.pop_many(4).tolist() == [2]
+    with pytest.raises(ValueError, match="cannot abandon slot: none is claimed"):
+        ring.abandon()
 
 
 def test_a_post_survives_its_poster():

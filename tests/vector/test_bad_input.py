@@ -115,7 +115,7 @@ def test_a_nested_action_says_which_part_is_wrong():
         (TellingEnv.EXIT, EnvError, "env 2.* raised SystemExit stepping: 5"),
         (TellingEnv.BAD_SHAPE, ValueError, r"observation has shape \(3,\), expected \(2,\)"),
         (TellingEnv.FOUR, ValueError, r"env.step\(\) returned 4 values, expected 5"),
-        (TellingEnv.NO_DICT, TypeError, "info is list, expected a dict"),
+        (TellingEnv.NO_DICT, TypeError, "info is a list, expected a dict"),
         (TellingEnv.NOTHING, TypeError, r"env.step\(\) returned a NoneType, expected 5 values"),
         (TellingEnv.WORD, TypeError, "reward is a str, expected a number"),
         (TellingEnv.TWO_ENDS, TypeError, "terminated is a numpy.ndarray, expected a bool"),

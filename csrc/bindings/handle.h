@@ -1,0 +1,205 @@
+// Handles: the Python objects that refer to parts of a segment and know whether they are closed.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "arguments.h"
+#include "process.h"
+#include "segment.h"
+#include "wait.h"
+
+namespace pysampler::bindings {
+
+namespace py = pybind11;
+
+// A part of a segment that Python holds. Its memory is accessed through a Pin only.
+class Handle {
+    friend class Pin;
+
+ public:
+    Handle(const char* name, std::shared_ptr<Segment> segment, std::size_t offset)
+        : name_(name), segment_(std::move(segment)), offset_(offset) {}
+
+    // Gives the memory back once no call works in it and no view is left.
+    void close() {
+        closed_ = true;
+        if (pins_ == 0) unmap();
+    }
+    bool closed() const { return closed_; }
+    std::size_t offset() const { return offset_; }
+
+    [[noreturn]] void busy(const char* verb, std::uint64_t waiter) const {
+        raise("BusyError", std::string("cannot ") + verb + " " + name_ + ": " +
+                               (waiter == 0 ? "another thread" : waiter_text(waiter)) +
+                               " waits here, and only one may");
+    }
+    [[noreturn]] void timed_out(const char* verb, const char* why) const {
+        raise("WaitTimeoutError", std::string("cannot ") + verb + " " + name_ + ": " + why);
+    }
+    [[noreturn]] void lost(const char* verb, const char* peer) const {
+        raise("LostError",
+              std::string("cannot ") + verb + " " + name_ + ": the " + peer + " is lost");
+    }
+
+    std::string repr(const std::string& state) const {
+        return std::string("<pysampler.sync.") + class_name_ + (closed_ ? " closed" : " " + state) +
+               ">";
+    }
+
+    static std::string waiter_text(std::uint64_t id) {
+        return "pid " + std::to_string(id >> 32) + " thread " + std::to_string(id & 0xffffffff);
+    }
+
+ protected:
+    void named(const char* class_name) { class_name_ = class_name; }
+    // Keeps another mapping for as long as the segment's.
+    const std::shared_ptr<std::byte>& also(std::shared_ptr<std::byte> mapping) {
+        return mappings_.emplace_back(std::move(mapping));
+    }
+
+ private:
+    void unmap() {
+        segment_.reset();
+        mappings_.clear();
+    }
+
+    const char* name_;  // in errors
+    const char* class_name_ = "";
+    std::shared_ptr<Segment> segment_;
+    std::vector<std::shared_ptr<std::byte>> mappings_;
+    std::size_t offset_;
+    bool closed_ = false;
+    unsigned pins_ = 0;  // changed with the GIL only
+};
+
+// A call that works in the memory of a handle, which must be open when it begins: the memory stays
+// if another thread closes the handle meanwhile. Throws ClosedError.
+//
+// Convert arguments before making one: that may run Python code, which may close the handle.
+class Pin {
+ public:
+    Pin(const Handle& handle, const char* verb) : handle_(const_cast<Handle&>(handle)) {
+        if (handle.closed_) {
+            raise("ClosedError",
+                  std::string("cannot ") + verb + " " + handle.name_ + ": it is closed");
+        }
+        ++handle_.pins_;
+    }
+    Pin(const Pin&) = delete;
+    Pin& operator=(const Pin&) = delete;
+    ~Pin() {
+        if (--handle_.pins_ == 0 && handle_.closed_) handle_.unmap();
+    }
+
+    const std::shared_ptr<Segment>& segment() const { return handle_.segment_; }
+
+ private:
+    Handle& handle_;
+};
+
+class PySegment : public Handle {
+ public:
+    explicit PySegment(std::shared_ptr<Segment> segment)
+        : Handle("segment", std::move(segment), 0) {
+        named("Segment");
+    }
+};
+
+// A part of a segment: at `offset`, or newly allocated if that is None.
+struct Place {
+    Place(const PySegment& in, const py::object& offset, std::size_t size,
+          std::size_t align = kLine)
+        : fresh(offset.is_none()),
+          at(fresh ? 0 : static_cast<std::size_t>(whole(offset, "attach", "offset", 0))) {
+        const Pin pin(in, "use");
+        segment = pin.segment();
+        if (fresh) at = segment->allocate(size, align);
+        memory = segment->at(at, size, align);
+    }
+
+    bool fresh;
+    std::size_t at;
+    std::shared_ptr<Segment> segment;
+    std::byte* memory;
+
+    // Constructs a T there, unless another handle has.
+    template <class T>
+    T* make(std::size_t offset = 0) const {
+        return fresh ? new (memory + offset) T : reinterpret_cast<T*>(memory + offset);
+    }
+};
+
+// One side of a handle (a ring's producer, say), which one thread at a time may use. Changed with
+// the GIL only.
+class Side {
+    friend class Turn;
+
+ public:
+    std::uint64_t by() const { return by_; }
+    void leave() { by_ = 0; }
+
+ private:
+    std::uint64_t by_ = 0;  // as in self_id()
+};
+
+// A call that uses a side: it refuses other threads until it ends. Throws BusyError.
+class Turn : public Pin {
+ public:
+    Turn(const Handle& handle, Side& side, const char* verb) : Pin(handle, verb), side_(side) {
+        // In a child made by fork, the thread that was here does not exist.
+        if (side.by_ != 0 && pid_of(side.by_) == pid_of(self_id())) handle.busy(verb, side.by_);
+        side.by_ = self_id();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    ~Turn() { side_.by_ = 0; }
+
+ private:
+    Side& side_;
+};
+
+// Throws what an outcome of a wait means; `peer` is what the other side is called, `why` explains a
+// time-out.
+inline void check_outcome(const Handle& handle, Outcome outcome, const char* verb, const char* peer,
+                          const char* why, std::uint64_t waiter) {
+    switch (outcome) {
+        case Outcome::kReady:
+            return;
+        case Outcome::kInterrupted:
+            raise("ClosedError", std::string("cannot ") + verb + ": it was closed meanwhile");
+        case Outcome::kTimedOut:
+            handle.timed_out(verb, why);
+        case Outcome::kLost:
+            handle.lost(verb, peer);
+        case Outcome::kBusy:
+            handle.busy(verb, waiter);
+    }
+}
+
+// A base object for arrays: it keeps the mapping for as long as one of them lives.
+template <class Owner>
+py::capsule keep(const std::shared_ptr<Owner>& owner) {
+    return py::capsule(new std::shared_ptr<Owner>(owner),
+                       [](void* p) { delete static_cast<std::shared_ptr<Owner>*>(p); });
+}
+
+// `array(dtype, shape)` over memory of the segment.
+inline py::array view(const std::shared_ptr<Segment>& segment, std::byte* at,
+                      const py::dtype& dtype, std::vector<py::ssize_t> shape) {
+    return py::array(dtype, std::move(shape), at, keep(segment));
+}
+
+// A part of a primitive that one process plays, and what marks it lost when that process dies; a
+// Watch calls it.
+struct Part {
+    std::string name;
+    std::function<void(int)> lost;  // called with the pid
+};
+
+}  // namespace pysampler::bindings

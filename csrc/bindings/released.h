@@ -1,0 +1,113 @@
+// Waits that let other Python threads run and answer signals.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <unistd.h>
+
+#include <optional>
+#include <utility>
+
+#include "wait.h"
+
+namespace pysampler::bindings {
+
+namespace py = pybind11;
+
+// A signal that comes between the last check of Python's signal flags and the system call does not
+// interrupt that: no wait sleeps longer than this without another check.
+inline constexpr std::int64_t kSlice = 50 * kMillisecond;
+// The longest slice of an idle worker: no user waits for its signal handlers.
+inline constexpr std::int64_t kLongestSlice = 60 * kSecond;
+
+// Releases the GIL while it lives.
+class Released {
+ public:
+    Released() : state_(PyEval_SaveThread()) {}
+    Released(const Released&) = delete;
+    Released& operator=(const Released&) = delete;
+    ~Released() { restore(); }
+
+    // Runs Python's signal handlers. Returns whether to go on: false with a Python error set,
+    // usually KeyboardInterrupt, or if `wanted()`, called with the GIL, returns false.
+    template <class Wanted>
+    bool answer_signals(Wanted&& wanted) {
+        restore();
+        const bool go_on = PyErr_CheckSignals() == 0 && wanted();
+        state_ = PyEval_SaveThread();
+        return go_on;
+    }
+
+ private:
+    // While the interpreter ends, Pythons before 3.14 unwind a daemon thread here. Its frames own
+    // Python objects that it may no longer touch, so it sleeps for ever instead.
+    void restore() {
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (...) {
+            for (;;) pause();
+        }
+    }
+
+    PyThreadState* state_;
+};
+
+// Calls `wait(policy)` without the GIL. Signals are answered meanwhile. An exception of a handler
+// is thrown whatever the outcome: no wait returns a value with an exception set. The next wait must
+// find what this one found, so the primitives consume nothing before they return. kInterrupted is
+// returned only if `wanted()` returned false.
+template <class Wait, class Wanted>
+Outcome wait_released(WaitPolicy& policy, Wait&& wait, Wanted&& wanted) {
+    Outcome outcome;
+    {
+        Released released;
+        struct Reset {
+            WaitPolicy& policy;
+            ~Reset() { policy.set_go_on(nullptr); }
+        } const at_the_end{policy};
+        policy.set_slice(kSlice);
+        policy.set_go_on([&] { return released.answer_signals(wanted); });
+        outcome = wait(policy);
+    }
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return outcome;
+}
+
+template <class Wait>
+Outcome wait_released(WaitPolicy& policy, Wait&& wait) {
+    return wait_released(policy, wait, [] { return true; });
+}
+
+// The policy of one site, used by one thread at a time; where a second thread may wait at the same
+// site, that gets a new policy.
+class Site {
+ public:
+    // A copy of the given policy, or the adaptive one.
+    explicit Site(const std::optional<WaitPolicy>& policy)
+        : policy_(policy ? *policy : WaitPolicy()) {}
+
+    template <class Wait, class Wanted>
+    Outcome operator()(Wait&& wait, Wanted&& wanted) {
+        if (std::exchange(taken_, true)) {
+            WaitPolicy fresh(policy_.costs());
+            return wait_released(fresh, wait, wanted);
+        }
+        struct Return {
+            bool& taken;
+            ~Return() { taken = false; }
+        } const at_the_end{taken_};
+        return wait_released(policy_, wait, wanted);
+    }
+    template <class Wait>
+    Outcome operator()(Wait&& wait) {
+        return (*this)(wait, [] { return true; });
+    }
+
+    WaitPolicy& policy() { return policy_; }
+    const WaitPolicy& policy() const { return policy_; }
+
+ private:
+    WaitPolicy policy_;
+    bool taken_ = false;  // changed with the GIL only
+};
+
+}  // namespace pysampler::bindings
