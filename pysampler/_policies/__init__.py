@@ -1,4 +1,4 @@
-"""Policies: calling them, checking what they return, their weights and states, their random numbers.
+"""Policies: calling and checking them; their weights, states and random numbers.
 
 Also the part of a worker that acts with a policy, and the base class of samplers, which lease a
 vector env for a policy. This room does not know in which order steps are made, nor what becomes of

@@ -63,8 +63,8 @@ class FramePolicy:
         """Write what the policy returned for some envs."""
         if extras.keys() != self.extras.keys():
             raise ValueError(
-                f"cannot act: the policy returned {sorted(extras)} beside its actions, before it was "
-                f"{sorted(self.extras)}"
+                f"cannot act: the policy returned {sorted(extras)} beside its actions, before it "
+                f"was {sorted(self.extras)}"
             )
         for name, array in extras.items():
             _expect_same(name, array, self.extras[name])
