@@ -125,7 +125,9 @@ class Averaging(Uncopyable, Closing):
         if not callable(make):
             raise TypeError(f"cannot average: make is {make!r}, expected a function")
         self.workers = whole_number("average", "workers", workers, 0)
-        _one_of("context", context, CONTEXTS)
+        if context not in CONTEXTS:
+            expected = ", ".join(map(repr, CONTEXTS))
+            raise ValueError(f"cannot average: context {context!r}, expected one of {expected}")
         faults = arguments.faults("average", on_worker_loss, max_restarts, restart_window)
         if seed is not None:
             seed = whole_number("average", "seed", seed, 0)
@@ -325,16 +327,6 @@ class Averaging(Uncopyable, Closing):
     def __repr__(self) -> str:
         closed = ", closed" * self.closed
         return f"<pysampler.Averaging {self.workers} workers, {self._rounds} rounds{closed}>"
-
-
-# -- arguments -----------------------------------------------------------------------------------
-
-
-def _one_of(what: str, got: Any, expected: Sequence[str]) -> None:
-    if got not in expected:
-        raise ValueError(
-            f"cannot average: {what} {got!r}, expected one of {', '.join(map(repr, expected))}"
-        )
 
 
 def _expect_sendable(make: Callable[..., Any]) -> None:
