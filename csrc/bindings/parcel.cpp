@@ -75,33 +75,43 @@ bool send_parcel(int socket, const py::bytes& head, const py::bytes& body) {
            sizeof kEmpty;
 }
 
-// Appends the bytes of the next parcel to a list: no signal handler runs between.
-void receive_parcel(int socket, py::list& parcels) {
-    Message message;
-    const ssize_t received =
-        retried([&] { return recvmsg(socket, &message.header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC); });
+// Receives one message and the descriptor that came with it, or -1.
+Descriptor receive(int socket, Message& message, int flags) {
+    const ssize_t received = retried(
+        [&] { return recvmsg(socket, &message.header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC | flags); });
     const cmsghdr* control = received < 0 ? nullptr : CMSG_FIRSTHDR(&message.header);
     int fd = -1;
     if (control != nullptr && control->cmsg_type == SCM_RIGHTS) {
         std::memcpy(&fd, CMSG_DATA(control), sizeof fd);
     }
-    const Descriptor memory(fd);
+    return Descriptor(fd);
+}
+
+// Appends the bytes of the next parcel to a list: no signal handler runs between. The message is
+// taken off the socket last: if there is no memory or no descriptor for it, it can be received
+// again.
+void receive_parcel(int socket, py::list& parcels) {
+    Message message;
+    const Descriptor memory = receive(socket, message, MSG_PEEK);
     struct stat status{};
-    if (fd < 0 || fstat(fd, &status) != 0) {
+    if (memory.fileno() < 0 || fstat(memory.fileno(), &status) != 0) {
         raise("LayoutError",
               message.header.msg_flags & MSG_CTRUNC
                   ? "cannot receive from worker: too many open files for a large message"
                   : "cannot receive from worker: a large message has no descriptor");
     }
     const auto size = static_cast<std::size_t>(status.st_size);
-    py::bytes bytes(nullptr, size);
-    char* const to = PyBytes_AS_STRING(bytes.ptr());
+    PyObject* const made = PyBytes_FromStringAndSize(nullptr, status.st_size);
+    if (made == nullptr) throw py::error_already_set();  // MemoryError
+    const auto bytes = py::reinterpret_steal<py::bytes>(made);
+    char* const to = PyBytes_AS_STRING(made);
     std::size_t at = 0;
     {
         const Released released;
         while (at < size) {
-            const ssize_t some =
-                retried([&] { return pread(fd, to + at, size - at, static_cast<off_t>(at)); });
+            const ssize_t some = retried([&] {
+                return pread(memory.fileno(), to + at, size - at, static_cast<off_t>(at));
+            });
             if (some <= 0) break;
             at += static_cast<std::size_t>(some);
         }
@@ -111,6 +121,8 @@ void receive_parcel(int socket, py::list& parcels) {
                                  std::to_string(at) + " bytes, expected " + std::to_string(size));
     }
     parcels.append(bytes);
+    Message taken;
+    receive(socket, taken, 0);
 }
 
 }  // namespace

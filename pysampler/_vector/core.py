@@ -25,7 +25,6 @@ from pysampler.errors import (
     EnvError,
     LostError,
     PysamplerError,
-    WaitTimeoutError,
 )
 from pysampler.sync import Segment, now
 
@@ -279,7 +278,7 @@ class VectorCore:
                 pool.take_all()
             except (EnvError, LostError):
                 continue
-            except PysamplerError:  # an env is late
+            except (PysamplerError, MemoryError):  # an env is late, or its answer cannot be read
                 return False
         return True
 
@@ -372,7 +371,7 @@ class VectorCore:
             self.pool.take_all()
         except (EnvError, LostError, BusyError, ClosedError):
             pass
-        except WaitTimeoutError:  # an env is late
+        except (PysamplerError, MemoryError):  # an env is late, or its answer cannot be read
             return False
         return True
 

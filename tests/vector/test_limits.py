@@ -135,3 +135,80 @@ print(envs.num_workers, attempt())
 envs.close()
 """)
     assert told == "1 works"
+
+
+LARGE = """
+class Large(gym.Env):
+    observation_space = action_space = gym.spaces.Discrete(3)
+    def reset(self, **kwargs):
+        return 0, {}
+    def step(self, action):
+        return 0, 0.0, False, False, {}
+    def large(self):
+        return np.zeros(100_000_000, np.uint8)
+
+envs = pysampler.VectorEnv([Large] * 2, num_workers=2)
+envs.reset()
+workers = [psutil.Process(pid) for pid in envs._pool.pids]
+def refused(call):
+    try:
+        call()
+    except (MemoryError, pysampler.errors.LayoutError) as error:
+        return type(error).__name__
+    return "nothing"
+"""
+
+
+def test_an_answer_for_which_there_is_no_memory_is_received_when_there_is():
+    assert (
+        run(
+            LARGE
+            + """
+limit(resource.RLIMIT_AS, me.memory_info().vms + (50 << 20))
+print(refused(lambda: envs.call("large")), refused(envs.call_wait))
+limit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS)[1])
+answers = envs.call_wait()
+assert [len(answer) for answer in answers] == [100_000_000] * 2
+envs.step([0, 0])
+envs.close()
+print("received")
+"""
+        )
+        == "received"
+    )
+
+
+def test_an_answer_for_which_there_is_no_descriptor_is_received_when_there_is():
+    assert (
+        run(
+            LARGE
+            + """
+before = me.num_fds()
+limit(resource.RLIMIT_NOFILE, 3)  # below those that are open
+assert refused(lambda: envs.call("large")) == "LayoutError"
+limit(resource.RLIMIT_NOFILE, before + 100)
+assert [len(answer) for answer in envs.call_wait()] == [100_000_000] * 2
+assert me.num_fds() == before
+envs.close()
+print("received")
+"""
+        )
+        == "received"
+    )
+
+
+def test_a_vector_env_whose_answers_have_no_memory_is_closed_and_its_workers_end():
+    assert (
+        run(
+            LARGE
+            + """
+limit(resource.RLIMIT_AS, me.memory_info().vms + (50 << 20))
+assert refused(lambda: envs.call("large")) == "MemoryError"
+envs.close()
+assert envs.closed
+psutil.wait_procs(workers)
+print("closed")
+"""
+        )
+        == "closed"
+    )
