@@ -63,7 +63,7 @@ class Outbox:
         return self._flush(_FLUSH_SECONDS)
 
     def _flush(self, timeout: float) -> bool:
-        """Send parts until the ring has no space for ``timeout`` seconds; return whether some is left."""
+        """Send parts while there is space within ``timeout`` s; return whether some are left."""
         try:
             while self._unsent:
                 self._ring.send(self._unsent[0], timeout)
