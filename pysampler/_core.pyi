@@ -380,7 +380,7 @@ class Flag:
         """
     def replaced(self) -> None:
         """
-        Wait for posts again: another process has taken the place of a dead poster.
+        Forget the loss of the poster: another process has taken its place.
         """
     def set(self) -> bool:
         """
@@ -513,7 +513,7 @@ class Ring:
         """
     def replaced(self) -> None:
         """
-        Wait again: another process has taken the place of a dead producer or consumer.
+        Forget the loss of a side: another process has taken its place.
         """
     @property
     def closed(self) -> bool:
@@ -642,7 +642,7 @@ class SharedRing:
         """
     def replaced(self) -> None:
         """
-        Wait for room again: another process has taken the place of a dead consumer.
+        Forget the loss of the consumer: another process has taken its place.
         """
     def wait_drained(self, *, timeout: float | None = None, deadline: int | None = None) -> bool:
         """
@@ -767,7 +767,7 @@ class ByteRing:
         """
     def replaced(self) -> None:
         """
-        Wait again: another process has taken the place of a dead producer or consumer.
+        Forget the loss of a side: another process has taken its place.
         """
     def send(self, message: typing_extensions.Buffer, timeout: float | None = None, *, deadline: int | None = None) -> None:
         """
@@ -823,7 +823,7 @@ class Board:
         """
     def replaced(self) -> None:
         """
-        Wait for versions again: another process has taken the place of a dead writer.
+        Forget the loss of the writer: another process has taken its place.
         """
     def wait(self, newer_than: typing.Any = 0, *, timeout: float | None = None, deadline: int | None = None) -> bool:
         """

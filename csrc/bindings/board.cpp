@@ -178,7 +178,7 @@ void register_board(py::module_& m) {
              "    LostError: The writer is known to be dead, and there is no newer version.\n")
         .def("writer", &PyBoard::writer, "Return what a Watch marks lost when the writer dies.")
         .def("replaced", &PyBoard::replaced,
-             "Wait for versions again: another process has taken the place of a dead writer.")
+             "Forget the loss of the writer: another process has taken its place.")
         .def_property_readonly("version", &PyBoard::version,
                                "The newest version; 0 if there is none yet.")
         .def_static(

@@ -223,7 +223,7 @@ void register_byte_ring(py::module_& m) {
         .def("consumer", &PyByteRing::consumer,
              "Return what a Watch marks lost when the consumer dies.")
         .def("replaced", &PyByteRing::replaced,
-             "Wait again: another process has taken the place of a dead producer or consumer.")
+             "Forget the loss of a side: another process has taken its place.")
         .def("renew", &PyByteRing::renew,
              "Empty the ring and forget losses. No other process may use it meanwhile.")
         .def("__len__", &PyByteRing::size)

@@ -48,12 +48,12 @@ class Class : public py::class_<T, Options...> {
     }
 };
 
-// What every handle has, with its own repr: T::state().
-template <class T>
+// What every handle has; T::state() is its repr.
+template <class T, auto close = &T::close>
 class HandleClass : public Class<T> {
  public:
     HandleClass(py::module_& m, const char* name) : Class<T>(m, name) {
-        this->def("close", &T::close, "Release the memory, once no view of it is left.")
+        this->def("close", close, "Release the memory, once no view of it is left.")
             .def_property_readonly("closed", &T::closed, "Whether close() was called.")
             .def_property_readonly("offset", &T::offset, "Where it begins in its segment.")
             .def("__repr__", &T::state);

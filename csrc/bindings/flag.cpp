@@ -115,7 +115,7 @@ void register_flag(py::module_& m) {
             "    BusyError: Another thread waits for this flag.\n")
         .def("poster", &PyFlag::poster, "Return what a Watch marks lost when the poster dies.")
         .def("replaced", &PyFlag::replaced,
-             "Wait for posts again: another process has taken the place of a dead poster.")
+             "Forget the loss of the poster: another process has taken its place.")
         .def_property_readonly("poster_lost", &PyFlag::poster_lost,
                                "Whether the poster is known to be dead.")
         .def_property_readonly("stats", &PyFlag::stats, "What waits at this handle have cost.")

@@ -159,7 +159,7 @@ py::array pop_many_of(const Handle& handle, AnyRing& ring, const Record& record,
 
 // The methods and properties that Ring and SharedRing have in common.
 template <class PyRing>
-void def_records(HandleClass<PyRing>& ring) {
+void def_records(Class<PyRing>& ring) {
     const auto none = py::none();
     ring.def("push_many", &PyRing::push_many, py::arg("records"), py::kw_only(),
              py::arg("timeout") = none, py::arg("deadline") = none,

@@ -223,7 +223,7 @@ void register_ring(py::module_& m) {
         .def("producer", &PyRing::producer,
              "Return what a Watch marks lost when the producer dies.")
         .def("replaced", &PyRing::replaced,
-             "Wait again: another process has taken the place of a dead producer or consumer.")
+             "Forget the loss of a side: another process has taken its place.")
         .def_static(
             "size_of",
             [](const py::object& slots, const py::dtype& dtype,

@@ -109,9 +109,9 @@ class PySharedRing : public Handle {
         return true;
     }
 
-    void close() {
+    void leave_and_close() {
         if (!closed()) leave();
-        Handle::close();
+        close();
     }
 
     void leave() {
@@ -282,7 +282,7 @@ class PySharedRing : public Handle {
 
 void register_shared_ring(py::module_& m) {
     const auto none = py::none();
-    HandleClass<PySharedRing> ring(m, "SharedRing");
+    HandleClass<PySharedRing, &PySharedRing::leave_and_close> ring(m, "SharedRing");
     ring.def(py::init<const PySegment&, const py::object&, const py::dtype&,
                       const std::vector<py::ssize_t>&, const py::object&, const py::object&,
                       const py::object&, const py::object&, const std::optional<WaitPolicy>&>(),
@@ -321,7 +321,7 @@ void register_shared_ring(py::module_& m) {
         .def("producer", &PySharedRing::producer,
              "Return what a Watch marks lost when a producer dies.")
         .def("replaced", &PySharedRing::replaced,
-             "Wait for room again: another process has taken the place of a dead consumer.")
+             "Forget the loss of the consumer: another process has taken its place.")
         .def_property_readonly("producers", &PySharedRing::producers,
                                "The number of places for producers.")
         .def_static(
