@@ -20,7 +20,7 @@ NATIVE = set(ROOMS) - {"errors", "_numbers", "_files", "_closing", "envs", "adap
 CPP = [
     *("layout", "clock", "cgroup", "process", "futex", "wait", "waiter", "position"),
     *("flag", "doorbell", "ring", "shared_ring", "byte_ring", "board", "segment", "watch"),
-    *("meter", "command", "block"),
+    *("meter", "command", "command_sender", "pool", "pool_worker", "block"),
 ]
 MODULES = sorted(
     path.relative_to(ROOT / "pysampler")
