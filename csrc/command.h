@@ -1,9 +1,10 @@
-// What a pool's parent and its workers say to each other, and where that lies in the segment.
+// What lies in the segment between a pool's parent and its workers (pool.h is how they use it).
 //
-//   per worker:  ring of Commands      parent → worker: step group g from and into frame f
-//   per group:   Completion, doorbell's member      worker → parent: done; a message follows
+//   per worker:  ring of Commands                  parent -> worker: step group g with frame f
+//   per group:   Completion, doorbell's member     worker -> parent: done; a message follows or not
 //
-// All else (what has no fixed shape) goes through a byte ring beside this: the side channel.
+// What has no fixed shape goes through two byte rings beside this for each worker: its inbox and
+// its outbox.
 #pragma once
 
 #include <cstddef>
@@ -20,22 +21,35 @@ namespace pysampler {
 struct Command {
     enum Kind : std::uint32_t {
         kStep = 0,     // actions lie in the frame
-        kRequest = 1,  // what to do is in a message of the side channel
+        kRequest = 1,  // what to do is in a message in the inbox
         kNote = 2,     // likewise, without an answer: no completion
     };
 
     std::uint32_t kind;
     std::uint32_t group;
     std::uint32_t frame;
-    std::uint32_t number;  // of the group's commands: an answer in the side channel repeats it
+    std::uint32_t number;  // of the group's commands: a message that answers it repeats it
 };
-static_assert(sizeof(Command) == 16);
 
 // Written by the worker before it posts, read by the parent before it takes.
 struct alignas(kLine) Completion {
-    std::uint32_t message;  // 1: one follows in the side channel
-    std::int64_t began;     // ns of now_ns()
-    std::int64_t ended;
+    std::uint32_t message;  // 1: one follows in the outbox
+};
+
+// Where the shared parts lie. Slots and completions are plain memory.
+template <class Os>
+struct BasicPoolParts {
+    struct Commands {
+        BasicRingCell<Os>* cell;
+        typename Os::template Plain<Command>* slots;
+    };
+
+    std::vector<Commands> commands;  // of each worker
+    RingGeometry geometry;           // of their rings
+    BasicDoorbellCell<Os>* bell;
+    BasicMember<Os>* members;                              // of each group
+    typename Os::template Plain<Completion>* completions;  // likewise
+    std::uint32_t groups;
 };
 
 // Offsets from where the pool's part of the segment begins.
@@ -45,21 +59,15 @@ class PoolLayout {
     static constexpr std::uint32_t kGroups = 1024;
     static constexpr std::uint64_t kCommands = std::uint64_t{4} * kGroups;
 
-    explicit PoolLayout(std::vector<std::uint32_t> groups) : groups_(std::move(groups)) {}
+    // `groups`: how many each worker has.
+    explicit PoolLayout(const std::vector<std::uint32_t>& groups)
+        : workers_(groups.size()),
+          groups_(std::accumulate(groups.begin(), groups.end(), std::size_t{0})) {}
 
-    std::uint32_t workers() const { return static_cast<std::uint32_t>(groups_.size()); }
-    std::uint32_t groups() const {
-        return std::accumulate(groups_.begin(), groups_.end(), std::uint32_t{0});
-    }
-    std::uint32_t groups_of(std::uint32_t worker) const { return groups_[worker]; }
-    std::uint32_t first_group(std::uint32_t worker) const {
-        return std::accumulate(groups_.begin(), groups_.begin() + worker, std::uint32_t{0});
-    }
-
-    std::size_t commands(std::uint32_t worker) const { return worker * kCommandRing; }
-    std::size_t doorbell() const { return workers() * kCommandRing; }
-    std::size_t completions() const { return doorbell() + line(Doorbell::bytes(groups())); }
-    std::size_t bytes() const { return completions() + groups() * sizeof(Completion); }
+    std::size_t commands(std::size_t worker) const { return worker * kCommandRing; }
+    std::size_t doorbell() const { return workers_ * kCommandRing; }
+    std::size_t completions() const { return doorbell() + line(Doorbell::bytes(groups_)); }
+    std::size_t bytes() const { return completions() + groups_ * sizeof(Completion); }
 
     static constexpr RingGeometry geometry() {
         return {kCommands, sizeof(Command), kCommands, kCommands - 1};
@@ -72,7 +80,27 @@ class PoolLayout {
     static constexpr std::size_t kCommandRing =
         (sizeof(RingCell) + kCommands * sizeof(Command) + kLine - 1) / kLine * kLine;
 
-    std::vector<std::uint32_t> groups_;  // of each worker
+    std::size_t workers_;
+    std::size_t groups_;
 };
+
+using PoolParts = BasicPoolParts<Linux>;
+
+// The parts of a pool whose part of the segment begins at `base`.
+inline PoolParts pool_parts(std::byte* base, const std::vector<std::uint32_t>& counts) {
+    const PoolLayout layout(counts);
+    PoolParts parts{.commands = {},
+                    .geometry = PoolLayout::geometry(),
+                    .bell = reinterpret_cast<Doorbell::Cell*>(base + layout.doorbell()),
+                    .members = reinterpret_cast<Doorbell::Member*>(base + layout.doorbell() +
+                                                                   sizeof(Doorbell::Cell)),
+                    .completions = reinterpret_cast<Completion*>(base + layout.completions()),
+                    .groups = std::accumulate(counts.begin(), counts.end(), std::uint32_t{0})};
+    for (std::size_t worker = 0; worker < counts.size(); ++worker) {
+        auto* cell = reinterpret_cast<RingCell*>(base + layout.commands(worker));
+        parts.commands.push_back({cell, reinterpret_cast<Command*>(cell + 1)});
+    }
+    return parts;
+}
 
 }  // namespace pysampler

@@ -46,6 +46,9 @@ std::uint64_t futex_wake_count() noexcept;
 struct Linux {
     template <class T>
     using Atomic = std::atomic<T>;
+    // Memory that only the atomics beside it protect: a test's platform sees who touches it when.
+    template <class T>
+    using Plain = T;
 
     static_assert(Atomic<std::uint32_t>::is_always_lock_free);
     static_assert(Atomic<std::uint64_t>::is_always_lock_free);

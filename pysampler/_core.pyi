@@ -925,10 +925,6 @@ class Pool:
         """
         Where a worker's inbox begins.
         """
-    def inbox_consumer(self, worker: typing.SupportsInt | typing.SupportsIndex) -> Part:
-        """
-        What a Watch marks lost when the worker dies.
-        """
     def is_new(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
         Whether its worker was replaced, and the group has not been told since.
@@ -936,10 +932,6 @@ class Pool:
     def is_ready(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
         Whether it has come back.
-        """
-    def member(self, group: typing.SupportsInt | typing.SupportsIndex) -> Part:
-        """
-        What a Watch marks lost when the group's worker dies.
         """
     def note(self, messages: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, bytes]]) -> None:
         """
@@ -957,9 +949,9 @@ class Pool:
         """
         Another process takes the place of a dead worker. Its groups in flight are owed.
         """
-    def send(self, requests: collections.abc.Iterable, told: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []) -> bool:
+    def send(self, requests: collections.abc.Iterable, settled: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []) -> bool:
         """
-        Ask groups, all or none: (group, kind, frame, message or None) each. Groups that are told are new no more. False if some of it has yet to be flushed.
+        Send commands to groups, to all or none: (group, kind, frame, message or None) each. Groups that are settled are new no more. False if some of it has yet to be flushed.
         """
     def step(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
@@ -984,6 +976,10 @@ class Pool:
     def wait_some(self, least: typing.SupportsInt | typing.SupportsIndex, most: typing.SupportsInt | typing.SupportsIndex, *, deadline: int | None = None) -> list[int]:
         """
         Groups that have come back, longest ready first: at least so many weights, unless the deadline comes first, at most so many.
+        """
+    def worker(self, worker: typing.SupportsInt | typing.SupportsIndex) -> Part:
+        """
+        What a Watch marks lost when the worker dies.
         """
     @property
     def messages(self) -> list[int]:

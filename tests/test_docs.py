@@ -1,6 +1,7 @@
 """Every example in a docstring runs, and so do those of the README."""
 
 import doctest
+import importlib
 import re
 import subprocess
 import sys
@@ -9,12 +10,14 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+import reference
 
 import pysampler
 from pysampler import sync
 from pysampler.envs import meta
 from pysampler.envs.meta import plain
 
+ROOT = Path(__file__).parents[1]
 DOCUMENTED = (
     {
         f"{module.__name__}.{name}": (module, getattr(module, name).__doc__)
@@ -58,9 +61,7 @@ def test_every_primitive_and_every_sampler_has_an_example():
     } <= DOCUMENTED.keys()
 
 
-EXAMPLES = re.findall(
-    r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL
-)
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize(("number", "lines"), [(0, 0), (1, 1), (2, 1), (3, 0), (4, 3)])
@@ -72,3 +73,33 @@ def test_the_examples_of_the_readme_run(number, lines, tmp_path):
     )
     assert (result.returncode, result.stderr) == (0, "")
     assert len(result.stdout.splitlines()) == lines
+
+
+def test_the_reference_lists_the_public_names_and_what_they_are():
+    assert reference.PAGE.read_text() == reference.text(), "run python tests/reference.py"
+
+
+def test_every_public_name_is_in_the_reference():
+    """Of every module whose path has no underscore."""
+    listed = {name for package in reference.PACKAGES for name in sys.modules[package].__all__}
+    root = Path(pysampler.__file__).parent
+    for path in root.rglob("*.py"):
+        name = ".".join(("pysampler", *path.relative_to(root).with_suffix("").parts))
+        if "._" not in name:
+            assert set(getattr(importlib.import_module(name), "__all__", ())) <= listed, name
+
+
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_is_there(page):
+    """Files that it links to or names, and tests."""
+    text = page.read_text()
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.*"))
+    for link in re.findall(r"\]\(([^)#]+)", text):
+        assert "://" in link or (page.parent / link).exists(), link
+    for name in re.findall(r"`((?:[\w-]+/)*[\w-]+\.(?:py|h|cpp|md))`", text):
+        assert [*ROOT.glob(f"*/**/{name}"), *ROOT.glob(name)], name
+    for name in re.findall(r"`(test_\w+)`", text):
+        assert f"def {name}(" in tests or f"TEST({name})" in tests, name

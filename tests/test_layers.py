@@ -20,7 +20,7 @@ NATIVE = set(ROOMS) - {"errors", "_numbers", "_files", "_closing", "_torch", "en
 CPP = [
     *("layout", "clock", "cgroup", "process", "futex", "wait", "waiter", "position"),
     *("flag", "doorbell", "ring", "producers", "shared_ring", "byte_ring", "board", "segment"),
-    *("watch", "meter", "command", "block"),
+    *("watch", "meter", "command", "command_sender", "pool", "pool_worker", "block"),
 ]
 MODULES = sorted(
     path.relative_to(ROOT / "pysampler")

@@ -109,9 +109,8 @@ void receive_parcel(int socket, py::list& parcels) {
     {
         const Released released;
         while (at < size) {
-            const ssize_t some = retried([&] {
-                return pread(memory.fileno(), to + at, size - at, static_cast<off_t>(at));
-            });
+            const ssize_t some = retried(
+                [&] { return pread(memory.fileno(), to + at, size - at, static_cast<off_t>(at)); });
             if (some <= 0) break;
             at += static_cast<std::size_t>(some);
         }

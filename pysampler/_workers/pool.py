@@ -202,8 +202,7 @@ class Pool:
         self._watch.add(
             self._processes.children[index].pid,
             *self._parts,
-            *(self._core.member(group) for group in self._groups_of(index)),
-            self._core.inbox_consumer(index),
+            self._core.worker(index),
             self._outboxes[index].producer(),
             alone=True,
         )

@@ -17,6 +17,7 @@
 #include <atomic>
 #include <compare>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -26,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "check.h"
 #include "futex.h"
 #include "support.h"
 #include "wait.h"
@@ -96,6 +98,9 @@ class World {
         return threads_[thread].state == State::kDone || killed(thread);
     }
     bool killed(std::size_t thread) const { return threads_[thread].state == State::kKilled; }
+    // All that the thread has done so far comes before what the current one does from here on: by
+    // means that are not under test, as the kernel orders a death before the news of it.
+    void after(std::size_t thread) { join(me().clock, threads_[thread].clock); }
     void expect(bool condition, const char* what) {
         if (!condition) fail(what);
     }
@@ -359,10 +364,49 @@ inline void World::main_of_fiber() {
     world.give_way();
 }
 
+// What is not atomic: every two accesses, one of them a write, must be ordered.
+template <class T>
+class Plain {
+ public:
+    Plain() = default;
+    explicit Plain(T value) : value_(std::move(value)) {}
+
+    T read() const {
+        check(written_, "a read races with a write");
+        read_[world.current()] = world.tick();
+        return value_;
+    }
+    operator T() const { return read(); }  // NOLINT(google-explicit-constructor): as a T
+    Plain& operator=(T value) {
+        write(std::move(value));
+        return *this;
+    }
+    void write(T value) {
+        check(written_, "a write races with a write");
+        check(read_, "a write races with a read");
+        written_[world.current()] = world.tick();
+        value_ = std::move(value);
+    }
+
+ private:
+    static void check(const Clock& done, const char* what) {
+        for (std::size_t i = 0; i < kThreads; ++i) {
+            if (done[i] > world.clock()[i]) world.fail(what);
+        }
+    }
+
+    T value_{};
+    Clock written_{};
+    mutable Clock read_{};
+};
+
 // -- the platform
 // -----------------------------------------------------------------------------------
 
 struct Sim {
+    template <class T>
+    using Plain = sim::Plain<T>;
+
     template <class T>
     class Atomic {
         using Where = std::source_location;
@@ -492,34 +536,6 @@ struct Policy {
     }
 };
 
-// What is not atomic: every two accesses, one of them a write, must be ordered.
-template <class T>
-class Plain {
- public:
-    T read() const {
-        check(written_, "a read races with a write");
-        read_[world.current()] = world.tick();
-        return value_;
-    }
-    void write(T value) {
-        check(written_, "a write races with a write");
-        check(read_, "a write races with a read");
-        written_[world.current()] = world.tick();
-        value_ = value;
-    }
-
- private:
-    static void check(const Clock& done, const char* what) {
-        for (std::size_t i = 0; i < kThreads; ++i) {
-            if (done[i] > world.clock()[i]) world.fail(what);
-        }
-    }
-
-    T value_{};
-    Clock written_{};
-    mutable Clock read_{};
-};
-
 // -- exploration
 // --------------------------------------------------------------------------------------
 
@@ -554,6 +570,94 @@ Result wander(Budget budget, std::uint64_t seeds) {
     }
     world.walk_in_order();
     return result;
+}
+
+// -- what a file of scenarios checks
+// -------------------------------------------------------------------
+
+struct Scenario {
+    const char* name;
+    Result (*explore)(const Budget&, std::uint64_t most);
+    Result (*wander)(Budget, std::uint64_t seeds);
+    std::vector<Budget> budgets;
+};
+
+template <class S>
+Scenario scenario(const char* name, std::vector<Budget> budgets) {
+    return {name, explore<S>, wander<S>, std::move(budgets)};
+}
+
+inline constexpr Budget kAtRandom{.kills = 1, .early = 2};
+
+inline void check_within_budgets(const std::vector<Scenario>& scenarios) {
+    for (const Scenario& one : scenarios) {
+        for (const Budget& budget : one.budgets) {
+            const std::int64_t start = pysampler::now_ns();
+            const Result result = one.explore(budget, ~0ULL);
+            std::printf("   %-14s %d preemptions, %d stale, %d kills: %8lu executions, %.1f s\n",
+                        one.name, budget.preemptions, budget.stale, budget.kills,
+                        static_cast<unsigned long>(result.executions),
+                        static_cast<double>(pysampler::now_ns() - start) / 1e9);
+            std::fflush(stdout);
+            if (result.found) std::fprintf(stderr, "%s: %s\n", one.name, result.found->c_str());
+            CHECK(!result.found);
+        }
+    }
+}
+
+inline void check_at_random(const std::vector<Scenario>& scenarios) {
+    for (const Scenario& one : scenarios) {
+        const Result result = one.wander(kAtRandom, 20'000);
+        if (result.found) std::fprintf(stderr, "%s: %s\n", one.name, result.found->c_str());
+        CHECK(!result.found);
+    }
+}
+
+// An order of memory that no scenario of a file would miss, and why it is there.
+struct Spare {
+    const char* file;
+    const char* function;
+    const char* why;
+};
+
+// "bool pysampler::BasicFlag<Os>::set() [with ...]" is "set".
+inline std::string short_name(const std::string& function) {
+    const std::string upto = function.substr(0, function.find('('));
+    return upto.substr(upto.rfind(':') + 1);
+}
+
+// Takes each order of memory away in turn: one of the scenarios must go wrong, unless it is spare.
+inline void check_that_orders_are_missed(const std::vector<Scenario>& scenarios,
+                                         const std::vector<Spare>& spares) {
+    World::Sites sites;
+    world.note_sites(&sites);
+    for (const Scenario& one : scenarios) one.wander(kAtRandom, 500);
+    world.note_sites(nullptr);
+    CHECK(sites.size() > 10);
+    std::size_t missed = 0, spared = 0;
+    for (const auto& [site, function] : sites) {
+        std::optional<std::string> found;
+        world.weaken(site);
+        for (const Scenario& one : scenarios) {
+            if (!found) found = one.wander(kAtRandom, 5'000).found;
+            for (const Budget& budget : one.budgets) {
+                if (!found) found = one.explore(budget, 2'000).found;
+            }
+        }
+        world.weaken(std::nullopt);
+        const std::string name = short_name(function);
+        const bool spare = std::any_of(spares.begin(), spares.end(), [&](const Spare& one) {
+            return site.file == one.file && name == one.function;
+        });
+        if (!found && !spare) {
+            std::fprintf(stderr, "%s:%u: nobody misses the %s of %s()\n", site.file.c_str(),
+                         site.line, site.acquire ? "acquire" : "release", name.c_str());
+        }
+        missed += found.has_value();
+        spared += !found && spare;
+    }
+    std::printf("   %zu of %zu are missed\n", missed, sites.size());
+    CHECK(missed + spared == sites.size());
 }
 
 }  // namespace sim

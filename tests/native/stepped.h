@@ -60,6 +60,9 @@ struct Stepped {
     };
 
     template <class T>
+    using Plain = T;
+
+    template <class T>
     static pysampler::FutexResult futex_wait(const Atomic<T>& word, T expected,
                                              std::int64_t deadline) noexcept {
         step();

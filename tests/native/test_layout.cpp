@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "board.h"
+#include "command.h"
 #include "doorbell.h"
 #include "flag.h"
 #include "layout.h"
@@ -83,6 +84,17 @@ static_assert(offsetof(BoardCell, version) == 0);
 static_assert(sizeof(Board::Stamp) == 128);
 static_assert(alignof(Board::Stamp) == 128);
 static_assert(offsetof(Board::Stamp, value) == 0);
+
+static_assert(sizeof(Command) == 16);
+static_assert(offsetof(Command, kind) == 0);
+static_assert(offsetof(Command, group) == 4);
+static_assert(offsetof(Command, frame) == 8);
+static_assert(offsetof(Command, number) == 12);
+static_assert(Command::kStep == 0 && Command::kRequest == 1 && Command::kNote == 2);
+static_assert(sizeof(Completion) == 128);
+static_assert(alignof(Completion) == 128);
+static_assert(offsetof(Completion, message) == 0);
+static_assert(PoolLayout::kCommands == 4096 && PoolLayout::kCommandRing == 512 + 4096 * 16);
 
 static_assert(sizeof(std::atomic<std::uint64_t>) == 8);  // an owner, a slot's word, a board's word
 

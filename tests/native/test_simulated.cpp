@@ -440,68 +440,23 @@ struct Wall {
 // -- how each is explored
 // ---------------------------------------------------------------------------
 
-struct Scenario {
-    const char* name;
-    sim::Result (*explore)(const Budget&, std::uint64_t most);
-    sim::Result (*wander)(Budget, std::uint64_t seeds);
-    std::vector<Budget> budgets;
-};
-
-template <class S>
-Scenario scenario(const char* name, std::vector<Budget> budgets) {
-    return {name, sim::explore<S>, sim::wander<S>, std::move(budgets)};
-}
-
 // preemptions, stale reads, kills, early ends of a sleep
-const std::vector<Scenario> kScenarios = {
-    scenario<Exchange>("exchange", {{3, 0, 0, 0}, {2, 1, 0, 0}, {1, 2, 0, 1}}),
-    scenario<MortalPoster>("mortal poster", {{3, 0, 1, 0}, {2, 1, 1, 0}, {1, 2, 1, 1}}),
-    scenario<Receipts>("receipts", {{2, 0, 0, 0}, {1, 1, 0, 0}}),
-    scenario<Lower>("lower", {{3, 1, 0, 1}, {2, 2, 0, 1}}),
-    scenario<Sum>("sum", {{3, 0, 1, 0}, {2, 1, 1, 1}, {1, 2, 1, 0}}),
-    scenario<Audience>("audience", {{3, 0, 0, 0}, {2, 1, 0, 1}, {1, 2, 0, 0}}),
-    scenario<Succession>("succession", {{3, 0, 1, 0}, {2, 1, 1, 1}, {1, 2, 1, 0}}),
-    scenario<Pipe>("pipe", {{3, 0, 1, 0}, {2, 1, 1, 0}, {1, 2, 1, 0}}),
-    scenario<Pool>("pool", {{2, 0, 0, 0}, {1, 1, 1, 0}}),
-    scenario<Bell>("bell", {{3, 0, 0, 0}, {2, 1, 1, 0}, {1, 2, 1, 0}}),
-    scenario<Wall>("wall", {{3, 0, 1, 0}, {2, 2, 0, 0}, {1, 3, 0, 0}}),
+const std::vector<sim::Scenario> kScenarios = {
+    sim::scenario<Exchange>("exchange", {{3, 0, 0, 0}, {2, 1, 0, 0}, {1, 2, 0, 1}}),
+    sim::scenario<MortalPoster>("mortal poster", {{3, 0, 1, 0}, {2, 1, 1, 0}, {1, 2, 1, 1}}),
+    sim::scenario<Receipts>("receipts", {{2, 0, 0, 0}, {1, 1, 0, 0}}),
+    sim::scenario<Lower>("lower", {{3, 1, 0, 1}, {2, 2, 0, 1}}),
+    sim::scenario<Sum>("sum", {{3, 0, 1, 0}, {2, 1, 1, 1}, {1, 2, 1, 0}}),
+    sim::scenario<Audience>("audience", {{3, 0, 0, 0}, {2, 1, 0, 1}, {1, 2, 0, 0}}),
+    sim::scenario<Succession>("succession", {{3, 0, 1, 0}, {2, 1, 1, 1}, {1, 2, 1, 0}}),
+    sim::scenario<Pipe>("pipe", {{3, 0, 1, 0}, {2, 1, 1, 0}, {1, 2, 1, 0}}),
+    sim::scenario<Pool>("pool", {{2, 0, 0, 0}, {1, 1, 1, 0}}),
+    sim::scenario<Bell>("bell", {{3, 0, 0, 0}, {2, 1, 1, 0}, {1, 2, 1, 0}}),
+    sim::scenario<Wall>("wall", {{3, 0, 1, 0}, {2, 2, 0, 0}, {1, 3, 0, 0}}),
 };
 
-}  // namespace
-
-TEST(within_the_budget_nothing_goes_wrong) {
-    for (const Scenario& one : kScenarios) {
-        for (const Budget& budget : one.budgets) {
-            const std::int64_t start = now_ns();
-            const sim::Result result = one.explore(budget, ~0ULL);
-            std::printf("   %-14s %d preemptions, %d stale, %d kills: %8lu executions, %.1f s\n",
-                        one.name, budget.preemptions, budget.stale, budget.kills,
-                        static_cast<unsigned long>(result.executions),
-                        static_cast<double>(now_ns() - start) / 1e9);
-            std::fflush(stdout);
-            if (result.found) std::fprintf(stderr, "%s: %s\n", one.name, result.found->c_str());
-            CHECK(!result.found);
-        }
-    }
-}
-
-TEST(at_random_nothing_goes_wrong) {
-    for (const Scenario& one : kScenarios) {
-        const sim::Result result = one.wander({.kills = 1, .early = 2}, 20'000);
-        if (result.found) std::fprintf(stderr, "%s: %s\n", one.name, result.found->c_str());
-        CHECK(!result.found);
-    }
-}
-
-namespace {
-
-// Orders that nobody here would miss, and why they are there.
-struct Spare {
-    const char* file;
-    const char* function;
-    const char* why;
-};
-constexpr Spare kSpare[] = {
+// Orders that no scenario here would miss.
+const std::vector<sim::Spare> kSpare = {
     {"board.h", "publish", "advance() releases too; the stamp is read before the version says so"},
     {"board.h", "read", "the version was acquired before"},
     {"shared_ring.h", "claim", "the load, the exchange and the head's position each acquire it"},
@@ -516,43 +471,14 @@ constexpr Spare kSpare[] = {
     {"waiter.h", "leave", "likewise"},
 };
 
-// "bool pysampler::BasicFlag<Os>::set() [with ...]" is "set".
-std::string short_name(const std::string& function) {
-    const std::string upto = function.substr(0, function.find('('));
-    return upto.substr(upto.rfind(':') + 1);
-}
-
 }  // namespace
 
+TEST(within_the_budget_nothing_goes_wrong) { sim::check_within_budgets(kScenarios); }
+
+TEST(at_random_nothing_goes_wrong) { sim::check_at_random(kScenarios); }
+
 TEST(an_order_of_memory_that_is_taken_away_is_missed) {
-    sim::World::Sites sites;
-    world.note_sites(&sites);
-    for (const Scenario& one : kScenarios) one.wander({.kills = 1, .early = 2}, 500);
-    world.note_sites(nullptr);
-    CHECK(sites.size() > 30);
-    int missed = 0;
-    for (const auto& [site, function] : sites) {
-        std::optional<std::string> found;
-        world.weaken(site);
-        for (const Scenario& one : kScenarios) {
-            if (!found) found = one.wander({.kills = 1, .early = 2}, 5'000).found;
-            for (const Budget& budget : one.budgets) {
-                if (!found) found = one.explore(budget, 2'000).found;
-            }
-        }
-        world.weaken(std::nullopt);
-        const std::string name = short_name(function);
-        const bool spare = std::any_of(std::begin(kSpare), std::end(kSpare), [&](const Spare& one) {
-            return site.file == one.file && name == one.function;
-        });
-        if (!found && !spare) {
-            std::fprintf(stderr, "%s:%u: nobody misses the %s of %s()\n", site.file.c_str(),
-                         site.line, site.acquire ? "acquire" : "release", name.c_str());
-        }
-        CHECK(found || spare);
-        missed += found.has_value();
-    }
-    std::printf("   %d of %zu are missed\n", missed, sites.size());
+    sim::check_that_orders_are_missed(kScenarios, kSpare);
 }
 
 int main(int argc, char** argv) { return check::main(argc, argv); }

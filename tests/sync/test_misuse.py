@@ -371,15 +371,15 @@ def test_a_board_is_never_larger_than_its_segment():
 
 def test_a_pool_knows_its_groups_and_workers_and_whether_it_is_closed():
     pool = _core.Pool(sync.Segment(1 << 20), [1, 1], [1, 1], 4096)
-    of_a_group = [pool.member, pool.in_flight, pool.is_ready, pool.owed, pool.is_new]
+    of_a_group = [pool.in_flight, pool.is_ready, pool.owed, pool.is_new]
     for call in (*of_a_group, pool.frame_of, pool.number_of, lambda group: pool.take([group])):
         with pytest.raises(IndexError, match="group 2, expected one below 2"):
             call(2)
-    for call in (pool.inbox, pool.inbox_consumer, pool.renew, lambda n: pool.note([(n, b"")])):
+    for call in (pool.inbox, pool.worker, pool.renew, lambda n: pool.note([(n, b"")])):
         with pytest.raises(IndexError, match="worker 2, expected one below 2"):
             call(2)
     pool.close()
-    for call in (pool.member, pool.is_ready, pool.renew, pool.step, pool.inbox_consumer):
+    for call in (pool.worker, pool.is_ready, pool.renew, pool.step):
         with pytest.raises(errors.ClosedError):
             call(0)
     for call in (pool.wait, pool.flush, pool.take_all, lambda: pool.ready_weight):

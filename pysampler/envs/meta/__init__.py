@@ -23,9 +23,9 @@ array([0., 0.], dtype=float32)
 
 import gymnasium as gym
 
-from pysampler.envs.meta.tasks import Tasks, TaskWrapper
+from pysampler.envs.meta.tasks import Task, Tasks, TaskWrapper
 
-__all__ = ["TaskWrapper", "Tasks"]
+__all__ = ["Task", "TaskWrapper", "Tasks"]
 
 for name, entry_point, steps in (
     ("HalfCheetahDir-v5", "mujoco:HalfCheetahDir", 1000),

@@ -1,0 +1,144 @@
+// Commands on their way from a pool's parent to one worker, each with its message if it has one.
+//
+// A command goes into the worker's ring, its message into the byte ring beside that, its inbox. The
+// command goes first: the worker then reads the message while the rest of it is written, so that
+// one larger than the inbox gets through. What finds no room is kept, in order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <new>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "byte_ring.h"
+#include "command.h"
+#include "ring.h"
+#include "wait.h"
+
+namespace pysampler {
+
+// A wait that only looks.
+struct NoWait {
+    template <class Ready, class Park>
+    Outcome wait(std::int64_t, Ready&& ready, Park&&, std::uint64_t = 1) {
+        return ready() ? Outcome::kReady : Outcome::kTimedOut;
+    }
+};
+
+// A byte ring from the parent to a worker (byte_ring.h: `bytes` is mapped twice in a row).
+template <class Os>
+struct BasicInbox {
+    BasicRingCell<Os>* cell;
+    std::byte* bytes;
+    std::uint64_t capacity;
+};
+
+template <class Os>
+class BasicCommandSender {
+    using Cell = BasicRingCell<Os>;
+
+ public:
+    using Commands = typename BasicPoolParts<Os>::Commands;
+    using Inbox = BasicInbox<Os>;
+
+    // Makes what is shared.
+    BasicCommandSender(const Commands& commands, const Inbox& inbox, const RingGeometry& geometry)
+        : commands_at_(commands),
+          inbox_at_(inbox),
+          commands_(new (commands.cell) Cell, geometry),
+          inbox_(new (inbox.cell) Cell, inbox.bytes, inbox.capacity) {}
+
+    // Makes what is shared anew, for another process; drops what has not gone. The old one is dead.
+    void renew() {
+        unsent_.clear();
+        notes_.clear();
+        commands_ = BasicRing<Os>(new (commands_at_.cell) Cell, commands_.geometry());
+        inbox_ = BasicByteRing<Os>(new (inbox_at_.cell) Cell, inbox_at_.bytes, inbox_at_.capacity);
+    }
+
+    // As BasicPool's.
+    auto on_death() const {
+        return [commands = commands_at_.cell, inbox = inbox_at_.cell] {
+            commands->head.mark_lost();
+            inbox->head.mark_lost();
+        };
+    }
+
+    // Goes before the next command. May be called while another thread is inside deliver().
+    void note(std::string message) { notes_.push_back(std::move(message)); }
+
+    // Sends the command or keeps it, and does not wait. Throws CorruptRing.
+    void send(const Command& command, const std::optional<std::string>& message) {
+        for (std::string& note : notes_) {
+            unsent_.push_back({{Command::kNote, command.group, 0, 0}, true, std::move(note)});
+        }
+        notes_.clear();
+        if (!message && unsent_.empty() && publish(command)) return;
+        unsent_.push_back({command, message.has_value(), message.value_or("")});
+        NoWait look;
+        deliver(0, look);
+    }
+
+    // Until all that was kept has gone. kLost if the worker is. Throws CorruptRing. One that is
+    // interrupted has touched nothing since.
+    template <class Policy>
+    Outcome deliver(std::int64_t deadline, Policy& policy) {
+        while (!unsent_.empty()) {
+            Parcel& parcel = unsent_.front();
+            if (!parcel.published) {
+                const Outcome outcome = commands_.wait_room(1, deadline, policy);
+                if (outcome != Outcome::kReady) return outcome;
+                if (!publish(parcel.command)) {
+                    throw CorruptRing(
+                        "cannot send to pool: a worker's commands lie in a ring "
+                        "whose positions are garbage");
+                }
+                parcel.published = true;
+            }
+            if (parcel.has_message) {
+                const Outcome outcome = inbox_.write(std::as_bytes(std::span(parcel.message)),
+                                                     parcel.written, deadline, policy);
+                if (outcome != Outcome::kReady) return outcome;
+            }
+            unsent_.pop_front();
+        }
+        return Outcome::kReady;
+    }
+
+    // How many commands were kept, wholly or in part.
+    std::size_t unsent() const noexcept { return unsent_.size(); }
+
+ private:
+    struct Parcel {
+        Command command{};
+        bool has_message = false;
+        std::string message{};
+        bool published = false;     // the command
+        std::uint64_t written = 0;  // of the message
+    };
+
+    bool publish(const Command& command) {
+        const Run run = commands_.claim(1);
+        if (run.count == 0) return false;
+        commands_at_.slots[run.first] = command;
+        commands_.publish(1);
+        return true;
+    }
+
+    Commands commands_at_;
+    Inbox inbox_at_;
+    BasicRing<Os> commands_;
+    BasicByteRing<Os> inbox_;
+    std::deque<Parcel> unsent_;
+    std::vector<std::string> notes_;
+};
+
+using Inbox = BasicInbox<Linux>;
+using CommandSender = BasicCommandSender<Linux>;
+
+}  // namespace pysampler

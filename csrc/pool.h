@@ -1,0 +1,339 @@
+// The commands that a pool's parent gives its workers, and the completions that come back.
+//
+//   parent                                                worker (pool_worker.h)
+//   send()      --- command ring ---------------------->  next()
+//               --- inbox: the command's message, if any
+//   wait(), wait_some()  <-- Completion, then doorbell -- complete()
+//   take()      the group may be sent a command again
+//
+// A group has at most one command in flight. So nothing of a completion is ever overwritten: the
+// parent reads it before it sends the next command, and the worker writes the next one after it has
+// read that. Ring and doorbell order all that is written beside them; the pool adds no word of its
+// own.
+//
+// A worker that dies leaves each of its commands done or not: the doorbell says which. Its loss is
+// reported by every wait until renew() or forget_losses(). renew() makes all that it shared anew,
+// so that nothing of it reaches the process that replaces it.
+//
+// tests/native/test_simulated_pool.cpp runs this one access at a time.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <new>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "command.h"
+#include "command_sender.h"
+#include "doorbell.h"
+#include "wait.h"
+
+namespace pysampler {
+
+// The parent's end, which makes what is shared.
+//
+// One thread at a time, but for note() and what only asks for a state: those may also be called
+// while another thread is inside a wait. A wait that returns kInterrupted has touched nothing since
+// it was interrupted, so that a signal handler that gives it up may use the pool meanwhile.
+template <class Os>
+class BasicPool {
+ public:
+    using Parts = BasicPoolParts<Os>;
+    using Inbox = BasicInbox<Os>;
+
+    // A command to a group, and its message if it has one.
+    struct Request {
+        std::uint32_t group;
+        std::uint32_t kind;
+        std::uint32_t frame;
+        std::optional<std::string> message{};
+    };
+
+    // `counts`: how many groups each worker has. `weights`: of each group, at least 1.
+    BasicPool(const Parts& parts, const std::vector<Inbox>& inboxes,
+              const std::vector<std::uint32_t>& counts, const std::vector<std::uint64_t>& weights)
+        : parts_(parts),
+          bell_(made(parts)),
+          groups_(parts.groups),
+          heaviest_(*std::max_element(weights.begin(), weights.end())) {
+        std::uint32_t first = 0;
+        for (std::uint32_t worker = 0; worker < counts.size(); ++worker) {
+            const std::uint32_t end = first + counts[worker];
+            workers_.push_back(
+                {{parts.commands[worker], inboxes[worker], parts.geometry}, first, end});
+            for (; first < end; ++first) {
+                groups_[first].worker = worker;
+                groups_[first].weight = weights[first];
+            }
+        }
+    }
+
+    std::uint32_t workers() const noexcept { return static_cast<std::uint32_t>(workers_.size()); }
+    std::uint32_t groups() const noexcept { return static_cast<std::uint32_t>(groups_.size()); }
+
+    // -- commands -------------------------------------------------------------------------------
+
+    // Whether the group may be sent a command: none is in flight, or its worker was replaced.
+    bool accepts(std::uint32_t group) const {
+        return !groups_[group].in_flight || groups_[group].owed;
+    }
+
+    // The group must accept a command, and from here on has one in flight, also where it finds no
+    // room yet: then it goes with flush() or the next wait. Throws CorruptRing.
+    void send(const Request& request) {
+        Group& group = groups_[request.group];
+        if (!group.in_flight) {
+            group.in_flight = true;
+            ++pending_;
+            pending_weight_ += group.weight;
+        }
+        group.owed = false;
+        group.frame = request.frame;
+        ++group.number;
+        workers_[group.worker].sender.send(
+            {request.kind, request.group, request.frame, group.number}, request.message);
+    }
+
+    // A message to a worker, which comes before its next command and has no answer.
+    void note(std::uint32_t worker, std::string message) {
+        workers_[worker].sender.note(std::move(message));
+    }
+
+    // Until all that was sent has gone. kLost: lost() has the groups of a worker that is. Throws
+    // CorruptRing.
+    template <class Policy>
+    Outcome flush(std::int64_t deadline, Policy& policy) {
+        for (Worker& worker : workers_) {
+            if (worker.sender.unsent() == 0) continue;
+            const Outcome outcome = worker.sender.deliver(deadline, policy);
+            if (outcome == Outcome::kReady) continue;
+            for (std::uint32_t group = worker.first; group < worker.end; ++group) {
+                if (outcome == Outcome::kLost) note_loss(group);
+            }
+            return outcome;
+        }
+        return Outcome::kReady;
+    }
+
+    // How many commands have yet to go.
+    std::size_t unsent() const {
+        std::size_t count = 0;
+        for (const Worker& worker : workers_) count += worker.sender.unsent();
+        return count;
+    }
+
+    // -- completions ----------------------------------------------------------------------------
+
+    // Until all that is in flight is back. kLost, at once, if a worker is: lost() has its groups.
+    // Sends first what is unsent, and throws CorruptRing.
+    template <class Policy>
+    Outcome wait(std::int64_t deadline, Policy& policy) {
+        if (pending_ == 0) return Outcome::kReady;
+        const Outcome flushed = flush(deadline, policy);
+        return flushed == Outcome::kReady ? wait_for(pending_, deadline, policy) : flushed;
+    }
+
+    // The same until groups of `min_weight` together, or all that are in flight, are back.
+    template <class Policy>
+    Outcome wait_some(std::uint64_t min_weight, std::int64_t deadline, Policy& policy) {
+        const Outcome flushed = flush(deadline, policy);
+        if (flushed != Outcome::kReady && flushed != Outcome::kTimedOut) return flushed;
+        min_weight = std::min(min_weight, pending_weight_);
+        // The fewest posts that can weigh enough; where groups differ it may take more.
+        for (std::uint32_t want = min_posts(min_weight);;) {
+            const Outcome outcome = wait_for(want, deadline, policy);
+            if (outcome != Outcome::kReady && outcome != Outcome::kTimedOut) return outcome;
+            std::uint64_t weight = 0;
+            for (const std::uint32_t group : bell_.ready()) {
+                if (groups_[group].in_flight) weight += groups_[group].weight;
+            }
+            if (weight >= min_weight) return Outcome::kReady;
+            if (outcome == Outcome::kTimedOut) return outcome;
+            want =
+                static_cast<std::uint32_t>(bell_.ready().size()) + min_posts(min_weight - weight);
+        }
+    }
+
+    // What the last wait found to be back: groups, longest ready first, of up to `max_weight`
+    // together.
+    std::vector<std::uint32_t> back(std::uint64_t max_weight) const {
+        std::vector<std::uint32_t> groups;
+        for_each_back(max_weight, [&](std::uint32_t group) { groups.push_back(group); });
+        return groups;
+    }
+    // Those of them whose completion is followed by a message.
+    std::vector<std::uint32_t> with_message(std::uint64_t max_weight) const {
+        std::vector<std::uint32_t> groups;
+        for_each_back(max_weight, [&](std::uint32_t group) {
+            const Completion completion = parts_.completions[group];
+            if (completion.message != 0) groups.push_back(group);
+        });
+        return groups;
+    }
+
+    // The group is back and its completion was read, or nothing more is expected of it.
+    void take(std::uint32_t group) {
+        if (!groups_[group].in_flight) return;
+        bell_.take(group);
+        groups_[group].in_flight = false;
+        groups_[group].owed = false;
+        --pending_;
+        pending_weight_ -= groups_[group].weight;
+    }
+
+    // -- losses ---------------------------------------------------------------------------------
+
+    // Groups whose loss a wait has found, and that were not renewed since.
+    std::vector<std::uint32_t> lost() const {
+        return groups_where([](const Group& group) { return group.lost; });
+    }
+    void forget_losses() {
+        for (Group& group : groups_) group.lost = false;
+        any_lost_ = false;
+    }
+
+    // What the reaper (watch.h) calls when this worker is dead, in any thread, as long as the
+    // memory stays. Ends every wait for the worker.
+    auto on_death(std::uint32_t index) const {
+        const Worker& worker = workers_[index];
+        return [sender = worker.sender.on_death(), parts = parts_, first = worker.first,
+                end = worker.end] {
+            sender();
+            BasicDoorbell<Os> bell(parts.bell, parts.members, parts.groups);
+            for (std::uint32_t group = first; group < end; ++group) bell.mark_lost(group);
+        };
+    }
+
+    // Another process is this worker from now on. The old one is known to be dead, and its loss has
+    // been marked everywhere. What it had posted, and what was on its way to it, is dropped. Groups
+    // that are in flight stay so, and are owed() a command. May be repeated.
+    void renew(std::uint32_t index) {
+        Worker& worker = workers_[index];
+        worker.sender.renew();
+        for (std::uint32_t group = worker.first; group < worker.end; ++group) {
+            bell_.revive(group);
+            groups_[group].is_new = true;
+            groups_[group].lost = false;
+            groups_[group].owed = groups_[group].in_flight;
+        }
+        any_new_ = true;
+        any_lost_ = !lost().empty();
+    }
+
+    // Whether a group in flight must be sent a command once more, as its worker was replaced.
+    bool owed(std::uint32_t group) const { return groups_[group].owed; }
+    // Whether a group's worker was replaced, and the group not settled since.
+    bool is_new(std::uint32_t group) const { return groups_[group].is_new; }
+    bool any_new() const { return any_new_; }
+    // The groups have been sent what new ones must be sent.
+    void settle(std::span<const std::uint32_t> groups) {
+        for (const std::uint32_t group : groups) groups_[group].is_new = false;
+        any_new_ =
+            any_new_ && !groups_where([](const Group& group) { return group.is_new; }).empty();
+    }
+
+    // -- states ---------------------------------------------------------------------------------
+
+    std::uint32_t pending() const { return pending_; }  // groups in flight
+    std::uint64_t pending_weight() const { return pending_weight_; }
+    // Of groups that are back and not taken, whether a wait has found them or not.
+    std::uint64_t ready_weight() const {
+        std::uint64_t weight = 0;
+        for (std::uint32_t group = 0; group < groups(); ++group) {
+            if (groups_[group].in_flight && is_ready(group)) weight += groups_[group].weight;
+        }
+        return weight;
+    }
+    bool in_flight(std::uint32_t group) const { return groups_[group].in_flight; }
+    bool is_ready(std::uint32_t group) const { return bell_.is_ready(group); }
+    // Of the last command to the group.
+    std::uint32_t frame_of(std::uint32_t group) const { return groups_[group].frame; }
+    std::uint32_t number_of(std::uint32_t group) const { return groups_[group].number; }
+
+    // As a doorbell's.
+    void give_up_wait() noexcept { bell_.give_up_wait(); }
+    std::uint64_t waiter() const noexcept { return bell_.waiter(); }
+
+ private:
+    struct Worker {
+        BasicCommandSender<Os> sender;
+        std::uint32_t first, end;  // its groups
+    };
+
+    struct Group {
+        std::uint32_t worker = 0;
+        std::uint64_t weight = 0;
+        bool in_flight = false;
+        bool is_new = false;
+        bool owed = false;
+        bool lost = false;
+        std::uint32_t frame = 0;
+        std::uint32_t number = 0;
+    };
+
+    static BasicDoorbell<Os> made(const Parts& parts) {
+        new (parts.bell) BasicDoorbellCell<Os>;
+        for (std::uint32_t group = 0; group < parts.groups; ++group) {
+            new (parts.members + group) BasicMember<Os>;
+            new (parts.completions + group) typename Os::template Plain<Completion>{};
+        }
+        return {parts.bell, parts.members, parts.groups};
+    }
+
+    template <class Policy>
+    Outcome wait_for(std::uint32_t posts, std::int64_t deadline, Policy& policy) {
+        if (any_lost_) return Outcome::kLost;
+        const Outcome outcome = bell_.wait_until(posts, deadline, policy);
+        if (outcome == Outcome::kLost) {
+            // The doorbell reports a loss once, and the caller may be interrupted before it acts.
+            for (const std::uint32_t group : bell_.lost()) note_loss(group);
+        }
+        return outcome;
+    }
+
+    template <class Visit>
+    void for_each_back(std::uint64_t max_weight, Visit&& visit) const {
+        for (const std::uint32_t group : bell_.ready()) {
+            if (!groups_[group].in_flight) continue;
+            if (groups_[group].weight > max_weight) break;
+            max_weight -= groups_[group].weight;
+            visit(group);
+        }
+    }
+
+    void note_loss(std::uint32_t group) {
+        groups_[group].lost = true;
+        any_lost_ = true;
+    }
+
+    template <class Condition>
+    std::vector<std::uint32_t> groups_where(Condition&& condition) const {
+        std::vector<std::uint32_t> found;
+        for (std::uint32_t group = 0; group < groups(); ++group) {
+            if (condition(groups_[group])) found.push_back(group);
+        }
+        return found;
+    }
+
+    std::uint32_t min_posts(std::uint64_t weight) const {
+        return static_cast<std::uint32_t>((weight + heaviest_ - 1) / heaviest_);
+    }
+
+    Parts parts_;
+    BasicDoorbell<Os> bell_;
+    std::vector<Group> groups_;
+    std::vector<Worker> workers_;
+    std::uint64_t heaviest_;
+    std::uint32_t pending_ = 0;
+    std::uint64_t pending_weight_ = 0;
+    bool any_new_ = false;
+    bool any_lost_ = false;
+};
+
+using Pool = BasicPool<Linux>;
+
+}  // namespace pysampler

@@ -1,0 +1,61 @@
+// A worker's end of its pool's commands and completions; pool.h is the other, and says how they
+// fit.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "command.h"
+#include "doorbell.h"
+#include "ring.h"
+#include "wait.h"
+
+namespace pysampler {
+
+// One thread.
+template <class Os>
+class BasicPoolWorker {
+ public:
+    BasicPoolWorker(const BasicPoolParts<Os>& parts, std::uint32_t worker)
+        : commands_at_(parts.commands[worker]),
+          commands_(commands_at_.cell, parts.geometry),
+          completions_(parts.completions),
+          bell_(parts.bell, parts.members, parts.groups) {}
+
+    // The next command, if there is one. Its message, if it has one, comes after it in the inbox.
+    std::optional<Command> next() {
+        const Run run = commands_.peek(1);
+        if (run.count == 0) return std::nullopt;
+        const Command command = commands_at_.slots[run.first];
+        commands_.release(1);
+        return command;
+    }
+
+    // Until there is a command. kLost if the parent is, and there is none.
+    template <class Policy>
+    Outcome wait(std::int64_t deadline, Policy& policy) noexcept {
+        return commands_.wait_ready(1, deadline, policy);
+    }
+
+    // The group's command is done at `now`, in ns; a message follows in the outbox, or none. False
+    // if it had none in flight, or was marked lost.
+    bool complete(std::uint32_t group, bool message, std::int64_t now) {
+        completions_[group] = Completion{message ? 1U : 0U};
+        return bell_.post(group, now);
+    }
+
+    std::uint32_t groups() const noexcept { return bell_.members(); }
+    // How many completions the parent sleeps for.
+    std::uint64_t wanted() const noexcept { return bell_.wanted(); }
+    std::uint64_t waiter() const noexcept { return commands_at_.cell->tail.waiter(); }
+
+ private:
+    typename BasicPoolParts<Os>::Commands commands_at_;
+    BasicRing<Os> commands_;
+    typename Os::template Plain<Completion>* completions_;
+    BasicDoorbell<Os> bell_;
+};
+
+using PoolWorker = BasicPoolWorker<Linux>;
+
+}  // namespace pysampler
