@@ -55,10 +55,12 @@ if TYPE_CHECKING:
     from pysampler._learning.batch import Batch
     from pysampler._learning.checkpoints import Checkpoints
     from pysampler._learning.replay import ReplayBuffer
+    from pysampler._rollouts.collected import Collected
     from pysampler._rollouts.evaluation import Evaluation, evaluate
-    from pysampler._rollouts.rollout import Ended, Episode, Rollout, gae
+    from pysampler._rollouts.gae import gae
+    from pysampler._rollouts.multi_task import MultiTaskSampler, Ready
+    from pysampler._rollouts.rollout import Ended, Episode, Rollout
     from pysampler._rollouts.rollouts import Rollouts
-    from pysampler._rollouts.tasks import Collected, MultiTaskSampler, Ready
     from pysampler._vector.make import install, make_vec, uninstall
     from pysampler._vector.vector_env import VectorEnv
     from pysampler._workers.counters import Stats, Times
@@ -115,14 +117,14 @@ _HOMES = {
     "Averaging": "_learning.averaging",
     "Batch": "_learning.batch",
     "Checkpoints": "_learning.checkpoints",
-    "Collected": "_rollouts.tasks",
+    "Collected": "_rollouts.collected",
     "Ended": "_rollouts.rollout",
     "Episode": "_rollouts.rollout",
     "Evaluation": "_rollouts.evaluation",
-    "MultiTaskSampler": "_rollouts.tasks",
+    "MultiTaskSampler": "_rollouts.multi_task",
     "Phase": "_actors.phases",
     "Phases": "_actors.phases",
-    "Ready": "_rollouts.tasks",
+    "Ready": "_rollouts.multi_task",
     "Records": "_actors.records",
     "ReplayBuffer": "_learning.replay",
     "Rollout": "_rollouts.rollout",
@@ -133,7 +135,7 @@ _HOMES = {
     "VectorEnv": "_vector.vector_env",
     "Watcher": "_actors.watcher",
     "evaluate": "_rollouts.evaluation",
-    "gae": "_rollouts.rollout",
+    "gae": "_rollouts.gae",
     "install": "_vector.make",
     "make_vec": "_vector.make",
     "uninstall": "_vector.make",

@@ -103,7 +103,7 @@ class Actors(Detached):
 
     _purpose = "act"
     _name = "actors"
-    _what = "actors"
+    _work_name = "actors"
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Actors(Detached):
         seed: int | list[int | None] | None = None,
     ) -> None:
         with vector_env_of(envs, num_envs, vector_kwargs, "act", policy_in_workers=policy) as given:
-            self._expect_no_wrappers(given, "actors act in the workers")
+            given.expect_no_wrappers("act", "actors act in the workers")
             self._set_up(given.envs, steps, high, low, max_lag, refresh_share)
             super().__init__(given.envs, policy, settings, seed, owned=given.owned)
 

@@ -122,10 +122,10 @@ class Detached(Sampler):
         self._begun = self._stop = False
         self._beginning = threading.RLock()
         self._publishing = _core.Guard(
-            f"the weights of {self._what}", "cannot publish weights: closed", ClosedError
+            f"the weights of {self._work_name}", "cannot publish weights: closed", ClosedError
         )
         self._looking = _core.Guard(
-            f"the workers of {self._what}", "cannot look at workers: closed", ClosedError
+            f"the workers of {self._work_name}", "cannot look at workers: closed", ClosedError
         )
         self._board: Board | None = None
         self._in_workers = envs.num_workers > 0
@@ -244,7 +244,7 @@ class Detached(Sampler):
 
     def stop(self) -> None:
         """Let them end by themselves. Any thread may call it, and a handler of signals."""
-        if not self._mine:  # a fork has the handlers of its parent, and not its actors
+        if not self._in_own_process:  # a fork has the handlers of its parent, and not its actors
             return
         self._stop = True  # if they have not begun yet
         if hasattr(self, "_progress"):
@@ -294,12 +294,12 @@ class Detached(Sampler):
 
     def let_go(self) -> None:
         """Close, but for the vector env."""
-        if self._closed or not self._mine:
+        if self._closed or not self._in_own_process:
             return
         self._lease.over = True
         if self._at_work():  # a signal handler: what it came into ends by this
             self._stop = self._closed = True
-            self._signal()
+            self._request_stop()
         else:
             super().let_go()
 
@@ -312,7 +312,7 @@ class Detached(Sampler):
             self._progress.stop(drop=True)
 
     def _end(self) -> bool:
-        self._signal()
+        self._request_stop()
         if self._beginning.acquire(timeout=GRACE):  # once another thread has left begin()
             self._beginning.release()
         return self._left(self._looking)

@@ -30,7 +30,7 @@ from pysampler._frames.spec import leaf_paths
 from pysampler._numbers import plain_array
 from pysampler._policies.signatures import STATE
 from pysampler._policies.trees import batch_from, tree_from
-from pysampler._rollouts.rollout import gae
+from pysampler._rollouts.gae import gae
 from pysampler._torch import tensor_from
 
 if TYPE_CHECKING:

@@ -95,7 +95,7 @@ class Watcher(Detached):
 
     _purpose = "watch"
     _name = "watch"
-    _what = "a watcher"
+    _work_name = "a watcher"
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class Watcher(Detached):
         """Take over what has ended; whether nothing more comes. A failure is a warning."""
         self._collect()
         try:
-            over = not self._mine or self._look()
+            over = not self._in_own_process or self._look()
         except ClosedError:  # by another thread
             over = True
         except PysamplerError as error:
@@ -271,7 +271,7 @@ class Watcher(Detached):
 
     def _collect(self) -> None:
         """Move the episodes that have ended out of the ring."""
-        if not (self._begun and self._mine) or self._moving._is_owned():  # type: ignore[attr-defined]
+        if not (self._begun and self._in_own_process) or self._moving._is_owned():  # type: ignore[attr-defined]
             return  # in a signal handler: what it came into does that
         with self._moving, contextlib.suppress(ClosedError, LostError, WaitTimeoutError):
             self._give_up()

@@ -109,7 +109,7 @@ class Checkpoints:
                 )
             if isinstance(part, ReplayBuffer):
                 replays.append(name)
-                arrays |= {f"{name}/{key}": array for key, array in part._to_arrays().items()}
+                arrays |= {f"{name}/{key}": array for key, array in part.to_arrays().items()}
             else:
                 trees[name] = packed(_state(part), arrays, (name,))
         about = {"format": _FORMAT, "step": int(step), "trees": trees, "replays": replays}
@@ -195,7 +195,7 @@ class Checkpoints:
             for name in replays:
                 keys = [key for key in arrays if key.startswith(f"{name}/")]
                 own = {key.removeprefix(f"{name}/"): arrays.pop(key) for key in keys}
-                saved[name] = ReplayBuffer._from_arrays(own)
+                saved[name] = ReplayBuffer.from_arrays(own)
         except (ImportError, PermissionError, MemoryError):  # no torch for the tensors: no damage
             raise
         except Exception as error:  # whatever garbage leads to

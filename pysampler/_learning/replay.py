@@ -329,7 +329,7 @@ class ReplayBuffer(Uncopyable):
                 cannot.
         """
         path = Path(path)
-        arrays = self._to_arrays()
+        arrays = self.to_arrays()
         with atomic_write(
             path, lambda what: ValueError(f"cannot save replay: {path} is {what}")
         ) as file:
@@ -353,7 +353,7 @@ class ReplayBuffer(Uncopyable):
             path, lambda what: LayoutError(f"cannot load replay: {path} is {what}")
         ) as file:
             try:
-                return cls._from_arrays(read_arrays(file))
+                return cls.from_arrays(read_arrays(file))
             except MemoryError:  # there is too little for it
                 raise
             except Exception as error:  # whatever garbage leads to
@@ -362,8 +362,8 @@ class ReplayBuffer(Uncopyable):
                     f"{type(error).__name__}: {error}"
                 ) from error
 
-    def _to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return all that there is of the buffer, as views where it may be large."""
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the buffer as arrays, for checkpoints: views where they may be large."""
         self._finish_adding()
         for name in self._names:
             if stored_dtype(dtype := self._ring.fields[name].dtype) != dtype:
@@ -390,8 +390,14 @@ class ReplayBuffer(Uncopyable):
         return arrays
 
     @classmethod
-    def _from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ReplayBuffer:
-        """Return the buffer of which ``_to_arrays`` returned these, or raise some Exception."""
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ReplayBuffer:
+        """Return the buffer that ``to_arrays`` returned as these arrays.
+
+        Any exception means that they are damaged.
+
+        Args:
+            arrays: What ``to_arrays`` returned.
+        """
         about = json.loads(arrays["about"].tobytes())
         if about["format"] != _FORMAT:
             raise ValueError(f"format {about['format']!r}, expected {_FORMAT!r}")

@@ -1,7 +1,7 @@
-"""Base class of samplers that use a vector env exclusively: rollouts, actors, a watcher.
+"""The base class of rollouts, actors and watchers, and the vector env that each of them uses.
 
-A sampler has a lease of the vector env, whose envs work on frames that are laid out for what the
-policy returns, and gives it back as it was. Meanwhile nothing else can step the envs.
+A sampler leases a vector env, whose envs then work on frames laid out for what the policy returns.
+Nothing else can step the envs until the sampler gives the vector env back.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 from pysampler import _core
 from pysampler._closing import Closing, Uncopyable, ends_by_signal
 from pysampler._policies.frame_policy import FramePolicy
+from pysampler._policies.progress import WorkerProgress
 from pysampler._torch import needs_torch
 from pysampler._vector.core import Layout
 from pysampler._vector.lease import Lease
@@ -26,46 +27,46 @@ from pysampler._workers import nursery
 from pysampler.errors import ClosedError, EnvError, LostError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     import gymnasium as gym
+    import numpy.typing as npt
 
     from pysampler._frames.frames import Frames
     from pysampler._policies.calling import Outputs, PolicyCaller, PolicyOutputs
     from pysampler.sync import Segment
 
-__all__ = ["PreparedFrames", "Sampler", "makes_envs", "vector_env_of"]
+__all__ = ["Leasable", "PreparedFrames", "Sampler", "makes_envs", "vector_env_of"]
 
 
 @dataclass(frozen=True)
 class PreparedFrames:
-    """Frames laid out for a policy, with the observations of a reset in the first of them."""
+    """Frames laid out for a policy, with the observations of a reset in the first of them.
+
+    Attributes:
+        frames: The frames.
+        segment: The memory that they lie in, with the requested bytes beside them.
+        policy: The policy on these frames.
+        outputs: What the policy returned for the observations of the reset.
+    """
 
     frames: Frames
     segment: Segment
     policy: FramePolicy
-    outputs: Outputs  # what the policy returned for those observations
+    outputs: Outputs
 
 
 class Sampler(Uncopyable, Closing):
-    """Uses a vector env exclusively, until it is closed."""
+    """Base class for samplers that use a vector env exclusively until they are closed."""
 
-    # How errors name what it does, itself, and what is under way.
+    # In errors: what the sampler does, its own name, and the name of its work under way.
     _purpose = "sample rollouts"
     _name = "rollouts"
-    _what = "a rollout"
+    _work_name = "a rollout"
 
     _closed = True  # until it is open
-    _hurry = False  # Ctrl-C ends it: an env in a long step does not hold that up
-
-    def _expect_no_wrappers(self, given: Leasable, why: str) -> None:
-        """Raise ValueError if a vector env is wrapped, which ``why`` says cannot be."""
-        if given.transforms is not None:
-            raise ValueError(
-                f"cannot {self._purpose}: the vector env is wrapped in {given.transforms.names}, "
-                f"and {why}; wrap each env instead"
-            )
+    _interrupted = False  # Ctrl-C ended the with block: closing does not wait for a long step
 
     def _lease_envs(self, envs: VectorEnv, *, owned: bool) -> None:
         """Lease a vector env, which is closed with the sampler if it is ``owned``."""
@@ -92,13 +93,13 @@ class Sampler(Uncopyable, Closing):
         self._closed = False
 
     def _take_over(self) -> None:
-        """Take a lease of the vector env, which must be idle."""
-        self._lease = Lease(self._name, self._what)
+        """Lease the vector env, which must be idle."""
+        self._lease = Lease(self._name, self._work_name)
         self._core.lend(self._lease)
 
     @contextlib.contextmanager
     def calling_envs(self) -> Iterator[None]:
-        """Let this sampler call methods of the vector env that it uses."""
+        """Allow this sampler to call methods of the vector env that it has leased."""
         lease = self._lease
         try:
             lease.owner_calls = True
@@ -108,7 +109,7 @@ class Sampler(Uncopyable, Closing):
 
     @property
     def has_envs(self) -> bool:
-        """Whether the vector env is this sampler's now."""
+        """Whether this sampler has the vector env now."""
         return not self._lease.over
 
     @property
@@ -117,90 +118,101 @@ class Sampler(Uncopyable, Closing):
         return self._closed or self.envs.closed
 
     @property
-    def _mine(self) -> bool:
-        """Whether this process made the vector env, and is not a fork of that."""
+    def _in_own_process(self) -> bool:
+        """Whether this process made the vector env, and is not a fork of the one that did."""
         return self._core.guard.mine
 
     def _enter(self, what: str) -> _core.Entry:
-        """Return a context for a call of one thread, if the sampler is open and not of a fork."""
+        """Return a context that admits one thread; raise ClosedError if the sampler is closed."""
         self._expect_open()
         return self._guard.entry(what)
 
     def _expect_open(self) -> None:
-        if not self._mine:
+        if not self._in_own_process:
             raise ClosedError(f"cannot {self._purpose}: made by another process, this is a fork")
         if self.closed:
             raise ClosedError(f"cannot {self._purpose}: they are closed")
 
     # -- beginning -------------------------------------------------------------------------------
 
+    def _shared_bytes(self, weights: Mapping[str, npt.NDArray[Any]] | None) -> int:
+        """Return how many bytes the weights and the progress of workers take beside the frames."""
+        board = sum(array.nbytes + 8 for array in (weights or {}).values()) * 3
+        return board + WorkerProgress.size_of(len(self._core.groups)) + (1 << 16)
+
     def _prepare_frames(
         self,
         caller: PolicyCaller,
         seed: int | list[int | None] | None,
         count: int,
-        beside: int | Callable[[PolicyOutputs], int],
+        spare_bytes: Callable[[PolicyOutputs], int],
         *,
         infos: Literal["all", "none"] = "none",
         transforms: Transforms | None = None,
     ) -> PreparedFrames:
-        """Reset the envs, call a policy for the first time, lay out frames for what it returns.
+        """Reset the envs, call the policy for the first time, lay out frames for what it returns.
 
-        ``count`` is the number of frames, ``beside`` the bytes that the rest of the segment takes.
+        Args:
+            caller: Calls the policy.
+            seed: Seed of the reset.
+            count: The number of frames.
+            spare_bytes: Returns how many bytes to add to the segment, for this policy.
+            infos: Which infos the frames have columns for.
+            transforms: Those of wrappers around the vector env.
         """
         envs, core, lease = self.envs, self._core, self._lease
         with self.calling_envs():
             envs.reset(seed=seed)
         results = core.results
-        seen = [leaf[results.frame].copy() for leaf in results.frames.observations]
+        received = [leaf[results.frame].copy() for leaf in results.frames.observations]
         versions = results.frames.options_versions[results.frame].copy()
         everyone = slice(0, envs.num_envs)
-        shown = seen
+        observations = received
         if transforms is not None:
-            shown = transforms.observations([array.copy() for array in seen])
-        own = [array.copy() for array in shown]  # the policy may write to its copies
+            observations = transforms.observations([array.copy() for array in received])
+        copies = [array.copy() for array in observations]  # which the policy may write to
         initial = caller.initial_state(envs.num_envs)
         caller.seed_generators(None, envs.num_envs)
-        returned = caller(own, initial, everyone)
+        returned = caller(copies, initial, everyone)
         outputs = caller.describe(*returned)
-        size = beside if isinstance(beside, int) else beside(outputs)
+        spare = spare_bytes(outputs)
         lease.laid_out = True
-        layout = Layout(count, AutoresetMode.SAME_STEP, infos, outputs.fields, size)
+        layout = Layout(count, AutoresetMode.SAME_STEP, infos, outputs.fields, spare)
         frames, segment = core.lay_out(layout)
-        for leaf, rows in zip(frames.observations, seen, strict=True):
+        for leaf, rows in zip(frames.observations, received, strict=True):
             leaf[0] = rows
         frames.options_versions[0] = versions
         policy = FramePolicy(caller, outputs, frames, transforms)
-        for leaf, rows in zip(policy.observations, shown, strict=True):
+        for leaf, rows in zip(policy.observations, observations, strict=True):
             leaf[0] = rows
         policy.begin_episodes(0, everyone, initial)
         return PreparedFrames(frames, segment, policy, returned)
 
     # -- ending ----------------------------------------------------------------------------------
 
-    def _signal(self) -> None:
-        """Signal what is under way to end, without waiting and without a lock."""
+    def _request_stop(self) -> None:
+        """Ask the work under way to stop, without waiting and without a lock."""
         raise NotImplementedError
 
     def _end(self) -> bool:
-        """End what is under way; return whether nothing but the pool is at work."""
+        """End the work under way; return whether nothing but the pool is busy afterwards."""
         raise NotImplementedError
 
     def _drop(self) -> None:
-        """Drop what is under way, and wait for its end."""
-        self._core.drop_work(self._what, stopped=self._end())
+        """Drop the work under way, and wait until it has ended."""
+        self._core.drop_work(self._work_name, stopped=self._end())
 
     def _give_back(self) -> None:
         """Give the vector env back: usable when this returns, unless another thread uses it."""
         self._lease.over = True
-        if self._hurry:  # the vector env waits for what is under way, in its next call
-            self._signal()
+        if self._interrupted:  # the vector env waits for the end of the work, in its next call
+            self._request_stop()
             return
         self._core.take_back(self._lease, stopped=self._end())
 
     def let_go(self) -> None:
         """Give the vector env back without closing it."""
-        if self._closed or not self._mine:
+        if self._closed or not self._in_own_process:
             return
         self._lease.over = True  # first: where the rest is interrupted, the vector env does it
         self._closed = True
@@ -208,12 +220,12 @@ class Sampler(Uncopyable, Closing):
             self._give_back()
 
     def close(self) -> None:
-        """End what is under way, and give the vector env back, or close it if it was made here."""
+        """End the work under way; give the vector env back, or close it if it was made here."""
         if not hasattr(self, "envs"):
             return
         self.let_go()
-        if self._mine and self._owned and not self.envs.closed:
-            self.envs.close(terminate=self._hurry)
+        if self._in_own_process and self._owned and not self.envs.closed:
+            self.envs.close(terminate=self._interrupted)
 
     def __exit__(
         self,
@@ -221,28 +233,42 @@ class Sampler(Uncopyable, Closing):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._hurry = ends_by_signal(kind)
+        self._interrupted = ends_by_signal(kind)
         self.close()
 
     def __del__(self) -> None:
         # Finalizers may run anywhere: the vector env takes itself back in its next call.
         lease = getattr(self, "_lease", None)
-        if lease is None or not self._mine:
+        if lease is None or not self._in_own_process:
             return
         lease.over = True
         with contextlib.suppress(Exception):
-            self._signal()
+            self._request_stop()
         if self._owned:
             self._core.pool.kill(wait=0)
 
 
 @dataclass(frozen=True)
 class Leasable:
-    """A vector env for a sampler."""
+    """A vector env for a sampler.
+
+    Attributes:
+        envs: The vector env.
+        owned: Whether it was made for the sampler, and is closed with it.
+        transforms: Those of the wrappers around it, if it is wrapped.
+    """
 
     envs: VectorEnv
-    owned: bool  # it was made for the sampler, and is closed with it
-    transforms: Transforms | None  # of wrappers around it
+    owned: bool
+    transforms: Transforms | None
+
+    def expect_no_wrappers(self, purpose: str, why: str) -> None:
+        """Raise ValueError if the vector env is wrapped; ``why`` says what that would break."""
+        if self.transforms is not None:
+            raise ValueError(
+                f"cannot {purpose}: the vector env is wrapped in {self.transforms.names}, and "
+                f"{why}; wrap each env instead"
+            )
 
 
 def makes_envs(envs: Any) -> bool:
@@ -261,12 +287,13 @@ def vector_env_of(
     wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
     **kwargs: Any,
 ) -> Iterator[Leasable]:
-    """Hand out the vector env that a user has given to a sampler, or make one.
+    """Yield the vector env that a user gave to a sampler, or make one.
 
-    One that was made is closed if an exception ends the block.
+    A vector env that was made here is closed if an exception ends the block.
 
     Args:
-        envs: A vector env, a list of functions that each make an env, or what makes any number.
+        envs: A vector env, a list of functions that each make an env, or an id, a spec or a
+            function that makes any number.
         num_envs: How many envs to make.
         vector_kwargs: Arguments of the vector env to make.
         purpose: What the sampler does, for errors: "sample rollouts".

@@ -1,4 +1,4 @@
-"""A thread that samples the next rollout while the user works on the last one."""
+"""A thread that samples the next rollout while the user works with the last one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Background"]
 
 
 class Background:
-    """A thread that does one task after the other, each of which is waited for."""
+    """A thread that runs one task at a time, whose end the caller waits for."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -32,22 +32,22 @@ class Background:
         self._thread.start()
 
     def start(self, task: Callable[[], None]) -> None:
-        """Let the thread do a task."""
+        """Run a task in the thread."""
         self._tasks.put(task)
 
     def wait(self) -> None:
-        """Wait for the end of the task, and raise what it raised."""
+        """Wait until the task has ended, and raise what it raised."""
         error = self._errors.get()
         if error is not None:
             raise error
 
     def end(self) -> bool:
-        """End the thread after its task, which was stopped; return whether it ended in time."""
+        """End the thread after its task, which must stop soon; return whether it ended in time."""
         self._tasks.put(None)
         if threading.current_thread() is self._thread:  # the garbage collector ran here
             return False
-        # Not with join(): if an exception of a signal handler interrupts that, Python 3.11 takes
-        # the thread for ended though it is not.
+        # Not with join(): if an exception of a signal handler interrupts it, Python 3.11 believes
+        # that the thread has ended.
         deadline = now() + int(GRACE * 1e9)
         while not self._ended and now() < deadline:
             time.sleep(0.0005)

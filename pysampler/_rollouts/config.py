@@ -1,4 +1,4 @@
-"""How rollouts are sampled: their options, checked, and what the walkers are given."""
+"""The options of rollouts, checked, and what walkers are made with."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pysampler._numbers import is_real, true_or_false, whole_number
-from pysampler.errors import ClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pysampler._policies.calling import PolicyCaller
     from pysampler._vector.core import VectorCore
 
-__all__ = ["PolicyIn", "RolloutConfig", "RolloutOptions", "closed_meanwhile"]
+__all__ = ["PolicyIn", "RolloutConfig", "RolloutOptions"]
 
 PolicyIn = Literal["main", "workers"]
 
 
 @dataclass
 class RolloutOptions:
-    """The options of ``Rollouts``, which documents them; refused if they do not fit together."""
+    """The options of ``Rollouts``, which documents them; ValueError if they do not fit together."""
 
     horizon: int
     policy_in: PolicyIn
@@ -78,19 +74,12 @@ class RolloutOptions:
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """What a walker is given."""
+    """What a walker is made with."""
 
     core: VectorCore
     num_workers: int
     policy: Any
-    # A method of the rollouts, weak so that rollouts that are dropped are gone at once.
-    caller_of: Callable[[], Callable[[Any], PolicyCaller] | None]
     options: RolloutOptions
-
-
-def closed_meanwhile() -> ClosedError:
-    """Return the exception of a rollout that a signal handler or another thread has closed."""
-    return ClosedError("cannot sample rollouts: they were closed meanwhile")
 
 
 def _refuse(what: str, got: Any, expected: str) -> ValueError:

@@ -1,4 +1,4 @@
-"""How well a policy does, over a number of whole episodes: none is preferred for being short."""
+"""Evaluation of a policy over a number of whole episodes, without preferring short ones."""
 
 from __future__ import annotations
 
@@ -18,25 +18,30 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluation", "evaluate"]
 
-# Steps between looks whether there are enough. What is sampled beyond is thrown away.
+# Steps between checks whether there are enough episodes. Further steps are dropped.
 _HORIZON = 64
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns and lengths of episodes, env by env."""
+    """Returns and lengths of episodes, env by env.
+
+    Attributes:
+        returns: The return of each episode.
+        lengths: The number of steps of each episode.
+    """
 
     returns: npt.NDArray[np.float64]
     lengths: npt.NDArray[np.int64]
 
     @property
     def mean(self) -> float:
-        """Of the returns."""
+        """The mean of the returns."""
         return float(self.returns.mean())
 
     @property
     def std(self) -> float:
-        """Of the returns."""
+        """The standard deviation of the returns."""
         return float(self.returns.std())
 
     def __str__(self) -> str:
@@ -61,24 +66,24 @@ def evaluate(
     max_steps: int = 100_000,
     seed: int | None = None,
 ) -> Evaluation:
-    """Run a policy for exactly ``episodes``, shared out among the envs beforehand.
+    """Run a policy for exactly ``episodes`` episodes.
 
-    Taking the first that end would prefer short ones; here each env has its number to do, and what
-    it does beyond is not counted.
+    The episodes are shared out among the envs beforehand: counting those that end first would
+    prefer short ones. What an env does beyond its share is not counted.
 
     Args:
-        envs: What :class:`pysampler.Rollouts` takes, or rollouts whose vector env is to be used
-            meanwhile: their next one begins with a reset.
-        policy: The policy, as of rollouts.
+        envs: What :class:`pysampler.Rollouts` takes; or open rollouts, whose vector env is used
+            meanwhile, and whose next rollout begins with a reset.
+        policy: A policy, as of :class:`pysampler.Rollouts`.
         episodes: How many episodes to count.
-        num_envs: How many envs to make; by default up to 8.
+        num_envs: How many envs to make; by default one for each episode, up to 8.
         vector_kwargs: Further arguments of :class:`pysampler.VectorEnv`, for the envs to make.
-        policy_in: As of rollouts, like the next four.
-        overlap: As of rollouts.
-        min_envs: As of rollouts.
-        timeout: As of rollouts.
-        threads: As of rollouts.
-        max_steps: Steps within which each episode has to end.
+        policy_in: Where the policy acts, as of :class:`pysampler.Rollouts`.
+        overlap: Whether to sample beside the counting, as of :class:`pysampler.Rollouts`.
+        min_envs: Act as soon as this many envs are ready, instead of all.
+        timeout: Act after this many seconds for the envs that are ready.
+        threads: Threads that torch may use while a policy in "main" acts on the CPU.
+        max_steps: The number of steps within which each episode has to end.
         seed: Seed of the first reset and of the policy's random numbers.
 
     Returns:
@@ -121,24 +126,24 @@ def evaluate(
             paused.resume()
 
 
-def _count(some: Rollouts, episodes: int, max_steps: int) -> Evaluation:
-    count = some.envs.num_envs
-    left = np.full(count, episodes // count) + (np.arange(count) < episodes % count)
-    done: list[list[tuple[float, int]]] = [[] for _ in range(count)]
-    steps = np.zeros(count, np.int64)  # since an episode ended, in whole rollouts
-    while (busy := np.array([len(mine) for mine in done]) < left).any():
-        rollout = next(some)
+def _count(rollouts: Rollouts, episodes: int, max_steps: int) -> Evaluation:
+    num_envs = rollouts.envs.num_envs
+    shares = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
+    counted: list[list[tuple[float, int]]] = [[] for _ in range(num_envs)]  # returns and lengths
+    steps = np.zeros(num_envs, np.int64)  # since an episode ended, in whole rollouts
+    while (busy := np.array([len(rows) for rows in counted]) < shares).any():
+        rollout = next(rollouts)
         ended = rollout.ended
         steps += rollout.lengths
         steps[ended.env] = 0
-        for env, one, length in zip(ended.env, ended.returns, ended.lengths, strict=True):
-            if len(done[env]) < left[env]:
-                done[env].append((float(one), int(length)))
+        for env, total, length in zip(ended.env, ended.returns, ended.lengths, strict=True):
+            if len(counted[env]) < shares[env]:
+                counted[env].append((float(total), int(length)))
                 steps[env] = max(steps[env], length * (length > max_steps))
         if len(late := np.flatnonzero(busy & (steps > max_steps))) > 0:
             raise ValueError(
                 f"cannot evaluate: an episode of env {late[0]} has made more than {max_steps} "
                 "steps, max_steps; give envs without an end a gymnasium.wrappers.TimeLimit"
             )
-    rows = [row for mine in done for row in mine]
-    return Evaluation(np.array([row[0] for row in rows]), np.array([row[1] for row in rows]))
+    returns, lengths = zip(*(row for rows in counted for row in rows), strict=True)
+    return Evaluation(np.array(returns), np.array(lengths))

@@ -1,17 +1,17 @@
-"""What a policy did in some envs for some steps."""
+"""What rollouts return: steps of all envs as arrays, and views of single episodes."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._numbers import fitting_array, is_real, plain_array
 from pysampler._policies.trees import mapped
+from pysampler._rollouts import cuda
+from pysampler._rollouts.gae import gae
 from pysampler._torch import tensor_from, to_array
 
 if TYPE_CHECKING:
@@ -20,16 +20,23 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["Ended", "Episode", "Rollout", "gae", "wait_for_copies"]
+__all__ = ["Ended", "Episode", "Rollout"]
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Episodes that ended during a rollout: a row for each, by env, then by time."""
+    """The episodes that ended during a rollout: one row each, sorted by env, then by step.
+
+    Attributes:
+        env: The index of the env.
+        step: The step of the rollout that ended the episode.
+        returns: The sum of all rewards of the episode, also those of earlier rollouts.
+        lengths: The number of all its steps.
+    """
 
     env: npt.NDArray[np.int64]
-    step: npt.NDArray[np.int64]  # of the rollout, its last
-    returns: npt.NDArray[np.float64]  # of all of it, also where it began in an earlier rollout
+    step: npt.NDArray[np.int64]
+    returns: npt.NDArray[np.float64]
     lengths: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -38,18 +45,29 @@ class Ended:
 
 @dataclass(frozen=True, repr=False)
 class Episode:
-    """An env's episode, or the part of it that lies in a rollout: views of its arrays."""
+    """An episode of an env, or the part of it that lies in a rollout, as views of its arrays.
+
+    Attributes:
+        env: The index of the env.
+        steps: The steps of the rollout.
+        observations: The observations that were acted on.
+        actions: The actions.
+        rewards: The rewards.
+        extras: What the policy returned beside its actions.
+        last_observation: The observation after the last step, None if the episode terminated.
+        begins: Whether the episode begins here, and not in an earlier rollout.
+        terminated: Whether it terminated here.
+        truncated: Whether it was truncated here.
+    """
 
     env: int
-    steps: slice  # of the rollout
+    steps: slice
     observations: Any
     actions: Any
     rewards: Any
     extras: dict[str, Any]
-    # After the last step: what a truncated episode ended with, or one that goes on is at. None
-    # where it terminated, and nothing comes after.
     last_observation: Any
-    begins: bool  # or began in an earlier rollout
+    begins: bool
     terminated: bool
     truncated: bool
 
@@ -63,40 +81,60 @@ class Episode:
 
 @dataclass(frozen=True, repr=False)
 class Rollout:
-    """T steps of N envs. ``observations[t]`` is what ``actions[t]`` answer; all is ``[T, N, ...]``.
+    """T steps of N envs, as arrays ``[T, N, ...]``.
 
-    The arrays are those that the workers wrote, not copies: they stay as they are until ``keep``
-    further rollouts have been asked for. ``copy()`` has them for longer. Where observations or
-    actions are dicts or tuples, so they are here.
+    The arrays are views of the memory that the workers wrote to. They stay as they are until
+    ``keep_last`` further rollouts have been requested; ``copy()`` keeps them for longer. Where
+    observations or actions are dicts or tuples, these are dicts or tuples of arrays.
+
+    Attributes:
+        observations: ``[T + 1, N, ...]``: ``actions[t]`` were chosen for ``observations[t]``, and
+            the last row came after the last step.
+        actions: The actions.
+        rewards: The rewards, float64.
+        terminated: Whether the step terminated the episode.
+        truncated: Whether the step truncated the episode.
+        final_observations: The last observation of an episode, in the step that ended it. Other
+            rows hold no data.
+        starts: ``[T + 1, N]``: whether an episode begins with this observation.
+        valid: ``[T, N]``: whether the step was made. It was not where a worker was lost in it, nor,
+            with ``allow_partial=True``, where there was no time for it. The other arrays hold no
+            data there.
+        lost: ``[T, N]``: whether a worker was lost in the step.
+        lengths: ``[N]``: the number of steps of each env; T unless ``allow_partial=True``.
+        extras: What the policy returned beside its actions, by name.
+        state: The recurrent state that the policy acted with; None if it has none.
+        infos: ``[T, N, ...]`` by key, a dict where the env gives a dict; 0 where an env gave none.
+            A key that no env has given yet is left out.
+        info_masks: ``[T, N]``, with the structure of ``infos``: whether the env gave that info.
+        options: ``[T + 1, N]``: the version of ``set_options`` that the episode began with, or 0.
+        ended: The episodes that ended.
+        version: The version of the policy: how many rollouts had begun, this one included.
+        lag: How many rollouts were returned since the policy was as it is here.
+        seconds: Where the time went: "policy", "envs", "waiting" and "learner".
+        memory: The memory that all these arrays lie in.
     """
 
-    observations: Any  # [T + 1, N, ...]: also after the last step
+    observations: Any
     actions: Any
-    rewards: Any  # float64
+    rewards: Any
     terminated: Any
     truncated: Any
-    # The last of an episode, in the step that ended it; no more than room in all other places.
     final_observations: Any
-    starts: Any  # [T + 1, N]: an episode begins with this observation
-    # Whether that step was made: not where a worker was lost in it, nor, with whole=False, where
-    # there was no time for it. Then the arrays hold nothing there.
+    starts: Any
     valid: Any
-    lost: Any  # [T, N]: a worker was lost in this step
-    lengths: npt.NDArray[np.int64]  # [N]: steps of each env; T but for whole=False
-    extras: dict[str, Any]  # what the policy said
-    state: Any  # the recurrent state it acted with; None if it has none
-    # [T, N, ...], by key; a dict where the env gives a dict. 0 where an env gave none: see
-    # ``info_masks``. Left out as long as no env has given any.
+    lost: Any
+    lengths: npt.NDArray[np.int64]
+    extras: dict[str, Any]
+    state: Any
     infos: dict[str, Any]
-    info_masks: dict[
-        str, Any
-    ]  # [T, N], like ``infos``: whether the env gave that info in that step
-    options: Any  # [T + 1, N]: version of set_options that the episode began with; 0: none
+    info_masks: dict[str, Any]
+    options: Any
     ended: Ended
-    version: int  # of the policy: how often it was taken over before
-    lag: int  # so many rollouts were handed out since that policy
-    seconds: dict[str, float]  # "policy", "envs", "waiting", "learner": where the time went
-    memory: npt.NDArray[np.uint8] = field(repr=False)  # where all arrays of frames lie
+    version: int
+    lag: int
+    seconds: dict[str, float]
+    memory: npt.NDArray[np.uint8]
 
     def __repr__(self) -> str:
         steps, envs = self.terminated.shape
@@ -107,25 +145,25 @@ class Rollout:
 
     @property
     def steps(self) -> int:
-        """How many were made, by all envs: those that are ``valid``."""
+        """The number of steps that all envs made together: those that are ``valid``."""
         return int(to_array(self.valid).sum())
 
     @property
     def cut(self) -> tuple[Any, Any]:
-        """(steps, envs) of truncated episodes, in the order of ``cut_observations``."""
+        """The (steps, envs) of truncated episodes, in the order of ``cut_observations``."""
         cut = to_array(self.truncated) & ~to_array(self.terminated)
         step, env = np.nonzero(cut & (to_array(self.valid) | to_array(self.lost)))
         return step, env
 
     @property
     def cut_observations(self) -> Any:
-        """What truncated episodes ended with, whose value goes on from there: a row for each."""
+        """The last observations of truncated episodes, which a value goes on from: a row each."""
         step, env = self.cut
         return mapped(lambda array: array[step, env], self.final_observations)
 
     @property
     def last_observations(self) -> Any:
-        """What each env is at after its last step: a row for each."""
+        """The observation of each env after its last step: a row each."""
         lengths = self.lengths
         if (lengths == len(self.rewards)).all():
             return mapped(lambda array: array[-1], self.observations)
@@ -141,10 +179,17 @@ class Rollout:
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
     ) -> tuple[Any, Any]:
-        """Advantages by generalised estimation, and returns: advantages + values.
+        """Return advantages by generalized advantage estimation, and returns.
 
-        ``values`` are those of the observations acted on, [T, N], ``last_values`` of
-        ``last_observations``, ``cut_values`` of ``cut_observations``. Tensors make tensors.
+        Args:
+            values: ``[T, N]``, of the observations that were acted on.
+            last_values: Of ``last_observations``.
+            cut_values: Of ``cut_observations``.
+            gamma: The discount factor.
+            gae_lambda: The weight of longer estimates: 0 is the one-step error, 1 the whole return.
+
+        Returns:
+            Advantages and returns, which are advantages + values: tensors if ``values`` is one.
         """
         results = gae(
             to_array(self.rewards),
@@ -165,9 +210,9 @@ class Rollout:
         return advantages, returns
 
     def episodes(self) -> Iterator[Episode]:
-        """Env by env, each episode or the part of it that lies in here.
+        """Yield each episode, or the part of it that lies in this rollout, env by env.
 
-        One whose worker was lost ends truncated before the step that was not made.
+        An episode whose worker was lost ends truncated, before the step that was not made.
         """
         over = to_array(self.terminated) | to_array(self.truncated)
         starts, lost = to_array(self.starts), to_array(self.lost)
@@ -188,178 +233,48 @@ class Rollout:
             last = mapped(lambda array: array[end - 1, env], self.final_observations)
         elif not terminated:
             last = mapped(lambda array: array[end, env], self.observations)
-
-        def part(tree: Any) -> Any:
-            return mapped(lambda array: array[steps, env], tree)
-
+        observations, actions, rewards, extras = mapped(
+            lambda array: array[steps, env],
+            (self.observations, self.actions, self.rewards, self.extras),
+        )
         return Episode(
-            env,
-            steps,
-            part(self.observations),
-            part(self.actions),
-            part(self.rewards),
-            part(self.extras),
-            last,
-            begins,
-            terminated,
-            truncated,
+            *(env, steps, observations, actions, rewards, extras),
+            *(last, begins, terminated, truncated),
         )
 
     def torch(self, device: Any = None) -> Self:
-        """With tensors in the place of arrays: the same memory, or copies on a device.
+        """Return the rollout with tensors instead of arrays: of the same memory, or on a device.
 
-        To a GPU each array goes as one asynchronous copy; where the memory could be registered
-        with CUDA that runs beside the CPU; what is done with the tensors waits for it, and so does
-        the rollout that is to be written to the same memory.
+        Each array goes to a GPU as one asynchronous copy, which runs beside the CPU if the memory
+        could be registered with CUDA. What is done with the tensors waits for the copy, and so
+        does the next rollout that is written to the same memory.
+
+        Args:
+            device: A torch device; by default the tensors share the memory of the arrays.
         """
-        import torch  # noqa: PLC0415 - only where it is asked for
-
-        to_gpu = device is not None and torch.device(device).type == "cuda"
+        to_gpu = cuda.is_cuda(device)
         if to_gpu:
-            _register(self.memory)
-
-        tensor = functools.partial(tensor_from, device=device, non_blocking=True)
-        converted = self._converted(tensor)
-        if to_gpu and self.memory.ctypes.data in _registered:
-            _copying[self.memory.ctypes.data] = torch.cuda.current_stream(device).record_event()
+            cuda.register_memory(self.memory)
+        converted = self._converted(
+            functools.partial(tensor_from, device=device, non_blocking=True)
+        )
+        if to_gpu:
+            cuda.record_copies(self.memory, device)
         return converted
 
     def copy(self) -> Self:
-        """With arrays of its own, which stay as they are."""
+        """Return the rollout with arrays of its own, which stay as they are."""
         own = self._converted(lambda array: array.copy())
         return dataclasses.replace(own, memory=np.zeros(0, np.uint8))
 
     def _converted(self, function: Callable[[Any], Any]) -> Self:
-        kept = {"ended", "version", "lag", "seconds", "lengths", "memory"}
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return dataclasses.replace(
-            self,
-            **{
-                name: mapped(function, tree)
-                for name, tree in fields.items()
-                if name not in kept and tree is not None
-            },
-        )
-
-
-_registered: dict[int, int] = {}  # with CUDA: address and size
-_copying: dict[int, Any] = {}  # by address, the event at the end of the last copy of a rollout
-
-
-def wait_for_copies(memory: npt.NDArray[np.uint8]) -> None:
-    """Wait until a GPU has read what ``Rollout.torch`` told it to: the memory is written again."""
-    address = memory.ctypes.data
-    if (event := _copying.get(address)) is not None:
-        event.synchronize()
-        _copying.pop(address, None)
-
-
-def _register(memory: npt.NDArray[np.uint8]) -> None:
-    """Let CUDA copy from this memory by itself. Where it will not, copies are just slower."""
-    import torch  # noqa: PLC0415
-
-    address, size = memory.ctypes.data, memory.nbytes
-    if size == 0 or _registered.get(address) == size:
-        return
-    cudart = torch.cuda.cudart()
-    # Read-write, mapped into every context: 0 is the default of cudaHostRegister.
-    if int(cudart.cudaHostRegister(address, size, 0)) == 0:
-        _registered[address] = size
-        weakref.finalize(memory, _unregister, address)
-
-
-def _unregister(address: int) -> None:
-    import torch  # noqa: PLC0415
-
-    _copying.pop(address, None)
-    if _registered.pop(address, None) is not None:
-        torch.cuda.cudart().cudaHostUnregister(address)
-
-
-def _marks(name: str, got: Any, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-    array = fitting_array("estimate advantages", name, got, np.dtype(np.bool_))
-    if array.shape != shape:
-        raise ValueError(
-            f"cannot estimate advantages: {name} of shape {array.shape}, expected {shape}"
-        )
-    return array
-
-
-def gae(
-    rewards: npt.NDArray[Any],
-    values: npt.NDArray[Any],
-    last_values: npt.NDArray[Any],
-    terminated: npt.NDArray[np.bool_],
-    truncated: npt.NDArray[np.bool_],
-    cut_values: npt.NDArray[Any] = np.zeros(0),  # noqa: B008 - not written to
-    *,
-    valid: npt.NDArray[np.bool_] | None = None,
-    cut: tuple[Any, Any] | None = None,
-    lengths: npt.NDArray[np.int64] | None = None,
-    gamma: float = 0.99,
-    gae_lambda: float = 0.95,
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Advantages by generalised estimation, and returns, of ``[T, N]`` arrays.
-
-    Envs are reset in the step that ends their episode: ``values[t + 1]`` is then of another one.
-    What came after a truncated one (``cut``: where that was, by default all that did not terminate)
-    is worth ``cut_values``; after the last step it is ``last_values``. Where a step is not valid,
-    both results are 0, and nothing of it reaches those before. An env with fewer ``lengths`` has
-    its last step there.
-
-    >>> ones = np.ones((3, 1))
-    >>> never = np.zeros((3, 1), bool)
-    >>> gae(ones, 0 * ones, np.array([8.0]), never, never, gamma=0.5, gae_lambda=1.0)[0].ravel()
-    array([2.75, 3.5 , 5.  ])
-    """
-    doing = "estimate advantages"
-    for name, value in (("gamma", gamma), ("gae_lambda", gae_lambda)):
-        if not (is_real(value, 0) and value <= 1):
-            raise ValueError(f"cannot {doing}: {name} {value!r}, expected 0 to 1")
-    rewards, values, last_values, cut_values = (
-        plain_array(doing, name, one)
-        for name, one in (
-            *(("rewards", rewards), ("values", values)),
-            *(("last_values", last_values), ("cut_values", cut_values)),
-        )
-    )
-    if rewards.ndim != 2:
-        raise ValueError(f"cannot {doing}: rewards of shape {rewards.shape}, expected [T, N]")
-    steps, envs = shape = rewards.shape
-    if values.shape != shape or last_values.shape != (envs,):
-        raise ValueError(
-            f"cannot {doing}: values of shape {values.shape} and last_values of "
-            f"{last_values.shape}, expected {shape} and {(envs,)}"
-        )
-    terminated = _marks("terminated", terminated, shape)
-    truncated = _marks("truncated", truncated, shape)
-    if valid is not None:
-        valid = _marks("valid", valid, shape)
-    if cut is None:
-        step, env = np.nonzero(truncated & ~terminated)
-        cut = step, env
-    if cut_values.shape != (len(cut[0]),):
-        raise ValueError(
-            f"cannot {doing}: cut_values of shape {cut_values.shape}, expected ({len(cut[0])},): "
-            "those of cut_observations"
-        )
-    kind = np.result_type(values.dtype, np.float32)
-    after = np.empty((steps, envs), kind)  # the value of what came after each step
-    after[:-1] = values[1:]
-    after[-1] = last_values
-    if lengths is not None and (lengths < steps).any():
-        some = np.flatnonzero((lengths < steps) & (lengths > 0))
-        after[lengths[some] - 1, some] = last_values[some]
-    after[terminated] = 0
-    after[cut] = cut_values
-    keep = (~(terminated | truncated)).astype(kind) * kind.type(gamma * gae_lambda)
-    advantages = (rewards + gamma * after - values).astype(kind)
-    if valid is not None:
-        advantages[~valid] = 0
-    for t in range(steps - 2, -1, -1):
-        advantages[t] += keep[t] * advantages[t + 1]
-    returns = advantages + values
-    if valid is not None:
-        advantages[~valid] = 0
-        returns[~valid] = 0
-    return advantages, returns
+        same = {"ended", "version", "lag", "seconds", "lengths", "memory"}
+        trees = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in same
+        }
+        converted = {
+            name: mapped(function, tree) for name, tree in trees.items() if tree is not None
+        }
+        return dataclasses.replace(self, **converted)

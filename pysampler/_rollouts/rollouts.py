@@ -1,11 +1,11 @@
 """Rollouts: a policy and envs walk the ring of frames, T steps at a time.
 
-A rollout is T + 1 frames in a row. In frame t lies what the envs returned at last, and beside it
-what the policy said to that; its actions lie in frame t + 1, where the step they are for writes its
-results. The last observations of a rollout are written to the first frame of the next.
+A rollout is T + 1 frames in a row. Frame t holds the newest results of the envs and, beside them,
+what the policy returned for them; its actions lie in frame t + 1, where the step that they are for
+writes its results. The last observations of a rollout are copied to the first frame of the next.
 
-A walker fills the frames where the policy acts: in this process (main_walker.py), or in the workers
-(worker_walker.py).
+A walker fills the frames: in this process (main_walker.py, ready_walker.py) or in the workers
+(worker_walker.py). A builder makes rollouts of them (builder.py).
 """
 
 from __future__ import annotations
@@ -13,31 +13,30 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.copying import copied
-from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.sampler import Sampler, vector_env_of
 from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
-from pysampler._policies.trees import batch_from
 from pysampler._policies.weights import weights_of
+from pysampler._rollouts.builder import RolloutBuilder
 from pysampler._rollouts.config import RolloutConfig, RolloutOptions
-from pysampler._rollouts.main_walker import MainWalker
-from pysampler._rollouts.rollout import Rollout, wait_for_copies
-from pysampler._rollouts.tally import InfoColumns, Tally
+from pysampler._rollouts.cuda import wait_for_copies
+from pysampler._rollouts.main_walker import TurnWalker
+from pysampler._rollouts.ready_walker import ReadyWalker
 from pysampler._rollouts.worker_walker import WorkerWalker
 from pysampler._torch import is_module
 from pysampler._vector.vector_env import core_of
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     import numpy.typing as npt
 
-    from pysampler._policies.sampler import Leasable
+    from pysampler._policies.sampler import Leasable, PreparedFrames
     from pysampler._rollouts.config import PolicyIn
+    from pysampler._rollouts.rollout import Rollout
+    from pysampler._rollouts.walker import Walker
 
 
 __all__ = ["Rollouts"]
@@ -46,40 +45,41 @@ __all__ = ["Rollouts"]
 class Rollouts(Sampler):
     """An iterator over rollouts of ``horizon`` steps of all envs.
 
-    It never ends, and begins with a reset. While it is open, the vector env resets envs in the step
-    that ends their episode, whatever its own ``autoreset_mode``, and cannot be stepped by others;
-    ``close()`` gives it back.
+    The iterator has no end. It begins with a reset. While it is open, envs are reset in the step
+    that ends their episode, whatever the ``autoreset_mode`` of the vector env, which cannot be
+    stepped meanwhile; ``close()`` gives it back.
 
-    A failed env is an ``EnvError``: the rollout under way is dropped, and the next begins with a
-    reset. Where workers are replaced (``on_worker_loss="restart"``) the rollout goes on: the step
-    is not ``valid``, ``lost`` says why, and the episode is truncated.
+    An env that raises is an ``EnvError``: the rollout under way is dropped, and the next one begins
+    with a reset. Where lost workers are replaced (``on_worker_loss="restart"``) the rollout goes
+    on: the step is ``lost`` and not ``valid``, and the episode is truncated.
 
     Args:
         envs: A :class:`pysampler.VectorEnv`; or an env id, an ``EnvSpec``, a function that makes an
-            env, or a list of such functions: then a vector env is made, which is closed with the
-            rollouts. A vector env may be wrapped in wrappers that only transform observations or
-            rewards, as ``gymnasium.wrappers.vector.NormalizeObservation``: the policy and the
-            rollouts see what they return, ``ended`` counts the envs' own rewards. Then all envs
-            act together, for a policy in "main".
+            env, or a list of such functions: then a vector env is made, and closed with the
+            rollouts. A vector env may be in wrappers that only transform observations or rewards,
+            as ``gymnasium.wrappers.vector.NormalizeObservation``: the policy and the rollouts see
+            what the wrappers return, ``ended`` has sums of the envs' own rewards. Wrappers need a
+            policy in "main" that acts for all envs together.
         policy: A callable or a torch module, as described below.
         horizon: The number of steps in a rollout.
         num_envs: How many envs to make.
         vector_kwargs: Further arguments of :class:`pysampler.VectorEnv`, for the envs to make.
         policy_in: Where the policy acts. In "main", this process asks it for all envs together. In
             "workers", each worker acts for its own envs: one command a rollout instead of one a
-            step. Weights of a torch module reach the workers on a board, other policies are pickled
-            whenever they have changed. If the vector env has ``groups=2``, a policy in "main" acts
-            for one half of each worker's envs while the other half steps.
+            step. Choose "workers" where inference time grows with the batch (networks on the CPU),
+            "main" for a GPU. Weights of a torch module reach the workers through shared memory,
+            other policies are pickled whenever they have changed. If the vector env has
+            ``groups=2``, a policy in "main" acts for one half of each worker's envs while the other
+            half steps.
         overlap: Sample the next rollout while you use the last one, with a copy of the policy as it
             was when you got that: ``rollout.lag`` is 1.
-        keep_last: How many of the newest rollouts stay as they are.
-        min_envs: Act as soon as this many envs are ready, instead of all. Envs drift apart, and
-            each step lands in its place all the same. For a policy in "main".
+        keep_last: How many of the newest rollouts stay as they are, instead of being overwritten.
+        min_envs: Act as soon as this many envs are ready, instead of all. For a policy in "main".
         timeout: Act after this many seconds for the envs that are ready. For a policy in "main".
-        allow_partial: A rollout is over when the first envs have all their steps; ``valid`` and
-            ``lengths`` say what the others have. What is under way then is their first step in the
-            next rollout, acted by the policy of this one: nothing is lost.
-        reset_each: Begin each rollout with a reset of all envs, without waiting for one another.
+        allow_partial: End a rollout as soon as the first envs have all their steps; ``valid`` and
+            ``lengths`` say which steps the others have. A step under way then becomes the first of
+            the next rollout, although the policy of this one chose its action.
+        reset_each: Begin each rollout with a reset of all envs, which do not wait for one another.
         info_keys: Keys of infos to put into ``rollout.infos``: numbers, arrays, dicts of these.
         threads: Threads that torch may use while a policy in "main" acts on the CPU. Idle threads
             busy-wait and slow the workers down, so that more than one pays for wide networks only.
@@ -87,23 +87,28 @@ class Rollouts(Sampler):
         seed: Seed of the first reset, and of the policy's random numbers in workers and in
             ``generators``.
 
+    Attributes:
+        envs: The vector env.
+        horizon: The number of steps in a rollout.
+
     **What a policy is called with.** ``policy(observations)``, a batch with a row for each env that
     it acts for: all envs, or some of them. A ``torch.nn.Module`` is called with tensors on its
     device, without gradients; anything else with NumPy arrays, or dicts and tuples of arrays where
     the space is one. They are copies, which the policy may write to. Parameters named ``state`` and
-    ``generators`` have the meaning below; others must have a default, and are left alone.
+    ``generators`` are described below; others must have a default, which is not overridden.
 
     **What it may return.** Actions, or ``(actions, extras)``, where ``extras`` is a dict of arrays
     with a row for each env: ``{"values": values}`` becomes ``rollout.extras["values"]``. Arrays,
-    tensors and lists will do. Names, shapes and dtypes stay those of the first call. Where actions
-    are tuples, the policy must return ``(actions, extras)``. NaN in actions is an error.
+    tensors and lists are accepted. Names, shapes and dtypes must stay those of the first call.
+    Where actions are tuples, the policy must return ``(actions, extras)``. NaN in actions is an
+    error.
 
     **State.** A recurrent policy has a parameter named ``state``; or it has the attribute
-    ``recurrent = True``, and takes its state second. The state is an array, or a dict or tuple of
-    arrays, with a row for each env. The policy returns the new one as ``extras["state"]``, and gets
-    those rows in the next call for the same envs. An episode begins with the state that the
-    policy's method ``initial_state(count)`` returns. Without such a method it begins with zeros,
-    and the state is None in the very first call, before its shape is known.
+    ``recurrent = True``, and takes its state as the second argument. The state is an array, or a
+    dict or tuple of arrays, with a row for each env. The policy returns the new state as
+    ``extras["state"]``, and gets those rows in the next call for the same envs. An episode begins
+    with the state that the policy's method ``initial_state(count)`` returns. Without such a method
+    it begins with zeros, and the state is None in the very first call, before its shape is known.
 
     **Random numbers.** A policy with a parameter named ``generators`` gets a list of
     ``np.random.Generator``, one for each row. Each env has its own, which depends only on the seed
@@ -112,13 +117,13 @@ class Rollouts(Sampler):
     of Python, NumPy and torch. It seeds those of its copy of the policy too: by the policy's method
     ``seed(number)``, if there is one, or else all generators that the policy refers to.
 
-    **Copies.** With ``policy_in="workers"`` and with ``overlap`` a copy of the policy acts. Of a
-    module, its ``state_dict()`` is copied before each rollout; any other policy is copied as a
-    whole, whenever it has changed; a function with what it refers to in its own module. What other
-    modules hold is not copied: a worker has it as it was when the worker started.
+    **Copies.** With ``policy_in="workers"`` and with ``overlap`` a copy of the policy acts. Before
+    each rollout the ``state_dict()`` of a torch module is copied; any other policy is copied as a
+    whole if it has changed, a function with what it refers to in its own module. What other modules
+    hold is not copied: a worker has it as it was when the worker started.
 
-    **Where it acts.** In "main", in this process, and with ``overlap`` in another thread of it.
-    In "workers", in each worker for its own envs; a module is moved to the CPU there.
+    **Where it acts.** In "main", in this process, with ``overlap`` in another thread. In "workers",
+    in each worker for its own envs; a torch module is moved to the CPU there.
 
     >>> def policy(observations):
     ...     return (observations[:, 2] > 0).astype(int)
@@ -154,45 +159,44 @@ class Rollouts(Sampler):
         with vector_env_of(
             *(envs, num_envs, vector_kwargs, self._purpose),
             policy_in_workers=policy if policy_in == "workers" else None,
-        ) as given:
-            self._set_up(given, policy, options, seed)
+        ) as leasable:
+            self._set_up(leasable, policy, options, seed)
 
     def _set_up(
         self,
-        given: Leasable,
+        leasable: Leasable,
         policy: Any,
         options: RolloutOptions,
         seed: int | list[int | None] | None,
     ) -> None:
+        envs = leasable.envs
+        core = core_of(envs)
         if options.policy_in == "workers":
-            self._expect_no_wrappers(given, "the policy acts in the workers")
-        core = core_of(given.envs)
+            leasable.expect_no_wrappers(self._purpose, "the policy acts in the workers")
         if options.as_ready or len(core.groups) > len(set(core.pool.worker_of)):
-            self._expect_no_wrappers(given, "the policy does not act for all envs together")
-        self._transforms = given.transforms
-        self._spec = core.spec if given.transforms is None else given.transforms.spec
+            why = "the policy does not act for all envs together"
+            leasable.expect_no_wrappers(self._purpose, why)
+        self._transforms = leasable.transforms
+        self._spec = core.spec if leasable.transforms is None else leasable.transforms.spec
         self._options = options
         self.horizon = options.horizon
-        self._caller = self._caller_of(policy)
-        caller_of = weakref.WeakMethod(self._caller_of)
-        self._config = RolloutConfig(core, given.envs.num_workers, policy, caller_of, options)
+        self._caller = self._make_caller(policy)
+        self._config = RolloutConfig(core, envs.num_workers, policy, options)
         self._seed = seed
         self._entropy: int | list[int] | None = None  # of random numbers
-        self._beginnings = 0
+        self._restarts = 0  # how often frames have been prepared
         self._slots = options.keep_last + options.overlap
         self._slot = 0
-        self._walker: MainWalker | WorkerWalker | None = None
-        self._ending: MainWalker | WorkerWalker | None = None  # a walker that is being ended
-        self._tally: Tally | None = None
-        self._under_way = False  # a rollout has been started and not been finished
+        self._walker: Walker | None = None
+        self._ending_walker: Walker | None = None
+        self._started = False  # a rollout has been started and not been finished
         self._version = 0
-        self._handed_out_at: int | None = None
-        self._learner_ns = 0
-        self._busy = 0.0  # seconds of all envs together, up to the last rollout
-        self._failed: Exception | None = None  # why the next rollout could not be started
-        self._lease_envs(given.envs, owned=given.owned)
+        self._returned_at: int | None = None  # the last rollout, in ns
+        self._learner_seconds = 0.0
+        self._start_error: Exception | None = None  # why the next rollout could not be started
+        self._lease_envs(envs, owned=leasable.owned)
 
-    def _caller_of(self, policy: Any) -> PolicyCaller:
+    def _make_caller(self, policy: Any) -> PolicyCaller:
         return PolicyCaller(policy, self._spec)
 
     def __iter__(self) -> Iterator[Rollout]:
@@ -205,157 +209,129 @@ class Rollouts(Sampler):
             return self._next()
 
     def _next(self) -> Rollout:
-        self._learner_ns = 0 if self._handed_out_at is None else now() - self._handed_out_at
+        since = self._returned_at
+        self._learner_seconds = 0.0 if since is None else (now() - since) / 1e9
         try:
-            if self._failed is not None:
-                error, self._failed = self._failed, None
+            if self._start_error is not None:
+                error, self._start_error = self._start_error, None
                 raise error
-            if self._walker is None:
-                self._begin()
-            assert self._walker is not None
-            if not self._under_way:
-                self._start(0)
-            self._walker.finish()
-            self._under_way = False
-            rollout = self._made()
+            walker = self._prepared_walker()
+            if not self._started:
+                self._start(walker, 0)
+            walker.finish()
+            self._started = False
+            rollout = self._build(walker)
             if self._options.overlap:
                 try:
-                    self._start(1)
-                except Exception as error:  # this rollout is there all the same
-                    self._failed = error
+                    self._start(walker, 1)
+                except Exception as error:  # the next call raises it: this rollout is complete
+                    self._start_error = error
         except Exception:
             self._drop()
             raise
         except BaseException:  # Ctrl-C does not wait for an env in a long step
-            self._forget()
+            self._abandon()
             raise
-        self._handed_out_at = now()
+        self._returned_at = now()
         return rollout
 
     # -- a rollout -------------------------------------------------------------------------------
 
-    def _start(self, lag: int) -> None:
+    def _start(self, walker: Walker, lag: int) -> None:
         """Begin to fill the next slot, with the policy as it is now."""
-        assert self._walker is not None
         self._core.announce_columns()
         self._lag = lag
         self._version += 1
-        self._under_way = True
-        self._walker.policy.caller.find_device()
-        wait_for_copies(self._walker.frames.memory)
-        self._walker.start(self._slot * (self.horizon + 1))
+        self._started = True
+        walker.policy.caller.find_device()
+        wait_for_copies(walker.frames.memory)
+        walker.start(self._slot * (self.horizon + 1))
 
-    def _made(self) -> Rollout:
-        """Return the rollout that has been finished."""
-        walker, tally, envs = self._walker, self._tally, self.envs
-        assert walker is not None
-        assert tally is not None
-        base = self._slot * (self.horizon + 1)
-        self._slot = (self._slot + 1) % self._slots
-        frames = walker.frames
-        steps = slice(base + 1, base + 1 + self.horizon)
-        seen = slice(base, base + 1 + self.horizon)
-        acted = slice(base, base + self.horizon)
-        if self._options.reset_each:
-            tally.begin_episodes()
-        marks = tally.count(base // (self.horizon + 1), frames, steps, walker.lengths)
-        rest, walker.mailed_infos = walker.mailed_infos, []
-        columns = InfoColumns(
-            self._core.results, frames, self._options.info_keys, rest, steps, marks
-        )
-        policy, spec = walker.policy, self._spec
-        rewards = policy.rewards[steps]
-        if self._options.allow_partial:  # a step under way may yet be writing to its row
-            rewards = np.where(marks["valid"], rewards, 0.0)
-        before, self._busy = self._busy, self._core.pool.busy_seconds()
-        at_work = (self._busy - before) / max(1, envs.num_workers)
-        seconds = {**walker.seconds, "envs": at_work, "learner": self._learner_ns / 1e9}
-        walker.seconds = dict.fromkeys(walker.seconds, 0.0)
-        return Rollout(
-            observations=_tree(spec.observation_tree, policy.observations, seen),
-            actions=_tree(spec.action_tree, policy.actions, steps),
-            rewards=rewards,
-            terminated=frames.terminated[steps],
-            truncated=frames.truncated[steps],
-            final_observations=_tree(spec.observation_tree, policy.final_observations, steps),
-            extras={name: array[acted] for name, array in policy.extras.items()},
-            state=policy.recorded_state(acted),
-            infos=columns.values,
-            info_masks=columns.masks,
-            options=frames.options_versions[seen],
+    def _build(self, walker: Walker) -> Rollout:
+        """Return the rollout that a walker has finished."""
+        slot, self._slot = self._slot, (self._slot + 1) % self._slots
+        return self._builder.build(
+            *(walker, slot),
             version=self._version,
             lag=self._lag,
-            seconds=seconds,
-            memory=frames.memory,
-            **marks,
+            learner_seconds=self._learner_seconds,
         )
 
     # -- beginning and ending --------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """Reset the envs, call the policy once, and lay out frames for what it returns."""
-        envs = self.envs
-        if self._ending is not None or self._core.at_work:  # an earlier call was interrupted
+    def _prepared_walker(self) -> Walker:
+        """Return the walker; at first reset the envs and lay out frames for it."""
+        if self._walker is None:
+            self._prepare()
+        assert self._walker is not None
+        return self._walker
+
+    def _prepare(self) -> None:
+        if self._ending_walker is not None or self._core.at_work:  # a call was interrupted
             self._drop()
-        actor = self._caller
+        policy = self._config.policy
+        caller = self._caller
         if self._options.policy_in == "workers":
-            actor = self._caller_of(copied(self._config.policy))
-        weights = weights_of(self._config.policy) if is_module(self._config.policy) else None
-        board_bytes = sum(w.nbytes + 8 for w in (weights or {}).values()) * 3
+            caller = self._make_caller(copied(policy))
+        weights = weights_of(policy) if is_module(policy) else None
         seed = self._seed
-        if self._beginnings > 0:  # the envs have drawn numbers for others in between
+        if self._restarts > 0:  # the envs have drawn numbers for others in between
             assert self._entropy is not None
-            seed = seed_from(restart_entropy(self._entropy, self._beginnings))
-        begun = self._prepare_frames(
-            *(actor, seed, self._slots * (self.horizon + 1)),
-            board_bytes + WorkerProgress.size_of(len(self._core.groups)) + (1 << 16),
+            seed = seed_from(restart_entropy(self._entropy, self._restarts))
+        prepared = self._prepare_frames(
+            *(caller, seed, self._slots * (self.horizon + 1)),
+            lambda _: self._shared_bytes(weights),
             infos="all" if self._options.info_keys else "none",
             transforms=self._transforms,
         )
         if self._entropy is None:
             self._entropy = entropy_from(self._seed)
-        entropy = restart_entropy(self._entropy, self._beginnings)
-        self._beginnings += 1
+        entropy = restart_entropy(self._entropy, self._restarts)
+        self._restarts += 1
         self._slot = 0
-        self._under_way = False
-        self._busy = self._core.pool.busy_seconds()
-        self._tally = Tally(self._slots, self.horizon, envs.num_envs)
-        frames, frame_policy = begun.frames, begun.policy
-        if self._options.policy_in == "workers":
-            self._walker = WorkerWalker(
-                self._config, frame_policy, frames, begun.segment, weights, entropy
-            )
-        else:
-            self._walker = MainWalker(self._config, frame_policy, frames, begun.outputs, entropy)
+        self._started = False
+        self._builder = RolloutBuilder(self._config, self._spec, self._slots)
+        self._walker = self._make_walker(prepared, entropy, weights)
         self._lease.stop = _end_of(weakref.ref(self._walker))
 
-    def _signal(self) -> None:
+    def _make_walker(
+        self,
+        prepared: PreparedFrames,
+        entropy: int | list[int],
+        weights: dict[str, npt.NDArray[Any]] | None,
+    ) -> Walker:
+        if self._options.policy_in == "workers":
+            return WorkerWalker(self._config, prepared, entropy, weights)
+        walker = ReadyWalker if self._options.as_ready else TurnWalker
+        return walker(self._config, prepared, entropy, self._make_caller)
+
+    def _request_stop(self) -> None:
         if self._walker is not None:
             self._walker.stop()
 
-    def _forget(self) -> None:
-        """Drop what is under way, without waiting: the next use of the envs waits for its end."""
-        self._signal()
-        self._ending = self._walker or self._ending
-        self._under_way = False
+    def _abandon(self) -> None:
+        """Drop the rollout under way without waiting: the next use of the envs waits instead."""
+        self._request_stop()
+        self._ending_walker = self._walker or self._ending_walker
+        self._started = False
         self._walker = None
-        self._handed_out_at = None
+        self._returned_at = None
 
     def _end(self) -> bool:
-        self._forget()  # first: an interrupted end is gone through again
-        ended = self._ending is None or self._ending.end()
-        self._ending = None
+        self._abandon()  # first: an interrupted end is repeated
+        ended = self._ending_walker is None or self._ending_walker.end()
+        self._ending_walker = None
         return ended
 
     def let_go(self) -> None:
         """Give the vector env back without closing it."""
-        if self._closed or not self._mine:
+        if self._closed or not self._in_own_process:
             return
         entry = self._guard.closing("close rollouts")
         with entry:
             self._lease.over = True
             if entry.nested:  # a signal handler in the middle of next(), which then ends
-                self._signal()
+                self._request_stop()
                 self._closed = True
             else:
                 super().let_go()
@@ -367,7 +343,7 @@ class Rollouts(Sampler):
             self._give_back()
 
     def resume(self) -> None:
-        """Take the vector env again, after ``pause``. Nothing may be pending on it."""
+        """Lease the vector env again after ``pause``. No step may be pending on it."""
         if self._closed or self.envs.closed or not self._lease.over:
             return
         self._take_over()
@@ -379,15 +355,11 @@ class Rollouts(Sampler):
         )
 
 
-def _end_of(walker: Callable[[], MainWalker | WorkerWalker | None]) -> Callable[[], bool]:
-    """Return what ends a walker, for the lease, which must not refer to the vector env."""
+def _end_of(walker_ref: Callable[[], Walker | None]) -> Callable[[], bool]:
+    """Return a function that ends a walker, for the lease, which must not refer to the walker."""
 
     def end() -> bool:
-        at_work = walker()
-        return at_work is None or at_work.end()
+        walker = walker_ref()
+        return walker is None or walker.end()
 
     return end
-
-
-def _tree(tree: Any, arrays: Sequence[npt.NDArray[Any]], steps: slice) -> Any:
-    return batch_from(tree, lambda leaf: arrays[leaf][steps])

@@ -108,7 +108,7 @@ def test_rollouts_lend_their_vector_env_and_begin_anew():
     envs = pysampler.VectorEnv([functools.partial(Scripted, "t")] * 4, num_workers=2)
     with pysampler.Rollouts(envs, policy, 5, overlap=True, seed=3) as rollouts:
         first = next(rollouts).copy()
-        with pytest.raises(ValueError, match="cannot evaluate: num_envs and vector_kwargs are of"):
+        with pytest.raises(ValueError, match="cannot evaluate: num_envs and vector_kwargs are for"):
             pysampler.evaluate(rollouts, Counting(), 8, num_envs=2)
         evaluation = pysampler.evaluate(rollouts, Counting(), 8, seed=9)
         assert evaluation.lengths.tolist() == [1] * 8

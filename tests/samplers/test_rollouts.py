@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scripted import Counting, Scripted, policy, slow_rollout
 
 import pysampler
-from pysampler._rollouts.rollout import _copying
+from pysampler._rollouts.cuda import _copy_events
 
 HORIZON = 5
 WAYS = [
@@ -330,7 +330,7 @@ def test_nothing_is_written_where_a_gpu_still_reads(overlap, monkeypatch):
         for _ in range(3):
             one = next(rollouts)
             told.clear()
-            monkeypatch.setitem(_copying, one.memory.ctypes.data, Event())
+            monkeypatch.setitem(_copy_events, one.memory.ctypes.data, Event())
             begun = steps
         next(rollouts)
         assert told == [begun] or overlap

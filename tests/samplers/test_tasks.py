@@ -351,7 +351,7 @@ def test_tasks_whose_giving_was_interrupted_are_given_again():
         sampler.sample(5, params=goals_of(tasks), tasks=tasks)
         for n in range(1, 300, 5):
             others = sampler.sample_tasks(4)
-            reached, _, where = at_point(n, lambda others=others: sampler._give(others))
+            reached, _, where = at_point(n, lambda others=others: sampler._set_tasks(others))
             sampler.sample(5, params=goals_of(sampler.tasks))
             told = [task["goal"] for task in sampler.collect().tasks]
             sampler._rollouts.pause()

@@ -1,0 +1,61 @@
+"""Copies of rollouts to a GPU: CUDA reads the shared memory while the CPU goes on."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["is_cuda", "record_copies", "register_memory", "wait_for_copies"]
+
+_registered: dict[int, int] = {}  # memory registered with CUDA: address and size
+_copy_events: dict[int, Any] = {}  # by address, the CUDA event at the end of the last copies
+
+
+def is_cuda(device: Any) -> bool:
+    """Return whether a device is a GPU that torch uses through CUDA."""
+    import torch  # noqa: PLC0415 - only where tensors are wanted
+
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def register_memory(memory: npt.NDArray[np.uint8]) -> None:
+    """Let CUDA copy from this memory by itself. Where it refuses, copies are only slower."""
+    import torch  # noqa: PLC0415
+
+    address, size = memory.ctypes.data, memory.nbytes
+    if size == 0 or _registered.get(address) == size:
+        return
+    # Read-write, mapped into every context: 0 is the default of cudaHostRegister.
+    if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:
+        _registered[address] = size
+        weakref.finalize(memory, _unregister, address)
+
+
+def _unregister(address: int) -> None:
+    import torch  # noqa: PLC0415
+
+    _copy_events.pop(address, None)
+    if _registered.pop(address, None) is not None:
+        torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def record_copies(memory: npt.NDArray[np.uint8], device: Any) -> None:
+    """Remember the copies from this memory that have been started, for ``wait_for_copies``."""
+    import torch  # noqa: PLC0415
+
+    if memory.ctypes.data in _registered:  # of other memory CUDA has a copy by now
+        event = torch.cuda.current_stream(device).record_event()
+        _copy_events[memory.ctypes.data] = event
+
+
+def wait_for_copies(memory: npt.NDArray[np.uint8]) -> None:
+    """Wait until the GPU has read this memory, which is about to be written again."""
+    address = memory.ctypes.data
+    if (event := _copy_events.get(address)) is not None:
+        event.synchronize()
+        _copy_events.pop(address, None)

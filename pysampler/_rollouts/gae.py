@@ -1,0 +1,116 @@
+"""Generalized advantage estimation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler._numbers import fitting_array, is_real, plain_array
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["gae"]
+
+_DOING = "estimate advantages"
+
+
+def gae(
+    rewards: npt.NDArray[Any],
+    values: npt.NDArray[Any],
+    last_values: npt.NDArray[Any],
+    terminated: npt.NDArray[np.bool_],
+    truncated: npt.NDArray[np.bool_],
+    cut_values: npt.NDArray[Any] = np.zeros(0),  # noqa: B008 - not written to
+    *,
+    valid: npt.NDArray[np.bool_] | None = None,
+    cut: tuple[Any, Any] | None = None,
+    lengths: npt.NDArray[np.int64] | None = None,
+    gamma: float = 0.99,
+    gae_lambda: float = 0.95,
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return advantages by generalized advantage estimation, and returns, of ``[T, N]`` arrays.
+
+    The envs are expected to reset in the step that ends their episode, so that ``values[t + 1]``
+    is then a value of the next episode. Returns are advantages + values.
+
+    Args:
+        rewards: ``[T, N]``.
+        values: ``[T, N]``, of the observations that were acted on.
+        last_values: ``[N]``, of the observations after each env's last step.
+        terminated: ``[T, N]``: nothing comes after these steps.
+        truncated: ``[T, N]``: the episode was cut off after these steps.
+        cut_values: Of the observations that truncated episodes ended with, in the order of ``cut``.
+        valid: ``[T, N]``: steps that were made. In others both results are 0, and earlier steps
+            ignore them.
+        cut: Step and env of each truncated episode; by default all that did not also terminate.
+        lengths: ``[N]``: the number of steps of each env, if some made fewer than T.
+        gamma: The discount factor.
+        gae_lambda: The weight of longer estimates: 0 is the one-step error, 1 the whole return.
+
+    Returns:
+        Advantages and returns, ``[T, N]`` each.
+
+    Raises:
+        ValueError: Shapes do not fit together, or ``gamma`` or ``gae_lambda`` is not in 0 to 1.
+
+    >>> ones = np.ones((3, 1))
+    >>> never = np.zeros((3, 1), bool)
+    >>> gae(ones, 0 * ones, np.array([8.0]), never, never, gamma=0.5, gae_lambda=1.0)[0].ravel()
+    array([2.75, 3.5 , 5.  ])
+    """
+    for name, value in (("gamma", gamma), ("gae_lambda", gae_lambda)):
+        if not (is_real(value, 0) and value <= 1):
+            raise ValueError(f"cannot {_DOING}: {name} {value!r}, expected 0 to 1")
+    rewards = plain_array(_DOING, "rewards", rewards)
+    values = plain_array(_DOING, "values", values)
+    last_values = plain_array(_DOING, "last_values", last_values)
+    cut_values = plain_array(_DOING, "cut_values", cut_values)
+    if rewards.ndim != 2:
+        raise ValueError(f"cannot {_DOING}: rewards of shape {rewards.shape}, expected [T, N]")
+    steps, envs = shape = rewards.shape
+    if values.shape != shape or last_values.shape != (envs,):
+        raise ValueError(
+            f"cannot {_DOING}: values of shape {values.shape} and last_values of "
+            f"{last_values.shape}, expected {shape} and {(envs,)}"
+        )
+    terminated = _bool_array("terminated", terminated, shape)
+    truncated = _bool_array("truncated", truncated, shape)
+    if valid is not None:
+        valid = _bool_array("valid", valid, shape)
+    if cut is None:
+        step, env = np.nonzero(truncated & ~terminated)
+        cut = step, env
+    if cut_values.shape != (len(cut[0]),):
+        raise ValueError(
+            f"cannot {_DOING}: cut_values of shape {cut_values.shape}, expected ({len(cut[0])},): "
+            "those of cut_observations"
+        )
+    dtype = np.result_type(values.dtype, np.float32)
+    next_values = np.empty((steps, envs), dtype)  # of what came after each step
+    next_values[:-1] = values[1:]
+    next_values[-1] = last_values
+    if lengths is not None and (lengths < steps).any():
+        short = np.flatnonzero((lengths < steps) & (lengths > 0))
+        next_values[lengths[short] - 1, short] = last_values[short]
+    next_values[terminated] = 0
+    next_values[cut] = cut_values
+    decay = (~(terminated | truncated)).astype(dtype) * dtype.type(gamma * gae_lambda)
+    advantages = (rewards + gamma * next_values - values).astype(dtype)
+    if valid is not None:
+        advantages[~valid] = 0
+    for t in range(steps - 2, -1, -1):
+        advantages[t] += decay[t] * advantages[t + 1]
+    returns = advantages + values
+    if valid is not None:
+        advantages[~valid] = 0
+        returns[~valid] = 0
+    return advantages, returns
+
+
+def _bool_array(name: str, got: Any, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    array = fitting_array(_DOING, name, got, np.dtype(np.bool_))
+    if array.shape != shape:
+        raise ValueError(f"cannot {_DOING}: {name} of shape {array.shape}, expected {shape}")
+    return array

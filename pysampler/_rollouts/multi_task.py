@@ -1,0 +1,306 @@
+"""Sampling many tasks at once, for meta-RL: each env has its own task."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler._closing import Closing, Uncopyable
+from pysampler._numbers import whole_number
+from pysampler._policies.sampler import vector_env_of
+from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
+from pysampler._rollouts.collected import Collected
+from pysampler._rollouts.task_rollouts import TaskRollouts
+from pysampler._vector import arguments
+from pysampler.envs.meta.tasks import TaskWrapper
+from pysampler.errors import ClosedError, PysamplerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import gymnasium as gym
+    import numpy.typing as npt
+
+    from pysampler._rollouts.rollout import Episode, Rollout
+    from pysampler._vector.vector_env import VectorEnv
+
+__all__ = ["MultiTaskSampler", "Ready"]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Envs that wait for actions, a row for each.
+
+    Attributes:
+        envs: The indices of the envs.
+        tasks: The index of each env's task among the sampler's tasks.
+        observations: The observations to act on.
+    """
+
+    envs: npt.NDArray[np.int64]
+    tasks: npt.NDArray[np.int64]
+    observations: Any
+
+
+class MultiTaskSampler(Uncopyable, Closing):
+    """Samples a policy in many envs, each of which has a task.
+
+    Args:
+        envs: A :class:`pysampler.VectorEnv`, or what :class:`pysampler.Rollouts` makes one of. Envs
+            have the methods ``sample_tasks(n)`` and ``reset_task(task)`` (of ``env.unwrapped``).
+            Those of a vector env must also take tasks as options of ``reset``: the envs of
+            :mod:`pysampler.envs.meta` do, ``pysampler.envs.meta.TaskWrapper`` lets others.
+        policy: A function ``policy(observations, tasks, params)`` that returns actions, or
+            ``(actions, extras)``. Row i is of the task with the index ``tasks[i]``; ``params`` is
+            what was passed to ``sample``, as parameters that were adapted to each task. Otherwise
+            as of :class:`pysampler.Rollouts`; recurrent policies have a parameter named ``state``.
+        num_envs: How many envs to make.
+        vector_kwargs: Further arguments of :class:`pysampler.VectorEnv`, for the envs to make.
+        min_envs: Act as soon as this many envs are ready, instead of all.
+        timeout: Act after this many seconds for the envs that are ready.
+        seed: Seed of the tasks, of the first reset and of the policy's ``generators``.
+        info_keys: Keys of infos to put into ``rollout.infos``: numbers, arrays, dicts of these.
+
+    Attributes:
+        envs: The vector env.
+        policy: The policy.
+        tasks: The tasks of the last sample.
+
+    >>> import pysampler.envs.meta
+    >>> def policy(observations, tasks, params):
+    ...     return params[tasks] - observations
+    >>> with MultiTaskSampler("Navigation2D-v0", policy, num_envs=6, seed=1) as sampler:
+    ...     tasks = sampler.sample_tasks(3)
+    ...     goals = np.array([task["goal"] for task in tasks], np.float32)
+    ...     rollout = sampler.sample(20, params=goals, tasks=tasks)
+    ...     collected = sampler.collect()
+    >>> [len(episodes) > 2 for episodes in collected.episodes]
+    [True, True, True]
+    """
+
+    def __init__(
+        self,
+        envs: Any,
+        policy: Callable[..., Any],
+        *,
+        num_envs: int | None = None,
+        vector_kwargs: dict[str, Any] | None = None,
+        min_envs: int | None = None,
+        timeout: float | None = None,
+        seed: int | None = None,
+        info_keys: Sequence[str] = (),
+    ) -> None:
+        if seed is not None:
+            seed = whole_number("sample tasks", "seed", seed, 0)
+        arguments.deadline(timeout, "sample tasks")  # raises if it is none
+        self.policy = policy
+        self._seed = seed
+        self._seeds_used = 0
+        self._options: dict[str, Any] = {
+            "min_envs": min_envs,
+            "timeout": timeout,
+            "info_keys": info_keys,
+            "reset_each": True,
+        }
+        self._rollouts: TaskRollouts | None = None
+        self._rollout: Rollout | None = None
+        self._random = np.random.default_rng(None if seed is None else [seed, 1])
+        self._closed = False
+        self.tasks: list[Any] = []
+        self._tasks_are_set = True  # the envs have ``tasks``
+        with vector_env_of(
+            *(envs, num_envs, vector_kwargs, "sample tasks"), wrappers=[TaskWrapper]
+        ) as leasable:
+            self.envs: VectorEnv = leasable.envs
+            self._owned = leasable.owned
+            self._task_of = np.zeros(self.envs.num_envs, np.int64)
+            why = "the policy does not act for all envs together"
+            leasable.expect_no_wrappers("sample tasks", why)
+            takes = self.envs.apply(_takes_tasks)
+            if not all(takes):
+                raise TypeError(
+                    f"cannot sample tasks: env {takes.index(False)} takes no tasks as options of "
+                    "reset; wrap it in pysampler.envs.meta.TaskWrapper"
+                )
+            with TaskRollouts(self.envs, policy, 1, **self._options):
+                pass  # raises what is wrong with the options here, not in the first sample
+
+    def sample_tasks(self, count: int) -> list[Any]:
+        """Return ``count`` tasks, drawn by the first env with the sampler's own random numbers."""
+        count = whole_number("sample tasks", "count", count, 1)
+        if self._rollouts is not None and self._rollouts.opened:
+            self._end_rollouts()
+        rollouts = self._rollouts
+        with contextlib.nullcontext() if rollouts is None else rollouts.calling_envs():
+            [(tasks, self._random)] = self.envs.apply(_sample_tasks, count, self._random, envs=[0])
+        return list(tasks)
+
+    def sample(
+        self, max_length: int, params: Any = None, tasks: Sequence[Any] | None = None
+    ) -> Rollout:
+        """Reset all envs, let each make ``max_length`` steps, and return them as a rollout.
+
+        Args:
+            max_length: The number of steps of each env, in as many episodes as that takes.
+            params: What the policy is called with beside observations and tasks.
+            tasks: One task for each env, or fewer, which are shared out evenly in order: the first
+                of three goes to the first third of the envs. None repeats the tasks of the last
+                sample; at first it draws one for each env.
+        """
+        self._rollout = next(self._prepared(max_length, params, tasks))
+        return self._rollout
+
+    # -- sampling without a policy -----------------------------------------------------------------
+
+    def begin(
+        self, max_length: int, params: Any = None, tasks: Sequence[Any] | None = None
+    ) -> None:
+        """Begin a sample whose actions the caller chooses, with ``step_recv`` and ``step_send``.
+
+        Args:
+            max_length: The number of steps of each env.
+            params: As of ``sample``.
+            tasks: As of ``sample``.
+        """
+        self._prepared(max_length, params, tasks).open()
+
+    def step_recv(self, timeout: float | None = None) -> Ready | None:
+        """Wait until ``min_envs`` envs have been reset or made their step.
+
+        Args:
+            timeout: After this many seconds, return the envs that are ready, or else the first
+                that is.
+
+        Returns:
+            The envs that wait for actions; None once each env has made all its steps, which
+            ``collect`` returns.
+        """
+        if self._rollouts is None:
+            return None
+        rows = self._rollouts.receive(arguments.deadline(timeout))
+        if rows is None:
+            if self._rollout is None and self._rollouts.opened:
+                self._rollout = self._rollouts.finish()
+            return None
+        envs, observations = rows
+        return Ready(envs, self._task_of[envs], observations)
+
+    def step_send(self, actions: Any, extras: dict[str, Any] | None = None) -> None:
+        """Step the envs that ``step_recv`` returned last.
+
+        Args:
+            actions: An action for each of those envs.
+            extras: What the sampler's policy would return beside its actions.
+        """
+        if self._rollouts is None:
+            raise ValueError("cannot send actions: nothing is sampled; call begin() first")
+        self._rollouts.write(actions, extras or {})
+
+    def _prepared(self, max_length: int, params: Any, tasks: Any) -> TaskRollouts:
+        """Give the envs their tasks, and return rollouts of ``max_length`` steps."""
+        if self._closed:
+            raise ClosedError("cannot sample tasks: the sampler is closed")
+        max_length = whole_number("sample rollouts", "max_length", max_length, 1)
+        if tasks is None and not self.tasks:
+            tasks = self.sample_tasks(self.envs.num_envs)
+        elif tasks is None and not self._tasks_are_set:
+            tasks = self.tasks
+        if tasks is not None:
+            self._expect_tasks(tasks)
+        self._rollout = None  # the last sample is this one, however it ends
+        if tasks is not None:
+            self._set_tasks(tasks)
+        rollouts = self._rollouts
+        # Without envs if a signal handler's exception interrupted the end of these rollouts.
+        if (
+            rollouts is None
+            or rollouts.horizon != max_length
+            or rollouts.opened
+            or not rollouts.has_envs
+        ):
+            self._end_rollouts()
+            self._rollouts = rollouts = TaskRollouts(
+                *(self.envs, self.policy, max_length), seed=self._next_seed(), **self._options
+            )
+        rollouts.task_of, rollouts.params = self._task_of, params
+        return rollouts
+
+    def collect(self) -> Collected:
+        """Return the episodes of the last sample by task, as views that hold until the next one."""
+        rollout = self._rollout
+        if rollout is None:
+            raise ValueError("cannot collect: nothing has been sampled, or not all of it")
+        episodes: list[list[Episode]] = [[] for _ in self.tasks]
+        for episode in rollout.episodes():
+            version = int(rollout.options[episode.steps.start, episode.env])
+            if version != self._version:
+                raise PysamplerError(
+                    f"cannot collect: env {episode.env} was reset with other options than those of "
+                    f"the tasks (version {version}, expected {self._version})"
+                )
+            episodes[self._task_of[episode.env]].append(episode)
+        return Collected(list(self.tasks), episodes)
+
+    def _expect_tasks(self, tasks: Any) -> None:
+        count = self.envs.num_envs
+        if isinstance(tasks, (str, bytes)) or not isinstance(tasks, (Sequence, np.ndarray)):
+            raise TypeError(f"cannot set tasks: {type(tasks).__name__}, expected a list of tasks")
+        if len(tasks) == 0 or count % len(tasks):
+            raise ValueError(
+                f"cannot set tasks: {len(tasks)} of them, expected {count}, one for each env, or "
+                "a number that divides it"
+            )
+
+    def _set_tasks(self, tasks: Sequence[Any]) -> None:
+        count = self.envs.num_envs
+        tasks, task_of = list(tasks), np.arange(count) // (count // len(tasks))
+        self._tasks_are_set = False  # until the envs have these, and it is known here
+        version = self.envs.set_options(None, [{"task": tasks[task]} for task in task_of])
+        self.tasks, self._task_of, self._version = tasks, task_of, version
+        self._tasks_are_set = True
+
+    def _next_seed(self) -> int | list[int | None] | None:
+        """Return the seed of the next rollouts: at first the seed of the sampler."""
+        seed, self._seeds_used = self._seed, self._seeds_used + 1
+        if self._seeds_used == 1 or seed is None:
+            return seed
+        return seed_from(restart_entropy(entropy_from(seed), self._seeds_used))
+
+    def _end_rollouts(self) -> None:
+        if self._rollouts is not None:
+            self._rollouts.close()
+            self._rollouts = None
+
+    def close(self) -> None:
+        """End the sample under way; close the envs if they were made here."""
+        self._closed = True
+        self._end_rollouts()
+        if self._owned and not self.envs.closed:
+            self.envs.close()
+
+    def __repr__(self) -> str:
+        return f"<pysampler.MultiTaskSampler of {self.envs!r}{', closed' * self._closed}>"
+
+
+def _takes_tasks(env: gym.Env[Any, Any]) -> bool:
+    try:
+        return bool(env.get_wrapper_attr("takes_tasks"))
+    except AttributeError:
+        return False
+
+
+def _sample_tasks(
+    env: gym.Env[Any, Any], count: int, generator: np.random.Generator
+) -> tuple[list[Any], np.random.Generator]:
+    """Return tasks drawn with ``generator``, and the generator; the env's own stays as it was."""
+    inner: Any = env.unwrapped
+    own = inner.np_random
+    inner.np_random = generator
+    try:
+        return list(inner.sample_tasks(count)), generator
+    finally:
+        inner.np_random = own

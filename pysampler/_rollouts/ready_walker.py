@@ -1,0 +1,163 @@
+"""A walker whose policy acts for the envs that are ready, instead of for all in turn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler._rollouts.main_walker import MainWalker
+from pysampler._vector.jobs import Reset
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from pysampler._policies.calling import PolicyCaller
+    from pysampler._policies.sampler import PreparedFrames
+    from pysampler._rollouts.config import RolloutConfig
+
+__all__ = ["ReadyWalker"]
+
+
+class ReadyWalker(MainWalker):
+    """Acts for the envs that are ready, so that groups may be at different frames.
+
+    ``finish`` does all of a rollout. Or a caller does it step by step: ``open`` and ``receive``
+    return the groups that are ready, whose actions the caller writes before it calls ``step``,
+    until the walker is ``finished``.
+    """
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        prepared: PreparedFrames,
+        entropy: int | list[int],
+        make_caller: Callable[[Any], PolicyCaller],
+    ) -> None:
+        super().__init__(config, prepared, entropy, make_caller)
+        self._all_groups = range(len(self._groups))
+        self._rows = [slice(group.start, group.stop) for group in self._groups]
+        self._sizes = np.array([len(group) for group in self._groups])
+        # For each group, the frame with its newest results, and the number of steps it has made.
+        self._frame_of = np.zeros(len(self._groups), np.int64)
+        self._steps = np.zeros(len(self._groups), np.int64)
+        self._carried: set[int] = set()  # groups whose step under way began in the last rollout
+        self._has_reset = True  # the envs were reset when the frames were laid out
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """The number of steps of each env in the rollout."""
+        return np.repeat(self._steps, self._sizes)
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing more to do in this rollout."""
+        full = self._steps == self._horizon
+        return bool(full.any() if self._options.allow_partial else full.all())
+
+    def _fill_frames(self) -> None:
+        ready = self.open()
+        while True:
+            self._expect_running()
+            if groups := self.unfinished(ready):
+                self._call_policy(*self.rows_of(groups))
+                self.step(groups)
+            if self.finished:
+                return
+            timeout = self._options.timeout_ns
+            ready = self.receive(None if timeout is None else now() + timeout)
+
+    def open(self) -> list[int]:
+        """Begin the rollout; return the groups that wait for actions."""
+        self._steps[:] = 0
+        if self._options.reset_each and not self._has_reset:
+            self._reset_all()
+            return []
+        self._has_reset = False
+        # What was under way at the end of the last rollout is the first step of this one.
+        self._carried = {group for group in self._all_groups if self._pool.is_pending(group)}
+        for group in self._all_groups:
+            self._copy_observations(group)
+        ready = [group for group in self._all_groups if group not in self._carried]
+        self._frame_of[ready] = self._base
+        return ready
+
+    def _reset_all(self) -> None:
+        jobs = {group: Reset([None] * len(envs)) for group, envs in enumerate(self._groups)}
+        self._frame_of[:] = self._base - 1
+        self._steps[:] = -1
+        self._pool.request([(group, self._base) for group in jobs], jobs)
+
+    def unfinished(self, groups: list[int]) -> list[int]:
+        """Return those of some groups that have steps left in this rollout."""
+        return [group for group in groups if self._steps[group] < self._horizon]
+
+    def step(self, groups: list[int]) -> None:
+        """Step some groups, whose actions have been written."""
+        self._pool.step_some([(group, int(self._frame_of[group]) + 1) for group in groups])
+
+    def rows_of(self, groups: list[int]) -> tuple[Any, Any]:
+        """Return the frames that some groups are at, and their envs."""
+        frames = self._frame_of[groups]
+        same = bool((frames == frames[0]).all())
+        if same and len(groups) == len(self._groups):
+            return int(frames[0]), slice(0, self.frames.envs)
+        envs = np.concatenate([self._core.everyone[self._rows[group]] for group in groups])
+        return int(frames[0]) if same else np.repeat(frames, self._sizes[groups]), envs
+
+    def receive(self, deadline: int | None) -> list[int]:
+        """Wait until ``min_envs`` have made a step; return their groups.
+
+        At the deadline return the groups that have made one, or else the first group that does.
+        """
+        began = now()
+        envs = self.frames.envs
+        min_envs = min(self._options.min_envs or envs, envs)
+        groups, answers = self._pool.wait_some(min_envs, envs, deadline)
+        if not groups:
+            groups, answers = self._pool.wait_some(1, envs, None)
+        self._pool.take(groups)
+        self.seconds["waiting"] += (now() - began) / 1e9
+        if answers:
+            self._handle(answers, {group: int(self._frame_of[group]) + 1 for group in groups})
+        for group in groups:
+            if group in self._carried:
+                self._carried.discard(group)
+                self._carry(group)
+            self._frame_of[group] += 1
+            self._steps[group] += 1
+            at, rows = int(self._frame_of[group]), self._rows[group]
+            if self._steps[group] == 0:
+                self.policy.begin_episodes(at, rows)
+            else:
+                self.policy.after_step(at, rows)
+        return groups
+
+    def _copy_observations(self, group: int) -> None:
+        """Copy the newest observations of a group to the first frame of the rollout."""
+        rows, at = self._rows[group], self._frame_of[group]
+        for leaf in self.policy.carried if at != self._base else ():
+            leaf[self._base, rows] = leaf[at, rows]
+
+    def _carry(self, group: int) -> None:
+        """Copy a step that lies in the last rollout's frames to the first frames of this one."""
+        base, frames, rows, at = self._base, self.frames, self._rows[group], self._frame_of[group]
+        if at != base:
+            for leaf in (*self.policy.carried, *self.policy.extras.values()):
+                leaf[base, rows] = leaf[at, rows]
+            results = [
+                *(*self.policy.carried, *frames.final_observations, *self.policy.actions),
+                *(frames.rewards, frames.terminated, frames.truncated, frames.has_final),
+            ]
+            for column in self._core.results.columns:
+                results += column.views(frames)
+            for array in results:
+                array[base + 1, rows] = array[at + 1, rows]
+            self.mailed_infos = [
+                (base + 1 if frame == at + 1 and env in self._groups[group] else frame, env, info)
+                for frame, env, info in self.mailed_infos
+            ]
+        self._frame_of[group] = base
