@@ -47,7 +47,8 @@ from pysampler.errors import (
 )
 
 if TYPE_CHECKING:
-    from pysampler._actors.actors import Actors, ActorStats
+    from pysampler._actors.actor_stats import ActorStats
+    from pysampler._actors.actors import Actors
     from pysampler._actors.phases import Phase, Phases
     from pysampler._actors.records import Records
     from pysampler._actors.watcher import Watcher
@@ -112,7 +113,7 @@ __all__ = [
 # Where each name is imported from when it is used first: a worker that steps envs imports neither
 # samplers nor what learners keep.
 _HOMES = {
-    "ActorStats": "_actors.actors",
+    "ActorStats": "_actors.actor_stats",
     "Actors": "_actors.actors",
     "Averaging": "_learning.averaging",
     "Batch": "_learning.batch",

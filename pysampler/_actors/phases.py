@@ -1,4 +1,4 @@
-"""Phases: actors fill the ring while the learner waits; then they wait while it learns."""
+"""Phases: actors fill the ring while the learner waits; then the learner works while they wait."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ __all__ = ["Phase", "Phases"]
 
 
 class Phase:
-    """What the actors recorded while the learner waited.
+    """The records that actors made while the learner waited.
 
-    ``filling``: when they began to; ``full``: when there was enough, both in ns of ``now()``.
+    Attributes:
+        number: The number of the phase, from 1 on.
+        filling: When the actors began to record, in ns of ``now()``.
+        full: When there were enough records, in ns of ``now()``.
     """
 
     def __init__(self, actors: Actors, number: int, count: int, filling: int) -> None:
@@ -31,46 +34,51 @@ class Phase:
 
     @property
     def left(self) -> int:
-        """How many there still are."""
+        """The number of records that have not been taken yet."""
         return self._end - self._actors.passed
 
     @property
-    def _untouched(self) -> bool:
-        """Whether the learner has taken none of them."""
+    def _is_untouched(self) -> bool:
+        """Whether no record has been taken."""
         return self._actors.passed == self._begin
 
     def take(self, count: int) -> Records | None:
-        """Up to so many of them; None when there are no more."""
+        """Return up to ``count`` records of the phase; None when there are no more."""
         count = whole_number("take records", "count", count, 1)
         return self._actors.take(min(count, self.left)) if self.left > 0 else None
 
     def all(self) -> Records | None:
-        """All of them in one batch: a copy if they do not lie one behind the other."""
+        """Return all records in one batch: a copy if they do not lie one behind the other."""
         if (first := self.take(max(1, self.left))) is None or self.left == 0:
             return first
         return first.copy().joined(self.batches(self.left))
 
     def batches(self, count: int) -> Iterator[Records]:
-        """All of them, up to so many at a time."""
+        """Yield all records, up to ``count`` at a time."""
         while (records := self.take(count)) is not None and len(records) > 0:
             yield records
 
 
 class Phases(Iterator[Phase]):
-    """Phases, one after the other. Where Ctrl-C came into one, the next call goes on from there."""
+    """An iterator over phases. If an exception interrupts a call, the next one goes on from there.
+
+    Args:
+        actors: The actors.
+        drop: Whether to drop the records of a phase that the learner leaves.
+    """
 
     def __init__(self, actors: Actors, *, drop: bool) -> None:
         self._actors = actors
         self._drop = drop
-        self._filling: int | None = now()  # since when; None: there is a phase
-        self._phase: Phase | None = None  # the last
-        self._last = False  # it began when the actors had stopped
+        self._filling: int | None = now()  # since when, in ns; None during a phase
+        self._phase: Phase | None = None  # the last one
+        self._was_stopped = False  # the last one began when the actors had stopped
 
     def __next__(self) -> Phase:
-        """The next phase."""
+        """Wait until the ring is full, and return the next phase."""
         left = 0
         if (last := self._phase) is not None:  # the learner is done with it
-            if self._last and last._untouched:
+            if self._was_stopped and last._is_untouched:
                 raise StopIteration
             self._actors.give_back(last._end if self._drop else 0)
             left = last.left
@@ -79,6 +87,6 @@ class Phases(Iterator[Phase]):
             raise StopIteration
         phase = Phase(self._actors, 1 if last is None else last.number + 1, count, filling)
         stopped = self._actors.stopped
-        # Together, and at once to the learner: who is interrupted before makes it once more.
-        self._phase, self._last, self._filling = phase, stopped, None
+        # One statement, then the return: a call that is interrupted before makes it once more.
+        self._phase, self._was_stopped, self._filling = phase, stopped, None
         return phase

@@ -1,20 +1,20 @@
-"""What actors hand over: one record of fixed size for each step of an env, or each T steps.
+"""What actors hand over: a record for each step of an env, or for T steps of it.
 
 ================================ ==============================================================
-``env``                          which
+``env``                          the index of the env
 ``version``                      of the weights that acted; at the beginning of a record of T steps
-``number``                       how many records that env had begun before: gaps were lost
-``observations``                 what was acted on
-``next_observations``            what came of it; where an episode ended, its last observation
-``actions``                      what was done
+``number``                       how many records that env had begun before; a gap is a lost record
+``observations``                 the observation that was acted on
+``next_observations``            the one after the step; the last of the episode where it ended
+``actions``                      the action
 ``rewards``                      float64
 ``terminated`` ``truncated``     bool
 ``returns`` ``lengths``          of the episode so far, this step included
-(names of the policy's)          what it said beside its actions
-``state``                        the recurrent state that the record began in
+(names of the policy's extras)   what the policy returned beside its actions
+``state``                        the recurrent state at the beginning of the record
 ================================ ==============================================================
 
-With T steps all but the first three and the last have an axis of time. Of spaces that are trees
+With T steps all but the first three and the last have an axis of time. Where a space is a tree,
 each leaf is a field: ``observations['camera']``.
 """
 
@@ -38,31 +38,35 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from pysampler._frames.frames import Frames
     from pysampler._frames.spec import Spec
     from pysampler._policies.calling import PolicyOutputs
-    from pysampler._policies.frame_policy import FramePolicy
 
-__all__ = ["Described", "Packer", "Records"]
+__all__ = ["RecordLayout", "Records"]
 
-# What a record has once, however many steps it has; what every record has; and what depends on the
-# spaces.
+# Fields that a record has once, however many steps it has; that every record has; that the policy's
+# extras cannot be called.
 _ONCE = "env", "version", "number"
-_OF_ALL = *_ONCE, "rewards", "terminated", "truncated", "returns", "lengths"
-_OWN = *_OF_ALL, "observations", "next_observations", "actions", STATE
+_ALWAYS = *_ONCE, "rewards", "terminated", "truncated", "returns", "lengths"
+_RESERVED = *_ALWAYS, "observations", "next_observations", "actions", STATE
 
 
 @dataclass(frozen=True)
-class Described:
-    """What there is in a record: of these spaces and policy, and so many steps (None: of one)."""
+class RecordLayout:
+    """The fields of a record.
+
+    Attributes:
+        spec: The spaces of the envs.
+        outputs: What the policy returns.
+        steps: The number of steps of a record; None for single transitions.
+    """
 
     spec: Spec
-    said: PolicyOutputs
+    outputs: PolicyOutputs
     steps: int | None
 
     def __post_init__(self) -> None:
-        for name, _ in self.said.extras:
-            taken = name in _OWN or str(name).startswith(STATE) or hasattr(Records, str(name))
+        for name, _ in self.outputs.extras:
+            taken = name in _RESERVED or str(name).startswith(STATE) or hasattr(Records, str(name))
             if taken or not str(name).isidentifier():
                 raise ValueError(
                     f"cannot act: the policy's {name!r} is the name of something else in a record, "
@@ -71,9 +75,9 @@ class Described:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of a record."""
+        """The dtype of a record."""
         time = () if self.steps is None else (self.steps,)
-        spec, said = self.spec, self.said
+        spec, outputs = self.spec, self.outputs
         fields: list[Any] = [(name, np.int64) for name in _ONCE]
         for name in ("observations", "next_observations"):
             for place, field in zip(
@@ -81,147 +85,62 @@ class Described:
             ):
                 fields.append((name + place, field.dtype, (*time, *field.shape)))
         for place, field, dtype in zip(
-            leaf_paths(spec.action_tree), spec.actions, said.actions, strict=True
+            leaf_paths(spec.action_tree), spec.actions, outputs.actions, strict=True
         ):
             fields.append(("actions" + place, dtype, (*time, *field.shape)))
         fields += [("rewards", np.float64, time), ("returns", np.float64, time)]
         fields += [("lengths", np.int64, time)]
         fields += [(name, np.bool_, time) for name in ("terminated", "truncated")]
-        fields += [(name, field.dtype, (*time, *field.shape)) for name, field in said.extras]
-        if said.state is not None:
+        fields += [(name, field.dtype, (*time, *field.shape)) for name, field in outputs.extras]
+        if outputs.state is not None:
             fields += [
-                (f"{STATE}{i}", field.dtype, field.shape) for i, field in enumerate(said.state[1])
+                (f"{STATE}{i}", field.dtype, field.shape)
+                for i, field in enumerate(outputs.state[1])
             ]
         return np.dtype(fields, align=True)
 
     @property
     def like(self) -> dict[str, npt.NDArray[Any]]:
-        """One of each field that is of a step, and not of what comes with every one.
+        """A value of each field of a step that depends on the spaces and the policy.
 
-        Of records of T steps the recurrent state is not among them: of the later steps nothing
-        knows theirs.
+        The recurrent state is left out if records have T steps: that of later steps is not known.
         """
         if self.steps is not None:
             of_steps = replace(self, steps=None).like
-            return {name: one for name, one in of_steps.items() if not name.startswith(STATE)}
+            return {name: array for name, array in of_steps.items() if not name.startswith(STATE)}
         record = np.zeros((), self.dtype)
-        names = [name for name in self.dtype.names or () if name not in _OF_ALL]
+        names = [name for name in self.dtype.names or () if name not in _ALWAYS]
         return {name: record[name] for name in names}
 
 
-class Packer:
-    """A worker's side: takes records of its envs from frames in a row."""
-
-    def __init__(
-        self,
-        described: Described,
-        acting: FramePolicy,
-        frames: Frames,
-        envs: slice,
-        begun: npt.NDArray[np.int64],
-    ) -> None:
-        self.steps = described.steps
-        self._frames = frames
-        self._envs = envs
-        self._begun = begun  # records of each env, shared: a replacement goes on from there
-        count = envs.stop - envs.start
-        longest = frames.count - 1
-        self.versions = np.zeros(longest, np.int64)  # that acted at each frame
-        self._return, self._length = np.zeros(count), np.zeros(count, np.int64)  # so far
-        self._returns = np.zeros((longest + 1, count))  # of the episodes, up to each frame
-        self._lengths = np.zeros((longest + 1, count), np.int64)
-        self._records = np.zeros((longest if self.steps is None else 1, count), described.dtype)
-        self._records["env"] = np.arange(envs.start, envs.stop)
-        spec, said = described.spec, described.said
-        before: list[tuple[str, npt.NDArray[Any]]] = []
-        after: list[tuple[str, npt.NDArray[Any]]] = []
-        self._final: list[tuple[str, npt.NDArray[Any]]] = []
-        for place, leaf, final in zip(
-            leaf_paths(spec.observation_tree),
-            frames.observations,
-            frames.final_observations,
-            strict=True,
-        ):
-            before.append(("observations" + place, leaf))
-            after.append(("next_observations" + place, leaf))
-            self._final.append(("next_observations" + place, final))
-        for place, leaf in zip(leaf_paths(spec.action_tree), acting.actions, strict=True):
-            after.append(("actions" + place, leaf))
-        after += [(name, getattr(frames, name)) for name in ("rewards", "terminated", "truncated")]
-        before += acting.extras.items()
-        states = frames.extras[len(said.extras) :]
-        self._states = [(f"{STATE}{i}", leaf) for i, leaf in enumerate(states)]
-        self._fields = [(name, leaf, 0) for name, leaf in before]
-        self._fields += [(name, leaf, 1) for name, leaf in after]
-
-    def forget(self) -> None:
-        """The envs are new ones."""
-        self._return[:] = 0
-        self._length[:] = 0
-
-    def count(self, at: int) -> None:
-        """The envs have made the step that ends at a frame."""
-        self._return += self._frames.rewards[at, self._envs]
-        self._length += 1
-        self._returns[at] = self._return
-        self._lengths[at] = self._length
-        over = self._over(slice(at, at + 1))[0]
-        if over.any():
-            self._return[over] = 0
-            self._length[over] = 0
-
-    def _over(self, made: slice) -> npt.NDArray[np.bool_]:
-        frames, envs = self._frames, self._envs
-        return np.asarray(frames.terminated[made, envs] | frames.truncated[made, envs])
-
-    def pack(self, first: int, last: int) -> npt.NDArray[Any]:
-        """Records of the steps from one frame to another: ``[n]``, valid until the next call."""
-        envs = self._envs
-        rows = self._records[: last - first] if self.steps is None else self._records
-        for name, leaf, shift in self._fields:
-            part = leaf[first + shift : last + shift, envs]
-            rows[name] = part if self.steps is None else np.moveaxis(part, 0, 1)[None]
-        over = self._over(slice(first + 1, last + 1))
-        if over.any():
-            for name, final in self._final:
-                part = final[first + 1 : last + 1, envs]
-                if self.steps is None:
-                    rows[name][over] = part[over]
-                else:
-                    rows[name][0][over.T] = np.moveaxis(part, 0, 1)[over.T]
-        for name, array in (("returns", self._returns), ("lengths", self._lengths)):
-            part = array[first + 1 : last + 1]
-            rows[name] = part if self.steps is None else part.T[None]
-        begun = self._begun[envs]
-        rows["number"] = begun + np.arange(len(rows))[:, None]
-        if self.steps is None:
-            rows["version"] = self.versions[first:last, None]
-            for name, leaf in self._states:
-                rows[name] = leaf[first:last, envs]
-        else:
-            rows["version"] = self.versions[first]
-            for name, leaf in self._states:
-                rows[name] = leaf[first, envs]
-        # Before they are handed over: a number never comes twice.
-        begun += len(rows)
-        return rows.reshape(-1)
-
-
 class Records:
-    """A batch of records: ``[n, ...]``, or ``[n, T, ...]`` of T steps.
+    """A batch of n records: arrays ``[n, ...]``, or ``[n, T, ...]`` of records of T steps.
 
-    Views of where the actors wrote them, until the next ``take``; ``copy()`` stays. Each field is
-    an attribute, as a tree where the space is one; ``fields`` has the leaves by name.
+    Each field is an attribute, as a dict or tuple of arrays where the space is one:
+
+    - ``env``, ``version``, ``number`` (``[n]``): the env, the version of the weights at the
+      beginning of the record, and how many records that env had begun before.
+    - ``observations``, ``next_observations``, ``actions``, ``rewards``, ``terminated``,
+      ``truncated``: the steps. Where an episode ended, ``next_observations`` has its last one.
+    - ``returns``, ``lengths``: of the episode so far, this step included.
+    - ``state`` and the names of the policy's extras: what the policy returned beside its actions.
+      ``state`` is the recurrent state at the beginning of the record.
+
+    The arrays are views of what the actors wrote, and hold until the next ``take``; ``copy()``
+    stays. ``records[a:b]`` and ``records[mask]`` are batches of some records.
+
+    Attributes:
+        rows: The records as a structured array, with a field for each leaf.
     """
 
     def __init__(
         self,
         rows: npt.NDArray[Any],
-        described: Described,
+        layout: RecordLayout,
         convert: Callable[[npt.NDArray[Any]], Any] | None = None,
     ) -> None:
         self.rows = rows
-        self._described = described
+        self._layout = layout
         self._convert = convert
 
     def __len__(self) -> int:
@@ -233,12 +152,12 @@ class Records:
                 f"cannot choose records: {which!r}, expected a slice, or an array of indices or "
                 "bools; fields are attributes: records.rewards"
             )
-        return Records(self.rows[which], self._described, self._convert)
+        return Records(self.rows[which], self._layout, self._convert)
 
     def by_step(self, name: str) -> npt.NDArray[Any]:
-        """A field as ``[n * T, ...]``: what a record has once is there for each of its steps."""
+        """Return a field as ``[n * T, ...]``; what a record has once is repeated for each step."""
         array = self.rows[name]
-        steps = self._described.steps
+        steps = self._layout.steps
         if steps is None:
             return np.asarray(array)
         if name in _ONCE or name.startswith(STATE):
@@ -246,80 +165,89 @@ class Records:
         return np.asarray(array.reshape(-1, *array.shape[2:]))
 
     def copy(self) -> Records:
-        """With memory of its own."""
-        return Records(self.rows.copy(), self._described, self._convert)
+        """Return the records with memory of their own, which stays as it is."""
+        return Records(self.rows.copy(), self._layout, self._convert)
 
     def joined(self, others: Iterable[Records]) -> Records:
-        """These and others in one batch, with memory of its own."""
+        """Return these and other records as one batch, with memory of its own."""
         rows = np.concatenate([self.rows, *(other.rows.copy() for other in others)])
-        return Records(rows, self._described, self._convert)
+        return Records(rows, self._layout, self._convert)
 
     def gae(
         self, values: Any, next_values: Any, *, gamma: float = 0.99, gae_lambda: float = 0.95
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Advantages and returns of records of T steps, ``[n, T]`` as :func:`pysampler.gae` has it.
+        """Return advantages by generalized advantage estimation, and returns, ``[n, T]`` each.
 
-        ``values`` are of ``observations``, ``next_values`` of ``next_observations``, by the same
-        network: what actors said at the time was by others.
+        Args:
+            values: ``[n, T]``, of ``observations``.
+            next_values: ``[n, T]``, of ``next_observations``, by the same network: the values that
+                the actors returned are those of older weights.
+            gamma: The discount factor.
+            gae_lambda: The weight of longer estimates: 0 is the one-step error, 1 the whole return.
+
+        Raises:
+            ValueError: The records are single steps, or shapes do not fit.
         """
         rows = self.rows
-        if self._described.steps is None:
+        if self._layout.steps is None:
             raise ValueError(
                 "cannot estimate advantages: of records of single steps, expected records of T "
-                "steps: actors(..., steps=T)"
+                "steps: Actors(..., steps=T)"
             )
         doing = "estimate advantages"
-        given = {"values": values, "next_values": next_values}
-        arrays = {name: plain_array(doing, name, one) for name, one in given.items()}
-        for name, array in arrays.items():
-            if array.shape != rows["rewards"].shape:
+        values = plain_array(doing, "values", values)
+        next_values = plain_array(doing, "next_values", next_values)
+        expected = rows["rewards"].shape
+        for name, array in (("values", values), ("next_values", next_values)):
+            if array.shape != expected:
                 raise ValueError(
-                    f"cannot {doing}: {name} of shape {array.shape}, expected "
-                    f"{rows['rewards'].shape}"
+                    f"cannot {doing}: {name} of shape {array.shape}, expected {expected}"
                 )
-        before, after = arrays.values()
         terminated, truncated = rows["terminated"].T, rows["truncated"].T
         advantages, returns = gae(
-            *(rows["rewards"].T, before.T, after[:, -1], terminated, truncated),
-            after.T[truncated & ~terminated],
+            *(rows["rewards"].T, values.T, next_values[:, -1], terminated, truncated),
+            next_values.T[truncated & ~terminated],
             gamma=gamma,
             gae_lambda=gae_lambda,
         )
         return advantages.T, returns.T
 
     def torch(self, device: Any = None) -> Records:
-        """With tensors: of the same memory, or copies on a device."""
+        """Return the records with tensors instead of arrays: of the same memory, or on a device.
+
+        Args:
+            device: A torch device; by default the tensors share the memory of the arrays.
+        """
         tensor = functools.partial(tensor_from, device=device, non_blocking=True)
-        return Records(self.rows, self._described, tensor)
+        return Records(self.rows, self._layout, tensor)
 
     @property
     def fields(self) -> dict[str, Any]:
         """Every leaf, by name."""
-        assert self.rows.dtype.names is not None
-        return {name: self._one(name) for name in self.rows.dtype.names}
+        return {name: self._leaf(name) for name in self.rows.dtype.names or ()}
 
-    def _one(self, name: str) -> Any:
+    def _leaf(self, name: str) -> Any:
         array = self.rows[name]
         return array if self._convert is None else self._convert(array)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        described = self._described
+        layout = self._layout
         trees = {
-            "observations": described.spec.observation_tree,
-            "next_observations": described.spec.observation_tree,
-            "actions": described.spec.action_tree,
+            "observations": layout.spec.observation_tree,
+            "next_observations": layout.spec.observation_tree,
+            "actions": layout.spec.action_tree,
         }
         if name in trees:
             tree = trees[name]
             names = [name + place for place in leaf_paths(tree)]
-            return batch_from(tree, lambda i: self._one(names[i]))
-        if name == STATE and described.said.state is not None:
-            structure, fields = described.said.state
-            return tree_from(structure, (self._one(f"{STATE}{i}") for i in range(len(fields))))
+            return batch_from(tree, lambda i: self._leaf(names[i]))
+        if name == STATE and layout.outputs.state is not None:
+            structure, fields = layout.outputs.state
+            return tree_from(structure, (self._leaf(f"{STATE}{i}") for i in range(len(fields))))
         if name in (self.rows.dtype.names or ()):
-            return self._one(name)
+            return self._leaf(name)
         raise AttributeError(f"records have no {name!r}, but {sorted(self.rows.dtype.names or ())}")
 
     @property

@@ -241,7 +241,7 @@ def test_weights_that_take_too_long_are_taken_over_when_an_actor_was_blocked():
             while len(seen) < 6:  # all have taken over the first ones
                 seen |= set(actors.take(16).env.tolist())
             actors.publish({"w": np.ones(1000), "b": 1})
-            while not actors._progress.blocked[actors._heads].all():
+            while not actors._progress.blocked[actors._first_groups].all():
                 os.sched_yield()
             old = actors.take(32)
             assert (old.version == 1).all()

@@ -15,7 +15,7 @@ from scripted import by_env
 
 import pysampler
 from pysampler._actors.actors import _CHUNK
-from pysampler._actors.alone import _LOOK
+from pysampler._actors.free_running_policy import CHECK_SECONDS
 from pysampler.sync import now, sleep_until
 
 
@@ -74,14 +74,14 @@ def test_who_learns_and_who_acts_take_turns():
         for phase in actors.phases(64):
             assert phase.filling < phase.full
             # Both are blocked as soon as they have to hand over the steps that are under way.
-            heads = actors._heads
+            heads = actors._first_groups
             while (~actors._progress.blocked[heads].astype(bool)).any():
                 os.sched_yield()
             began = now()
             for records in phase.batches(16):
                 made.append(np.array(records.next_observations).ravel().copy())
                 # Longer than the actors wait between two looks whether they are to stop.
-                sleep_until(now() + int(1.2e9 * _LOOK) * (phase.number < 4))
+                sleep_until(now() + int(1.2e9 * CHECK_SECONDS) * (phase.number < 4))
             learning.append((began, now()))
             if phase.number == 10:
                 actors.stop()
@@ -101,7 +101,7 @@ def test_what_is_left_is_the_next_phase_before_anything_is_recorded():
         sizes = []
         for phase in actors.phases(64):
             sizes.append((phase.left, len(phase.take(24))))
-            sleep_until(now() + int(1.2e9 * _LOOK) * (phase.number < 4))
+            sleep_until(now() + int(1.2e9 * CHECK_SECONDS) * (phase.number < 4))
             if phase.number == 6:
                 break
         assert sizes == 2 * [(64, 24), (40, 24), (16, 16)]
@@ -128,7 +128,7 @@ def test_a_phase_ends_though_a_record_of_it_was_begun_by_somebody_who_died(tmp_p
         actors.begin()
         child = os.fork()
         if child == 0:
-            actors._ring.push_many(np.zeros(1, actors._described.dtype))
+            actors._ring.push_many(np.zeros(1, actors._layout.dtype))
             actors._ring.claim()
             os._exit(0)
         os.waitpid(child, 0)
@@ -234,7 +234,7 @@ def test_records_that_were_on_their_way_to_an_interrupted_learner_stay_in_their_
         phases = actors.phases(64)
         batches = []
         first = next(phases)
-        actors._handed = first.take(16)  # an exception came before the caller had them
+        actors._reader.returning = first.take(16)  # an exception came before the caller had them
         second = next(phases)
         assert (first.left, second.left) == (64, 64)
         batches += [records.copy() for records in second.batches(16)]

@@ -67,7 +67,7 @@ def test_each_episode_is_of_the_newest_weights():
             os.sched_yield()
         for value in range(1, 6):
             version = watcher.publish({"weight": value}, at=100 * value)
-            while value == 3 and watcher._state.shown < value + 1:
+            while value == 3 and watcher._state.episodes < value + 1:
                 os.sched_yield()  # it has ended before anybody waits for it
             episode = watcher.wait(1)[0]
             assert (episode["version"], episode["return"]) == (version, 3 * value)
@@ -111,7 +111,7 @@ def test_it_writes_returns_and_whole_videos(tmp_path):
     with pysampler.Watcher(Says(), Told, "rgb_array", **options) as watcher:
         watcher.wait(7)
         watcher.film()
-        while watcher._state.filmed < 1:
+        while watcher._state.videos_made < 1:
             watcher.wait(1)
         curve = watcher.curve
     folder = tmp_path / "some" / "where"
@@ -203,7 +203,7 @@ def test_what_a_watcher_that_failed_has_collected_stays_readable_and_nothing_rai
 
 def test_what_was_collected_stays_readable_when_it_is_closed():
     with pysampler.Watcher(Says(), Told) as watcher:
-        while watcher._state.shown < 1 or len(watcher._ring) < 1:
+        while watcher._state.episodes < 1 or len(watcher._ring) < 1:
             os.sched_yield()
     assert watcher.curve["length"].tolist() == [3]
     with pytest.raises(ClosedError):
@@ -327,7 +327,7 @@ def test_it_may_be_closed_while_another_thread_looks():
 
 def test_threads_that_publish_at_once_are_told():
     with pysampler.Watcher(Says(), Told) as watcher:
-        entered = watcher._publishing.entry("publish weights")
+        entered = watcher._publish_guard.entry("publish weights")
         told = "another thread is using the weights of a watcher"
         with ThreadPoolExecutor(1) as pool, entered, pytest.raises(BusyError, match=told):
             pool.submit(watcher.publish).result()
@@ -354,7 +354,7 @@ def test_a_signal_handler_may_close_it_while_it_looks():
     for n in itertools.count(1):
         with pysampler.Watcher(Says(), Told) as watcher:
             watcher.wait(1)
-            looking = ("_look", "_wait_some", "wait", "_until", "_received")
+            looking = ("_check_workers", "_wait_some", "wait", "_until", "_received")
             reached, _, where = at_point(
                 *(n, lambda w=watcher: w.curve, lambda *_, w=watcher: w.close()), only=looking
             )

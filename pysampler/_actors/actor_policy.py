@@ -1,0 +1,185 @@
+"""The policy of an actor: it acts on and on, and pushes records to the learner's ring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler._actors.free_running_policy import CHECK_SECONDS, FreeRunningPolicy, envs_of
+from pysampler._actors.packer import Packer
+from pysampler._policies.worker_policy import RolloutReport, TakePolicy
+from pysampler.errors import StopActors
+from pysampler.sync import now, sleep_until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from pysampler._actors.records import RecordLayout
+    from pysampler._frames.frames import Frames
+    from pysampler._policies.worker_policy import PolicySetup, WorkerPolicy
+    from pysampler._vector.host import EnvHost
+    from pysampler.sync import Segment
+
+__all__ = ["ActorSetup", "TakeActorPolicy"]
+
+# Records wait for others to be pushed with them, but not for more ns than this.
+_MAX_DELAY = 5_000_000
+
+
+@dataclass(frozen=True)
+class ActorSetup:
+    """What an actor must know beside its policy.
+
+    Attributes:
+        ring: The place of the ring that records are pushed to.
+        layout: The layout of a record.
+        record_counts: Offset in the segment of how many records each env has begun.
+        max_steps: Steps after which the job ends; None to go on until told to stop.
+        refresh_share: The largest share of its time in which the actor loads weights.
+        max_lag: It loads weights at once, whatever that costs, if it is more versions behind.
+    """
+
+    ring: Any
+    layout: RecordLayout
+    record_counts: int
+    max_steps: int | None
+    refresh_share: float
+    max_lag: int | None
+
+
+class ActorPolicy(FreeRunningPolicy):
+    """Acts for all envs of a worker, and hands over records of what they do."""
+
+    def __init__(
+        self,
+        setup: PolicySetup,
+        frames: Frames,
+        segment: Segment,
+        before: WorkerPolicy | None,
+        *,
+        replacement_seeds: Sequence[int],
+    ) -> None:
+        super().__init__(setup, frames, segment, before, replacement_seeds=replacement_seeds)
+        self._refresh_at = 0  # in ns, not before that
+        self._ring: Any = None
+        self._packer: Packer | None = None
+        self._at = 0  # the frame that the envs have come to
+        self._packed = 0  # the frame up to which records have been handed over
+
+    def _prepared_packer(self, setup: ActorSetup, envs: slice) -> Packer:
+        if self._packer is None:
+            self._ring = setup.ring.attach(self._segment)
+            shape, dtype = (self._frames.envs,), np.dtype(np.int64)
+            _, counts = self._segment.array(shape, dtype, setup.record_counts)
+            self._packer = Packer(setup.layout, self._policy, self._frames, envs, counts)
+        return self._packer
+
+    def run(
+        self, host: EnvHost, group: int, setup: ActorSetup, *, is_replacement: bool
+    ) -> RolloutReport:
+        """Act and hand over records until told to stop, or for ``max_steps``."""
+        envs = envs_of(host)
+        packer, progress = self._prepared_packer(setup, envs), self._progress
+        single_steps = setup.layout.steps is None
+        report = RolloutReport()
+        if is_replacement:
+            if not self._restore(host, report):
+                return report
+            packer.begin_episodes()
+            self._at = self._packed = 0
+        steps_made = 0
+        end = self._frames.count - 1
+        pushed_at = now()
+        while not progress.stopped and (setup.max_steps is None or steps_made < setup.max_steps):
+            at = self._at
+            if (single_steps or at == 0) and not self._wait_for_room(setup, group):
+                break
+            packer.versions[at] = self._version
+            try:
+                took = self._act(at, envs)
+            except StopActors:
+                progress.stop()
+                break
+            report.policy_ns += took
+            progress.acting_ns[group] += took
+            if not self._step(host, at + 1, report):
+                break
+            self._at = at = at + 1
+            steps_made += 1
+            self._policy.after_step(at, envs)
+            packer.count(at)
+            if at == end or (single_steps and now() - pushed_at > _MAX_DELAY):
+                first, self._packed = self._packed, at
+                if not self._push(packer.pack(first, at), group):
+                    return report
+                pushed_at = now()
+            if at == end:
+                self._begin_first_frame(at, envs)
+        if single_steps and self._at > self._packed:
+            self._push(packer.pack(self._packed, self._at), group)
+            self._begin_first_frame(self._at, envs)
+        return report
+
+    def _begin_first_frame(self, at: int, envs: slice) -> None:
+        """Go on in the first frame, from frame ``at``."""
+        self.carry(at, 0, envs)
+        self._at = self._packed = 0
+
+    def _wait_for_room(self, setup: ActorSetup, group: int) -> bool:
+        """Wait until a record may begin, and load new weights; return False if told to stop.
+
+        A record that began while the ring is full would be old before it is read.
+        """
+        progress, ring = self._progress, self._ring
+        # In a loop: a quicker actor may have filled the ring again, or all are paused.
+        while setup.max_steps is None and not progress.stopped:
+            if not progress.paused and len(ring) < ring.high:
+                break
+            began = now()
+            progress.blocked[group] = True
+            if ring.wait_drained(timeout=CHECK_SECONDS) and progress.paused:
+                sleep_until(now() + _MAX_DELAY)  # the learner works on copies
+            self._end_block(began, group)
+        self._refresh_if_due(setup, group)
+        return not progress.stopped
+
+    def _end_block(self, began: int, group: int) -> None:
+        self._progress.blocked[group] = False
+        self._progress.blocked_ns[group] += now() - began
+        self._refresh_at = 0  # the learner has learned meanwhile
+
+    def _refresh_if_due(self, setup: ActorSetup, group: int) -> None:
+        """Load new weights, unless that would take more than its share of the time."""
+        if self._board is None or (behind := self._board.version - self._version) == 0:
+            return
+        began = now()
+        if began < self._refresh_at and (setup.max_lag is None or behind <= setup.max_lag):
+            return
+        self.refresh()
+        took = now() - began
+        self._refresh_at = began + int(took / setup.refresh_share)
+        self._progress.refreshing_ns[group] += took
+
+    def _push(self, records: npt.NDArray[Any], group: int) -> bool:
+        """Push records, however long that takes; return False if they are to be dropped."""
+        began = now()
+        pushed = self._ring.push_many(records, timeout=0)
+        if pushed == len(records):
+            return True
+        self._progress.blocked[group] = True
+        while pushed < len(records):
+            if self._progress.dropped:
+                return False
+            pushed += self._ring.push_many(records[pushed:], timeout=CHECK_SECONDS)
+        self._end_block(began, group)
+        return True
+
+
+class TakeActorPolicy(TakePolicy):
+    """The policy of an actor from now on."""
+
+    policy_class = ActorPolicy

@@ -1,0 +1,316 @@
+"""The base class of actors and watchers, whose workers act without further commands."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from pysampler import _core
+from pysampler._actors.free_running_policy import FreeRunningJob
+from pysampler._actors.settings import Settings, setting_array
+from pysampler._policies.calling import PolicyCaller
+from pysampler._policies.copying import copied, pickled, send_policy
+from pysampler._policies.progress import WorkerProgress
+from pysampler._policies.sampler import Sampler
+from pysampler._policies.seeds import entropy_from
+from pysampler._policies.signatures import GENERATORS, STATE
+from pysampler._policies.weights import has_weights, portable, weights_of
+from pysampler._policies.worker_policy import PolicySetup
+from pysampler._vector.results import first
+from pysampler._vector.vector_env import core_of
+from pysampler._workers.jobs import Failure
+from pysampler._workers.processes import GRACE
+from pysampler.errors import BusyError, ClosedError, PysamplerError
+from pysampler.sync import Board, now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from pysampler._policies.calling import PolicyOutputs
+    from pysampler._policies.sampler import PreparedFrames
+    from pysampler._policies.worker_policy import TakePolicy
+    from pysampler._vector.vector_env import VectorEnv
+    from pysampler.sync import SharedRing
+
+__all__ = ["FreeRunningSampler"]
+
+_METHODS = "state_dict() and load_state_dict()"
+
+
+class FreeRunningSampler(Sampler):
+    """Base class for samplers whose workers act, with weights from a board, until told to stop.
+
+    Args:
+        envs: The vector env.
+        policy: The policy.
+        settings: What the policy is called with by name: a number, or one for each env.
+        seed: Seed of the first reset and of the policy's random numbers.
+        owned: Whether the vector env is closed with the sampler.
+
+    Attributes:
+        policy: The policy.
+        settings: The settings, which may be changed while the workers act.
+    """
+
+    _note: ClassVar[type[TakePolicy]]  # sends the policy to the workers
+    _frame_count = 2
+
+    def __init__(
+        self,
+        envs: VectorEnv,
+        policy: Any,
+        settings: Mapping[str, npt.ArrayLike] | None,
+        seed: int | list[int | None] | None,
+        *,
+        owned: bool,
+    ) -> None:
+        count = envs.num_envs
+        if settings is None:
+            settings = {}
+        if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
+            raise self._refusal("settings", settings, "a dict of numbers by name")
+        if reserved := [name for name in settings if name in (STATE, GENERATORS)]:
+            raise self._refusal("settings", settings, f"other names than {reserved[0]!r}")
+        self._given_settings = {
+            name: np.broadcast_to(setting_array(self._purpose, name, value, count), count).astype(
+                np.float64
+            )
+            for name, value in settings.items()
+        }
+        self.settings = Settings(self._given_settings, count)
+        PolicyCaller(policy, core_of(envs).spec, self._given_settings)  # raises what is wrong
+        self.policy = policy
+        self._seed = seed
+        self._has_begun = self._stop_requested = False
+        self._begin_lock = threading.RLock()
+        self._publish_guard = _core.Guard(
+            f"the weights of {self._work_name}", "cannot publish weights: closed", ClosedError
+        )
+        self._check_guard = _core.Guard(
+            f"the workers of {self._work_name}", "cannot check workers: closed", ClosedError
+        )
+        self._board: Board | None = None
+        self._has_workers = envs.num_workers > 0
+        self._lease_envs(envs, owned=owned)
+
+    # -- beginning -------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the workers, if they have not been started yet."""
+        self._expect_open()
+        with self._begin_lock:
+            if self._has_begun:
+                return
+            self._expect_open()
+            try:
+                self._begin()
+            except BaseException:
+                self._drop()  # the work under way, a reset perhaps
+                raise
+            self._has_begun = True
+
+    def _begin(self) -> None:
+        if self._core.at_work:  # an earlier beginning was interrupted
+            self._drop()
+        num_envs, groups = self.envs.num_envs, len(self._core.groups)
+        caller = PolicyCaller(copied(self.policy), self._core.spec, self._given_settings)
+        weights = weights_of(self.policy) if has_weights(self.policy) else None
+
+        def spare_bytes(outputs: PolicyOutputs) -> int:
+            numbers = (len(self._given_settings) + 1) * (8 * num_envs + 256)
+            return self._shared_bytes(weights) + numbers + self._ring_bytes(outputs)
+
+        prepared = self._prepare_frames(caller, self._seed, self._frame_count, spare_bytes)
+        segment = prepared.segment
+        self._progress = WorkerProgress(groups, segment)
+        self._lease.stop = _end_of(self._progress)
+        self._board = Board(weights, segment) if weights else None
+        places = {}
+        shared = {}
+        for name, value in self._given_settings.items():
+            offset, array = segment.array((num_envs,), value.dtype, None)
+            array[:] = value
+            shared[name] = array
+            places[name] = offset, value.dtype
+        self.settings = Settings(shared, num_envs)
+        if self._board is not None and weights is not None:
+            self._board.publish(weights)
+        setup = PolicySetup(
+            pickled(portable(self.policy)),
+            prepared.policy.outputs,
+            None if self._board is None else self._board.place(),
+            self._progress.offset,
+            groups=groups,
+            entropy=entropy_from(self._seed),
+            policies_before=0,
+            own_process=self._has_workers,
+            settings=places,
+        )
+        send_policy(self._core.pool, self._note, setup)
+        self._ring, self._job_setup = self._make_ring(prepared)
+        self._core.pool.watch_also(self._ring.producer())
+        workers = np.array(self._core.pool.worker_of)
+        # The first group of each worker, which gets its job.
+        self._first_groups = [
+            int(np.argmax(workers == worker)) for worker in range(workers.max() + 1)
+        ]
+        if self._stop_requested:
+            self._progress.stop()
+        if self._has_workers:
+            self._start_workers()
+
+    def _ring_bytes(self, outputs: PolicyOutputs) -> int:
+        """Return how many bytes of the segment ``_make_ring`` needs, for what a policy returns."""
+        raise NotImplementedError
+
+    def _make_ring(self, prepared: PreparedFrames) -> tuple[SharedRing, Any]:
+        """Return the ring that the workers push to, and the setup of their jobs."""
+        raise NotImplementedError
+
+    def _start_workers(self) -> None:
+        self._expect_open()  # a signal handler may have closed the sampler while it began
+        jobs = {group: FreeRunningJob(group, self._job_setup) for group in self._first_groups}
+        with self._core.enter(self._name):
+            self._core.pool.request([(group, 0) for group in jobs], jobs)
+
+    # -- while the workers act -------------------------------------------------------------------
+
+    def publish(self, weights: Any = None) -> int:
+        """Give the workers new weights, which each loads as a whole.
+
+        Args:
+            weights: A module or another object with ``state_dict()``, or a dict of arrays; by
+                default the weights of the policy as they are now.
+
+        Returns:
+            The version of the weights.
+
+        Raises:
+            TypeError: The policy has no weights, or ``weights`` are none.
+        """
+        self.begin()
+        if self._board is None:
+            lacks = "any in its state_dict()" if has_weights(self.policy) else _METHODS
+            raise TypeError(
+                f"cannot publish weights: the policy is a {type(self.policy).__name__} without "
+                f"{lacks}"
+            )
+        chosen = self.policy if weights is None else weights
+        if not (isinstance(chosen, Mapping) or hasattr(chosen, "state_dict")):
+            raise TypeError(
+                f"cannot publish weights: {type(chosen).__name__}, expected a dict of arrays, or "
+                "what has a state_dict()"
+            )
+        arrays = chosen if isinstance(chosen, Mapping) else weights_of(chosen)
+        with self._publish_guard.entry("publish weights"):
+            return self._board.publish(arrays)
+
+    @property
+    def version(self) -> int:
+        """The version of the newest weights: 1 for the first; 0 if the policy has no weights."""
+        return 0 if self._board is None else self._board.version
+
+    def stop(self) -> None:
+        """Ask the workers to stop. Any thread may call it, and a signal handler."""
+        if not self._in_own_process:  # a fork has the handlers of its parent, but not its workers
+            return
+        self._stop_requested = True  # if the workers have not begun yet
+        if hasattr(self, "_progress"):
+            self._progress.stop()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the workers were told to stop."""
+        return self._progress.stopped if self._has_begun else self._stop_requested
+
+    def _check_workers(self) -> bool:
+        """Return whether all workers have ended, or raise what they raised; replace lost ones.
+
+        Only one thread checks at a time; another one returns False meanwhile.
+        """
+        if self.closed:  # by another thread
+            return True
+        pool = self._core.pool
+        if pool.pending == 0:
+            return True
+        try:
+            with self._check_guard.entry("check workers"):
+                if self.closed:
+                    return True
+                groups, answers = pool.wait_some(1, self.envs.num_envs, now())
+                failures = []
+                for group, report, _ in answers:
+                    if isinstance(report, Failure):
+                        failures.append((group, report))
+                    else:
+                        failures += [
+                            (group, content)
+                            for *_, content in report.leftovers
+                            if isinstance(content, Failure)
+                        ]
+                if failures:  # not taken: if this is interrupted, the next check raises it
+                    raise pool.error_of(*first(failures))
+                pool.take(groups)
+                pool.look_for_late()
+        except BusyError:
+            return False
+        except Exception as error:
+            if self._closed:  # meanwhile, by another thread or a signal handler
+                return True
+            if isinstance(error, PysamplerError):  # or else it is a signal handler's
+                self.let_go()
+            raise
+        return pool.pending == 0
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Give the vector env back without closing it."""
+        if self._closed or not self._in_own_process:
+            return
+        self._lease.over = True
+        if self._in_call():  # a signal handler: the call that it interrupted ends by this
+            self._stop_requested = self._closed = True
+            self._request_stop()
+        else:
+            super().let_go()
+
+    def _in_call(self) -> bool:
+        """Whether this thread is inside a call that must end before the sampler does."""
+        return self._check_guard.inside or self._begin_lock._is_owned()  # type: ignore[attr-defined]
+
+    def _request_stop(self) -> None:
+        if hasattr(self, "_progress"):
+            self._progress.stop(drop=True)
+
+    def _end(self) -> bool:
+        self._request_stop()
+        if self._begin_lock.acquire(timeout=GRACE):  # once another thread has left begin()
+            self._begin_lock.release()
+        return self._wait_until_left(self._check_guard)
+
+    def _wait_until_left(self, guard: _core.Guard) -> bool:
+        """Wait until another thread leaves, which it does once it sees that this is closed."""
+        deadline = now() + int(GRACE * 1e9)
+        while guard.busy and now() < deadline:
+            time.sleep(0.001)
+        return not guard.busy
+
+    def _refusal(self, what: str, got: Any, expected: str) -> ValueError:
+        return ValueError(f"cannot {self._purpose}: {what} {got!r}, expected {expected}")
+
+
+def _end_of(progress: WorkerProgress) -> Callable[[], bool]:
+    """Return a function that ends workers, for the lease, which must not refer to the sampler."""
+
+    def end() -> bool:
+        progress.stop(drop=True)
+        return True
+
+    return end

@@ -1,0 +1,123 @@
+"""Packs what the envs of a worker did into records."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler._frames.spec import leaf_paths
+from pysampler._policies.signatures import STATE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from pysampler._actors.records import RecordLayout
+    from pysampler._frames.frames import Frames
+    from pysampler._frames.spec import Tree
+    from pysampler._policies.frame_policy import FramePolicy
+
+__all__ = ["Packer"]
+
+
+class Packer:
+    """Packs steps of some envs, which lie in frames, into records.
+
+    Args:
+        layout: The layout of a record.
+        policy: The policy on the frames.
+        frames: The frames.
+        envs: The envs.
+        counts: How many records each env has begun, in shared memory: a replacement goes on there.
+
+    Attributes:
+        versions: The version of the weights that acted at each frame.
+    """
+
+    def __init__(
+        self,
+        layout: RecordLayout,
+        policy: FramePolicy,
+        frames: Frames,
+        envs: slice,
+        counts: npt.NDArray[np.int64],
+    ) -> None:
+        self._single_steps = layout.steps is None
+        self._frames = frames
+        self._envs = envs
+        self._counts = counts[envs]
+        count = envs.stop - envs.start
+        longest = frames.count - 1
+        self.versions = np.zeros(longest, np.int64)
+        self._return, self._length = np.zeros(count), np.zeros(count, np.int64)  # so far
+        self._returns = np.zeros((longest + 1, count))  # of the episodes, up to each frame
+        self._lengths = np.zeros((longest + 1, count), np.int64)
+        self._records = np.zeros((longest if self._single_steps else 1, count), layout.dtype)
+        self._records["env"] = np.arange(envs.start, envs.stop)
+        tree = layout.spec.observation_tree
+        before = _named("observations", tree, frames.observations)
+        before += policy.extras.items()
+        after = _named("next_observations", tree, frames.observations)
+        after += _named("actions", layout.spec.action_tree, policy.actions)
+        after += [(name, getattr(frames, name)) for name in ("rewards", "terminated", "truncated")]
+        # The fields of each step, and whether they lie in the frame before it (0) or after it (1).
+        self._fields = [(name, leaf, 0) for name, leaf in before]
+        self._fields += [(name, leaf, 1) for name, leaf in after]
+        self._final = _named("next_observations", tree, frames.final_observations)
+        states = frames.extras[len(layout.outputs.extras) :]
+        self._states = [(f"{STATE}{i}", leaf) for i, leaf in enumerate(states)]
+
+    def begin_episodes(self) -> None:
+        """Begin an episode in every env: all are new."""
+        self._return[:] = 0
+        self._length[:] = 0
+
+    def count(self, at: int) -> None:
+        """Count the step with its results in frame ``at``."""
+        self._return += self._frames.rewards[at, self._envs]
+        self._length += 1
+        self._returns[at] = self._return
+        self._lengths[at] = self._length
+        over = self._over(slice(at, at + 1))[0]
+        if over.any():
+            self._return[over] = 0
+            self._length[over] = 0
+
+    def _over(self, steps: slice) -> npt.NDArray[np.bool_]:
+        frames, envs = self._frames, self._envs
+        return np.asarray(frames.terminated[steps, envs] | frames.truncated[steps, envs])
+
+    def pack(self, first: int, last: int) -> npt.NDArray[Any]:
+        """Return records of the steps between two frames: ``[n]``, valid until the next call."""
+        envs = self._envs
+        rows = self._records[: last - first] if self._single_steps else self._records
+        for name, leaf, shift in self._fields:
+            rows[name] = self._by_record(leaf[first + shift : last + shift, envs])
+        over = self._over(slice(first + 1, last + 1))
+        if over.any():
+            over = self._by_record(over)
+            for name, final in self._final:
+                rows[name][over] = self._by_record(final[first + 1 : last + 1, envs])[over]
+        rows["returns"] = self._by_record(self._returns[first + 1 : last + 1])
+        rows["lengths"] = self._by_record(self._lengths[first + 1 : last + 1])
+        rows["number"] = self._counts + np.arange(len(rows))[:, None]
+        begins = slice(first, last if self._single_steps else first + 1)
+        rows["version"] = self.versions[begins, None]
+        for name, leaf in self._states:
+            rows[name] = leaf[begins, envs]
+        # Before they are handed over: a number never comes twice.
+        self._counts += len(rows)
+        return rows.reshape(-1)
+
+    def _by_record(self, steps: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return ``[steps, envs, ...]`` in the shape of the records."""
+        return steps if self._single_steps else np.moveaxis(steps, 0, 1)[None]
+
+
+def _named(
+    name: str, tree: Tree, leaves: Sequence[npt.NDArray[Any]]
+) -> list[tuple[str, npt.NDArray[Any]]]:
+    """Return the leaves of a tree with the names of their fields."""
+    return [(name + place, leaf) for place, leaf in zip(leaf_paths(tree), leaves, strict=True)]

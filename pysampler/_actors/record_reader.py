@@ -1,0 +1,232 @@
+"""The learner's side of the actors' ring: it takes records out, in batches or in phases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler._actors.records import Records
+from pysampler.errors import LostError, WaitTimeoutError
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from pysampler._actors.records import RecordLayout
+    from pysampler._policies.progress import WorkerProgress
+    from pysampler._vector.core import VectorCore
+    from pysampler.sync import Board, SharedRing
+
+    Rows = npt.NDArray[Any]
+    # Returns whether all actors have ended, given how many records are waited for.
+    HaveEnded = Callable[[int], bool]
+
+__all__ = ["CHECK_NS", "RecordReader"]
+
+# How often the learner, while it waits, checks whether the actors are well, in ns.
+CHECK_NS = 20_000_000
+
+
+class RecordReader:
+    """Takes records out of the ring that actors push to, and drops those that are too old.
+
+    Records that were taken stay in the ring until the next call. An exception of a signal handler
+    may come after any call: what belongs together is assigned in one statement.
+
+    Args:
+        ring: The ring.
+        layout: The layout of its records.
+        board: The board of weights, if the policy has any.
+        progress: Flags that pause and stop the actors.
+        core: The envs, whose pool notices lost workers.
+        low: Blocked actors go on when only this many records are left.
+        max_lag: Records of weights more than this many versions old are dropped.
+
+    Attributes:
+        returning: Records on their way to the caller, which sets it to None.
+        taken: How many records have been taken.
+        dropped: How many records have been dropped.
+        lag: How many versions old the records of the last batch were, on average.
+        waiting_ns: Time spent waiting for records.
+        taking_ns: Time spent taking records, without waiting.
+    """
+
+    def __init__(
+        self,
+        ring: SharedRing,
+        layout: RecordLayout,
+        board: Board | None,
+        progress: WorkerProgress,
+        core: VectorCore,
+        low: int,
+        max_lag: int | None,
+    ) -> None:
+        self._ring = ring
+        self._layout = layout
+        self._board = board
+        self._progress = progress
+        self._core = core
+        self._low = low
+        self._max_lag = max_lag
+        self.returning: Records | None = None
+        self.taken = self.dropped = 0
+        self.lag = 0.0
+        self.waiting_ns = self.taking_ns = 0
+        self._held = 0  # records of the last batch, which are in the ring still
+        self._kept: list[Rows] = []  # copies for a batch that is not complete
+        self._phase_end: int | None = None  # what ``passed`` will be at the end of the phase
+
+    def __len__(self) -> int:
+        """Return the number of records that wait to be taken."""
+        return len(self._ring) - self._held
+
+    @property
+    def passed(self) -> int:
+        """The number of records that have been taken or dropped."""
+        return self.taken + self.dropped
+
+    def take(
+        self, count: int, min_records: int, deadline: int | None, have_ended: HaveEnded
+    ) -> Records | None:
+        """Return up to ``count`` records, fewer than ``min_records`` only at the deadline.
+
+        Returns None if all actors have ended and nothing is left.
+        """
+        self._take_back()
+        began, waited = now(), self.waiting_ns
+        self._release()
+        rows, held, kept = self._choose(count, min_records, deadline, have_ended)
+        if rows is None:
+            return None
+        records = Records(rows, self._layout)
+        if len(rows) > 0:
+            self.lag = self._version - int(np.add.reduce(rows["version"])) / len(rows)
+        self.taking_ns += now() - began - (self.waiting_ns - waited)
+        taken = self.taken + len(rows)
+        # One statement without a call: an interrupted call finds the records once more, before it
+        # in the ring, after it in ``returning``.
+        self._held, self._kept, self.taken, self.returning = held, kept, taken, records
+        return records
+
+    @property
+    def _version(self) -> int:
+        return 0 if self._board is None else self._board.version
+
+    def _take_back(self) -> None:
+        """Keep the records of a call that was interrupted: the next one returns them."""
+        if (records := self.returning) is not None:
+            rows = records.rows.copy()
+            kept, taken = [rows, *self._kept], self.taken - len(rows)
+            self._kept, self.taken, self.returning = kept, taken, None
+
+    def _release(self) -> None:
+        """Give back the ring slots of the last batch; at the end of a phase let actors go on."""
+        if self._phase_end is not None and self.passed >= self._phase_end:
+            self._resume()  # before those that wait are woken
+        if self._held > 0:
+            held, self._held = self._held, 0
+            self._ring.release(held)
+
+    def _choose(
+        self, count: int, min_records: int, deadline: int | None, have_ended: HaveEnded
+    ) -> tuple[Rows | None, int, list[Rows]]:
+        """Return records that are not too old, how many in the ring they are, and what to keep."""
+        while True:
+            have = sum(map(len, self._kept))
+            rows = None
+            if have < min_records:
+                # Blocked actors bring no more before only ``low`` are left.
+                needed = min(min_records - have, self._low + 1)
+                rows = self._peek(max(1, count - have), needed, deadline, have_ended)
+                if rows is None and have == 0:
+                    return None, 0, []
+            if rows is None or len(rows) == 0:  # enough, or all there is
+                if have == 0:
+                    return rows, 0, []
+                joined = np.concatenate(self._kept)
+                return joined[:count], 0, [joined[count:]] if have > count else []
+            chosen = rows
+            if self._max_lag is not None:
+                new_enough = rows["version"] >= self._version - self._max_lag
+                chosen = rows if new_enough.all() else rows[new_enough]
+            stale = len(rows) - len(chosen)
+            if have == 0 and len(chosen) >= min_records:
+                self.dropped += stale
+                return chosen, len(rows), []
+            copies = [*self._kept, chosen.copy()] if len(chosen) > 0 else self._kept
+            # One statement: an interrupted call goes on from here.
+            self._kept, self._held, self.dropped = copies, len(rows), self.dropped + stale
+            self._release()
+
+    def _peek(
+        self, count: int, min_records: int, deadline: int | None, have_ended: HaveEnded
+    ) -> Rows | None:
+        """Return records where they lie in the ring, or None if nothing more comes.
+
+        These are fewer than ``min_records`` at the deadline, or where the ring wraps around.
+        """
+        began = now()
+        try:
+            while True:
+                ended = have_ended(min_records)
+                at = now()
+                late = deadline is not None and at >= deadline
+                until = at
+                if not (ended or late):
+                    until = at + CHECK_NS if deadline is None else min(at + CHECK_NS, deadline)
+                least = 1 if ended or late else min_records
+                try:
+                    return np.asarray(self._ring.peek(count, least, deadline=until))
+                except WaitTimeoutError:
+                    # Who waits does not learn: lost workers may have left the phase incomplete.
+                    self._resume()
+                    if late and not ended:
+                        return np.empty(0, self._layout.dtype)
+                except LostError:  # of all actors; the pool knows more, or soon will
+                    if not ended:
+                        self._core.pool.wait_some(1, self._core.num_envs, now() + CHECK_NS)
+                if ended:
+                    return None
+        finally:
+            self.waiting_ns += now() - began
+
+    # -- phases ----------------------------------------------------------------------------------
+
+    def wait_full(self, high: int, have_ended: HaveEnded) -> int:
+        """Wait until there are ``high`` records, pause the actors; return how many to take.
+
+        These are fewer once all actors have stopped, and 0 at the end.
+        """
+        self._take_back()
+        self._release()
+        if self._peek(high, high, None, have_ended) is None:
+            return 0
+        count = len(self._ring)
+        count = (
+            count - self._low if count > self._low and not self._progress.stopped else max(1, count)
+        )
+        self._phase_end = self.passed + count
+        self._progress.paused = True
+        return count
+
+    def drop_until(self, end: int, have_ended: HaveEnded) -> None:
+        """Release the records of the last batch, and drop others until ``end`` have passed."""
+        self._take_back()
+        self._release()
+        if self.passed < end:
+            kept = sum(map(len, self._kept))
+            self._kept, self.dropped = [], self.dropped + kept
+        while (count := end - self.passed) > 0:
+            if (rows := self._peek(count, 1, None, have_ended)) is None:
+                break
+            self._held, self.dropped = len(rows), self.dropped + len(rows)
+            self._release()
+
+    def _resume(self) -> None:
+        """Let actors go on that wait for the end of a phase."""
+        if self._phase_end is not None:
+            self._progress.paused = False
+            self._phase_end = None

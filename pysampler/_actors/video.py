@@ -1,0 +1,85 @@
+"""Videos of envs."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler._closing import Closing
+from pysampler._workers.remote import Raised
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import gymnasium as gym
+
+__all__ = ["NoVideo", "Video", "naming_file"]
+
+
+class NoVideo(Closing):
+    """Does nothing, in the place of a ``Video``: for an episode that is not filmed."""
+
+    def shoot(self) -> None:
+        """Add a picture of the env as it is now."""
+
+    def keep(self) -> None:
+        """Give the file its name: the video is complete."""
+
+    def close(self) -> None:
+        """Remove the file if it has not been kept."""
+
+
+class Video(NoVideo):
+    """Writes pictures of an env to a file, which gets its name when the video is complete.
+
+    Args:
+        env: The env.
+        index: Its index, for errors.
+        path: The name of the file.
+        fps: Frames a second.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], index: int, path: Path, fps: int) -> None:
+        import imageio  # noqa: PLC0415 - only where videos are requested
+
+        self._env, self._index, self._path = env, index, path
+        self._part = path.with_suffix(".part" + path.suffix)
+        with naming_file(path):
+            self._writer: Any = imageio.get_writer(self._part, fps=fps, macro_block_size=1)
+
+    def shoot(self) -> None:
+        """Add a picture of the env as it is now."""
+        try:
+            picture = self._env.render()
+            if not isinstance(picture, np.ndarray):
+                raise TypeError(f"it returned {type(picture).__name__}, expected an array")
+        except Exception as error:
+            raise Raised(self._index, "render()") from error
+        with naming_file(self._path):
+            self._writer.append_data(picture)
+
+    def keep(self) -> None:
+        """Give the file its name: the video is complete."""
+        with naming_file(self._path):
+            self._writer.close()
+            self._part.rename(self._path)
+        self._writer = None
+
+    def close(self) -> None:
+        """Remove the file if it has not been kept."""
+        if self._writer is not None:
+            with contextlib.suppress(Exception):  # an earlier exception is reported
+                self._writer.close()
+            self._part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Report an exception as one of writing this file, instead of one of the policy."""
+    try:
+        yield
+    except Exception as error:
+        raise Raised(None, f"writing {path}") from error

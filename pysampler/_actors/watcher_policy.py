@@ -1,0 +1,164 @@
+"""The policy of a watcher's worker: it runs episode after episode, and films some of them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler._actors.free_running_policy import CHECK_SECONDS, FreeRunningPolicy, envs_of
+from pysampler._actors.video import NoVideo, Video, naming_file
+from pysampler._policies.worker_policy import RolloutReport, TakePolicy
+from pysampler.errors import StopActors
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from pysampler._vector.host import EnvHost
+    from pysampler.sync import Segment
+
+__all__ = ["EPISODE", "TakeWatcherPolicy", "WatcherSetup", "WatcherState"]
+
+# An episode of a watcher. ``at`` is the learner's count when it began.
+EPISODE = np.dtype(
+    [("at", "<i8"), ("version", "<i8"), ("length", "<i8"), ("return", "<f8"), ("seconds", "<f8")]
+)
+
+
+@dataclass(frozen=True)
+class WatcherSetup:
+    """What a watcher's worker must know beside its policy.
+
+    Attributes:
+        ring: The place of the ring that episodes are pushed to.
+        state: Offset of ``WatcherState`` in the segment.
+        folder: Where files are written.
+        video_every: The first of each this many episodes is filmed.
+        fps: Frames a second of videos.
+        nice: The nice value of the worker.
+        repeat: Whether to go on without newer weights.
+    """
+
+    ring: Any
+    state: int
+    folder: Path | None
+    video_every: int | None
+    fps: int
+    nice: int
+    repeat: bool
+
+
+def _number(index: int) -> Any:
+    def get(self: WatcherState) -> int:
+        return int(self._numbers[index])
+
+    def set_(self: WatcherState, value: int) -> None:
+        self._numbers[index] = value
+
+    return property(get, set_)
+
+
+class WatcherState:
+    """Four numbers in a segment, shared by a watcher and its worker.
+
+    Attributes:
+        at: The learner's own count; written by the parent, as the next one.
+        videos_requested: Videos requested by ``film()``.
+        videos_made: How many of those have been made; written by the worker, as the next one.
+        episodes: The number of episodes that have ended.
+    """
+
+    def __init__(self, segment: Segment, offset: int | None = None) -> None:
+        self.offset, self._numbers = segment.array((4,), np.dtype(np.int64), offset)
+
+    at = _number(0)
+    videos_requested = _number(1)
+    videos_made = _number(2)
+    episodes = _number(3)
+
+
+class WatcherPolicy(FreeRunningPolicy):
+    """Runs episodes in the only env of a worker, each with the newest weights."""
+
+    def run(
+        self,
+        host: EnvHost,
+        group: int,  # noqa: ARG002
+        setup: WatcherSetup,
+        *,
+        is_replacement: bool,
+    ) -> RolloutReport:
+        """Run one episode after the other until told to stop."""
+        os.setpriority(os.PRIO_PROCESS, 0, setup.nice)
+        ring = setup.ring.attach(self._segment)
+        state = WatcherState(self._segment, setup.state)
+        report = RolloutReport()
+        if is_replacement and not self._restore(host, report):
+            return report
+        while not self._progress.stopped:
+            requested = state.videos_requested > state.videos_made
+            board = self._board
+            if not (requested or setup.repeat or board is None or board.version > self._version):
+                board.wait(self._version, timeout=CHECK_SECONDS)
+                continue
+            self.refresh()
+            episode = np.zeros(1, EPISODE)
+            episode["at"], episode["version"] = state.at, self._version
+            began = now()
+            number, every = state.episodes, setup.video_every
+            video = NoVideo()
+            if setup.folder is not None and (requested or (every and number % every == 0)):
+                path = setup.folder / f"episode-{number:06}.mp4"
+                video = Video(host.envs[0], host.first, path, setup.fps)
+            with video:
+                if not self._run_episode(host, episode, video, report):
+                    return report
+            episode["seconds"] = (now() - began) / 1e9
+            state.episodes += 1
+            state.videos_made += requested
+            ring.push_many(episode, timeout=0)
+            if setup.folder is not None:
+                _append(setup.folder / "returns.csv", episode[0])
+        return report
+
+    def _run_episode(
+        self, host: EnvHost, episode: npt.NDArray[Any], video: NoVideo, report: RolloutReport
+    ) -> bool:
+        """Run an episode between the first two frames; return whether it has ended."""
+        frames, envs = self._frames, envs_of(host)
+        video.shoot()
+        while not self._progress.stopped:
+            try:
+                self._act(0, envs)
+            except StopActors:
+                self._progress.stop()
+                return False
+            if not self._step(host, 1, report):
+                return False
+            self._policy.after_step(1, envs)
+            self.carry(1, 0, envs)
+            episode["return"] += frames.rewards[1, 0]
+            episode["length"] += 1
+            if frames.terminated[1, 0] or frames.truncated[1, 0]:
+                video.keep()
+                return True
+            video.shoot()
+        return False
+
+
+class TakeWatcherPolicy(TakePolicy):
+    """The policy of a watcher's worker from now on."""
+
+    policy_class = WatcherPolicy
+
+
+def _append(path: Path, episode: npt.NDArray[Any]) -> None:
+    """Append an episode to a table, which begins with the names of the columns."""
+    with naming_file(path), path.open("a") as file:
+        if file.tell() == 0:
+            file.write(",".join(EPISODE.names or ()) + "\n")
+        file.write(",".join(repr(value.item()) for value in episode) + "\n")
