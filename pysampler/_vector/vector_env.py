@@ -241,7 +241,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._replacements = Replacements(self._seeds.draw)
         self._step_timeout = step_timeout
         self._options_version = 0
-        self._way_back = 20_000  # ns from the end of recv's wait to that of recv, learned
+        self._timed_return = _core.TimedReturn()
         self._batches = 0  # that recv has returned
         self._recorder: Recorder | None = None
         self._replayer: Replayer | None = None
@@ -526,9 +526,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         ``autoreset_mode`` says.
         """
         deadline = arguments.deadline(timeout)
-        aim = None
-        if deadline is not None and self._replayer is None:
-            aim = deadline - self._way_back
+        wait_end = None if deadline is None else self._timed_return.wait_until(deadline)
         if self._pool.closed:
             raise self._closed_error()
         with self._entries["recv"]:
@@ -537,7 +535,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             if min_envs is not None or max_envs is not None:
                 least, most = arguments.batch(min_envs, max_envs, self.num_envs, self._largest)
             if self._kept is None:
-                self._collect(least, most, aim)
+                self._collect(least, most, wait_end)
             some = self._kept is not None
             if self._kept is not None:
                 self._note_batch(self._kept[0])
@@ -546,12 +544,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self._batches += 1
             self._kept = None
             return results
-        if deadline is not None and aim is not None:
-            # Where the wait ended and where this line is reached lie 5 to 50 us apart.
-            late = now()
-            self._way_back += (min(max(late - aim, 1_000), 100_000) - self._way_back) // 8
-            while now() < deadline:
-                pass
+        if deadline is not None and self._replayer is None:
+            self._timed_return.hold_until(deadline)
         return results
 
     def _collect(self, least: int, most: int, deadline: int | None) -> None:
