@@ -1,6 +1,6 @@
-// What a worker tells of its work while it works: which env is at it, since when, what steps and
-// resets took, where waiting time went. Written by that worker alone, read by anyone at any time:
-// each number is right, a few together may be of different moments.
+// What a worker reports while it works: which env is stepping, since when, how long steps and resets
+// took, where waiting time went. That worker alone writes it, and anyone reads it at any time: each
+// number is right, a few together may be of different moments.
 #pragma once
 
 #include <algorithm>
@@ -48,13 +48,13 @@ static_assert(sizeof(EnvMeter) == 3 * kLine);
 struct alignas(kLine) WorkerMeter {
     static constexpr std::int64_t kNone = -1;
 
-    std::atomic<std::int64_t> since;  // ns of now_ns(): that env began then, or the last one ended
+    std::atomic<std::int64_t> since;  // now_ns() when that env began, or the last one ended
     std::atomic<std::int64_t> env;
     WaitStats waits;
 };
 static_assert(sizeof(WorkerMeter) == kLine);
 
-// The worker's hand at both.
+// Writes the meters of one worker and its envs.
 class Meter {
  public:
     // `envs` of the whole pool, by index.
@@ -62,8 +62,8 @@ class Meter {
 
     void at(std::int64_t env, std::int64_t now) {
         worker_->since.store(now, std::memory_order_relaxed);
-        // SYNC: release pairs with the loads of the parent as it looks for late envs: it reads env,
-        // then since, and so never takes an env for older than it is.
+        // SYNC: release pairs with the loads in Counters.at_work (Python), which looks for late
+        // envs: it reads env, then since, and so never takes an env for older than it is.
         worker_->env.store(env, std::memory_order_release);
     }
     void idle(std::int64_t now) { at(WorkerMeter::kNone, now); }

@@ -59,6 +59,7 @@ std::int64_t measure_park() {
     while (last > first && !CPU_ISSET(last, &allowed)) --last;
 
     std::atomic<std::uint32_t> turn{0};
+    // SYNC: acquire and release pair with each other's: each of the two waits for the other.
     const auto await = [&turn](std::uint32_t mine) {
         for (std::uint32_t seen; (seen = turn.load(std::memory_order_acquire)) != mine;) {
             Linux::futex_wait(turn, seen, kForever);

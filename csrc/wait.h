@@ -13,20 +13,21 @@
 #include <utility>
 
 #include "clock.h"
+#include "deadline.h"
 
 namespace pysampler {
 
 enum class Outcome {
     kReady,
     kTimedOut,     // and not ready when looked at after the deadline
-    kLost,         // the peer who would have made it ready is dead
+    kLost,         // the peer that would have made it ready is dead
     kInterrupted,  // a signal, or the policy's slice is over, and it was not to go on
     kBusy,         // another thread waits here, and only one may
 };
 
 // What waiting costs on this machine.
 struct WaitCosts {
-    std::int64_t park_ns = 24 * kMicrosecond;  // from the wake to the woken one running
+    std::int64_t park_ns = 24 * kMicrosecond;  // from a wake until the woken thread runs
     std::int64_t yield_ns = 400;               // sched_yield with no other thread to run
     int cpus = 1;                              // this process may use
 
@@ -77,22 +78,22 @@ class WaitPolicy {
     // A wait is interrupted at least this often, so that the caller can look at signals that came
     // just before it slept.
     void set_slice(std::int64_t ns) { slice_ = ns; }
-    // Asked by a wait that is interrupted whether to go on; without it, none does.
+    // A wait that is interrupted goes on where this returns true; without it, none does.
     void set_go_on(std::function<bool()> go_on) { go_on_ = std::move(go_on); }
-    // How many others are at work beside this one's waits, cheap to ask: as long as they need every
-    // CPU, this one sleeps, and so leaves its CPU to be given to one of them.
+    // Cheaply returns how many other processes work while this one waits: as long as they need
+    // every CPU, this one sleeps, and leaves its CPU to them.
     void set_busy(std::function<std::uint64_t()> busy) { busy_ = std::move(busy); }
     // Whether to wake early and spin up to a deadline. On by default.
     void set_precise(bool on) { precise_ = on; }
 
-    // For who waits again and again without sleeping: whether not to go on.
+    // Whether a caller that waits again and again without sleeping is not to go on.
     bool interrupted() { return go_on_ && !go_on_(); }
 
     bool adaptive() const { return adaptive_; }
     std::int64_t patience_ns() const { return patience_; }
     std::int64_t usual_ns() const { return usual_; }
-    std::int64_t guard_ns() const { return guard_; }
-    // Whether others want this CPU, told by how long the last yields took.
+    std::int64_t guard_ns() const { return wake_margin_.ns(); }
+    // Whether others want this CPU, judged by how long the last yields took.
     bool crowded() const { return crowded_ >= kCrowd; }
     const WaitStats& stats() const { return stats_; }
     const WaitCosts& costs() const { return costs_; }
@@ -117,8 +118,6 @@ class WaitPolicy {
     static constexpr int kLooks = 32;  // between two readings of the clock, ~0.5 us
     // A look between two yields comes 0.4 us late; between two pauses, at once. Worth it at first.
     static constexpr std::int64_t kFirstLook = 2 * kMicrosecond;
-    static constexpr std::int64_t kMinGuard = 5 * kMicrosecond;
-    static constexpr std::int64_t kMaxGuard = 200 * kMicrosecond;
     // A yield that is long weighs as much as four that are not; a single one is noise.
     static constexpr int kLongYield = 4;
     static constexpr int kCrowd = 16;
@@ -197,7 +196,7 @@ class WaitPolicy {
             const bool undisturbed = park(until);
             now = now_ns();
             if (ready()) return Outcome::kReady;
-            if (now >= until && until == wake_at) learn_overshoot(now - until);
+            if (now >= until && until == wake_at) wake_margin_.learn(now - until);
             if (!undisturbed || now >= slice_end) return Outcome::kInterrupted;
         }
         do {
@@ -226,7 +225,7 @@ class WaitPolicy {
     }
 
     // How long before a deadline to be awake. Spinning up to it would take the CPU from others.
-    std::int64_t guard() const { return precise_ && !crowded() ? guard_ : 0; }
+    std::int64_t guard() const { return precise_ && !crowded() ? wake_margin_.ns() : 0; }
 
     // Two that only ever yield to each other may share a CPU for long while another idles: the
     // scheduler thinks them too hot to move. One that sleeps is woken where there is room.
@@ -246,18 +245,10 @@ class WaitPolicy {
         }
     }
 
-    // Close to the largest of the last thousand or so: an overshoot beyond the guard is a deadline
-    // missed, one short of it only spins a little longer.
-    void learn_overshoot(std::int64_t overshoot) {
-        const std::int64_t wanted = overshoot + overshoot / 8;
-        guard_ =
-            std::clamp(wanted > guard_ ? wanted : guard_ - guard_ / 1024, kMinGuard, kMaxGuard);
-    }
-
     WaitCosts costs_;
     std::int64_t patience_;
     std::int64_t usual_;  // moving average of this site's waits, in ns
-    std::int64_t guard_ = kMaxGuard;
+    WakeMargin wake_margin_;
     std::int64_t slice_ = kForever;
     std::int64_t fixed_spin_ = 0;
     std::int64_t fixed_yield_ = 0;

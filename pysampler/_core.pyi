@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'Ring', 'Segment', 'SharedRing', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'Ring', 'Segment', 'SharedRing', 'TimedReturn', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     """
     What waiting costs on this machine.
@@ -99,6 +99,24 @@ class WaitPolicy:
     def usual_ns(self) -> int:
         """
         How long waits usually last, in ns.
+        """
+class TimedReturn:
+    def __init__(self) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
+    def hold_until(self, deadline: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Wait until the deadline, at the end of a call whose wait came to nothing.
+        """
+    def wait_until(self, deadline: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        Return when the wait of a call must end that is to return at the deadline.
+        """
+    @property
+    def margin_ns(self) -> int:
+        """
+        How long before its deadline a wait ends.
         """
 class Segment:
     @staticmethod

@@ -18,7 +18,7 @@ ROOMS = [
 NATIVE = set(ROOMS) - {"errors", "_numbers", "_files", "_closing", "_torch", "envs", "adapters"}
 # In C++ a header may include those before it in this order.
 CPP = [
-    *("layout", "clock", "cgroup", "process", "futex", "wait", "waiter", "position"),
+    *("layout", "clock", "cgroup", "process", "futex", "deadline", "wait", "waiter", "position"),
     *("flag", "doorbell", "ring", "producers", "shared_ring", "byte_ring", "board", "segment"),
     *("watch", "meter", "command", "command_sender", "pool", "pool_worker", "block"),
 ]

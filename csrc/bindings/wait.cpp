@@ -7,14 +7,44 @@
 namespace pysampler::bindings {
 namespace {
 
-void sleep_until_deadline(const py::object& deadline) {
-    const auto at = static_cast<std::int64_t>(whole(deadline, "sleep", "deadline", 0));
+void sleep_to(std::int64_t at) {
     // Learns how late this thread's wake-ups come; a fresh one would begin with a guess.
     thread_local WaitPolicy policy;
     wait_released(policy, [at](WaitPolicy& own) {
         return sleep_until(at, own) ? Outcome::kTimedOut : Outcome::kInterrupted;
     });
 }
+
+void sleep_until_deadline(const py::object& deadline) {
+    sleep_to(static_cast<std::int64_t>(whole(deadline, "sleep", "deadline", 0)));
+}
+
+// Brings one caller back at its deadlines, whose waits end a little before.
+class TimedReturn {
+ public:
+    // When the wait of a call must end that is to return at `deadline`.
+    std::int64_t wait_until(std::int64_t deadline) {
+        const std::int64_t end = deadline - margin_.ns();
+        learning_ = end > now_ns() ? deadline : 0;  // a wait that never was teaches nothing
+        return end;
+    }
+
+    // The last thing that the call does where its wait came to nothing. With the GIL: another
+    // thread would keep it for longer than is left.
+    void hold_until(std::int64_t deadline) {
+        const std::int64_t now = now_ns();
+        if (learning_ == deadline) margin_.learn(now - (deadline - margin_.ns()));
+        learning_ = 0;
+        if (deadline - now > ReturnMargin::kMax) sleep_to(deadline - margin_.ns());
+        while (now_ns() < deadline) cpu_pause();
+    }
+
+    std::int64_t margin_ns() const { return margin_.ns(); }
+
+ private:
+    ReturnMargin margin_;
+    std::int64_t learning_ = 0;  // from which deadline
+};
 
 WaitPolicy fixed(const py::object& spin_ns, const py::object& yield_ns) {
     return WaitPolicy::fixed(
@@ -30,6 +60,9 @@ std::string repr(const WaitPolicy& policy) {
 }
 
 }  // namespace
+
+template <>
+inline constexpr bool is_bound<TimedReturn> = true;
 
 void register_wait(py::module_& m) {
     Class<WaitCosts>(m, "WaitCosts", "What waiting costs on this machine.")
@@ -72,6 +105,14 @@ void register_wait(py::module_& m) {
                                "How long before a deadline it wakes to be awake in time, in ns.")
         .def_property_readonly("stats", &WaitPolicy::stats, "What its waits have cost.")
         .def("__repr__", &repr);
+    Class<TimedReturn>(m, "TimedReturn")
+        .def(py::init<>())
+        .def("wait_until", &TimedReturn::wait_until, py::arg("deadline"),
+             "Return when the wait of a call must end that is to return at the deadline.")
+        .def("hold_until", &TimedReturn::hold_until, py::arg("deadline"),
+             "Wait until the deadline, at the end of a call whose wait came to nothing.")
+        .def_property_readonly("margin_ns", &TimedReturn::margin_ns,
+                               "How long before its deadline a wait ends.");
     m.def("now", &now_ns, "Return the time that deadlines are given in: monotonic, in ns.");
     m.def("sleep_until", &sleep_until_deadline, py::arg("deadline"),
           "Sleep until a deadline, to within a microsecond or so where a CPU is free.\n\n"

@@ -14,6 +14,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from gymnasium.vector.vector_env import AutoresetMode
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
+from pysampler import _core
 from pysampler._closing import Uncopyable, ends_by_signal
 from pysampler._frames.spec import Spaces, spec_of
 from pysampler._numbers import true_or_false
@@ -37,7 +38,6 @@ from pysampler._workers.jobs import Failure
 from pysampler._workers.local import LocalPool
 from pysampler._workers.pool import MAX_RESTARTS, RESTART_WINDOW, Pool
 from pysampler._workers.processes import Share
-from pysampler.sync import now
 
 if TYPE_CHECKING:
     import os
@@ -168,7 +168,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         )
         self._replacements = Replacements()
         self._step_timeout = step_timeout
-        self._way_back = 20_000  # ns from the end of recv's wait to that of recv, learned
+        self._timed_return = _core.TimedReturn()  # of recv
         process = arguments.context(context)
         modules = arguments.preload(preload)
         shares = arguments.shares(self.num_envs, max(self.num_workers, 1), groups)
@@ -486,9 +486,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """
         core, batches = self._core, self._batches
         deadline = arguments.deadline(timeout)
-        aim = None
-        if deadline is not None and not batches.replayed:
-            aim = deadline - self._way_back
+        wait_end = None if deadline is None else self._timed_return.wait_until(deadline)
         if core.pool.closed:
             raise core.closed_error()
         with self._entries["recv"]:
@@ -496,17 +494,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             least, most = self.num_envs, self.num_envs
             if min_envs is not None or max_envs is not None:
                 least, most = arguments.batch(min_envs, max_envs, core.groups)
-            results = batches.receive(least, most, aim)
+            results = batches.receive(least, most, wait_end)
         if results is not None:
             batches.returned += 1
             core.kept = None
             return results
-        if deadline is not None and aim is not None:
-            # Where the wait ended and where this line is reached lie 5 to 50 us apart.
-            late = now()
-            self._way_back += (min(max(late - aim, 1_000), 100_000) - self._way_back) // 8
-            while now() < deadline:
-                pass
+        if deadline is not None and not batches.replayed:
+            self._timed_return.hold_until(deadline)
         return core.results.nothing()
 
     @property

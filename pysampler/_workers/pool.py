@@ -51,8 +51,6 @@ _REQUEST: int = _core.Command.REQUEST
 SIDE_CHANNEL = 1 << 16
 # How long a worker may take until it reads what finds no room otherwise, in seconds.
 _PATIENCE = 60.0
-# How long before a deadline to come back once, in ns.
-_WARM = 100_000
 # How long a pool that ends waits until its workers are reaped, in seconds.
 _REAPING = 2.0
 # How often to look whether a worker that closes has died, in seconds.
@@ -377,16 +375,6 @@ class Pool:
         As soon as they have ``least`` members or are all, or at the deadline in ns; groups of up to
         ``most`` members. Take them.
         """
-        # The way back from a long wait is cold, and takes its time: gone once before, it is not.
-        if deadline is not None and deadline - now() > 2 * _WARM:
-            back = self._wait_some(least, most, deadline - _WARM)
-            if self._core.satisfied:
-                return back
-        return self._wait_some(least, most, deadline)
-
-    def _wait_some(
-        self, least: int, most: int, deadline: int | None
-    ) -> tuple[list[int], list[Answer]]:
         groups: list[int] = []
 
         def wait(*, deadline: int | None) -> bool:
@@ -411,11 +399,11 @@ class Pool:
         """Wait until exactly these groups are back; return what they answered. Take them."""
         everyone = self.shares[-1].members.stop
         while True:
-            back, answers = self._wait_some(0, everyone, 0)
+            back, answers = self.wait_some(0, everyone, 0)
             if set(groups) <= set(back):
                 by_group = {answer.group: answer for answer in answers}
                 return [by_group[group] for group in groups if group in by_group]
-            self._wait_some(self.ready + 1, everyone, None)
+            self.wait_some(self.ready + 1, everyone, None)
 
     def take_all(self) -> None:
         """All that is in flight has come back, and what there was to say was received."""

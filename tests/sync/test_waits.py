@@ -11,7 +11,7 @@ import threading
 import numpy as np
 import pytest
 
-from pysampler import errors, sync
+from pysampler import _core, errors, sync
 
 # Each makes a wait that nothing ends, and that takes a timeout.
 WAITS = {
@@ -23,7 +23,14 @@ WAITS = {
     "board": lambda: functools.partial(sync.Board({"a": np.zeros(1)}).wait, 0),
     "watch": lambda: sync.Watch().wait,
     "sleep": lambda: lambda timeout: sync.sleep_until(sync.now() + int(timeout * 1e9)),
+    "timed return": lambda: functools.partial(hold, _core.TimedReturn()),
 }
+
+
+def hold(timed_return, timeout):
+    deadline = sync.now() + int(timeout * 1e9)
+    assert timed_return.wait_until(deadline) == deadline - timed_return.margin_ns
+    timed_return.hold_until(deadline)
 
 
 @pytest.mark.parametrize("name", WAITS)

@@ -164,6 +164,17 @@ def test_the_deadline_comes_first(gated, timeout):
     assert envs.recv(min_envs=1)[1].tolist() == [0]
 
 
+def test_looks_that_wait_for_nothing_teach_nothing_about_deadlines(gated):
+    envs, let = gated
+    envs.send(np.ones(4, np.int64))
+    margin = envs._timed_return.margin_ns
+    for _ in range(50):
+        assert len(envs.recv(timeout=0)[1]) == 0
+    assert envs._timed_return.margin_ns == margin
+    envs.recv(timeout=0.001)
+    assert envs._timed_return.margin_ns != margin
+
+
 def test_looking_for_late_envs_does_not_end_the_wait(tmp_path):
     gates = [tmp_path / str(i) for i in range(2)]
     for gate in gates:
