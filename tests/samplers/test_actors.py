@@ -652,7 +652,8 @@ def test_ctrl_c_at_any_line_of_take_loses_nothing(least, max_lag):
                 nonlocal left
                 if "pysampler" not in frame.f_code.co_filename:
                     return None
-                if event == "line" and frame.f_code.co_name in ("_take", "_fresh"):
+                reading = "RecordReader.take", "RecordReader._choose"
+                if event == "line" and frame.f_code.co_qualname in reading:
                     left -= 1
                     if left == 0:
                         raise KeyboardInterrupt
@@ -686,7 +687,7 @@ def test_ctrl_c_at_any_line_of_take_loses_nothing(least, max_lag):
 def test_ctrl_c_while_they_begin_leaves_a_vector_env_that_can_be_used():
     with envs_of(num_workers=2) as envs:
         actors = pysampler.Actors(envs, policy)
-        for where, owner in (("reset", envs), ("_send", actors), ("lay_out", envs._core)):
+        for where, owner in (("reset", envs), ("_start_workers", actors), ("lay_out", envs._core)):
             whole = getattr(owner, where)
 
             def interrupted(*args, whole=whole, **kwargs):

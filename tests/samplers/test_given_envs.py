@@ -160,7 +160,9 @@ def test_a_list_of_functions_makes_an_env_each(given):
     evaluation = pysampler.evaluate(functions, right, 4, seed=1)
     assert sorted(evaluation.lengths) == [3, 3, 5, 5]
     with pysampler.Actors(functions, right, seed=1) as actors:
-        assert set(actors.take(64, min_records=64).env) == {0, 1}
+        seen = set()
+        while seen != {0, 1}:  # either may be the first to act
+            seen |= set(actors.take(64).env.tolist())
 
 
 def test_a_list_of_functions_and_another_number_of_envs_are_refused():
