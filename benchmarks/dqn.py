@@ -156,7 +156,7 @@ class WithTorch:
 
 
 def training(way: str, seed: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Trains for so many seconds when told to, and says what came of it."""
+    """Trains for some seconds when told to, and reports the result."""
     import torch
 
     dqn = example()

@@ -135,7 +135,7 @@ class Layout:
 
 
 def wait_policy(fixed: tuple[int, int] | None) -> WaitPolicy | None:
-    """Return a policy that spins and yields for so many ns each; None for the adaptive one."""
+    """Return the wait policy for ``(spin, yield)`` times in ns, or the adaptive one for None."""
     return None if fixed is None else WaitPolicy.fixed(spin_ns=fixed[0], yield_ns=fixed[1])
 
 
