@@ -14,15 +14,10 @@ from pysampler.errors import StopActors
 from pysampler.sync import now, sleep_until
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
 
     from pysampler._actors.records import RecordLayout
-    from pysampler._frames.frames import Frames
-    from pysampler._policies.worker_policy import PolicySetup, WorkerPolicy
     from pysampler._vector.host import EnvHost
-    from pysampler.sync import Segment
 
 __all__ = ["ActorSetup", "TakeActorPolicy"]
 
@@ -54,21 +49,11 @@ class ActorSetup:
 class ActorPolicy(FreeRunningPolicy):
     """Acts for all envs of a worker, and hands over records of what they do."""
 
-    def __init__(
-        self,
-        setup: PolicySetup,
-        frames: Frames,
-        segment: Segment,
-        before: WorkerPolicy | None,
-        *,
-        replacement_seeds: Sequence[int],
-    ) -> None:
-        super().__init__(setup, frames, segment, before, replacement_seeds=replacement_seeds)
-        self._refresh_at = 0  # in ns, not before that
-        self._ring: Any = None
-        self._packer: Packer | None = None
-        self._at = 0  # the frame that the envs have come to
-        self._packed = 0  # the frame up to which records have been handed over
+    _refresh_at = 0  # in ns, not before that
+    _ring: Any = None
+    _packer: Packer | None = None
+    _at = 0  # the frame that the envs have come to
+    _packed = 0  # the frame up to which records have been handed over
 
     def _prepared_packer(self, setup: ActorSetup, envs: slice) -> Packer:
         if self._packer is None:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pysampler._actors.records import Records
     from pysampler._policies.calling import PolicyOutputs
     from pysampler._policies.sampler import PreparedFrames
-    from pysampler._vector.vector_env import VectorEnv
 
 __all__ = ["Actors"]
 
@@ -107,30 +106,8 @@ class Actors(FreeRunningSampler):
         refresh_share: float = 0.01,
         seed: int | list[int | None] | None = None,
     ) -> None:
-        purpose = self._purpose
-        with vector_env_of(
-            envs, num_envs, vector_kwargs, purpose, policy_in_workers=policy
-        ) as leasable:
-            leasable.expect_no_wrappers(purpose, "actors act in the workers")
-            self._set_up(leasable.envs, steps, high, low, max_lag, refresh_share)
-            super().__init__(leasable.envs, policy, settings, seed, owned=leasable.owned)
-
-    def _set_up(
-        self,
-        envs: VectorEnv,
-        steps: int | None,
-        high: int | None,
-        low: int | None,
-        max_lag: int | None,
-        refresh_share: float,
-    ) -> None:
         self._steps = None if steps is None else whole_number("act", "steps", steps, 1)
         self._frame_count = 1 + (_CHUNK if self._steps is None else self._steps)
-        default = max((64 if steps is None else 4) * envs.num_envs, 16)
-        self._high = default if high is None else whole_number("act", "high", high, 1)
-        self._low = self._high // 2 if low is None else whole_number("act", "low", low, 0)
-        if self._low >= self._high:
-            raise self._refusal("low", low, f"less than high, {self._high}")
         self._max_lag = None if max_lag is None else whole_number("act", "max_lag", max_lag, 0)
         if not is_real(refresh_share, 0) or not 0 < refresh_share <= 1:
             raise self._refusal("refresh_share", refresh_share, "a part of 1")
@@ -138,6 +115,20 @@ class Actors(FreeRunningSampler):
         self._followers: list[Callable[[Any, int], None]] = []
         self._check_at = 0  # in ns, when to check the workers again
         self._publishing_ns = 0
+        with vector_env_of(
+            envs, num_envs, vector_kwargs, "act", policy_in_workers=policy
+        ) as leasable:
+            leasable.expect_no_wrappers("act", "actors act in the workers")
+            if high is None:
+                high = max((64 if steps is None else 4) * leasable.envs.num_envs, 16)
+            self._set_watermarks(high, low)
+            super().__init__(leasable.envs, policy, settings, seed, owned=leasable.owned)
+
+    def _set_watermarks(self, high: int, low: int | None) -> None:
+        self._high = whole_number("act", "high", high, 1)
+        self._low = self._high // 2 if low is None else whole_number("act", "low", low, 0)
+        if self._low >= self._high:
+            raise self._refusal("low", low, f"less than high, {self._high}")
 
     # -- the learner -----------------------------------------------------------------------------
 
@@ -285,11 +276,8 @@ class Actors(FreeRunningSampler):
                 "cannot act in phases: with max_lag, what is dropped would end a phase before its "
                 "time"
             )
-        high, low = whole_number("act", "high", high, 1), whole_number("act", "low", low, 0)
-        if low >= high:
-            raise self._refusal("low", low, f"less than high, {high}")
         drop = true_or_false("act in phases", "drop", drop)
-        self._high, self._low = high, low
+        self._set_watermarks(high, low)
         return Phases(self, drop=drop)
 
     def wait_full(self) -> int:

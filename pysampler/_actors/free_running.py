@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Mapping
@@ -28,8 +29,6 @@ from pysampler.errors import BusyError, ClosedError, PysamplerError
 from pysampler.sync import Board, now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy.typing as npt
 
     from pysampler._policies.calling import PolicyOutputs
@@ -129,7 +128,7 @@ class FreeRunningSampler(Sampler):
         prepared = self._prepare_frames(caller, self._seed, self._frame_count, spare_bytes)
         segment = prepared.segment
         self._progress = WorkerProgress(groups, segment)
-        self._lease.stop = _end_of(self._progress)
+        self._lease.stop = functools.partial(_end, self._progress)
         self._board = Board(weights, segment) if weights else None
         places = {}
         shared = {}
@@ -306,11 +305,7 @@ class FreeRunningSampler(Sampler):
         return ValueError(f"cannot {self._purpose}: {what} {got!r}, expected {expected}")
 
 
-def _end_of(progress: WorkerProgress) -> Callable[[], bool]:
-    """Return a function that ends workers, for the lease, which must not refer to the sampler."""
-
-    def end() -> bool:
-        progress.stop(drop=True)
-        return True
-
-    return end
+def _end(progress: WorkerProgress) -> bool:
+    """End the workers: for the lease, which must not refer to the sampler."""
+    progress.stop(drop=True)
+    return True

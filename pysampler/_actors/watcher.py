@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from pysampler._policies.calling import PolicyOutputs
     from pysampler._policies.sampler import PreparedFrames
-    from pysampler._vector.vector_env import VectorEnv
 
 __all__ = ["Watcher"]
 
@@ -121,60 +120,45 @@ class Watcher(FreeRunningSampler):
         fps: int | None = None,
         seed: int | None = None,
     ) -> None:
-        self._followed: weakref.ref[Actors] | None = None
-        actors = policy if isinstance(policy, Actors) else None
-        policy = policy if actors is None else actors.policy
-        options = {"num_workers": 1, "on_worker_loss": "restart", **vector_options(vector_kwargs)}
-        kwargs: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
-        with vector_env_of(
-            *(env, 1, options, self._purpose), policy_in_workers=policy, **kwargs
-        ) as leasable:
-            envs = leasable.envs
-            self._set_up(envs, render_mode, folder, video_every, repeat, nice, fps)
-            super().__init__(envs, policy, settings, seed, owned=True)
-            self.begin()
-        self._version = self.version  # of the last weights that were published here
-        if actors is not None:
-            self._followed = weakref.ref(actors)
-            actors.followed_by(self.follow)
-
-    def _set_up(
-        self,
-        envs: VectorEnv,
-        render_mode: str | None,
-        folder: str | os.PathLike[str] | None,
-        video_every: int | None,
-        repeat: bool,  # noqa: FBT001
-        nice: int,
-        fps: int | None,
-    ) -> None:
         repeat = true_or_false("watch", "repeat", repeat)
-        if video_every is not None:
-            whole_number("watch", "video_every", video_every, 1)
-        self._can_film = render_mode == "rgb_array" and folder is not None
-        if fps is not None:
-            whole_number("watch", "fps", fps, 1)
+        for name, value in (("video_every", video_every), ("fps", fps)):
+            if value is not None:
+                whole_number("watch", name, value, 1)
         if whole_number("watch", "nice", nice, 0) > 19:
             raise self._refusal("nice", nice, "0 to 19")
-        if envs.num_envs != 1:
-            raise self._refusal("num_envs", envs.num_envs, "1")
-        if envs.num_workers != 1:
-            raise self._refusal("num_workers", envs.num_workers, "1: it has a process of its own")
         if not isinstance(folder, (str, os.PathLike, type(None))):
             raise self._refusal("folder", folder, "a path")
         self._folder = None if folder is None else Path(folder).absolute()
-        if video_every is not None:
-            self._expect_videos()
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
+        self._can_film = render_mode == "rgb_array" and folder is not None
         self._video_every, self._nice, self._repeat = video_every, nice, repeat
-        self._fps = fps or int(envs.metadata.get("render_fps") or 30)
         self._collect_lock = threading.RLock()
         self._episodes = np.empty(0, EPISODE)
         self._held = 0  # the last of them, which are in the ring still
         self._waited_for = 0  # episodes that wait() has returned, or that are of older weights
         self._follow_at = 0  # in ns, not before that
         self._failure: Exception | None = None
+        self._followed: weakref.ref[Actors] | None = None
+        actors = policy if isinstance(policy, Actors) else None
+        policy = policy if actors is None else actors.policy
+        options = {"num_workers": 1, "on_worker_loss": "restart", **vector_options(vector_kwargs)}
+        kwargs: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
+        with vector_env_of(env, 1, options, "watch", policy_in_workers=policy, **kwargs) as made:
+            if made.envs.num_envs != 1:
+                raise self._refusal("num_envs", made.envs.num_envs, "1")
+            if made.envs.num_workers != 1:
+                expected = "1: it has a process of its own"
+                raise self._refusal("num_workers", made.envs.num_workers, expected)
+            if video_every is not None:
+                self._expect_videos()
+            if self._folder is not None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            self._fps = fps or int(made.envs.metadata.get("render_fps") or 30)
+            super().__init__(made.envs, policy, settings, seed, owned=True)
+            self.begin()
+        self._version = self.version  # of the last weights that were published here
+        if actors is not None:
+            self._followed = weakref.ref(actors)
+            actors.followed_by(self.follow)
 
     def _expect_videos(self) -> None:
         if not self._can_film:

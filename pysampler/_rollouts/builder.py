@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._frames.spec import Spec
-    from pysampler._rollouts.config import RolloutConfig
-    from pysampler._rollouts.walker import Walker
+    from pysampler._rollouts.walker import Walker, WalkerSetup
 
 __all__ = ["RolloutBuilder"]
 
@@ -27,18 +26,18 @@ class RolloutBuilder:
     """Builds rollouts from frames, one after the other.
 
     Args:
-        config: The envs and the options.
+        setup: What the walker was made with.
         spec: The spaces that the policy sees.
         slots: How many rollouts the frames have room for.
     """
 
-    def __init__(self, config: RolloutConfig, spec: Spec, slots: int) -> None:
-        self._core = config.core
-        self._num_workers = config.num_workers
-        self._options = config.options
+    def __init__(self, setup: WalkerSetup, spec: Spec, slots: int) -> None:
+        self._core = setup.core
+        self._num_workers = setup.num_workers
+        self._options = setup.options
         self._spec = spec
-        self._tally = Tally(slots, config.options.horizon, config.core.num_envs)
-        self._busy = config.core.pool.busy_seconds()  # of all envs together, up to the last rollout
+        self._tally = Tally(slots, setup.options.horizon, setup.core.num_envs)
+        self._busy = setup.core.pool.busy_seconds()  # of all envs together, up to the last rollout
 
     def build(
         self, walker: Walker, slot: int, *, version: int, lag: int, learner_seconds: float

@@ -14,7 +14,7 @@ from pysampler._rollouts.rollouts import Rollouts
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from pysampler._rollouts.config import PolicyIn
+    from pysampler._rollouts.options import PolicyIn
 
 __all__ = ["Evaluation", "evaluate"]
 

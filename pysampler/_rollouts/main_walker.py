@@ -21,11 +21,10 @@ from pysampler._vector.results import first
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from pysampler._policies.calling import Outputs, PolicyCaller
-    from pysampler._policies.sampler import PreparedFrames
-    from pysampler._rollouts.config import RolloutConfig
+    from pysampler._policies.calling import Outputs
+    from pysampler._rollouts.walker import WalkerSetup
     from pysampler._vector.core import VectorCore
     from pysampler._workers.jobs import Answer
 
@@ -36,35 +35,23 @@ class MainWalker(Walker):
     """Base class for walkers whose policy acts in this process.
 
     With ``overlap`` a background thread fills the frames, with a copy of the policy.
-
-    Args:
-        config: The envs, the policy and the options.
-        prepared: Frames laid out for the policy.
-        entropy: Entropy of the policy's random numbers.
-        make_caller: Makes the caller of a copy of the policy.
     """
 
-    def __init__(
-        self,
-        config: RolloutConfig,
-        prepared: PreparedFrames,
-        entropy: int | list[int],
-        make_caller: Callable[[Any], PolicyCaller],
-    ) -> None:
-        super().__init__(config, prepared)
-        self._options = options = config.options
+    def __init__(self, setup: WalkerSetup) -> None:
+        super().__init__(setup)
+        overlap = self._options.overlap
         self._base = 0
         self._stopped = False
         self._copy_fingerprint: bytes | None = None  # of the policy that was copied last
-        self._background = Background() if options.overlap else None
+        self._background = Background() if overlap else None
         # Beside a background thread they would be the user's, too.
-        self._threads = None if options.overlap else options.threads
-        self._copy_seeds = np.random.SeedSequence(entropy)
-        caller = self.policy.caller
-        if self._background is not None and is_module(config.policy):
-            caller = self.policy.caller = make_caller(copy.deepcopy(config.policy))
-            seed_policy(caller.policy, self._copy_seeds.spawn(1)[0], own_process=False)
-        caller.seed_generators(entropy, prepared.frames.envs)
+        self._threads = None if overlap else self._options.threads
+        self._copy_seeds = np.random.SeedSequence(setup.entropy)
+        if overlap and is_module(setup.policy):
+            self.policy.caller = setup.make_caller(copy.deepcopy(setup.policy))
+            copy_seed = self._copy_seeds.spawn(1)[0]
+            seed_policy(self.policy.caller.policy, copy_seed, own_process=False)
+        self.policy.caller.seed_generators(setup.entropy, self.frames.envs)
 
     def start(self, base: int) -> None:
         """Begin a rollout at frame ``base``, with the policy as it is now."""
@@ -156,18 +143,12 @@ class TurnWalker(MainWalker):
     While the policy acts for one part, the others step.
     """
 
-    def __init__(
-        self,
-        config: RolloutConfig,
-        prepared: PreparedFrames,
-        entropy: int | list[int],
-        make_caller: Callable[[Any], PolicyCaller],
-    ) -> None:
-        super().__init__(config, prepared, entropy, make_caller)
-        self._parts = _parts(config.core)
+    def __init__(self, setup: WalkerSetup) -> None:
+        super().__init__(setup)
+        self._parts = _parts(setup.core)
         # What the policy returned for the first frame: for all envs, with unseeded generators.
         fits = len(self._parts) == 1 and not self.policy.caller.uses_generators
-        self._outputs = prepared.outputs if fits else None
+        self._outputs = setup.prepared.outputs if fits else None
         self._last_frame = 0  # with the newest observations
 
     def _fill_frames(self) -> None:

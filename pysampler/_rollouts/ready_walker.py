@@ -11,13 +11,9 @@ from pysampler._vector.jobs import Reset
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy.typing as npt
 
-    from pysampler._policies.calling import PolicyCaller
-    from pysampler._policies.sampler import PreparedFrames
-    from pysampler._rollouts.config import RolloutConfig
+    from pysampler._rollouts.walker import WalkerSetup
 
 __all__ = ["ReadyWalker"]
 
@@ -30,14 +26,8 @@ class ReadyWalker(MainWalker):
     until the walker is ``finished``.
     """
 
-    def __init__(
-        self,
-        config: RolloutConfig,
-        prepared: PreparedFrames,
-        entropy: int | list[int],
-        make_caller: Callable[[Any], PolicyCaller],
-    ) -> None:
-        super().__init__(config, prepared, entropy, make_caller)
+    def __init__(self, setup: WalkerSetup) -> None:
+        super().__init__(setup)
         self._all_groups = range(len(self._groups))
         self._rows = [slice(group.start, group.stop) for group in self._groups]
         self._sizes = np.array([len(group) for group in self._groups])

@@ -10,6 +10,7 @@ A walker fills the frames: in this process (main_walker.py, ready_walker.py) or 
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,11 @@ from pysampler._policies.sampler import Sampler, vector_env_of
 from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
 from pysampler._policies.weights import weights_of
 from pysampler._rollouts.builder import RolloutBuilder
-from pysampler._rollouts.config import RolloutConfig, RolloutOptions
 from pysampler._rollouts.cuda import wait_for_copies
 from pysampler._rollouts.main_walker import TurnWalker
+from pysampler._rollouts.options import RolloutOptions
 from pysampler._rollouts.ready_walker import ReadyWalker
+from pysampler._rollouts.walker import WalkerSetup
 from pysampler._rollouts.worker_walker import WorkerWalker
 from pysampler._torch import is_module
 from pysampler._vector.vector_env import core_of
@@ -31,10 +33,7 @@ from pysampler.sync import now
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    import numpy.typing as npt
-
-    from pysampler._policies.sampler import Leasable, PreparedFrames
-    from pysampler._rollouts.config import PolicyIn
+    from pysampler._rollouts.options import PolicyIn
     from pysampler._rollouts.rollout import Rollout
     from pysampler._rollouts.walker import Walker
 
@@ -152,36 +151,12 @@ class Rollouts(Sampler):
         threads: int | None = 1,
         seed: int | list[int | None] | None = None,
     ) -> None:
-        options = RolloutOptions(
+        self._options = options = RolloutOptions(
             *(horizon, policy_in, overlap, keep_last, min_envs, timeout),
             *(allow_partial, reset_each, info_keys, threads),
         )
-        with vector_env_of(
-            *(envs, num_envs, vector_kwargs, self._purpose),
-            policy_in_workers=policy if policy_in == "workers" else None,
-        ) as leasable:
-            self._set_up(leasable, policy, options, seed)
-
-    def _set_up(
-        self,
-        leasable: Leasable,
-        policy: Any,
-        options: RolloutOptions,
-        seed: int | list[int | None] | None,
-    ) -> None:
-        envs = leasable.envs
-        core = core_of(envs)
-        if options.policy_in == "workers":
-            leasable.expect_no_wrappers(self._purpose, "the policy acts in the workers")
-        if options.as_ready or len(core.groups) > len(set(core.pool.worker_of)):
-            why = "the policy does not act for all envs together"
-            leasable.expect_no_wrappers(self._purpose, why)
-        self._transforms = leasable.transforms
-        self._spec = core.spec if leasable.transforms is None else leasable.transforms.spec
-        self._options = options
         self.horizon = options.horizon
-        self._caller = self._make_caller(policy)
-        self._config = RolloutConfig(core, envs.num_workers, policy, options)
+        self._policy = policy
         self._seed = seed
         self._entropy: int | list[int] | None = None  # of random numbers
         self._restarts = 0  # how often frames have been prepared
@@ -194,7 +169,20 @@ class Rollouts(Sampler):
         self._returned_at: int | None = None  # the last rollout, in ns
         self._learner_seconds = 0.0
         self._start_error: Exception | None = None  # why the next rollout could not be started
-        self._lease_envs(envs, owned=leasable.owned)
+        with vector_env_of(
+            *(envs, num_envs, vector_kwargs, self._purpose),
+            policy_in_workers=policy if policy_in == "workers" else None,
+        ) as leasable:
+            core = core_of(leasable.envs)
+            if options.policy_in == "workers":
+                leasable.expect_no_wrappers(self._purpose, "the policy acts in the workers")
+            if options.as_ready or len(core.groups) > len(set(core.pool.worker_of)):
+                why = "the policy does not act for all envs together"
+                leasable.expect_no_wrappers(self._purpose, why)
+            self._transforms = leasable.transforms
+            self._spec = core.spec if leasable.transforms is None else leasable.transforms.spec
+            self._caller = self._make_caller(policy)
+            self._lease_envs(leasable.envs, owned=leasable.owned)
 
     def _make_caller(self, policy: Any) -> PolicyCaller:
         return PolicyCaller(policy, self._spec)
@@ -269,8 +257,7 @@ class Rollouts(Sampler):
     def _prepare(self) -> None:
         if self._ending_walker is not None or self._core.at_work:  # a call was interrupted
             self._drop()
-        policy = self._config.policy
-        caller = self._caller
+        policy, caller = self._policy, self._caller
         if self._options.policy_in == "workers":
             caller = self._make_caller(copied(policy))
         weights = weights_of(policy) if is_module(policy) else None
@@ -290,20 +277,18 @@ class Rollouts(Sampler):
         self._restarts += 1
         self._slot = 0
         self._started = False
-        self._builder = RolloutBuilder(self._config, self._spec, self._slots)
-        self._walker = self._make_walker(prepared, entropy, weights)
-        self._lease.stop = _end_of(weakref.ref(self._walker))
+        setup = WalkerSetup(
+            *(self._core, self.envs.num_workers, policy, self._options),
+            *(prepared, entropy, weights, self._make_caller),
+        )
+        self._builder = RolloutBuilder(setup, self._spec, self._slots)
+        self._walker = self._make_walker(setup)
+        self._lease.stop = functools.partial(_end, weakref.ref(self._walker))
 
-    def _make_walker(
-        self,
-        prepared: PreparedFrames,
-        entropy: int | list[int],
-        weights: dict[str, npt.NDArray[Any]] | None,
-    ) -> Walker:
+    def _make_walker(self, setup: WalkerSetup) -> Walker:
         if self._options.policy_in == "workers":
-            return WorkerWalker(self._config, prepared, entropy, weights)
-        walker = ReadyWalker if self._options.as_ready else TurnWalker
-        return walker(self._config, prepared, entropy, self._make_caller)
+            return WorkerWalker(setup)
+        return ReadyWalker(setup) if self._options.as_ready else TurnWalker(setup)
 
     def _request_stop(self) -> None:
         if self._walker is not None:
@@ -355,11 +340,7 @@ class Rollouts(Sampler):
         )
 
 
-def _end_of(walker_ref: Callable[[], Walker | None]) -> Callable[[], bool]:
-    """Return a function that ends a walker, for the lease, which must not refer to the walker."""
-
-    def end() -> bool:
-        walker = walker_ref()
-        return walker is None or walker.end()
-
-    return end
+def _end(walker_ref: Callable[[], Walker | None]) -> bool:
+    """End a walker: for the lease, which must not refer to the vector env."""
+    walker = walker_ref()
+    return walker is None or walker.end()

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from pysampler._frames.spec import Spec
     from pysampler._policies.calling import Arrays, PolicyOutputs, Rows
-    from pysampler._policies.sampler import PreparedFrames
     from pysampler._rollouts.rollout import Rollout
+    from pysampler._rollouts.walker import WalkerSetup
 
 __all__ = ["TaskRollouts"]
 
@@ -48,13 +48,8 @@ class TaskRollouts(Rollouts):
     def _make_caller(self, policy: Any) -> PolicyCaller:
         return _TaskCaller(policy, self._spec, self)
 
-    def _make_walker(
-        self,
-        prepared: PreparedFrames,
-        entropy: int | list[int],
-        weights: dict[str, npt.NDArray[Any]] | None,  # noqa: ARG002
-    ) -> ReadyWalker:
-        return ReadyWalker(self._config, prepared, entropy, self._make_caller)
+    def _make_walker(self, setup: WalkerSetup) -> ReadyWalker:
+        return ReadyWalker(setup)
 
     def open(self) -> None:
         """Begin the next rollout."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,12 +10,42 @@ import numpy as np
 from pysampler.errors import ClosedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
+    from pysampler._policies.calling import PolicyCaller
     from pysampler._policies.sampler import PreparedFrames
-    from pysampler._rollouts.config import RolloutConfig
+    from pysampler._rollouts.options import RolloutOptions
+    from pysampler._vector.core import VectorCore
 
-__all__ = ["Walker", "closed_error"]
+__all__ = ["Walker", "WalkerSetup", "closed_error"]
+
+
+@dataclass(frozen=True)
+class WalkerSetup:
+    """What a walker is made with.
+
+    Attributes:
+        core: The envs.
+        num_workers: The number of workers; 0 if the envs are in this process.
+        policy: The policy of the user.
+        options: The options of the rollouts.
+        prepared: Frames laid out for the policy.
+        entropy: Entropy of the policy's random numbers.
+        weights: The weights of a torch module.
+        make_caller: Makes the caller of a copy of the policy. A walker must not keep it: it refers
+            to the rollouts.
+    """
+
+    core: VectorCore
+    num_workers: int
+    policy: Any
+    options: RolloutOptions
+    prepared: PreparedFrames
+    entropy: int | list[int]
+    weights: dict[str, npt.NDArray[Any]] | None
+    make_caller: Callable[[Any], PolicyCaller]
 
 
 class Walker:
@@ -23,10 +54,6 @@ class Walker:
     ``start`` begins a rollout, ``finish`` returns when all of its frames are filled, ``end`` gives
     up the rollout under way.
 
-    Args:
-        config: The envs, the policy and the options.
-        prepared: Frames laid out for the policy.
-
     Attributes:
         policy: The policy on these frames.
         frames: The frames.
@@ -34,16 +61,17 @@ class Walker:
         seconds: Time spent in the policy and in waiting for envs.
     """
 
-    def __init__(self, config: RolloutConfig, prepared: PreparedFrames) -> None:
-        self.policy = prepared.policy
-        self.frames = prepared.frames
+    def __init__(self, setup: WalkerSetup) -> None:
+        self.policy = setup.prepared.policy
+        self.frames = setup.prepared.frames
         self.mailed_infos: list[tuple[int, int, dict[str, Any]]] = []
         self.seconds = {"policy": 0.0, "waiting": 0.0}
-        self._core = config.core
-        self._pool = config.core.pool
-        self._groups = config.core.groups
-        self._horizon = config.options.horizon
-        self._given_policy = config.policy
+        self._core = setup.core
+        self._pool = setup.core.pool
+        self._groups = setup.core.groups
+        self._options = setup.options
+        self._horizon = setup.options.horizon
+        self._given_policy = setup.policy
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pysampler import _core
 from pysampler._policies.copying import pickled, send_policy
@@ -16,38 +16,23 @@ from pysampler._workers.jobs import Failure
 from pysampler.sync import Board, now
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from pysampler._policies.sampler import PreparedFrames
-    from pysampler._rollouts.config import RolloutConfig
+    from pysampler._rollouts.walker import WalkerSetup
 
 __all__ = ["WorkerWalker"]
 
 
 class WorkerWalker(Walker):
-    """Lets each worker act for its own envs, with one command for a whole rollout.
+    """Lets each worker act for its own envs, with one command for a whole rollout."""
 
-    Args:
-        config: The envs, the policy and the options.
-        prepared: Frames laid out for the policy.
-        entropy: Entropy of the policy's random numbers.
-        weights: Weights of a torch module, for which a board is made.
-    """
-
-    def __init__(
-        self,
-        config: RolloutConfig,
-        prepared: PreparedFrames,
-        entropy: int | list[int],
-        weights: dict[str, npt.NDArray[Any]] | None,
-    ) -> None:
-        super().__init__(config, prepared)
-        self._num_workers = config.num_workers
-        self._board = None if not weights else Board(weights, prepared.segment)
-        self._progress = WorkerProgress(len(self._groups), prepared.segment)
+    def __init__(self, setup: WalkerSetup) -> None:
+        super().__init__(setup)
+        segment = setup.prepared.segment
+        self._num_workers = setup.num_workers
+        self._board = Board(setup.weights, segment) if setup.weights else None
+        self._progress = WorkerProgress(len(self._groups), segment)
         self._last_frame = 0  # with the newest observations
         self._pickled = b""
-        self._entropy = entropy
+        self._entropy = setup.entropy
         self._policies_sent = 0
         if is_module(self._given_policy):
             self._send(pickled(portable(self._given_policy)))

@@ -1,17 +1,14 @@
-"""The options of rollouts, checked, and what walkers are made with."""
+"""The options of rollouts, checked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from pysampler._numbers import is_real, true_or_false, whole_number
 
-if TYPE_CHECKING:
-    from pysampler._vector.core import VectorCore
-
-__all__ = ["PolicyIn", "RolloutConfig", "RolloutOptions"]
+__all__ = ["PolicyIn", "RolloutOptions"]
 
 PolicyIn = Literal["main", "workers"]
 
@@ -41,7 +38,7 @@ class RolloutOptions:
             if (value := getattr(self, name)) is not None:
                 setattr(self, name, whole_number(doing, name, value, 1))
         if self.policy_in not in get_args(PolicyIn):
-            raise _refuse("policy_in", self.policy_in, 'one of "main", "workers"')
+            raise _refusal("policy_in", self.policy_in, 'one of "main", "workers"')
         if self.policy_in == "workers" and self.as_ready:
             raise ValueError(
                 "cannot sample rollouts: min_envs, timeout, reset_each and allow_partial are for a "
@@ -53,11 +50,11 @@ class RolloutOptions:
                 "rollout would be lost; expected allow_partial=False"
             )
         if not (self.timeout is None or is_real(self.timeout, 0)):
-            raise _refuse("timeout", self.timeout, "seconds >= 0 or None")
+            raise _refusal("timeout", self.timeout, "seconds >= 0 or None")
         if isinstance(self.info_keys, str):
-            raise _refuse("info_keys", self.info_keys, f"a list of keys: [{self.info_keys!r}]")
+            raise _refusal("info_keys", self.info_keys, f"a list of keys: [{self.info_keys!r}]")
         if not isinstance(self.info_keys, Iterable):
-            raise _refuse("info_keys", self.info_keys, "a list of keys")
+            raise _refusal("info_keys", self.info_keys, "a list of keys")
         self.info_keys = list(self.info_keys)
 
     @property
@@ -72,15 +69,5 @@ class RolloutOptions:
         return None if self.timeout is None else int(min(self.timeout, 1e9) * 1e9)
 
 
-@dataclass(frozen=True)
-class RolloutConfig:
-    """What a walker is made with."""
-
-    core: VectorCore
-    num_workers: int
-    policy: Any
-    options: RolloutOptions
-
-
-def _refuse(what: str, got: Any, expected: str) -> ValueError:
+def _refusal(what: str, got: Any, expected: str) -> ValueError:
     return ValueError(f"cannot sample rollouts: {what} {got!r}, expected {expected}")
