@@ -46,9 +46,9 @@ class TrainerHost:
         seeds = np.random.SeedSequence(
             None if worker.is_replacement else entropy, spawn_key=(index,)
         )
-        with self._at("being made"):
+        with self._blaming("being made"):
             self.trainer = make(index, int(seeds.generate_state(1)[0]))
-        with self._at("state_dict()"):
+        with self._blaming("state_dict()"):
             state = self.trainer.state_dict()
             self._tensors = {name for name, value in state.items() if is_tensor(value)}
             self._fields = fields_of(arrays_of(state))
@@ -79,12 +79,12 @@ class TrainerHost:
     def train(self, steps: int) -> tuple[dict[str, Any], float]:
         """Train from the average on, and hand in; return the trainer's report, and the seconds."""
         _, weights = self._average.read()
-        with self._at("load_state_dict()"):
+        with self._blaming("load_state_dict()"):
             self.trainer.load_state_dict(
                 {name: self._as_given(name, array) for name, array in weights.items()}
             )
         began = now()
-        with self._at("train()"):
+        with self._blaming("train()"):
             report = self.trainer.train(steps)
             if not isinstance(report, (Mapping, type(None))):
                 raise TypeError(f"it returned {report!r}, expected a dict or None")
@@ -94,7 +94,7 @@ class TrainerHost:
 
     def hand_in(self) -> int:
         """Put the weights on the board; return their version."""
-        with self._at("state_dict()"):
+        with self._blaming("state_dict()"):
             arrays = arrays_of(self.trainer.state_dict())
             if differ := difference(fields_of(arrays), self._fields):
                 raise ValueError(differ)
@@ -103,14 +103,14 @@ class TrainerHost:
     def close(self) -> None:
         """Close the trainer, if it can be."""
         if hasattr(self.trainer, "close"):
-            with self._at("close()"):
+            with self._blaming("close()"):
                 self.trainer.close()
 
     def _as_given(self, name: str, array: npt.NDArray[Any]) -> Any:
         return tensor_from(array) if name in self._tensors else array
 
     @contextlib.contextmanager
-    def _at(self, doing: str) -> Iterator[None]:
+    def _blaming(self, doing: str) -> Iterator[None]:
         """Blame what is raised in a block on the trainer."""
         try:
             yield

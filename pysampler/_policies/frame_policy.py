@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pysampler._policies.calling import Arrays, At, PolicyCaller, PolicyOutputs, Rows
     from pysampler._vector.transforms import Transforms
 
-__all__ = ["LOST", "FramePolicy", "mark_lost"]
+__all__ = ["LOST", "FramePolicy", "end_lost_episodes"]
 
 # In has_final of a step in which an env was lost.
 LOST = 3
@@ -157,7 +157,7 @@ def _expect_same(name: str, array: npt.NDArray[Any], to: npt.NDArray[Any]) -> No
         )
 
 
-def mark_lost(frames: Frames, at: int, envs: npt.NDArray[np.int64] | slice) -> None:
+def end_lost_episodes(frames: Frames, at: int, envs: npt.NDArray[np.int64] | slice) -> None:
     """End the episodes of envs that were lost in the step after a frame."""
     frames.truncated[at + 1, envs] = True
     frames.has_final[at + 1, envs] = LOST

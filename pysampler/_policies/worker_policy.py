@@ -11,7 +11,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._policies.calling import PolicyCaller
-from pysampler._policies.frame_policy import FramePolicy, mark_lost
+from pysampler._policies.frame_policy import FramePolicy, end_lost_episodes
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.seeds import seed_policy
 from pysampler._policies.weights import load_weights
@@ -172,7 +172,7 @@ class WorkerPolicy:
             report.policy_ns += self._act(at, envs)
             block.restore(at + 1)
             failed = report.add_leftovers(at + 1, take_leftovers())
-            mark_lost(self._frames, at, envs)
+            end_lost_episodes(self._frames, at, envs)
             report.restored = True
             at += 1
             self._policy.after_step(at, envs)

@@ -10,7 +10,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._policies.copying import copied, fingerprint
-from pysampler._policies.frame_policy import mark_lost
+from pysampler._policies.frame_policy import end_lost_episodes
 from pysampler._policies.seeds import seed_policy
 from pysampler._policies.weights import copy_weights
 from pysampler._policies.worker_policy import copied_infos
@@ -129,7 +129,7 @@ class MainWalker(Walker):
         for group, leftovers, replaced in answers:
             frame, envs = frame_of[group], self._groups[group]
             if replaced == "step":
-                mark_lost(self.frames, frame - 1, slice(envs.start, envs.stop))
+                end_lost_episodes(self.frames, frame - 1, slice(envs.start, envs.stop))
             self.mailed_infos += [
                 (frame, env, copied_infos(info))
                 for kind, env, info in leftovers

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Layout", "VectorCore"]
 
-# Calls that have no separate wait: if one is interrupted, its answers are dropped.
-_WITHOUT_WAIT = "apply", "set_attr"
+# Calls with a wait of their own, which returns the results after an interrupt. Of all other calls
+# the answers are dropped then.
+_WITH_WAIT = "reset", "step", "call", "send"
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ class VectorCore:
         if self.state is None and self.lease is None and not self.layout_due:
             return
         lease = self.lease
-        if self.state in _WITHOUT_WAIT and lease is None and self.pending is not None:
+        if self.state not in (None, *_WITH_WAIT) and lease is None and self.at_work:
             self.drop_work("a call", stopped=True)
         state = self.pending
         if lease is not None and not lease.owner_calls:
@@ -289,7 +290,13 @@ class VectorCore:
         return [(group, self.results.frame) for group in self.all_groups]
 
     def request(self, jobs: Mapping[int, Job], state: str) -> None:
-        """Give every group a job, on the frame that all envs use."""
+        """Give groups jobs, on the frame that all envs use.
+
+        Args:
+            jobs: By group.
+            state: The name of the call, for errors. If it has a wait of its own, it is in
+                ``_WITH_WAIT``.
+        """
         self.state = state  # pending as soon as any of it is sent
         self.pool.request(self.parts(), jobs)
 

@@ -158,7 +158,7 @@ class EnvHost:
             raise raised
 
     @contextlib.contextmanager
-    def at(self, i: int, doing: str) -> Iterator[None]:
+    def blaming(self, i: int, doing: str) -> Iterator[None]:
         """Report an exception in this context as one of env ``i``."""
         self._meter.at(self.first + i)
         try:

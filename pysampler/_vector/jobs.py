@@ -126,7 +126,7 @@ class Apply(Job):
         results = []
         for i in host.rows(block):
             if self.envs is None or host.first + i in self.envs:
-                with host.at(i, self.what):
+                with host.blaming(i, self.what):
                     results.append(self.function(host.envs[i], *self.args))
         return results
 
@@ -146,7 +146,7 @@ class SetAttribute(Job):
     def run(self, host: EnvHost, block: int, frame: int) -> None:  # noqa: ARG002
         """Do the job in the worker."""
         for i, value in zip(host.rows(block), self.values, strict=True):
-            with host.at(i, f"set_attr({self.name!r})"):
+            with host.blaming(i, f"set_attr({self.name!r})"):
                 host.envs[i].set_wrapper_attr(self.name, value)
 
 
