@@ -1,4 +1,4 @@
-"""The nursery: whose workers are whose, whatever happens between it and its parent."""
+"""What workers inherit, what envs start, and what ends with them."""
 
 import contextlib
 import gc
@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 from multiprocessing import connection
 from pathlib import Path
@@ -17,200 +16,15 @@ from pathlib import Path
 import gymnasium as gym
 import psutil
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from interrupts import at_point
 from made_up import TellingEnv
-from programs import completed
+from nursery_in_tests import alive, run, wait_until
 
 import pysampler
 from pysampler._workers import nursery
 from pysampler._workers.children import reap_unclaimed
 from pysampler._workers.launcher import Launcher
 from pysampler.errors import PysamplerError, WorkerLostError
-
-
-def alive(pid):
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def wait_until(condition):
-    while not condition():
-        os.sched_yield()
-
-
-def run(program, **kwargs):
-    """A program of a user's: what it prints, once it has ended well."""
-    return completed("-c", textwrap.dedent(program), **kwargs).stdout
-
-
-class Lines(RuleBasedStateMachine):
-    """Pools that start, lose, replace and drop workers, while nurseries retire and die.
-
-    A model of who must be alive: each worker that was started and not ended, as long as its own
-    launcher is there. No other's end, and no interrupt, may change that.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.launchers = []
-        self.workers = []  # by launcher: {index: child}
-        self.gone = []
-
-    @precondition(lambda self: len(self.launchers) < 3)
-    @rule()
-    def make(self):
-        self.launchers.append(Launcher("nursery"))
-        self.workers.append({})
-
-    @precondition(lambda self: self.launchers)
-    @rule(which=st.integers(0, 9), index=st.integers(0, 2))
-    def start(self, which, index):
-        which %= len(self.launchers)
-        before = self.workers[which].pop(index, None)
-        self.workers[which][index] = self.launchers[which].start(index, None)
-        if before is not None:  # one index, one worker: the earlier one ends
-            retired = before._process._line is not self.workers[which][index]._process._line
-            if retired:
-                before.kill()
-            assert before.ended(60)
-            self.gone.append(before.pid)
-
-    @precondition(lambda self: self.launchers)
-    @rule(which=st.integers(0, 9), index=st.integers(3, 4), point=st.integers(1, 120))
-    def start_interrupted(self, which, index, point):
-        which %= len(self.launchers)
-        _, child, _ = at_point(point, lambda: self.launchers[which].start(index, None))
-        if child is not None:
-            child.kill()
-            assert child.ended(60)
-            assert child.status() in (-9, None)
-
-    @precondition(lambda self: any(self.workers))
-    @rule(pick=st.integers(0, 99))
-    def kill(self, pick):
-        which, index = sorted((w, i) for w, some in enumerate(self.workers) for i in some)[
-            pick % sum(map(len, self.workers))
-        ]
-        child = self.workers[which].pop(index)
-        child.kill()
-        assert child.ended(60)
-        # A nursery that died cannot tell; one that lives tells of this worker and no other.
-        assert child.status() in (-9, None)
-        child.release()
-        self.gone.append(child.pid)
-
-    @precondition(lambda self: self.launchers)
-    @rule(which=st.integers(0, 9), waits=st.booleans())
-    def close(self, which, waits):
-        which %= len(self.launchers)
-        self.gone += [child.pid for child in self.workers.pop(which).values()]
-        self.launchers.pop(which).close(wait=60 if waits else 0)
-
-    @precondition(lambda self: self.launchers)
-    @rule(which=st.integers(0, 9))
-    def drop(self, which):
-        """Children and launcher are garbage, without having been closed."""
-        which %= len(self.launchers)
-        self.gone += [child.pid for child in self.workers.pop(which).values()]
-        self.launchers.pop(which)
-        gc.collect()
-
-    @rule()
-    def retire(self):
-        """As one does that has started threads."""
-        if nursery._nurseries:
-            nursery._nurseries[-1].retire()
-
-    @rule()
-    def lose(self):
-        if nursery._nurseries:
-            dead = nursery._nurseries[-1]
-            dead._process.kill()
-            dead._process.ended(60)
-            # Its workers live on, and their launchers end them.
-            for which, launcher in enumerate(self.launchers):
-                if any(line.nursery is dead for line in launcher._lines):
-                    for child in self.workers[which].values():
-                        child.kill()
-                        self.gone.append(child.pid)
-                    self.workers[which].clear()
-
-    @invariant()
-    def those_that_must_be_alive_are(self):
-        for some in self.workers:
-            for child in some.values():
-                assert not child.ended()
-                assert alive(child.pid)
-
-    def teardown(self):
-        for launcher in self.launchers:
-            launcher.close()
-        pids = [child.pid for some in self.workers for child in some.values()] + self.gone
-        wait_until(lambda: not any(map(alive, pids)))
-
-
-Lines.TestCase.settings = settings(
-    max_examples=15,
-    derandomize=True,  # the campaigns are for other dice every time
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-# What an exception came past is closed when it is dropped; one that comes into that is not raised.
-TestLines = pytest.mark.slow(
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")(Lines.TestCase)
-)
-
-
-@pytest.mark.slow
-def test_a_nursery_that_has_come_to_threads_is_left_with_its_workers(tmp_path):
-    (tmp_path / "starts_a_thread.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    )
-    out = run(
-        """
-        import pysampler
-        from pysampler._workers import nursery
-        kwargs = {"num_workers": 2}
-        a = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs=kwargs)
-        a.reset()
-        first = nursery._nurseries[-1]
-        kwargs["preload"] = ["starts_a_thread"]
-        b = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs=kwargs)
-        b.reset()
-        assert first.retired and not first.ended
-        print(a.step([0, 0])[1].tolist(), b.step([0, 0])[1].tolist())
-        a.close()
-        while not first.ended:  # with its last workers
-            pass
-        print(b.step([0, 0])[1].tolist())
-        """,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert out == "[1.0, 1.0] [1.0, 1.0]\n[1.0, 1.0]\n"
-
-
-@pytest.mark.slow
-def test_threads_that_every_interpreter_has_are_not_the_fault_of_an_import(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    )
-    out = run(
-        """
-        import pysampler
-        from pysampler._workers import nursery
-        for _ in range(3):
-            envs = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs={"num_workers": 2})
-            envs.reset()
-            print(len(nursery._nurseries), envs.step([0, 0])[1].tolist())
-        """,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert out == "1 [1.0, 1.0]\n" * 3
 
 
 class Server(gym.Wrapper):

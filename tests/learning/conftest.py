@@ -1,0 +1,29 @@
+"""Fixtures for tests of what learners keep."""
+
+import gc
+import os
+
+import pytest
+from averaging_in_tests import Adds, left
+
+from pysampler._learning.averaging import Averaging
+
+
+@pytest.fixture
+def fifos(tmp_path):
+    """A folder in which a trainer that hangs tells that it is at work, and waits to go on."""
+    os.mkfifo(tmp_path / "at work")
+    os.mkfifo(tmp_path / "go on")
+    return tmp_path
+
+
+@pytest.fixture
+def nothing_left():
+    """No process, fd, thread or memory more than before; the nursery stays."""
+    Averaging(Adds, 1).close()
+    gc.collect()
+    before = left()
+    yield
+    gc.collect()
+    # Fewer, where an earlier test's garbage went.
+    assert all(now <= then for now, then in zip(left(), before, strict=True)), (before, left())

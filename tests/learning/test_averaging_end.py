@@ -1,0 +1,318 @@
+"""Averaging whose workers die, and how it ends."""
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+from averaging_in_tests import WORKERS, Adds, left
+from interrupts import at_each_point
+
+from pysampler._learning.averaging import Averaging
+from pysampler.errors import BusyError, ClosedError, WaitTimeoutError, WorkerLostError
+
+
+class Hangs(Adds):
+    """In its second round, trainer 1 tells that it is at work, and waits to go on."""
+
+    def __init__(self, folder, index, seed):
+        super().__init__(index, seed)
+        self.folder = folder
+
+    def train(self, steps):
+        if (self.index, self.rounds) == (1, 1):
+            (self.folder / "at work").write_text("")  # once somebody reads it
+            (self.folder / "go on").read_text()  # until somebody writes
+        return super().train(steps)
+
+
+def at_work(folder, then):
+    """A thread that does something once the trainer is at work."""
+
+    def run():
+        (folder / "at work").read_text()
+        then()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def kill_at_work(averaging, index, folder):
+    pid = averaging._pool.pids[index]
+    return at_work(folder, lambda: os.kill(pid, signal.SIGKILL))
+
+
+def test_a_worker_that_is_killed_while_it_trains_is_told_of(fifos, nothing_left):
+    with Averaging(functools.partial(Hangs, fifos), 3) as averaging:
+        averaging.round(1)
+        pids = averaging._pool.pids
+        killer = kill_at_work(averaging, 1, fifos)
+        with pytest.raises(
+            WorkerLostError, match=r"worker 1 \(pid \d+\) lost: signal 9 while training trainer 1"
+        ):
+            averaging.round(1)
+        killer.join()
+        assert averaging.closed
+        assert averaging.weights["w"].tolist() == [2.0, 2.0]
+        assert not any(map(psutil.pid_exists, pids))
+
+
+def test_a_worker_that_is_killed_while_it_trains_is_replaced_if_asked_for(fifos, nothing_left):
+    make = functools.partial(Hangs, fifos)
+    with Averaging(make, 3, on_worker_loss="restart", seed=1) as averaging:
+        first = averaging.round(1)
+        assert averaging.weights["w"][0] == 2.0
+        killer = kill_at_work(averaging, 1, fifos)
+        second = averaging.round(1)
+        killer.join()
+        assert second.lost == [1]
+        assert second.reports[1] == {}
+        assert second.seconds["training"][1] == 0
+        assert averaging.weights["w"].tolist() == [4.0, 4.0]  # of 2 + 1 and 2 + 3
+        third = averaging.round(1)
+        assert third.lost == []
+        assert [report["began"] for report in third.reports] == [4.0] * 3
+        assert averaging.weights["w"].tolist() == [6.0, 6.0]
+        seeds = [[report["seed"] for report in round_.reports] for round_ in (first, third)]
+        assert seeds[0][1] != seeds[1][1]
+        assert seeds[0][::2] == seeds[1][::2]
+
+
+def test_a_worker_that_is_killed_between_rounds_is_replaced():
+    with Averaging(Adds, 2, on_worker_loss="restart") as averaging:
+        averaging.round(2)
+        os.kill(averaging._pool.pids[0], signal.SIGKILL)
+        assert averaging._pool._processes.children[0].ended(10)
+        assert averaging.round(2).lost == [0]
+        assert averaging.weights["w"].tolist() == [7.0, 7.0]
+        assert averaging.round(2).lost == []
+
+
+def test_if_all_are_lost_the_average_stays(tmp_path):
+    class Dies(Adds):
+        def train(self, steps):
+            if not (mark := tmp_path / str(self.index)).exists():
+                mark.touch()
+                os._exit(7)
+            return super().train(steps)
+
+    with Averaging(Dies, 2, on_worker_loss="restart") as averaging:
+        assert averaging.round(2).lost == [0, 1]
+        assert averaging.weights["w"].tolist() == [0.0, 0.0]
+        averaging.round(2)
+        assert averaging.weights["w"].tolist() == [3.0, 3.0]
+
+
+def test_a_worker_that_dies_again_and_again_is_told_of(nothing_left):
+    class Dies(Adds):
+        def train(self, steps):
+            if self.index == 1:
+                os._exit(7)
+            return super().train(steps)
+
+    options = {"on_worker_loss": "restart", "max_restarts": 1, "restart_window": 100.0}
+    with Averaging(Dies, 2, **options) as averaging:
+        assert averaging.round(1).lost == [1]
+        with pytest.raises(WorkerLostError, match=r"exit code 7 .*; it was replaced before: "):
+            averaging.round(1)
+
+
+def test_the_first_may_be_lost_before_its_weights_are_known(tmp_path):
+    class Dies(Adds):
+        asked = 0
+
+        def state_dict(self):
+            self.asked += 1
+            if self.index == 0 and self.asked == 2 and not (tmp_path / "died").exists():
+                (tmp_path / "died").touch()
+                os._exit(7)
+            return super().state_dict()
+
+    with Averaging(Dies, 2, on_worker_loss="restart") as averaging:
+        assert (tmp_path / "died").exists()
+        assert averaging.round(1).lost == []
+
+
+# -- it ends ---------------------------------------------------------------------------------------
+
+
+def interrupted(averaging, folder, monkeypatch):
+    """Ctrl-C in a round, once a trainer is at work and this process waits for it."""
+    waits = threading.Event()
+    wait_some = averaging._pool.wait_some
+
+    def tells(*args):
+        waits.set()
+        return wait_some(*args)
+
+    monkeypatch.setattr(averaging._pool, "wait_some", tells)
+
+    def interrupt():
+        waits.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = at_work(folder, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        averaging.round(1)
+    thread.join()
+
+
+def test_ctrl_c_leaves_a_round_that_the_next_one_drops(fifos, monkeypatch):
+    with Averaging(functools.partial(Hangs, fifos), 2) as averaging:
+        averaging.round(1)
+        interrupted(averaging, fifos, monkeypatch)
+        assert averaging.weights["w"].tolist() == [1.5, 1.5]
+        (fifos / "go on").write_text("")
+        round_ = averaging.round(1)
+        assert [report["began"] for report in round_.reports] == [1.5, 1.5]
+        assert averaging.weights["w"].tolist() == [3.0, 3.0]
+
+
+def test_a_round_that_takes_too_long_is_left_and_the_next_one_drops_it(fifos):
+    with Averaging(functools.partial(Hangs, fifos), 2) as averaging:
+        averaging.round(1, timeout=60)
+        thread = at_work(fifos, lambda: None)
+        for _ in range(2):  # the second finds the first one's under way
+            told = r"cannot train: trainers \[1\] have not answered in time"
+            with pytest.raises(WaitTimeoutError, match=told):
+                averaging.round(1, timeout=0.05)
+        thread.join()
+        (fifos / "go on").write_text("")
+        [round_] = averaging.rounds(1, 1, timeout=60)
+        assert [report["began"] for report in round_.reports] == [1.5, 1.5]
+        assert averaging.weights["w"].tolist() == [3.0, 3.0]
+
+
+@pytest.mark.slow
+def test_a_round_may_be_interrupted_at_each_point(nothing_left):
+    with Averaging(Adds, 2) as averaging:
+        trained = 0
+
+        def check(result, where):
+            nonlocal trained
+            began = averaging.weights["w"][0]
+            assert began == trained + 1.5 if result else began in (trained, trained + 1.5), where
+            assert [r["began"] for r in averaging.round(1).reports] == [began] * 2, where
+            trained = averaging.weights["w"][0]
+            assert trained == began + 1.5, where
+
+        assert at_each_point(lambda: averaging.round(1), check) > 100
+
+
+def test_ctrl_c_and_close_wait_for_nobody(fifos, monkeypatch, nothing_left):
+    with Averaging(functools.partial(Hangs, fifos), 2) as averaging:
+        averaging.round(1)
+        interrupted(averaging, fifos, monkeypatch)
+    assert averaging.closed
+
+
+class Interrupted(Adds):
+    def train(self, steps):
+        if self.rounds == 1:
+            self.rounds = 2
+            raise KeyboardInterrupt
+        return super().train(steps)
+
+
+def test_ctrl_c_without_workers_leaves_the_average(nothing_left):
+    with Averaging(Interrupted, 0) as averaging:
+        averaging.round(1)
+        with pytest.raises(KeyboardInterrupt):
+            averaging.round(1)
+        assert averaging.weights["w"].tolist() == [1.0, 1.0]
+        averaging.round(1)
+        assert averaging.weights["w"].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_trainers_are_closed(workers, tmp_path, nothing_left):
+    class Closes(Adds):
+        def close(self):
+            (tmp_path / str(self.index)).touch()
+
+    with Averaging(Closes, workers) as averaging:
+        averaging.round(1)
+        assert not list(tmp_path.iterdir())
+    assert len(list(tmp_path.iterdir())) == max(workers, 1)
+    averaging.close()
+    assert averaging.closed
+    assert repr(averaging) == f"<pysampler.Averaging {workers} workers, 1 rounds, closed>"
+
+
+def test_what_is_closed_holds_nothing_though_it_is_there(nothing_left):
+    before = left()
+    with Averaging(Adds, 2) as averaging:
+        averaging.round(1)
+        assert left() != before
+    assert all(now <= then for now, then in zip(left(), before, strict=True)), (before, left())
+    assert averaging.weights["w"].tolist() == [1.5, 1.5]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_what_nobody_refers_to_ends(workers, nothing_left):
+    averaging = Averaging(Adds, workers)
+    averaging.round(1)
+    del averaging
+
+
+PROGRAM = """
+import numpy as np
+from pysampler._learning.averaging import Averaging
+
+class Trainer:
+    def __init__(self, index, seed): self.w = np.zeros(1)
+    def train(self, steps): self.w += steps
+    def state_dict(self): return {"w": self.w}
+    def load_state_dict(self, weights): self.w = weights["w"]
+
+averaging = Averaging(Trainer, 2)
+averaging.round(3)
+print(*averaging._pool.pids, averaging.weights["w"])
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_does_not_close_leaves_nobody():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    *pids, weights = done.stdout.split()
+    assert weights == "[3.]"
+    assert not any(psutil.pid_exists(int(pid)) for pid in pids)
+
+
+def test_one_thread_at_a_time(fifos):
+    with Averaging(functools.partial(Hangs, fifos), 2) as averaging:
+        averaging.round(1)
+        told = []
+
+        def meanwhile():
+            with contextlib.suppress(BusyError):
+                averaging.round(1)
+                told.append("no error")
+            (fifos / "go on").write_text("")
+
+        thread = at_work(fifos, meanwhile)
+        averaging.round(1)
+        thread.join()
+        assert not told
+
+
+def test_a_forked_child_is_told_that_it_is_not_its_own():
+    with Averaging(Adds, 1) as averaging:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            with contextlib.suppress(BaseException):
+                try:
+                    averaging.round(1)
+                except ClosedError:
+                    code = 0
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        averaging.round(1)

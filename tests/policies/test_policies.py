@@ -1,0 +1,294 @@
+"""What a policy is called with, what may become of its answer, and where its numbers come from."""
+
+import functools
+import threading
+
+import numpy as np
+import pytest
+import torch
+from policies_in_tests import WAYS, first, still
+
+import pysampler
+
+STILL = np.zeros((4, 2), np.float32)
+
+
+# -- what it is called with ------------------------------------------------------------------------
+
+
+def deterministic(observations, deterministic=1):
+    return still(observations), {"is": np.full(len(observations), deterministic == 1)}
+
+
+def cleanrl(observations, action=None):
+    return still(observations), {"is": np.full(len(observations), action is None)}
+
+
+def by_keyword(observations, *, state):
+    count = np.zeros(len(observations)) if state is None else state
+    return still(observations), {"is": np.ones(len(observations), bool), "state": count + 1}
+
+
+def by_position(observations, state, /):
+    count = np.zeros(len(observations)) if state is None else state
+    return still(observations), {"is": np.ones(len(observations), bool), "state": count + 1}
+
+
+def drawn(observations, generators):
+    return still(observations), {"is": np.full(len(observations), generators == "mine")}
+
+
+def decorated(observations, deterministic=1):
+    @functools.wraps(deterministic)
+    def any_arguments(*args):
+        assert len(args) == 1
+        return still(args[0]), {"is": np.ones(len(args[0]), bool)}
+
+    return any_arguments(observations)
+
+
+class AnyArguments:
+    def __call__(self, *args, **kwargs):
+        assert not kwargs
+        return still(args[0]), {"is": np.full(len(args[0]), len(args) == 1)}
+
+
+class Default(torch.nn.Module):
+    def forward(self, observations, deterministic=1):
+        told = torch.full((len(observations),), deterministic == 1)
+        return torch.zeros(len(observations), 2), {"is": told}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        deterministic,
+        cleanrl,
+        by_keyword,
+        by_position,
+        decorated,
+        functools.partial(drawn, generators="mine"),
+        AnyArguments(),
+        Default(),
+    ],
+    ids=lambda policy: getattr(policy, "__name__", type(policy).__name__),
+)
+def test_only_what_is_named_state_is_a_state(envs, policy, way):
+    assert first(envs, policy, **way)["is"].all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of tracing
+@pytest.mark.parametrize("how", ["traced", "compiled"])
+def test_a_module_without_names_is_called_with_observations(envs, how):
+    class Net(torch.nn.Module):
+        def forward(self, observations):
+            return torch.tanh(observations[:, :2].float())
+
+    if how == "traced":
+        net = torch.jit.trace(Net(), torch.zeros(4, 4, dtype=torch.float64))
+    else:
+        net = torch.compile(Net(), backend="eager")
+    assert first(envs, net, seed=1)["actions"].any()
+
+
+def test_evaluate_leaves_other_parameters_alone(envs):
+    told = []
+
+    def policy(observations, deterministic=1):
+        told.append(deterministic)
+        return still(observations)
+
+    pysampler.evaluate(envs, policy, 4)
+    assert set(told) == {1}
+
+
+class Hidden:
+    """Says that it is recurrent, and calls its state something else."""
+
+    recurrent = True
+
+    def __call__(self, observations, hidden, greedy=0):
+        count = np.zeros(len(observations)) if hidden is None else hidden
+        return still(observations), {"seen": count, "state": count + 1}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_policy_that_says_so_is_recurrent(envs, way):
+    assert first(envs, Hidden(), **way)["seen"].max() > 0
+
+
+class Layered(torch.nn.Module):
+    """Its layer is called what others say with a bool."""
+
+    def __init__(self):
+        super().__init__()
+        self.recurrent = torch.nn.Linear(4, 2)
+
+    def forward(self, observations):
+        return torch.tanh(self.recurrent(observations.float()))
+
+
+def test_a_layer_named_recurrent_says_nothing(envs):
+    first(envs, Layered())
+
+
+@pytest.mark.parametrize(
+    ("policy", "takes"),
+    [
+        (lambda: 0, ""),
+        (lambda observations, hidden: 0, "observations, hidden"),
+        (lambda observations, *, temperature: 0, "observations, temperature"),
+        (lambda *, observations: 0, "observations"),
+        (lambda observations, a, b, c, state, /: 0, "observations, a, b, c, state"),
+        (lambda observations, generators, /: 0, "observations, generators"),
+    ],
+)
+def test_what_a_policy_may_not_take(envs, policy, takes):
+    with pytest.raises(
+        TypeError, match=rf"the policy takes \({takes}\), expected \(observations\)"
+    ):
+        pysampler.Rollouts(envs, policy, 5)
+    with pytest.raises(TypeError, match="named 'state', or the attribute recurrent = True"):
+        pysampler.Actors(envs, policy)
+    with pytest.raises(TypeError, match=r"expected \(observations, tasks, params\)"):
+        pysampler.MultiTaskSampler("Navigation2D-v0", policy, num_envs=1)
+
+
+def test_a_setting_is_known_by_its_name(envs):
+    def policy(observations, epsilon):
+        return still(observations) + np.float32(epsilon)[:, None]
+
+    with pysampler.Actors(envs, policy, settings={"epsilon": 3}) as actors:
+        assert (actors.take(4, min_records=1).actions == 3).all()
+
+
+# -- what it says ----------------------------------------------------------------------------------
+
+
+def test_a_policy_that_returns_more_than_a_pair_is_told_about_extras(envs):
+    def policy(observations):
+        return still(observations), 1.0, 2.0, 3.0
+
+    with (
+        pysampler.Rollouts(envs, policy, 5) as rollouts,
+        pytest.raises(
+            TypeError, match=r"returned \(ndarray, float, float, float\).*\(actions, ext"
+        ),
+    ):
+        next(rollouts)
+
+
+def test_extras_have_names(envs):
+    with (
+        pysampler.Rollouts(envs, lambda o: (still(o), {None: np.zeros(4)}), 5) as rollouts,
+        pytest.raises(TypeError, match="extras have the key None, expected str"),
+    ):
+        next(rollouts)
+
+
+def test_a_masked_array_is_refused(envs):
+    with (
+        pysampler.Rollouts(envs, lambda o: np.ma.masked_equal(still(o), 0), 5) as rollouts,
+        pytest.raises(TypeError, match="the policy returned a masked array"),
+    ):
+        next(rollouts)
+
+
+class Half(torch.nn.Module):
+    def forward(self, observations):
+        values = torch.full((len(observations),), 1.5, dtype=torch.bfloat16)
+        return torch.zeros(len(observations), 2, dtype=torch.bfloat16), {"value": values}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_bfloat16_is_recorded_as_float32(envs, way):
+    said = first(envs, Half(), **way)
+    assert said["value"].dtype == np.float32
+    assert (said["value"] == 1.5).all()
+
+
+def in_place(observations):
+    before = observations.copy()
+    observations += 1
+    return still(observations), {"before": before}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_function_may_change_what_it_is_given_and_not_the_record(envs, way):
+    with pysampler.Rollouts(envs, in_place, 5, **way) as rollouts:
+        for _ in range(2):
+            rollout = next(rollouts)
+            np.testing.assert_array_equal(rollout.extras["before"], rollout.observations[:-1])
+
+
+class InPlace(torch.nn.Module):
+    """Changes its observations in a way that torch counts, or in one that it does not."""
+
+    def __init__(self, counted):
+        super().__init__()
+        self.counted = counted
+
+    def forward(self, observations):
+        before = observations.clone()
+        if self.counted:
+            observations[:, 1:].mul_(2)
+        else:
+            observations.numpy()[:] = 0
+        observations.unsqueeze_(0)
+        return torch.zeros(len(before), 2), {"before": before}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_module_may_change_what_it_is_given_and_not_the_record(envs, way, counted, inference):
+    with (
+        torch.inference_mode(inference),
+        pysampler.Rollouts(envs, InPlace(counted), 5, **way) as rollouts,
+    ):
+        for _ in range(2):
+            rollout = next(rollouts)
+            np.testing.assert_array_equal(rollout.extras["before"], rollout.observations[:-1])
+            assert rollout.observations.any()
+
+
+def test_a_policy_may_change_its_settings_and_not_those_of_others(envs):
+    def policy(observations, epsilon):
+        epsilon *= 0.5
+        return still(observations), {"epsilon": epsilon}
+
+    with pysampler.Actors(envs, policy, settings={"epsilon": 1.0}) as actors:
+        for _ in range(3):
+            assert (actors.take(20).epsilon == 0.5).all()
+        assert (actors.settings["epsilon"] == 1).all()
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+
+def test_a_function_that_acts_while_one_learns_is_a_copy(envs):
+    calls = []
+
+    def policy(observations):
+        calls.append(len(observations))
+        return still(observations)
+
+    with pysampler.Rollouts(envs, policy, 5, overlap=True) as rollouts:
+        next(rollouts)
+        next(rollouts)
+    assert len(calls) == 1  # as it was asked what it says
+
+
+def test_a_function_that_cannot_be_copied_does_not_overlap(envs):
+    lock = threading.Lock()
+
+    def policy(observations):
+        with lock:
+            return still(observations)
+
+    with (
+        pysampler.Rollouts(envs, policy, 5, overlap=True) as rollouts,
+        pytest.raises(TypeError, match="cannot copy the policy: .* without overlap"),
+    ):
+        next(rollouts)

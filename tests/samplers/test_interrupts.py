@@ -1,0 +1,225 @@
+"""Exceptions of signal handlers in recordings and samplers."""
+
+import contextlib
+import itertools
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+from interrupts import Interrupted, at_each_point, at_point, handler
+from interrupts_in_tests import (
+    Counter,
+    Slow,
+    closing_while_pending,
+    counters,
+    garbage_goes_with_its_test,  # noqa: F401 - a fixture for all
+)
+
+import pysampler
+from pysampler._rollouts import main_walker
+from pysampler.errors import ClosedError
+
+# What an exception came past is closed when it is dropped, and Python warns of that.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:.*socket.socket:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.mark.slow
+@closing_while_pending
+def test_a_recording_has_each_batch_once_whatever_interrupts(tmp_path):
+    path = tmp_path / "recording"
+    batches = []
+    with contextlib.closing(counters(6, groups=3, record_to=path)) as envs:
+        envs.async_reset()
+
+        def check(results, where):
+            if results is None:
+                results = envs.recv(2)
+            ids = results[4]["env_id"].tolist()
+            batches.append(ids)
+            envs.send([0] * len(ids), ids)
+            if len(batches) % 20 == 0 and os.fork() == 0:  # a buffer would be written twice
+                envs.close()
+                os._exit(0)
+
+        at_each_point(lambda: envs.recv(2), check)
+    with contextlib.closing(counters(6, groups=3, replay_from=path)) as envs:
+        envs.async_reset()
+        for n, ids in enumerate(batches):
+            _, results, _ = at_point(n % 90 + 1, envs.recv)
+            results = envs.recv() if results is None else results
+            assert results[4]["env_id"].tolist() == ids
+            envs.send([0] * len(ids), ids)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+# -- samplers -------------------------------------------------------------------------------------
+
+
+def policy(observations):
+    return (observations[:, 1] % 3).astype(np.int64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["main", "workers"])
+def test_a_handler_may_close_rollouts_at_any_point(where):
+    with contextlib.closing(counters()) as envs:
+        for n in range(1, 1500, 61):
+            some = pysampler.Rollouts(envs, policy, 4, policy_in=where)
+            next(some)
+            try:
+                reached, rollout, at = at_point(
+                    n, lambda s=some: next(s), lambda *_, s=some: s.close()
+                )
+            except ClosedError:
+                pass
+            else:
+                assert not reached or (np.diff(rollout.observations[:, :, 1], axis=0) == 1).all(), (
+                    at
+                )
+            some.close()
+            envs.reset()
+            envs.step([0] * 4)
+
+
+@pytest.mark.slow
+def test_a_handler_that_closes_rollouts_gives_no_rollout_that_was_cut_short():
+    class Slow(Counter):
+        def step(self, action):
+            threading.Event().wait(0.01)  # an env that is slow
+            return super().step(action)
+
+    with contextlib.closing(pysampler.VectorEnv([Slow] * 2, num_workers=2)) as envs:
+        some = pysampler.Rollouts(envs, policy, 40, policy_in="workers")
+        next(some)
+        main = threading.get_ident()
+        timer = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+        with handler(lambda *_: some.close()):
+            timer.start()
+            with pytest.raises(ClosedError):
+                next(some)
+            timer.join()
+
+
+@pytest.mark.slow
+def test_a_handler_may_close_actors_at_any_point():
+    with contextlib.closing(counters()) as envs:
+        for n in range(1, 900, 37):
+            actors = pysampler.Actors(envs, policy)
+            with contextlib.suppress(ClosedError):
+                at_point(
+                    n, lambda a=actors: a.take(8, min_records=8), lambda *_, a=actors: a.close()
+                )
+            actors.close()
+            envs.reset()
+            envs.step([0] * 4)
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_while_rollouts_are_dropped_does_no_harm(monkeypatch):
+    with contextlib.closing(counters()) as envs:
+        some = pysampler.Rollouts(envs, policy, 4, overlap=True)
+        next(some)
+        end = main_walker.MainWalker.end
+
+        def interrupted(self):
+            monkeypatch.setattr(main_walker.MainWalker, "end", end)
+            raise Interrupted
+
+        monkeypatch.setattr(main_walker.MainWalker, "end", interrupted)
+        _, rollout, _ = at_point(1, lambda: next(some), only=("finish",))
+        assert rollout is None
+        with pytest.raises(Interrupted):
+            next(some)
+        for _ in range(3):
+            assert (np.diff(next(some).observations[:, :, 1], axis=0) == 1).all()
+        some.close()
+        envs.reset()
+
+
+class ElapsedError(Exception):
+    """What a handler may raise that is no BaseException of its own kind: a time-out, say."""
+
+
+@contextlib.contextmanager
+def elapsing(times):
+    left = [times]
+
+    def elapse(*_):
+        if left[0]:
+            left[0] -= 1
+            raise ElapsedError
+
+    with handler(elapse):
+        yield
+
+
+def test_an_exception_of_a_handler_is_not_the_envs():
+    with contextlib.closing(counters()) as envs, elapsing(1):
+        envs.call_async("__class__")
+        envs.call_wait()
+        envs.reset()
+        with pytest.raises(ElapsedError) as caught:
+            envs.apply(lambda _: Slow(), envs=[0])
+        assert type(caught.value) is ElapsedError  # and no EnvError
+        assert isinstance(envs.apply(lambda _: Slow(), envs=[0])[0], Slow)
+        assert envs.step([0] * 4)[1].tolist() == [1.0] * 4
+
+
+class Reporting:
+    """A trainer whose report is read while a signal arrives."""
+
+    def __init__(self, index, seed):
+        self.weights = {"w": np.zeros(1)}
+
+    def state_dict(self):
+        return self.weights
+
+    def load_state_dict(self, weights):
+        self.weights = weights
+
+    def train(self, steps):
+        return {"slow": Slow()}
+
+
+def test_an_exception_of_a_handler_is_not_a_trainers():
+    with pysampler.Averaging(Reporting, workers=1) as averaging, elapsing(1):
+        with pytest.raises(ElapsedError):
+            averaging.round(1)
+        assert not averaging.closed
+        averaging.round(1)
+
+
+def test_an_exception_of_a_handler_does_not_close_actors():
+    with contextlib.closing(counters()) as envs, pysampler.Actors(envs, policy) as actors:
+        actors.take(4)
+        for n in range(1, 200, 7):
+
+            def elapse(*_):
+                raise ElapsedError
+
+            with contextlib.suppress(ElapsedError):
+                at_point(n, lambda: actors.take(8, min_records=8), elapse)
+            assert not actors.closed
+            assert actors.take(1) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
+def test_rollouts_begin_anew_wherever_their_reset_was_interrupted(overlap):
+    with contextlib.closing(counters()) as envs:
+        for n in itertools.count(1, 7):
+            some = pysampler.Rollouts(envs, policy, 4, overlap=overlap)
+            reached, _, where = at_point(n, lambda one=some: next(one))
+            for _ in range(2):
+                steps = next(some).observations[:, :, 1]
+                assert (np.diff(steps, axis=0) == 1).all(), where
+            some.close()
+            if not reached:
+                break

@@ -1,0 +1,58 @@
+"""What tests of actors share."""
+
+import functools
+import os
+from contextlib import closing
+
+import numpy as np
+from scripted import Scripted
+
+import pysampler
+
+SCRIPTS = [".", "t", "..t", ".c", "....b", "......t"]
+
+
+def envs_of(count=6, **kwargs):
+    fns = [functools.partial(Scripted, SCRIPTS[i % len(SCRIPTS)]) for i in range(count)]
+    return closing(pysampler.VectorEnv(fns, **kwargs))
+
+
+def taken(actors, count, size=50):
+    batches, have = [], 0
+    while have < count:
+        batches.append(actors.take(size).copy())
+        have += len(batches[-1])
+    return batches
+
+
+def fill(actors):
+    """Until there is no more room."""
+    actors.begin()
+    while len(actors._ring) < actors._ring.high:
+        os.sched_yield()
+
+
+def rest_of(actors):
+    actors.stop()
+    return [records.copy() for records in iter(lambda: actors.take(50), None)]
+
+
+class Weighted:
+    """Acts as its weights say, and tells which."""
+
+    def __init__(self):
+        self.weights = {"w": np.zeros(1000), "b": np.zeros((), np.int64)}
+
+    def state_dict(self):
+        return self.weights
+
+    def load_state_dict(self, weights):
+        self.weights = {name: value.copy() for name, value in weights.items()}
+
+    def __call__(self, observations):
+        w = self.weights["w"]
+        assert (w == w[0]).all(), "torn"
+        assert w[0] == self.weights["b"], "torn"
+        return np.full((len(observations), 2), w[0] / 10, np.float32), {
+            "w": np.full(len(observations), w[0])
+        }

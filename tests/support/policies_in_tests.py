@@ -1,0 +1,25 @@
+"""What tests of policies share."""
+
+import numpy as np
+
+import pysampler
+
+WAYS = [
+    {"policy_in": "main"},
+    {"policy_in": "main", "overlap": True},
+    {"policy_in": "workers"},
+]
+
+
+def still(observations):
+    return np.zeros((len(observations), 2), np.float32)
+
+
+def first(envs, policy, **options):
+    """A rollout of five steps, as copies of what a learner reads."""
+    with pysampler.Rollouts(envs, policy, 5, **options) as rollouts:
+        rollout = next(rollouts)
+        return {
+            "actions": rollout.actions.copy(),
+            **{name: value.copy() for name, value in rollout.extras.items()},
+        }
