@@ -1,7 +1,7 @@
 """The ring of frames: each frame holds the arrays of one step of all envs.
 
-Every field is one array ``[frames, envs, ...]``. So workers write the rows of their envs in place,
-a frame is read without a copy, and T consecutive frames are a rollout.
+Every field but actions and infos is one array ``[frames, envs, ...]``. So workers write the rows of
+their envs in place, a frame is read without a copy, and T consecutive frames are a rollout.
 
 ============================== ================================================================
 ``observations``               one array for each leaf of the observation space
@@ -12,8 +12,8 @@ a frame is read without a copy, and T consecutive frames are a rollout.
                                of each group
 ``rewards``                    float64
 ``terminated`` ``truncated``   bool
-``has_final``                  1: there is a final observation; 2: a message has more about it;
-                               3: the env was lost in this step (rollouts only)
+``has_final``                  0, FINAL, FINAL_BY_MAIL (the object itself, too, is a message), or
+                               LOST: the env was lost in this step (rollouts only)
 ``options_versions``           the version of the options that an episode was reset with; 0: none
 ``extras``                     what a policy returned besides its actions: an array for each field
 ``infos``                      bytes for columns of infos (infos.py), behind all other fields: they
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from pysampler._frames.spec import Field, Spec
     from pysampler.sync import Segment
 
-__all__ = ["Frames", "Plan", "info_bytes"]
+__all__ = ["FINAL_BY_MAIL", "LOST", "Frames", "Plan", "info_bytes"]
+
+# In has_final; also in csrc/bindings/env_block.cpp.
+FINAL, FINAL_BY_MAIL, LOST = 1, 2, 3
 
 _LINE = 128  # bytes; csrc/layout.h
 # An action keeps the dtype that it was given with if an element has at most this many bytes.

@@ -111,7 +111,7 @@ class TrainerHost:
 
     @contextlib.contextmanager
     def _blaming(self, doing: str) -> Iterator[None]:
-        """Blame what is raised in a block on the trainer."""
+        """Report an exception in this context as one of the trainer."""
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -123,7 +123,7 @@ class TrainerHost:
 
 @dataclass(frozen=True)
 class AttachBoards:
-    """The segment that boards lie in."""
+    """Give trainers the segment that boards lie in."""
 
     def attach(self, host: TrainerHost, segment: Segment) -> None:
         """Give the segment to a host."""

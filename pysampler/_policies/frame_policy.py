@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler._frames.frames import LOST
 from pysampler._policies.signatures import STATE
 from pysampler._policies.trees import leaves_in, structure_of, tree_from
 
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
     from pysampler._policies.calling import Arrays, At, PolicyCaller, PolicyOutputs, Rows
     from pysampler._vector.transforms import Transforms
 
-__all__ = ["LOST", "FramePolicy", "end_lost_episodes"]
-
-# In has_final of a step in which an env was lost.
-LOST = 3
+__all__ = ["FramePolicy", "end_lost_episodes"]
 
 
 class FramePolicy:

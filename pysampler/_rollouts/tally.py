@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._policies.frame_policy import LOST
+from pysampler._frames.frames import LOST
 from pysampler._rollouts.rollout import Ended
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core
+from pysampler._frames.frames import FINAL_BY_MAIL
 from pysampler._frames.infos import Infos
 from pysampler._frames.spec import build, checked_actions
 from pysampler._workers.jobs import Failure
@@ -275,7 +276,7 @@ class Results:
             seen = self._shown if isinstance(self._shown, int) else self._shown[group]
             last = self.frames.observations
             if self._final:  # the envs were reset in the same step
-                self.frames.has_final[frame, envs] = 2
+                self.frames.has_final[frame, envs] = FINAL_BY_MAIL
                 lost["final_info"] = {"worker_lost": True}
                 for env in self._groups[group]:
                     final[env] = self._observation(seen, env)
