@@ -42,8 +42,9 @@ from pysampler._vector.recording import Recorder, Replayer
 from pysampler._vector.results import Results, first
 from pysampler._workers.jobs import Failure
 from pysampler._workers.local import LocalPool
-from pysampler._workers.pool import MAX_RESTARTS, RESTART_WINDOW, Pool
+from pysampler._workers.pool import Pool
 from pysampler._workers.processes import GRACE, Share
+from pysampler._workers.recovery import MAX_RESTARTS, RESTART_WINDOW
 from pysampler.errors import (
     BusyError,
     ClosedError,

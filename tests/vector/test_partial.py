@@ -165,7 +165,7 @@ def test_the_deadline_comes_first(gated, timeout):
 
 
 def test_looks_that_wait_for_nothing_teach_nothing_about_deadlines(gated):
-    envs, let = gated
+    envs, _ = gated
     envs.send(np.ones(4, np.int64))
     margin = envs._timed_return.margin_ns
     for _ in range(50):
