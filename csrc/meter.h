@@ -1,6 +1,6 @@
-// What a worker reports while it works: which env is stepping, since when, how long steps and resets
-// took, where waiting time went. That worker alone writes it, and anyone reads it at any time: each
-// number is right, a few together may be of different moments.
+// What a worker reports while it works: which env is stepping, since when, how long steps and
+// resets took, where waiting time went. That worker alone writes it, and anyone reads it at any
+// time: each number is right, a few together may be of different moments.
 #pragma once
 
 #include <algorithm>

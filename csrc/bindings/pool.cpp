@@ -195,8 +195,8 @@ class PyPool : public Handle {
     }
 
  private:
-    static const std::vector<std::uint64_t>& checked(const std::vector<std::uint64_t>& weights,
-                                                     std::size_t groups) {
+    static std::vector<std::uint64_t> checked(const std::vector<std::uint64_t>& weights,
+                                              std::size_t groups) {
         if (weights.size() == groups && std::ranges::count(weights, 0U) == 0) return weights;
         throw py::value_error("cannot make pool: expected a weight for each group");
     }

@@ -25,8 +25,9 @@ from pysampler._vector import arguments
 from pysampler._workers.jobs import Failure
 from pysampler._workers.launcher import CONTEXTS
 from pysampler._workers.local import LocalPool
-from pysampler._workers.pool import MAX_RESTARTS, RESTART_WINDOW, Pool
+from pysampler._workers.pool import Pool
 from pysampler._workers.processes import Share
+from pysampler._workers.recovery import MAX_RESTARTS, RESTART_WINDOW
 from pysampler._workers.remote import dumps_by_value
 from pysampler.errors import ClosedError, EnvError, LostError, WaitTimeoutError
 from pysampler.sync import Board, Segment, now

@@ -15,8 +15,8 @@ from gymnasium.vector.utils.shared_memory import create_shared_memory
 from pysampler._frames.spec import Spec, leaves
 from pysampler._numbers import is_real, whole_number
 from pysampler._workers.launcher import CONTEXTS
-from pysampler._workers.pool import Faults
 from pysampler._workers.processes import Share
+from pysampler._workers.recovery import Faults
 from pysampler.sync import now, usable_cpus
 
 if TYPE_CHECKING:

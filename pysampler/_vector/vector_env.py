@@ -36,8 +36,9 @@ from pysampler._vector.registry import registered
 from pysampler._vector.results import first
 from pysampler._workers.jobs import Failure
 from pysampler._workers.local import LocalPool
-from pysampler._workers.pool import MAX_RESTARTS, RESTART_WINDOW, Pool
+from pysampler._workers.pool import Pool
 from pysampler._workers.processes import Share
+from pysampler._workers.recovery import MAX_RESTARTS, RESTART_WINDOW
 
 if TYPE_CHECKING:
     import os

@@ -275,7 +275,7 @@ def test_killed_while_blocked_an_actor_is_replaced():
             seen = set()
             while len(seen) < 6 or envs._pool.pids[1] == killed:
                 seen |= set(actors.take(16).env.tolist())
-            envs._pool._losses[1].clear()  # so many of them end the pool
+            envs._pool._recovery.losses[1].clear()  # so many of them end the pool
 
 
 def test_weights_are_whole_while_workers_are_killed():

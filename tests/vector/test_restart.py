@@ -325,7 +325,7 @@ def test_closing_beside_a_worker_that_died_idle(policy, tmp_path):
     envs.reset()
     pid = envs._pool.pids[1]
     os.kill(pid, signal.SIGKILL)
-    envs._pool._watch.wait()
+    envs._pool._links.watch.wait()
     envs.close()
     assert [path.exists() for path in paths] == [True, False, True]
 

@@ -1,0 +1,146 @@
+"""What a pool's groups are commanded: steps, jobs, and notes before them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pysampler import _core
+from pysampler._workers.remote import dumps_by_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pysampler._workers.jobs import Job, Note
+    from pysampler._workers.links import Links
+    from pysampler._workers.processes import Share
+
+__all__ = ["Commands"]
+
+_STEP: int = _core.Command.STEP
+_REQUEST: int = _core.Command.REQUEST
+
+
+class Commands:
+    """The commands of a pool. Each method that sends returns whether all of it has gone.
+
+    Args:
+        shares: What each worker has.
+        links: The links to the workers.
+        restore: What members that replace lost ones do instead of a step.
+        replacement_notes: Returns the notes that such members get before anything else.
+    """
+
+    def __init__(
+        self,
+        shares: Sequence[Share],
+        links: Links,
+        restore: Job | None,
+        replacement_notes: Callable[[range], Sequence[Note]],
+    ) -> None:
+        self._shares = shares
+        self._links = links
+        self._core = links.core
+        self._worker_of = [w for w, groups in enumerate(links.groups_of) for _ in groups]
+        self._restore = restore
+        self._replacement_notes = replacement_notes
+        self._jobs: dict[int, Job] = {}  # of groups whose last command was no step
+        self._standing: dict[type[Note], dict[int, bytes]] = {}  # by worker
+
+    def job_of(self, group: int) -> Job | None:
+        """Return the last job of the group; None if its last command was a step."""
+        return self._jobs.get(group)
+
+    def doing(self, group: int) -> str:
+        """Return how errors name what the group was last commanded."""
+        return self._jobs[group].doing if group in self._jobs else "stepping"
+
+    def step(self, frame: int) -> bool:
+        """Let every group step, reading actions from the frame and writing results to it."""
+        if self._jobs or self._core.any_new():
+            return self.step_some([(group, frame) for group in range(len(self._worker_of))])
+        return self._core.step(frame)
+
+    def step_some(self, parts: Sequence[tuple[int, int]]) -> bool:
+        """Let some groups step, each with its frame."""
+        if self._core.any_new():
+            frames = dict(parts)
+            return self.send(dict.fromkeys(frames), frames)
+        if self._jobs:
+            for group, _ in parts:
+                self._jobs.pop(group, None)
+        return self._core.step_some(parts)
+
+    def send(self, jobs: Mapping[int, Job | None], frames: Mapping[int, int]) -> bool:
+        """Give groups jobs, each with its frame; None is a step. All get theirs, or none."""
+        settled: list[int] = []
+        if self._core.any_new():
+            jobs = {group: self._for_new(group, job, settled) for group, job in jobs.items()}
+        # Pickled before the first is sent: what cannot be leaves no group waiting.
+        commands = [self._command(group, job, frames[group]) for group, job in jobs.items()]
+        for group, job in jobs.items():  # says nothing of groups that are not in flight
+            if job is None:
+                self._jobs.pop(group, None)
+            else:
+                self._jobs[group] = job
+        return self._core.send(commands, settled)
+
+    def send_last(self, jobs: Mapping[int, Job]) -> None:
+        """Give groups jobs after which nothing is sent, whether members are new or not."""
+        self._jobs.update(jobs)
+        self._core.send([self._command(group, job, 0) for group, job in jobs.items()])
+
+    def resend(self, index: int, lost: str) -> bool:
+        """Give a replaced worker its notes, and what its groups were at when it was lost.
+
+        Each group gets the same command again, or a job in its place. ``lost`` is the error.
+        """
+        notes = self._replacement_notes(self._shares[index].members)
+        standing = [by[index] for by in list(self._standing.values()) if index in by]
+        self._core.note([(index, note) for note in (*map(dumps_by_value, notes), *standing)])
+        settled: list[int] = []
+        commands = []
+        for group in self._links.groups_of[index]:
+            if not self._core.owed(group):
+                continue
+            job = self._jobs.get(group)
+            job = self._for_new(group, None if job is None else job.after_loss(lost), settled)
+            commands.append(self._command(group, job, self._core.frame_of(group)))
+            if job is not None:
+                self._jobs[group] = job
+        return self._core.send(commands, settled)
+
+    def note(self, note_for: Callable[[range], Note | None], *, standing: bool) -> None:
+        """Send workers a note before their next command; see ``Pool.note``."""
+        notes = {
+            index: note
+            for index, share in enumerate(self._shares)
+            if (note := note_for(share.members)) is not None
+        }
+        messages = {index: dumps_by_value(note) for index, note in notes.items()}
+        for kind in {type(note) for note in notes.values()} if standing else ():
+            self._standing[kind] = messages
+        self._core.note(list(messages.items()))
+
+    def drop_standing(self) -> None:
+        """Send workers that replace lost ones no standing notes any more."""
+        self._standing.clear()
+
+    def _command(
+        self, group: int, job: Job | None, frame: int
+    ) -> tuple[int, int, int, bytes | None]:
+        if job is None:
+            return group, _STEP, frame, None
+        return group, _REQUEST, frame, dumps_by_value(job)
+
+    def _for_new(self, group: int, job: Job | None, settled: list[int]) -> Job | None:
+        """Return the job of a group whose members may have replaced lost ones.
+
+        Groups that need not hear of that again are added to ``settled``.
+        """
+        if self._core.is_new(group):
+            job = self._restore if job is None else job.for_replaced()
+        if job is not None and job.settles == "worker":
+            settled += self._links.groups_of[self._worker_of[group]]
+        elif job is not None and job.settles == "group":
+            settled.append(group)
+        return job

@@ -1,0 +1,114 @@
+"""What a pool's parent shares with its workers, in one segment.
+
+That is the commands and completions (``_core.Pool``), a ring for each worker's mail, and counters.
+A watch marks a worker's parts as lost when its process dies.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pysampler import _core
+from pysampler._workers.counters import Counters
+from pysampler._workers.mail import Inbox
+from pysampler._workers.setup import Attachment, wait_policy
+from pysampler.sync import Segment, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from pysampler._workers.processes import Share
+
+__all__ = ["Links"]
+
+# Bytes of a worker's inbox, and of its outbox. What is larger goes in parts.
+_MAIL = 1 << 16
+
+
+class Links:
+    """The links to the workers of a pool.
+
+    Args:
+        shares: What each worker has.
+        policy: How to wait, as ``wait_policy`` takes it.
+        socket_of: Returns the descriptor of the socket to a worker.
+    """
+
+    def __init__(
+        self,
+        shares: Sequence[Share],
+        policy: tuple[int, int] | None,
+        socket_of: Callable[[int], int],
+    ) -> None:
+        workers, members = len(shares), shares[-1].members.stop
+        groups = [len(share.sizes) for share in shares]
+        first = np.cumsum([0, *groups]).tolist()
+        self.groups_of = [range(*ends) for ends in itertools.pairwise(first)]
+        self._socket_of = socket_of
+        counters_size = Counters.size_of(members, workers)
+        rings = 2 * workers * _core.ByteRing.size_of(_MAIL)
+        segment = Segment(counters_size + _core.Pool.size_of(groups) + rings + 4096)
+        counters_at, counted = segment.array((counters_size,), np.dtype(np.uint8), None)
+        self.segment = segment
+        self.counters = Counters(members, workers, counted)
+        self.counters.workers["env"] = -1
+        weights = [size for share in shares for size in share.sizes]
+        self.core = _core.Pool(segment, groups, weights, _MAIL, wait_policy(policy))
+        self._outboxes = [_core.ByteRing(segment, _MAIL) for _ in shares]
+        self.mail = [self._inbox(index) for index in range(workers)]
+        self.attachments = [
+            Attachment(
+                pool=self.core.offset,
+                groups=groups,
+                inbox=self.core.inbox(index),
+                outbox=self._outboxes[index].offset,
+                capacity=_MAIL,
+                members=members,
+                counters=counters_at,
+                policy=policy,
+            )
+            for index in range(workers)
+        ]
+        self.watch = Watch()
+        self._parts: list[_core.Part] = []  # which every worker has beside its own
+
+    def _inbox(self, index: int) -> Inbox:
+        socket = functools.partial(self._socket_of, index)
+        return Inbox(self._outboxes[index], self.groups_of[index], socket)
+
+    def watch_worker(self, index: int, pid: int) -> None:
+        """Mark all parts of a worker as lost when its process dies."""
+        own = self.core.worker(index), self._outboxes[index].producer()
+        self.watch.add(pid, *self._parts, *own, alone=True)
+
+    def watch_also(self, part: _core.Part, pids: Iterable[int]) -> None:
+        """Mark this part as lost too when a worker dies, whichever it is."""
+        self._parts.append(part)
+        for pid in pids:
+            self.watch.add(pid, part)
+
+    def watch_no_more(self, pids: Sequence[int]) -> None:
+        """Forget the parts of ``watch_also``; ``pids`` are the workers'."""
+        parts, self._parts = self._parts, []
+        for index, pid in enumerate(pids if parts else ()):
+            self.watch_worker(index, pid)
+
+    def renew(self, index: int, dead: int) -> None:
+        """Make all links to a worker anew whose process is known to be dead. May be repeated."""
+        self.watch.settle(dead)  # marks must not hit the process that comes next
+        self.core.renew(index)
+        self._outboxes[index].renew()
+        self.mail[index] = self._inbox(index)
+
+    def close(self) -> None:
+        """Let go of the memory. May be repeated."""
+        self.watch.close()
+        self.core.close()
+        for ring in self._outboxes:
+            ring.close()
+        self.segment.close()
+        self.counters = None  # type: ignore[assignment]

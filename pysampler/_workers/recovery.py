@@ -1,0 +1,211 @@
+"""What a pool does about workers that are lost, and about members that do not answer."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pysampler._workers.processes import GRACE
+from pysampler.errors import (
+    EnvTimeoutError,
+    LayoutError,
+    LostError,
+    PysamplerError,
+    WorkerLostError,
+)
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pysampler._workers.commands import Commands
+    from pysampler._workers.links import Links
+    from pysampler._workers.processes import Processes, Share
+    from pysampler._workers.setup import Layout
+
+__all__ = ["MAX_RESTARTS", "RESTART_WINDOW", "Faults", "Recovery"]
+
+# What users get if they say nothing about how often a worker may be replaced.
+MAX_RESTARTS = 3
+RESTART_WINDOW = 10.0
+
+_log = logging.getLogger("pysampler")
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What to do about workers that are lost, and members that do not answer."""
+
+    on_worker_loss: Literal["raise", "restart"] = "raise"
+    # More restarts of one worker than this within that many seconds end the pool all the same.
+    max_restarts: int = MAX_RESTARTS
+    restart_window: float = RESTART_WINDOW
+    step_timeout: float | None = None
+    on_hang: Literal["raise", "wait", "restart"] = "raise"
+
+
+class Recovery:
+    """Replaces workers of a pool.
+
+    Each step of a replacement may be repeated: one that an exception of a signal handler
+    interrupts is finished by the next call of ``finish``.
+
+    Args:
+        shares: What each worker has.
+        processes: The workers.
+        links: The links to them.
+        commands: What they were commanded.
+        faults: What to do.
+        placed: Returns what lies in the segment that workers work on, and the fd of that.
+        end: Ends the pool.
+    """
+
+    def __init__(
+        self,
+        shares: Sequence[Share],
+        processes: Processes,
+        links: Links,
+        commands: Commands,
+        faults: Faults,
+        placed: Callable[[], tuple[Layout, int]],
+        end: Callable[[], None],
+    ) -> None:
+        self.faults = faults
+        self._shares = shares
+        self._processes = processes
+        self._links = links
+        self._commands = commands
+        self._placed = placed
+        self._end = end
+        # Of each worker: when it was lost, by time.monotonic(), and the error.
+        self.losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in shares]
+        # Lost workers, by index, until others are in their place.
+        self.replacing: dict[int, WorkerLostError] = {}
+        self._reported_late: set[tuple[int, int]] = set()
+
+    # -- members that do not answer --------------------------------------------------------------
+
+    def late(self, patience: int) -> list[tuple[int, int, int]]:
+        """Return (worker, env, since) of members that have been at work for ``patience`` ns."""
+        envs, since = self._links.counters.at_work()
+        begun = now() - patience
+        return [
+            (index, int(env), int(since[index]))
+            for index, env in enumerate(envs)
+            if env in self._shares[index].members and since[index] <= begun
+        ]
+
+    def wait(self, wait: Callable[..., bool], deadline: int | None) -> bool:
+        """Return whether ``wait`` was over by the deadline, looking for late members meanwhile."""
+        if self.faults.step_timeout is None:
+            return wait(deadline=deadline)
+        look = now() + int(self.faults.step_timeout * 1e9)
+        while True:
+            until = look if deadline is None else min(look, deadline)
+            over = wait(deadline=until)
+            if over or until == deadline:
+                return over
+            look = self.look_for_late()
+
+    def look_for_late(self) -> int:
+        """Do what is to be done about late members; return when the next could be late."""
+        assert self.faults.step_timeout is not None
+        patience = int(self.faults.step_timeout * 1e9)
+        for index, env, since in self.late(patience):
+            pid = self._processes.children[index].pid
+            what = (
+                f"env {env} in worker {index} (pid {pid}) has not answered for "
+                f"{(now() - since) / 1e9:.3g} s, step_timeout is {self.faults.step_timeout:.3g} s"
+            )
+            if self.faults.on_hang == "restart":
+                self._processes.children[index].kill()
+                self._replace(index, f"killed, since {what},")
+            elif self.faults.on_hang == "raise":
+                error = EnvTimeoutError(what)
+                error.env, error.worker = env, index
+                raise error
+            elif (index, since) not in self._reported_late:
+                self._reported_late.add((index, since))
+                warnings.warn(what, stacklevel=2)
+        envs, begun = self._links.counters.at_work()
+        soon = now() - patience
+        at_work = [int(s) for e, s in zip(envs, begun, strict=True) if e >= 0 and s > soon]
+        return min([now(), *at_work]) + patience
+
+    # -- workers that are lost -------------------------------------------------------------------
+
+    def recover(self, error: LostError) -> None:
+        """Replace all lost workers, or end the pool and raise."""
+        lost = [i for i, child in enumerate(self._processes.children) if child.ended()]
+        if not lost:
+            groups_of = enumerate(self._links.groups_of)
+            marked = [index for index, groups in groups_of if set(error.members) & set(groups)]
+            self._end()
+            raise LayoutError(
+                f"cannot go on: workers {marked} are marked as lost, and live; the segment was "
+                "written to by something else"
+            ) from None
+        for index in lost:
+            if self.faults.on_worker_loss == "raise":
+                loss = self._loss_of(index)
+                self._end()
+                raise loss from None
+            self._replace(index)
+
+    def finish(self) -> None:
+        """Finish replacements that exceptions of signal handlers interrupted."""
+        for index in list(self.replacing):
+            self._replace(index)
+
+    def _replace(self, index: int, why: str = "") -> None:
+        """Let another process take a worker's place, with new envs."""
+        child = self._processes.children[index]
+        if index not in self.replacing:
+            if not child.ended(GRACE):
+                self._end()
+                raise PysamplerError(f"cannot replace worker {index}: pid {child.pid} does not end")
+            error = self._loss_of(index, why)
+            self._count_loss(index, error)
+            self.replacing[index] = error
+        error = self.replacing[index]
+        child.kill()  # a replacement that was not sent everything
+        child.ended(GRACE)
+        self._links.renew(index, child.pid)
+        # Making envs counts as work of the first, which may take longer than a step.
+        start = now() + int(GRACE * 1e9)
+        self._links.counters.begin(index, self._shares[index].members.start, start)
+        attachment, segment = self._links.attachments[index], self._links.segment
+        try:
+            self._processes.replace(index, attachment, segment.fd, self._placed())
+        except (OSError, PysamplerError) as cause:
+            self._end()
+            raise error from cause
+        self._links.watch_worker(index, self._processes.children[index].pid)
+        self._commands.resend(index, str(error))
+        del self.replacing[index]
+        _log.warning("%s; another worker takes its place", error)
+
+    def _loss_of(self, index: int, why: str = "") -> WorkerLostError:
+        at = self._links.counters.workers["env"][index]
+        doing = self._commands.doing(self._links.groups_of[index].start)
+        error = self._processes.lost(index, doing, why)
+        if at in self._shares[index].members and len(error.envs) > 1:
+            error.args = (f"{error.args[0]}, at env {at}",)
+        return error
+
+    def _count_loss(self, index: int, error: WorkerLostError) -> None:
+        """Remember a loss; raise it if there were too many."""
+        at = time.monotonic()
+        losses = self.losses[index]
+        if not losses or losses[-1][1].pid != error.pid:
+            losses.append((at, error))
+        recent = [(t, e) for t, e in losses if at - t <= self.faults.restart_window]
+        # One with a cause could not even start.
+        if len(recent) > self.faults.max_restarts or error.__cause__ is not None:
+            self._end()
+            if story := "; ".join(f"{at - t:.1f} s ago {e}" for t, e in recent[:-1]):
+                error.args = (f"{error.args[0]}; it was replaced before: {story}",)
+            raise error
