@@ -1,0 +1,181 @@
+"""The ring of frames: where its arrays lie, and that all who attach see the same rows."""
+
+import resource
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pysampler import _core
+from pysampler._frames.frames import Frames, Plan, info_bytes
+from pysampler._frames.spec import Field, Spec, spec_of
+from pysampler.sync import Segment
+
+LINE = 128  # bytes of a cache line and its neighbour, which is fetched with it
+SPARE = 1024
+
+dtypes = st.sampled_from(list("?bHiqefdFD")).map(np.dtype)
+fields = st.lists(
+    st.builds(Field, st.lists(st.integers(0, 5), max_size=3).map(tuple), dtypes), max_size=3
+).map(tuple)
+plans = st.builds(
+    lambda observations, actions, **kwargs: Plan(
+        Spec(("tuple", ()), observations, 0, ("tuple", ()), actions, 0), **kwargs
+    ),
+    fields,
+    fields,
+    envs=st.integers(1, 9),
+    count=st.integers(1, 5),
+    final=st.booleans(),
+    extras=fields,
+    infos=st.sampled_from([0, 1 << 12]),
+)
+
+
+def plain(count=3, envs=4, *, infos=0, **kwargs):
+    spec = spec_of(spaces.Dict(x=spaces.Box(0, 1, (2,)), n=spaces.Discrete(3)), spaces.Discrete(5))
+    return Plan(spec, envs, count, final=False, infos=infos, **kwargs)
+
+
+def laid_out(plan):
+    segment = Segment(plan.size + SPARE, plan.infos)
+    return Frames(plan, segment), segment
+
+
+def arrays(frames):
+    """All arrays but the infos, with their names, in the order of the fields of the plan."""
+    left = {}
+    for name, _, _ in frames.plan.fields:
+        value = getattr(frames, name)
+        yield (
+            name,
+            left.setdefault(name, list(value) if isinstance(value, list) else [value]).pop(0),
+        )
+
+
+def place(array):
+    """The first byte of an array, and the first behind it."""
+    begin = array.__array_interface__["data"][0]
+    return begin, begin + array.nbytes
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(plans)
+def test_no_two_arrays_share_a_line_and_all_lie_within_the_size(plan):
+    frames, _ = laid_out(plan)
+    begin, end = place(frames.memory)
+    assert end - begin == plan.size
+    assert begin % LINE == 0
+    for (name, shape, dtype), (_, array) in zip(plan.fields, arrays(frames), strict=True):
+        assert array.shape == (plan.count, *shape), name
+        assert array.dtype == dtype, name
+        if array.nbytes:
+            first, last = place(array)
+            assert first >= begin, name  # behind the line that the array before it ends in
+            assert first % LINE == 0, name
+            assert last <= end, name
+            begin = last
+    assert not frames.memory.any()
+
+
+def attached(frames, segment):
+    """The same frames in another mapping of the segment, as another process has it."""
+    return Frames(frames.plan, _core.Segment.attach(segment.fd), frames.offset)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(plans)
+def test_what_is_written_to_one_array_is_read_there_in_another_mapping(plan):
+    frames, segment = laid_out(plan)
+    other = attached(frames, segment)
+    assert not np.shares_memory(frames.memory, other.memory)
+    for n, (_, array) in enumerate(arrays(frames), start=1):
+        array.reshape(-1).view(np.uint8)[:] = n % 2 if array.dtype == np.bool_ else n
+    for n, (name, array) in enumerate(arrays(other), start=1):
+        assert (
+            array.reshape(-1).view(np.uint8) == (n % 2 if array.dtype == np.bool_ else n)
+        ).all(), name
+
+
+def test_two_mappings_have_the_same_rows():
+    frames, segment = laid_out(plain(infos=1 << 17))
+    other = attached(frames, segment)
+    frames.take_infos(1000)
+    frames.rewards[1] = [1, 2, 3, 4]
+    frames.observations[0][2, 3] = 7
+    frames.infos[999] = 5
+    assert other.rewards.tolist() == [[0] * 4, [1, 2, 3, 4], [0] * 4]
+    assert other.observations[0][2].tolist() == [[0, 0], [0, 0], [0, 0], [7, 7]]
+    assert other.infos[998:1001].tolist() == [0, 5, 0]
+
+
+def test_final_observations_have_arrays_only_where_envs_are_reset_in_the_same_step():
+    ours, _ = laid_out(plain())
+    assert ours.final_observations == []
+    spec = ours.spec
+    others, _ = laid_out(Plan(spec, 4, 3, final=True))
+    assert [a.shape for a in others.final_observations] == [a.shape for a in others.observations]
+
+
+def test_frames_are_rows_of_one_array_so_that_consecutive_ones_are_a_rollout():
+    frames, _ = laid_out(plain(count=5))
+    assert all(array.flags.c_contiguous for _, array in arrays(frames))
+    assert frames.rewards[1:4].shape == (3, 4)
+
+
+# -- actions --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["i1", "i4", "u8", "f8", "c8"])
+def test_actions_keep_a_dtype_of_at_most_eight_bytes(dtype):
+    spec = spec_of(spaces.Discrete(2), spaces.Box(-1, 1, (3,), np.float16))
+    frames, _ = laid_out(Plan(spec, 4, 2, final=False))
+    given = np.arange(24).reshape(2, 4, 3).astype(dtype)
+    frames.actions_as(0, given.dtype)[:] = given
+    again = frames.actions_as(0, given.dtype)
+    assert again.dtype == dtype
+    np.testing.assert_array_equal(again, given)
+    assert [array.dtype for array in frames.default_actions] == [np.float16]
+    assert np.shares_memory(again, frames.default_actions[0])
+
+
+def test_each_frame_has_actions_of_its_own():
+    frames, _ = laid_out(plain())
+    frames.default_actions[0][1] = -1
+    assert frames.default_actions[0].tolist() == [[0] * 4, [-1] * 4, [0] * 4]
+
+
+# -- infos ----------------------------------------------------------------------------------------
+
+
+def test_infos_lie_behind_all_other_arrays_at_the_end_of_the_segment():
+    frames, segment = laid_out(plain(infos=1 << 17))
+    begin, end = place(frames.infos)
+    assert end - begin == 1 << 17
+    assert begin >= place(frames.memory)[1]
+    assert frames.offset + (end - place(frames.memory)[0]) == segment.size
+
+
+def test_infos_get_memory_as_they_are_taken_and_memory_covers_it():
+    frames, _ = laid_out(plain(infos=1 << 18))
+    sizes = []
+    for size in (0, 1, 1, 1000, 1 << 16, (1 << 16) + 1, 1 << 18):
+        frames.take_infos(size)
+        taken = place(frames.memory)[1] - place(frames.infos)[0]
+        sizes.append(taken if size else None)
+        frames.infos[:size] = 1
+    chunk = 1 << 16
+    assert sizes == [None, chunk, chunk, chunk, chunk, 2 * chunk, 4 * chunk]
+    assert place(frames.memory)[1] == place(frames.infos)[1]
+
+
+def test_fewer_bytes_are_reserved_for_infos_where_the_address_space_is_limited(monkeypatch):
+    free = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: free)
+    assert info_bytes(100, 3) == 300 * 8192
+    limit = {resource.RLIMIT_AS: (1 << 40, 1 << 40)}
+    monkeypatch.setattr(resource, "getrlimit", lambda of: limit.get(of, free))
+    assert info_bytes(100, 3) == 300 * 1024
+    assert info_bytes(1, 1) == 1 << 16  # a page or more in any case

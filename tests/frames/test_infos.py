@@ -1,0 +1,289 @@
+"""Infos: which values get columns, and that a batch is gymnasium's wherever its values lay."""
+
+import copy
+import logging
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv as GymVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up import same
+
+from pysampler import _core
+from pysampler._frames.frames import Frames, Plan
+from pysampler._frames.infos import Infos, add_columns
+from pysampler._frames.spec import spec_of
+from pysampler._workers.counters import Counters
+from pysampler.sync import Segment
+
+CELL = spaces.Discrete(2)
+
+
+class Informed(gym.Env):
+    """Returns the info that it holds."""
+
+    observation_space = action_space = CELL
+    info = None
+
+    def reset(self, *, seed=None, options=None):
+        return 0, self.info
+
+    def step(self, action):
+        return 0, 0.0, False, False, self.info
+
+
+class Batched:
+    """Envs in a block, as in a worker, and the infos of their vector env, as in its parent."""
+
+    def __init__(self, envs, room=1 << 16):
+        self.count = envs
+        self.gymnasium = GymVectorEnv()
+        self.gymnasium.num_envs = envs
+        self.envs = [Informed() for _ in range(envs)]
+        plan = Plan(spec_of(CELL, CELL), envs, 2, final=False, infos=room)
+        self.frames = Frames(plan, Segment(plan.size + 1024, plan.infos))
+        self.worker = _core.Infos()
+        memory = np.zeros(Counters.size_of(envs, 1), np.uint8)
+        self.meter = Counters(envs, 1, memory).meter(0)  # it owns the memory that the block uses
+        self.block = _core.EnvBlock(
+            self.envs, 0, self.frames, self.worker, self.meter, "DISABLED", "ALL"
+        )
+        self.infos = Infos(self.frames, [], self.add_info)
+        self.batch = _core.Batch(
+            self.frames, self.infos.core, copy=True, groups=[(0, envs)], spare=1
+        )
+        self.frame = 0
+        self.mailed = []  # in the last step
+
+    def add_info(self, infos, info, at):
+        return self.gymnasium._add_info(infos, info, at)
+
+    def step(self, *infos):
+        """The batch of a step in which each env returns one of these infos."""
+        for env, info in zip(self.envs, infos, strict=True):
+            env.info = info
+        self.frame = 1 - self.frame
+        self.block.step(self.frame, [0] * self.count)
+        leftovers = self.block.take_leftovers()
+        assert {kind for kind, _, _ in leftovers} <= {_core.EnvBlock.INFO}
+        self.mailed = [(env, info) for _, env, info in leftovers]
+        *_, batch, mixed = self.batch.read(self.frame)
+        rows = [(self.frame, env) for env in range(self.count)]
+        batch = self.infos.merge(rows, batch, mixed, self.mailed)
+        add_columns(self.worker, self.frames, self.infos.learn(self.mailed))
+        return batch
+
+    def of_gymnasium(self, *infos):
+        batch = {}
+        for at, info in enumerate(infos):
+            batch = self.add_info(batch, info, at)
+        return batch
+
+
+# -- which values get a column --------------------------------------------------------------------
+
+COMPACT = {
+    "int": 3,
+    "float": 0.5,
+    "bool": True,
+    "float32": np.float32(2),
+    "uint8": np.uint8(7),
+    "complex64": np.complex64(1j),
+    "numpy bool": np.bool_(1),
+    "array": np.arange(6, dtype=np.int16).reshape(2, 3),
+    "array of bools": np.array([True, False]),
+    "array without axes": np.array(1.5),
+}
+MAILED = {
+    "text": "word",
+    "none": None,
+    "list": [1, 2],
+    "tuple": (1.0,),
+    "objects": np.array([1, None], object),
+    "words": np.array(["a", "b"]),
+    "foreign": np.arange(2, dtype=">i4"),
+    "date": np.datetime64("2020-01-01"),
+    "difference": np.timedelta64(3),
+    "differences": np.array([3], "m8[s]"),
+}
+
+
+@pytest.mark.parametrize("name", COMPACT)
+def test_a_number_or_plain_array_gets_a_column_once_it_was_seen(name):
+    batched = Batched(2)
+    info = {name: COMPACT[name]}
+    same(batched.step(info, {}), batched.of_gymnasium(info, {}))
+    assert [env for env, _ in batched.mailed] == [0]
+    assert [column.path for column in batched.infos.columns] == [(name,)]
+    same(batched.step({}, info), batched.of_gymnasium({}, info))
+    assert batched.mailed == []
+
+
+@pytest.mark.parametrize("name", MAILED)
+def test_any_other_value_has_no_column_and_comes_by_mail(name):
+    batched = Batched(2)
+    info = {name: MAILED[name]}
+    for _ in range(3):
+        same(batched.step(info, {}), batched.of_gymnasium(info, {}))
+        assert [env for env, _ in batched.mailed] == [0]
+    assert batched.infos.columns == []
+
+
+def test_keys_that_are_no_strings_and_final_obs_have_no_columns():
+    batched = Batched(1)
+    batched.infos.learn([(0, {3: 1.0, "final_obs": np.zeros(2), ("a",): 2})])
+    assert batched.infos.columns == []
+
+
+def test_a_nested_dict_has_a_mask_and_its_values_have_columns():
+    batched = Batched(2)
+    info = {"deep": {"x": 1, "inner": {"y": 2.0}}, "empty": {}}
+    for mailed in (2, 0):
+        same(batched.step(info, info), batched.of_gymnasium(info, info))
+        assert len(batched.mailed) == mailed
+    paths = [column.path for column in batched.infos.columns]
+    assert paths == [
+        ("deep",),
+        ("deep", "x"),
+        ("deep", "inner"),
+        ("deep", "inner", "y"),
+        ("empty",),
+    ]
+    assert [c.dtype is None for c in batched.infos.columns] == [True, False, True, False, True]
+
+
+def test_columns_lie_apart_and_aligned_within_the_infos():
+    batched = Batched(3)
+    batched.infos.learn([(0, COMPACT | {"deep": COMPACT})])
+    begin = batched.frames.infos.__array_interface__["data"][0]
+    end = 0
+    assert len(batched.infos.columns) == 2 * len(COMPACT) + 1
+    for column in batched.infos.columns:
+        for view in reversed(column.views(batched.frames)):  # the mask comes first
+            first = view.__array_interface__["data"][0] - begin
+            assert first >= end, column
+            assert first % view.dtype.alignment == 0, column
+            assert view.shape[:2] == (2, 3)
+            end = first + view.nbytes
+    assert end <= len(batched.frames.infos)
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+def test_values_with_and_without_a_column_are_batched_together():
+    batched = Batched(4)
+    batched.step({"x": 1}, {}, {}, {"only": 2.5})
+    infos = {"x": 1}, {"x": "no number"}, {}, {"x": None, "only": 2.5}
+    with pytest.raises(ValueError, match="invalid literal"):  # the first decides, as in gymnasium
+        batched.step(*infos)
+    infos = {"x": "no number"}, {"x": 1}, {}, {"x": None, "only": 2.5}
+    batch = batched.step(*infos)
+    same(batch, batched.of_gymnasium(*infos))
+    assert batch["x"].tolist() == ["no number", 1, None, None]
+    assert batch["_x"].tolist() == [True, True, False, True]
+    assert batch["only"].tolist() == [0, 0, 0, 2.5]
+    assert batched.mailed == [(0, {"x": "no number"}), (3, {"x": None})]
+
+
+def test_rows_are_those_of_the_chosen_envs_in_their_frames():
+    batched = Batched(4)
+    batched.step({"x": 1}, {"x": 2}, {"x": 3}, {"x": 4})
+    batched.step({"x": "zero"}, {"x": 6}, {"x": "two"}, {"x": 8})
+    batched.gymnasium.num_envs = 2
+    for frame, expected in ((1 - batched.frame, None), (batched.frame, 8)):  # columns came later
+        rows = [(batched.frame, 2), (frame, 3)]
+        infos = batched.infos.merge(rows, {"x": "stale"}, ["x"], batched.mailed)
+        assert infos["x"].tolist() == ["two", expected]
+        assert infos["_x"].tolist() == [True, expected is not None]
+
+
+def test_a_key_may_have_columns_of_four_types_and_the_fifth_comes_by_mail(caplog):
+    batched = Batched(2)
+    values = [1, 0.5, True, np.float32(3), np.int8(4)]
+    with caplog.at_level(logging.WARNING, "pysampler"):
+        for value in values + values:
+            same(batched.step({"x": value}, {}), batched.of_gymnasium({"x": value}, {}))
+    assert [column.dtype.char for column in batched.infos.columns] == ["l", "d", "?", "f"]
+    assert [env for env, _ in batched.mailed] == [0]
+    assert [record.getMessage() for record in caplog.records] == [
+        "info['x'] is pickled with every step, which is slow: another type than 4 before it"
+    ]
+
+
+def test_a_value_that_is_too_large_for_its_type_comes_by_mail():
+    batched = Batched(1)
+    batched.step({"n": 1})
+    batched.step({"n": 2})
+    assert batched.mailed == []
+    with pytest.raises(OverflowError):  # of gymnasium: it is merged in, and not cut off
+        batched.step({"n": 1 << 70})
+    assert batched.mailed == [(0, {"n": 1 << 70})]
+
+
+def test_values_that_have_no_room_left_come_by_mail(caplog):
+    batched = Batched(2, room=4096)
+    info = {"small": 1, "large": np.zeros(2000), "late": 2.0}
+    with caplog.at_level(logging.WARNING, "pysampler"):
+        for _ in range(2):
+            same(batched.step(info, info), batched.of_gymnasium(info, info))
+    assert [column.path for column in batched.infos.columns] == [("small",), ("late",)]
+    assert [list(info) for _, info in batched.mailed] == [["large"]] * 2
+    [record] = caplog.records
+    assert "['large'] is pickled with every step" in record.getMessage()
+    assert "there is no room left for infos" in record.getMessage()
+
+
+def test_a_value_that_never_gets_a_column_is_reported_once_and_late(caplog):
+    batched = Batched(1)
+    info = {"deep": {"word": "x"}}
+    with caplog.at_level(logging.WARNING, "pysampler"):
+        for _ in range(999):
+            batched.infos.learn([(0, info)])
+        assert caplog.messages == []
+        for _ in range(2000):
+            batched.infos.learn([(0, info)])
+    [message] = caplog.messages
+    assert message.startswith("info['deep']['word'] is pickled with every step")
+
+
+def test_new_columns_are_returned_once():
+    batched = Batched(1)
+    new = batched.infos.learn([(0, {"a": 1}), (0, {"a": 2, "b": 0.5})])
+    assert [column.path for column in new] == [("a",), ("b",)]
+    assert batched.infos.learn([(0, {"a": 1, "b": 0.5})]) == []
+    assert batched.infos.core.count == 2
+
+
+keys = st.sampled_from("abc")
+arrays = st.builds(np.full, st.just(2), st.integers(0, 3)) | st.just(np.zeros((2,), np.float32))
+names = st.sampled_from([*COMPACT, *COMPACT, *MAILED])
+values = names.map((COMPACT | MAILED).__getitem__) | arrays
+infos = st.recursive(
+    st.dictionaries(keys, values, max_size=3),
+    lambda inner: st.dictionaries(keys, values | inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(infos, infos, infos), min_size=2, max_size=5))
+@pytest.mark.filterwarnings("ignore")  # of NumPy, where a number loses a part
+def test_any_infos_are_batched_as_gymnasium_does(steps):
+    batched = Batched(3)
+    for step in steps:
+        try:
+            expected = batched.of_gymnasium(*copy.deepcopy(step))
+        except Exception:  # gymnasium refuses some mixtures; the envs have stepped all the same
+            expected = None
+        try:
+            batch = batched.step(*step)
+        except Exception:
+            assert expected is None
+            return
+        if expected is not None:
+            same(batch, expected)

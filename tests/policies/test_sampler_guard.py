@@ -1,0 +1,144 @@
+"""The base class of samplers: one thread at a time, and the vector env that it uses."""
+
+import functools
+import gc
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError
+from made_up import SpaceEnv
+from scripted import Scripted
+
+import pysampler
+from pysampler._policies.sampler import Leasable, Sampler, makes_envs
+from pysampler.errors import BusyError, ClosedError
+
+
+class Counting(Sampler):
+    """A sampler that samples nothing."""
+
+    _purpose = "count"
+    _name = "counts"
+
+    def __init__(self, envs, *, owned=False):
+        self.stops = []
+        self._lease_envs(envs, owned=owned)
+        self._lease.stop = lambda: True
+
+    def within(self, function=lambda: None):
+        with self._enter("count"):
+            return function()
+
+    def _request_stop(self):
+        self.stops.append("requested")
+
+    def _end(self):
+        self.stops.append("ended")
+        return True
+
+
+@pytest.fixture
+def envs():
+    with pysampler.VectorEnv([Scripted] * 2, num_workers=0) as envs:
+        envs.reset(seed=3)
+        yield envs
+
+
+def test_another_thread_is_refused_while_one_is_within(envs):
+    refusals = []
+
+    def from_another_thread():
+        try:
+            sampler.within()
+        except BusyError as error:
+            refusals.append(str(error))
+
+    def within():
+        thread = threading.Thread(target=from_another_thread)
+        thread.start()
+        thread.join()
+
+    with Counting(envs) as sampler:
+        sampler.within(within)
+        assert refusals == ["cannot count: another thread is using these counts"]
+        from_another_thread()
+        assert len(refusals) == 1
+
+
+def test_a_thread_within_is_refused_a_second_time_and_an_error_lets_the_next_in(envs):
+    with Counting(envs) as sampler:
+        with pytest.raises(BusyError, match="this thread is at work in it"):
+            sampler.within(sampler.within)
+        assert sampler.within(lambda: 3) == 3
+
+
+def test_a_closed_sampler_admits_no_thread(envs):
+    sampler = Counting(envs)
+    assert (sampler.closed, sampler.has_envs) == (False, True)
+    sampler.close()
+    sampler.close()
+    assert (sampler.closed, sampler.has_envs) == (True, False)
+    with pytest.raises(ClosedError, match="^cannot count: they are closed$"):
+        sampler.within()
+    assert sampler.stops == ["ended"]
+
+
+def test_only_the_sampler_calls_the_vector_env_until_it_is_closed(envs):
+    with Counting(envs) as sampler:
+        with pytest.raises(AlreadyPendingCallError, match="counts"):
+            envs.reset()
+        with pytest.raises(AlreadyPendingCallError, match="counts"):
+            Counting(envs)
+        with sampler.calling_envs():
+            observations, _ = envs.reset(seed=[5, 6])
+        assert observations[:, 0].tolist() == [5, 6]
+        with pytest.raises(AlreadyPendingCallError, match="counts"):
+            envs.reset()
+    assert envs.step(np.zeros((2, 2), np.float32))[0][:, 2].tolist() == [1, 1]
+
+
+def test_a_sampler_that_is_dropped_asks_for_a_stop_and_leaves_the_vector_env(envs):
+    sampler = Counting(envs)
+    stops = sampler.stops
+    del sampler
+    gc.collect()
+    assert stops == ["requested"]  # a finalizer waits for nothing
+    assert envs.reset(seed=[5, 6])[0][:, 0].tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_a_vector_env_is_closed_with_a_sampler_that_owns_it(envs, owned):
+    Counting(envs, owned=owned).close()
+    assert envs.closed == owned
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"observation_space": spaces.Text(3)}, {"action_space": spaces.Sequence(spaces.Discrete(2))}],
+    ids=["observations", "actions"],
+)
+def test_spaces_without_a_fixed_shape_are_refused(given):
+    given = {"observation_space": spaces.Discrete(2), **given}
+    env_fn = functools.partial(SpaceEnv, **given)
+    with (
+        pysampler.VectorEnv([env_fn], num_workers=0) as envs,
+        pytest.raises(ValueError, match="^cannot count: .* parts without a fixed shape"),
+    ):
+        Counting(envs)
+
+
+def test_wrappers_are_refused_with_what_they_would_break(envs):
+    class Names:
+        names = "NormalizeReward"
+
+    Leasable(envs, owned=False, transforms=None).expect_no_wrappers("count", "that matters")
+    with pytest.raises(ValueError, match="cannot count: .* in NormalizeReward, and that matters; "):
+        Leasable(envs, owned=False, transforms=Names()).expect_no_wrappers("count", "that matters")
+
+
+def test_an_id_a_spec_and_a_function_make_any_number_of_envs(envs):
+    assert all(map(makes_envs, ["CartPole-v1", gym.spec("CartPole-v1"), Scripted]))
+    assert not any(map(makes_envs, [envs, [Scripted], (Scripted, Scripted)]))

@@ -1,0 +1,184 @@
+"""Weights: arrays by name, from torch modules and from anything else with a ``state_dict``."""
+
+import numpy as np
+import pytest
+import torch
+
+from pysampler._policies.weights import (
+    arrays_of,
+    copy_weights,
+    has_weights,
+    load_weights,
+    portable,
+    weights_of,
+)
+
+
+class Net(torch.nn.Module):
+    def __init__(self, fill=0.0):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 3)
+        torch.nn.init.constant_(self.layer.weight, fill)
+        torch.nn.init.constant_(self.layer.bias, -fill)
+        self.register_buffer("calls", torch.tensor(int(fill)))
+
+
+class Table:
+    """A policy without torch."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def state_dict(self):
+        return dict(self.values)
+
+    def load_state_dict(self, state):
+        self.values = state
+
+
+WEIGHT = np.full((3, 2), 5, np.float32)
+GIVEN = {
+    "layer.weight": WEIGHT,
+    "layer.bias": np.full(3, -5, np.float32),
+    "calls": np.array(5),
+}
+
+
+def assert_same(weights, expected):
+    assert weights.keys() == expected.keys()
+    for name, array in weights.items():
+        assert type(array) is np.ndarray, name
+        assert array.dtype == expected[name].dtype, name
+        np.testing.assert_array_equal(array, expected[name], err_msg=name, strict=True)
+
+
+def test_only_what_has_both_methods_has_weights():
+    assert has_weights(Net())
+    assert has_weights(Table({}))
+    reading = Table({})
+    reading.load_state_dict = None
+    for policy in (reading, lambda observations: observations, None):
+        assert not has_weights(policy)
+
+
+# -- to arrays ------------------------------------------------------------------------------------
+
+
+def test_the_weights_of_a_module_are_its_parameters_and_buffers():
+    assert_same(weights_of(Net(5)), GIVEN)
+
+
+def test_the_weights_of_a_module_are_views_that_know_no_gradients():
+    net = Net(5)
+    weights = weights_of(net)
+    net.layer.weight.data.fill_(6)
+    assert (weights["layer.weight"] == 6).all()
+
+
+def test_the_weights_of_a_table_are_what_numpy_makes_of_them():
+    weights = weights_of(Table({"list": [1.0, 2.0], "n": 3, "tensor": torch.ones(2)}))
+    expected = {"list": np.array([1.0, 2.0]), "n": np.array(3), "tensor": np.ones(2, np.float32)}
+    assert_same(weights, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint8", "bool", "complex64"])
+def test_an_array_has_the_dtype_of_the_tensor(dtype):
+    [array] = arrays_of({"x": torch.ones(2, dtype=getattr(torch, dtype))}).values()
+    assert array.dtype == dtype
+    assert array.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("make", [arrays_of, lambda state: weights_of(Table(state))])
+def test_a_dtype_that_numpy_lacks_is_refused_by_name(make):
+    with pytest.raises(
+        TypeError,
+        match="^cannot send weights: half is torch.bfloat16, expected tensors of what NumPy has$",
+    ):
+        make({"whole": torch.ones(1), "half": torch.ones(1, dtype=torch.bfloat16)})
+
+
+def test_what_a_module_keeps_beside_its_tensors_is_refused():
+    class Noting(Net):
+        def get_extra_state(self):
+            return "a note"
+
+    with pytest.raises(TypeError, match="^cannot send weights: _extra_state is str, expected"):
+        weights_of(Noting())
+
+
+# -- from arrays ----------------------------------------------------------------------------------
+
+
+def given():
+    return {name: array.copy() for name, array in GIVEN.items()}
+
+
+def test_a_module_works_with_the_memory_of_the_arrays_that_it_was_given():
+    net, weights = Net(), given()
+    load_weights(net, weights)
+    assert_same(weights_of(net), GIVEN)
+    weights["layer.weight"][:] = 0
+    weights["layer.bias"][:] = [1, 2, 3]
+    weights["calls"][...] = 9
+    assert net.layer(torch.ones(2)).tolist() == [1, 2, 3]
+    assert net.calls.item() == 9
+    assert net.layer.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights.pop("layer.bias"), 'Missing key.*"layer.bias"'),
+        (lambda weights: weights.update(other=WEIGHT), 'Unexpected key.*"other"'),
+        (lambda weights: weights.update({"layer.weight": WEIGHT.T.copy()}), "size mismatch"),
+    ],
+    ids=["missing", "unknown", "shape"],
+)
+def test_a_module_refuses_weights_of_another(change, message):
+    weights = given()
+    change(weights)
+    with pytest.raises(RuntimeError, match=message):
+        load_weights(Net(), weights)
+
+
+def test_a_table_gets_a_dict_of_its_own_with_the_arrays():
+    table, weights = Table({}), given()
+    load_weights(table, weights)
+    assert table.values is not weights
+    assert table.values["calls"] is weights["calls"]
+    assert_same(weights_of(table), GIVEN)
+
+
+# -- copies ---------------------------------------------------------------------------------------
+
+
+def test_copied_weights_are_those_of_the_other_and_stay_apart():
+    net, other = Net(), Net(5)
+    parameter, memory = net.layer.weight, net.layer.weight.data_ptr()
+    copy_weights(net, other)
+    assert_same(weights_of(net), GIVEN)
+    assert net.layer.weight is parameter
+    assert parameter.data_ptr() == memory
+    assert parameter.grad_fn is None  # no step of a graph
+    other.layer.weight.data.fill_(1)
+    assert_same(weights_of(net), GIVEN)
+
+
+def test_weights_are_not_copied_from_a_module_that_lacks_some():
+    class Larger(Net):
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Linear(3, 1)
+
+    with pytest.raises(KeyError, match=r"head\.weight"):
+        copy_weights(Larger(), Net())
+
+
+def test_other_processes_get_a_copy_of_a_module_and_anything_else_itself():
+    net, table = Net(5), Table({})
+    sent = portable(net)
+    assert type(sent) is Net
+    assert sent is not net
+    net.layer.weight.data.fill_(1)
+    assert_same(weights_of(sent), GIVEN)
+    assert portable(table) is table

@@ -1,0 +1,161 @@
+"""Jobs and notes: how they are sent, what replaces them, and what becomes of their exceptions."""
+
+import dataclasses
+import importlib
+import pickle
+import pkgutil
+
+import pytest
+
+from pysampler._workers.jobs import (
+    Answer,
+    Close,
+    Failure,
+    Job,
+    LayOut,
+    Note,
+    Repeated,
+    Replace,
+    ReportLoss,
+    failure_of,
+)
+from pysampler._workers.remote import Raised, dumps
+from pysampler.errors import WorkerLostError
+
+MESSAGES = [Close(), LayOut(3), ReportLoss("worker 2 lost", "stepping"), Replace((1, 2))]
+
+
+def kinds_of(base):
+    """All classes derived from a class, wherever in the package."""
+    for kind in base.__subclasses__():
+        if kind.__module__.startswith("pysampler."):
+            yield kind
+            yield from kinds_of(kind)
+
+
+@pytest.mark.slow
+def test_every_job_and_note_is_a_frozen_dataclass_that_a_worker_can_import():
+    for package in ("_actors", "_learning", "_policies", "_rollouts", "_vector", "_workers"):
+        path = importlib.import_module(f"pysampler.{package}").__path__
+        for module in pkgutil.iter_modules(path, f"pysampler.{package}."):
+            if module.name != "pysampler._workers.nursery_process":  # a program
+                importlib.import_module(module.name)
+    kinds = {*kinds_of(Job), *kinds_of(Note)} - {Repeated}
+    kinds = {kind for kind in kinds if not kind.__name__.startswith("_")}  # base classes
+    assert len(kinds) > 15
+    for kind in kinds:
+        assert dataclasses.is_dataclass(kind), kind
+        assert kind.__dataclass_params__.frozen, kind
+        assert pickle.loads(pickle.dumps(kind)) is kind
+    # A worker itself does these two.
+    assert {kind for kind in kinds if getattr(kind, "run", None) is Job.run} == {Close, LayOut}
+    assert all(kind.apply is not Note.apply for kind in kinds if issubclass(kind, Note))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_messages_arrive_as_they_were_and_cannot_be_changed(message):
+    assert pickle.loads(dumps(message)) == message
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        message.doing = "something else"
+
+
+# -- lost workers ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Once(Job):
+    """A job of a user of the room."""
+
+    doing = "trying"
+
+
+@dataclasses.dataclass(frozen=True)
+class Again(Repeated):
+    """A job that may be done twice."""
+
+
+def test_a_job_is_the_same_for_members_that_replace_lost_ones_and_settles_nothing():
+    for job in (Once(), Again(), LayOut(1), Close()):
+        assert job.for_replaced() is job
+        assert job.replaces is None
+        assert job.settles == "none"
+
+
+def test_the_replacement_of_a_lost_worker_reports_the_loss_in_place_of_the_job():
+    job = Once().after_loss("worker 2 lost: signal 9")
+    assert job == ReportLoss("worker 2 lost: signal 9", "trying")
+    with pytest.raises(WorkerLostError, match="^worker 2 lost: signal 9$"):
+        pickle.loads(dumps(job)).run(None, 0, 0)
+    assert job.after_loss("worker 2 lost again") == ReportLoss("worker 2 lost again", "trying")
+
+
+def test_a_repeated_job_is_done_by_the_replacement():
+    for job in (Again(), LayOut(7)):
+        assert job.after_loss("worker 2 lost") is job
+
+
+def test_a_host_gets_the_seeds_of_members_that_replace_lost_ones():
+    class Host:
+        def replace(self, seeds):
+            self.seeds = seeds
+
+    host = Host()
+    Replace([5, 6]).apply(host)
+    assert host.seeds == [5, 6]
+
+
+# -- failures -------------------------------------------------------------------------------------
+
+
+def raised_from(cause):
+    raised = Raised(4, "stepping")
+    raised.__cause__ = cause
+    return raised
+
+
+def test_a_failure_of_a_member_is_that_of_the_cause_whatever_the_message():
+    cause = KeyError("x")
+    for message in (Once(), "closing"):
+        failure = failure_of(raised_from(cause), message)
+        assert (failure.member, failure.doing, failure.culprit) == (4, "stepping", "")
+        assert failure.error is cause
+        assert (failure.report.kind, failure.report.text) == ("KeyError", "'x'")
+
+
+def test_a_failure_of_a_member_without_a_cause_reports_what_there_is():
+    failure = failure_of(raised_from(None), "closing")
+    assert (failure.member, failure.error) == (4, None)
+    assert failure.report.kind == "Raised"
+
+
+class Blaming(Note):
+    """A note for whose exceptions something with a name is to blame."""
+
+    doing = "setting options"
+    culprit = ("the policy", "acting")
+
+
+@pytest.mark.parametrize(
+    ("message", "doing", "culprit"),
+    [
+        ("sending results", "sending results", ""),
+        (Once(), "trying", ""),
+        (Replace([]), "replacing lost envs", ""),
+        (Blaming(), "acting", "the policy"),
+    ],
+    ids=["text", "job", "note", "culprit"],
+)
+def test_another_failure_says_what_was_being_done_and_what_is_to_blame(message, doing, culprit):
+    error = ValueError("bad")
+    failure = failure_of(error, message)
+    assert (failure.member, failure.doing, failure.culprit) == (None, doing, culprit)
+    assert failure.error is error
+    assert failure.report.text == "bad"
+
+
+def test_a_failure_is_sent_without_its_exception_which_the_report_holds():
+    failure = failure_of(ValueError("bad"), Blaming())
+    answer = pickle.loads(dumps(Answer(3, failure, "step")))
+    assert (answer.group, answer.replaced) == (3, "step")
+    assert answer.result == Failure(None, "acting", failure.report, None, "the policy")
+    assert answer.result.report.pickled is not None
