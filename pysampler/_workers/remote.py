@@ -37,8 +37,19 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None
     ) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
-        self.registered: list[types.ModuleType] = []  # to be pickled by value
+        self._registered: list[types.ModuleType] = []  # by this pickler, to be pickled by value
         self._seen: set[str] = set()
+
+    def register(self, module: types.ModuleType) -> None:
+        """Pickle what a module defines by value until ``unregister``."""
+        if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
+            cloudpickle.register_pickle_by_value(module)
+            self._registered.append(module)
+
+    def unregister(self) -> None:
+        """Undo ``register``."""
+        while self._registered:
+            cloudpickle.unregister_pickle_by_value(self._registered.pop())
 
     def reducer_override(self, obj: Any) -> Any:
         """Register the module of a function or class if it cannot be imported elsewhere."""
@@ -50,8 +61,7 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
                     return super().reducer_override(obj)
                 module = sys.modules.get(name)
                 if module is not None and not _importable(name, module):
-                    cloudpickle.register_pickle_by_value(module)
-                    self.registered.append(module)
+                    self.register(module)
         return super().reducer_override(obj)
 
 
@@ -70,18 +80,12 @@ def dumps_by_value(
     """
     file = io.BytesIO()
     pickler = _ByValue(file, buffer_callback)
-    module = sys.modules.get(home or "")
-    if module is not None and home not in (
-        "__main__",
-        *cloudpickle.list_registry_pickle_by_value(),
-    ):
-        cloudpickle.register_pickle_by_value(module)
-        pickler.registered.append(module)
     try:
+        if home != "__main__" and (module := sys.modules.get(home or "")) is not None:
+            pickler.register(module)
         pickler.dump(obj)
     finally:
-        for module in pickler.registered:
-            cloudpickle.unregister_pickle_by_value(module)
+        pickler.unregister()
     return file.getvalue()
 
 

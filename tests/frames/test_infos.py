@@ -106,7 +106,8 @@ MAILED = {
     "words": np.array(["a", "b"]),
     "foreign": np.arange(2, dtype=">i4"),
     "date": np.datetime64("2020-01-01"),
-    "difference": np.array(3, "m8[s]"),
+    "difference": np.timedelta64(3),
+    "differences": np.array([3], "m8[s]"),
 }
 
 
@@ -188,6 +189,18 @@ def test_values_with_and_without_a_column_are_batched_together():
     assert batched.mailed == [(0, {"x": "no number"}), (3, {"x": None})]
 
 
+def test_rows_are_those_of_the_chosen_envs_in_their_frames():
+    batched = Batched(4)
+    batched.step({"x": 1}, {"x": 2}, {"x": 3}, {"x": 4})
+    batched.step({"x": "zero"}, {"x": 6}, {"x": "two"}, {"x": 8})
+    batched.gymnasium.num_envs = 2
+    for frame, expected in ((1 - batched.frame, None), (batched.frame, 8)):  # columns came later
+        rows = [(batched.frame, 2), (frame, 3)]
+        infos = batched.infos.merge(rows, {"x": "stale"}, ["x"], batched.mailed)
+        assert infos["x"].tolist() == ["two", expected]
+        assert infos["_x"].tolist() == [True, expected is not None]
+
+
 def test_a_key_may_have_columns_of_four_types_and_the_fifth_comes_by_mail(caplog):
     batched = Batched(2)
     values = [1, 0.5, True, np.float32(3), np.int8(4)]
@@ -247,7 +260,8 @@ def test_new_columns_are_returned_once():
 
 keys = st.sampled_from("abc")
 arrays = st.builds(np.full, st.just(2), st.integers(0, 3)) | st.just(np.zeros((2,), np.float32))
-values = st.sampled_from([*COMPACT.values(), *COMPACT.values(), *MAILED.values()]) | arrays
+names = st.sampled_from([*COMPACT, *COMPACT, *MAILED])
+values = names.map((COMPACT | MAILED).__getitem__) | arrays
 infos = st.recursive(
     st.dictionaries(keys, values, max_size=3),
     lambda inner: st.dictionaries(keys, values | inner, max_size=3),

@@ -95,6 +95,8 @@ def test_only_the_sampler_calls_the_vector_env_until_it_is_closed(envs):
         with sampler.calling_envs():
             observations, _ = envs.reset(seed=[5, 6])
         assert observations[:, 0].tolist() == [5, 6]
+        with pytest.raises(AlreadyPendingCallError, match="counts"):
+            envs.reset()
     assert envs.step(np.zeros((2, 2), np.float32))[0][:, 2].tolist() == [1, 1]
 
 

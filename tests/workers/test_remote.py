@@ -84,9 +84,10 @@ def test_a_module_whose_name_finds_another_file_is_sent_by_value(module, monkeyp
     assert by_value(other.double)
 
 
-def test_a_module_of_a_package_that_is_not_found_is_sent_by_value(module):
-    module("hidden_package", findable=False).__path__ = []
-    assert by_value(module("hidden_package.inner", findable=True).double)
+def test_a_module_of_a_package_that_is_not_found_is_sent_by_value(module, tmp_path):
+    package = module("hidden_package", findable=False)
+    package.__path__ = [str(tmp_path / "elsewhere" / "hidden_package")]  # where finders look for it
+    assert by_value(module("hidden_package.inner", findable=False).double)
 
 
 def test_the_home_of_a_function_is_sent_as_it_is_now(module):
@@ -102,6 +103,20 @@ def test_modules_are_by_value_no_longer_than_it_takes(module):
     hidden = module("hidden_from_others", findable=False)
     with pytest.raises(TypeError, match="lock"):  # the fixture looks at what is registered
         dumps_by_value([hidden.double, threading.Lock()], home="json")
+
+
+def test_several_modules_that_are_not_found_are_sent_by_value_one_of_them_home(module):
+    home, other = (module(name, findable=False) for name in ("not_found_home", "not_found_other"))
+    sent = dumps_by_value([home.double, other.double], home="not_found_home")
+    assert [function(4) for function in pickle.loads(sent)] == [8, 8]
+
+
+def test_a_module_that_the_user_has_registered_stays_so(module):
+    own = module("registered_by_the_user", findable=False)
+    cloudpickle.register_pickle_by_value(own)
+    assert by_value(own.double)
+    assert by_value(own.double, home="registered_by_the_user")
+    cloudpickle.unregister_pickle_by_value(own)
 
 
 def test_arrays_may_be_left_out_of_the_pickle():
