@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -193,19 +194,11 @@ def _parts(core: VectorCore) -> list[tuple[list[int], Any]]:
     The n-th part has the n-th group of each worker.
     """
     parts: dict[int, list[int]] = {}
-    groups_of: dict[int, int] = {}  # how many groups of each worker have been seen
+    seen: Counter[int] = Counter()  # groups of each worker
     for group, worker in enumerate(core.pool.worker_of):
-        nth = groups_of.get(worker, 0)
-        groups_of[worker] = nth + 1
-        parts.setdefault(nth, []).append(group)
+        parts.setdefault(seen[worker], []).append(group)
+        seen[worker] += 1
     if len(parts) == 1:
         return [(parts[0], slice(0, core.num_envs))]
-    return [
-        (
-            groups,
-            np.concatenate(
-                [core.everyone[g.start : g.stop] for g in map(core.groups.__getitem__, groups)]
-            ),
-        )
-        for groups in parts.values()
-    ]
+    envs_of = [core.everyone[group.start : group.stop] for group in core.groups]
+    return [(part, np.concatenate([envs_of[group] for group in part])) for part in parts.values()]
