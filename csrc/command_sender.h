@@ -125,6 +125,7 @@ class BasicCommandSender {
     bool publish(const Command& command) {
         const Run run = commands_.claim(1);
         if (run.count == 0) return false;
+        // SYNC: publish() releases it to next() in pool_worker.h.
         commands_at_.slots[run.first] = command;
         commands_.publish(1);
         return true;

@@ -169,6 +169,7 @@ class BasicPool {
     std::vector<std::uint32_t> with_message(std::uint64_t max_weight) const {
         std::vector<std::uint32_t> groups;
         for_each_back(max_weight, [&](std::uint32_t group) {
+            // SYNC: the wait that found the group has acquired what complete() released.
             const Completion completion = parts_.completions[group];
             if (completion.message != 0) groups.push_back(group);
         });

@@ -26,6 +26,8 @@ class BasicPoolWorker {
     std::optional<Command> next() {
         const Run run = commands_.peek(1);
         if (run.count == 0) return std::nullopt;
+        // SYNC: peek() acquires what publish() in command_sender.h released; release() gives the
+        // slot back, which the claim() there acquires.
         const Command command = commands_at_.slots[run.first];
         commands_.release(1);
         return command;
@@ -40,6 +42,7 @@ class BasicPoolWorker {
     // The group's command is done at `now`, in ns; a message follows in the outbox, or none. False
     // if it had none in flight, or was marked lost.
     bool complete(std::uint32_t group, bool message, std::int64_t now) {
+        // SYNC: post() releases it to the parent's wait, which acquires the member's state.
         completions_[group] = Completion{message ? 1U : 0U};
         return bell_.post(group, now);
     }

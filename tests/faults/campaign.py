@@ -239,10 +239,10 @@ class Case:
         return time.monotonic() < self.began + LONG
 
     def count_losses(self):
-        watch = getattr(self.envs._pool, "_watch", None)
-        if watch is None or watch.closed:
+        links = getattr(self.envs._pool, "_links", None)
+        if links is None or links.watch.closed:
             return
-        for loss in watch.losses:
+        for loss in links.watch.losses:
             if loss.pid in self.killed:
                 self.report.notices_ms.append((loss.noticed_at - self.killed.pop(loss.pid)) / 1e6)
         self.report.restarts += int(self.envs.stats().losses.sum())
