@@ -1,4 +1,5 @@
-// How precisely a deadline is kept is decided here.
+// What is learned about keeping deadlines: how early a sleep ends, and how early a wait. wait.h and
+// bindings/wait.cpp use it; wait.h says when no margin is kept, since others want the CPU.
 //
 //      asleep            | awake, looking       | on the way back        |
 //   ---------------------+----------------------+------------------------+-----> time

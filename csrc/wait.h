@@ -1,10 +1,10 @@
 // How to wait: spin, then yield, then park; how long each, learned from the machine and the site.
 //
-// What parking costs is measured once (5 us on bare metal, 24 us a hop in a virtual machine), and
-// each policy object learns how long the waits at its own site last. Short waits are waited out
-// awake; a site whose waits last longer than kPatience parks sleeps at once, since the price of
-// the wake-up is then under 1/kPatience of the wait. In between, as in the ski-rental problem, no
-// single wait costs more than twice the better of the two.
+// A hop, from a wake until the woken thread runs, is measured once (5 us on bare metal, 24 us in a
+// virtual machine), and each policy object learns how long the waits at its own site last. Short
+// waits are waited out awake. A site whose waits usually last longer than patience_ns() (40 hops,
+// at least 500 us) sleeps at once: the two hops of a park and a wake are then under 5 % of the
+// wait. In between a wait stays awake for twice the usual length and two hops, then parks.
 #pragma once
 
 #include <algorithm>
@@ -92,7 +92,7 @@ class WaitPolicy {
     bool adaptive() const { return adaptive_; }
     std::int64_t patience_ns() const { return patience_; }
     std::int64_t usual_ns() const { return usual_; }
-    std::int64_t guard_ns() const { return wake_margin_.ns(); }
+    std::int64_t guard_ns() const { return guard(); }
     // Whether others want this CPU, judged by how long the last yields took.
     bool crowded() const { return crowded_ >= kCrowd; }
     const WaitStats& stats() const { return stats_; }

@@ -117,7 +117,7 @@ class FramePolicy:
             last = [leaf[at].copy() for leaf in frames.observations]
             for leaf, final in zip(last, frames.final_observations, strict=True):
                 leaf[ended] = final[at, ended]
-            new = transforms.observations(last, learn=False)
+            new = transforms.observations(last, final=True)
             for to, array in zip(self.final_observations, new, strict=True):
                 to[at, ended] = array[ended]
 

@@ -15,9 +15,11 @@ from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core
 from pysampler._closing import Closing, Uncopyable, ends_by_signal
+from pysampler._numbers import whole_number
 from pysampler._policies.frame_policy import FramePolicy
 from pysampler._policies.progress import WorkerProgress
 from pysampler._torch import needs_torch
+from pysampler._vector import arguments
 from pysampler._vector.core import Layout
 from pysampler._vector.lease import Lease
 from pysampler._vector.make import EnvMaker, make_vec, vector_options
@@ -256,11 +258,13 @@ class Leasable:
         envs: The vector env.
         owned: Whether it was made for the sampler, and is closed with it.
         transforms: Those of the wrappers around it, if it is wrapped.
+        given: The vector env with its wrappers.
     """
 
     envs: VectorEnv
     owned: bool
     transforms: Transforms | None
+    given: GymVectorEnv[Any, Any, Any]
 
     def expect_no_wrappers(self, purpose: str, why: str) -> None:
         """Raise ValueError if the vector env is wrapped; ``why`` says what that would break."""
@@ -308,7 +312,7 @@ def vector_env_of(
             raise ValueError(f"cannot {purpose}: {given[0]} is for envs to make, not for {envs}")
         inner, around = unwrapped(envs, purpose)
         transforms = Transforms(around, core_of(inner).spec) if around else None
-        yield Leasable(inner, owned=False, transforms=transforms)
+        yield Leasable(inner, owned=False, transforms=transforms, given=envs)
         return
     options = vector_options(vector_kwargs)
     clean = options.get("context") in (None, "nursery") and options.get("num_workers") != 0
@@ -321,13 +325,14 @@ def vector_env_of(
             )
         made = make_vec(envs, num_envs, vector_kwargs=options, wrappers=wrappers, **kwargs)
     else:
-        if num_envs is not None and num_envs != len(envs):
+        functions = arguments.env_fns(envs)
+        if num_envs is not None and whole_number(purpose, "num_envs", num_envs, 1) != len(envs):
             raise ValueError(f"cannot {purpose}: num_envs {num_envs}, but {len(envs)} functions")
-        made = VectorEnv([EnvMaker(env_fn, kwargs, wrappers) for env_fn in envs], **options)
+        made = VectorEnv([EnvMaker(env_fn, kwargs, wrappers) for env_fn in functions], **options)
     try:
         if not isinstance(made, VectorEnv):
             raise TypeError(f"cannot {purpose}: {type(made).__name__}, expected a VectorEnv")
-        yield Leasable(made, owned=True, transforms=None)
+        yield Leasable(made, owned=True, transforms=None, given=made)
     except BaseException:
         made.close()
         raise

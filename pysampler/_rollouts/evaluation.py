@@ -10,6 +10,7 @@ import numpy as np
 from pysampler._numbers import whole_number
 from pysampler._policies.sampler import makes_envs
 from pysampler._rollouts.rollouts import Rollouts
+from pysampler._torch import to_array
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -105,7 +106,7 @@ def evaluate(
         if num_envs is not None or vector_kwargs is not None:
             raise ValueError("cannot evaluate: num_envs and vector_kwargs are for envs to make")
         paused.pause()
-        envs = paused.envs
+        envs = paused.given_envs
     elif num_envs is None and makes_envs(envs):
         num_envs = min(episodes, 8)
     try:
@@ -120,6 +121,8 @@ def evaluate(
             threads=threads,
             seed=seed,
         ) as rollouts:
+            if rollouts.transforms is not None:
+                rollouts.transforms.learns = False
             return _count(rollouts, episodes, max_steps)
     finally:
         if paused is not None:
@@ -136,6 +139,7 @@ def _count(rollouts: Rollouts, episodes: int, max_steps: int) -> Evaluation:
         ended = rollout.ended
         steps += rollout.lengths
         steps[ended.env] = 0
+        steps[to_array(rollout.lost).any(axis=0)] = 0  # other envs with new episodes
         for env, total, length in zip(ended.env, ended.returns, ended.lengths, strict=True):
             if len(counted[env]) < shares[env]:
                 counted[env].append((float(total), int(length)))

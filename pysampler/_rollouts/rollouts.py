@@ -179,7 +179,8 @@ class Rollouts(Sampler):
             if options.as_ready or len(core.groups) > len(set(core.pool.worker_of)):
                 why = "the policy does not act for all envs together"
                 leasable.expect_no_wrappers(self._purpose, why)
-            self._transforms = leasable.transforms
+            self.given_envs = leasable.given
+            self.transforms = leasable.transforms
             self._spec = core.spec if leasable.transforms is None else leasable.transforms.spec
             self._caller = self._make_caller(policy)
             self._lease_envs(leasable.envs, owned=leasable.owned)
@@ -269,7 +270,7 @@ class Rollouts(Sampler):
             *(caller, seed, self._slots * (self.horizon + 1)),
             lambda _: self._shared_bytes(weights),
             infos="all" if self._options.info_keys else "none",
-            transforms=self._transforms,
+            transforms=self.transforms,
         )
         if self._entropy is None:
             self._entropy = entropy_from(self._seed)

@@ -199,7 +199,8 @@ class VectorCore:
         if self.state is None and self.lease is None and not self.layout_due:
             return
         lease = self.lease
-        if self.state not in (None, *_WITH_WAIT) and lease is None and self.at_work:
+        own_call = lease is None or lease.owner_calls
+        if self.state not in (None, *_WITH_WAIT) and own_call and self.at_work:
             self.drop_work("a call", stopped=True)
         state = self.pending
         if lease is not None and not lease.owner_calls:
@@ -224,6 +225,7 @@ class VectorCore:
         with self.enter(lease.name):
             self.expect_idle(lease.name)
             self.lease = lease
+            lease.over = False
 
     def take_back(self, lease: Lease, *, stopped: bool) -> None:
         """End a lease that is over: drop what is under way, and lay out the usual frames.

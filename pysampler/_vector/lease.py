@@ -26,7 +26,7 @@ class Lease:
 
     name: str  # of the sampler, in errors
     work: str  # what the sampler has under way, in warnings
-    over: bool = False
+    over: bool = True  # until the vector env is lent
     owner_calls: bool = False  # the sampler itself calls methods of the vector env
     laid_out: bool = False  # the envs work on frames that the sampler laid out
     # Stop what the sampler has under way; return whether only the pool is at work afterwards.

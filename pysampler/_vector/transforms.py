@@ -6,11 +6,14 @@ policy sees and to what is recorded.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorObservationWrapper, VectorRewardWrapper, VectorWrapper
-from gymnasium.wrappers.vector import VectorizeTransformObservation
+from gymnasium.wrappers.vector import NormalizeObservation, VectorizeTransformObservation
 
 from pysampler._frames.spec import build, leaves, spec_of
 from pysampler._vector.vector_env import VectorEnv
@@ -24,12 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Transforms", "unwrapped"]
 
-# The steps of wrappers that do nothing but call observations() or rewards().
+# What wrappers do that only call observations() or rewards().
 _PLAIN_STEPS = (
     VectorObservationWrapper.step,
     VectorizeTransformObservation.step,
     VectorRewardWrapper.step,
 )
+_PLAIN_RESETS = VectorObservationWrapper.reset, VectorWrapper.reset, NormalizeObservation.reset
 
 
 class Transforms:
@@ -42,42 +46,68 @@ class Transforms:
     Attributes:
         spec: The spaces of an env as the outermost wrapper shows it.
         names: The names of the wrappers' classes, for errors.
+        learns: Whether running means, as of ``NormalizeObservation``, are updated.
     """
 
     def __init__(self, wrappers: Sequence[Any], spec: Spec) -> None:
         self._inner_spec = spec
         self._wrappers: list[Any] = [w for w in wrappers if isinstance(w, VectorObservationWrapper)]
         self._rewards = [w for w in wrappers if isinstance(w, VectorRewardWrapper)]
+        self._num_envs: int = wrappers[-1].num_envs
         outer = wrappers[-1]
         self.spec = spec_of(outer.single_observation_space, outer.single_action_space)
         self.names = ", ".join(type(wrapper).__name__ for wrapper in wrappers)
+        self.learns = True
 
     def observations(
-        self, arrays: Sequence[npt.NDArray[Any]], *, learn: bool = True
+        self, arrays: Sequence[npt.NDArray[Any]], *, final: bool = False
     ) -> list[npt.NDArray[Any]]:
         """Return the leaves of the transformed observations of all envs.
 
         Args:
             arrays: The leaves of the envs' observations, which wrappers may write to.
-            learn: Whether running means, as of ``NormalizeObservation``, are updated.
+            final: Whether they are the last ones of episodes, beside those of the next step:
+                copies of the wrappers transform them, so that their state stays as it is.
         """
         batch = build(self._inner_spec.observation_tree, arrays.__getitem__, arrays.__getitem__)
-        learning = [w for w in self._wrappers if getattr(w, "update_running_mean", False)]
-        try:
-            for wrapper in () if learn else learning:
-                wrapper.update_running_mean = False
-            for wrapper in self._wrappers:
-                batch = wrapper.observations(batch)
-        finally:
-            for wrapper in () if learn else learning:
-                wrapper.update_running_mean = True
-        return [np.asarray(value) for _, value in leaves(self.spec.observation_tree, batch)]
+        for wrapper in self._wrappers:
+            own = wrapper if self.learns and not final else _frozen_copy(wrapper)
+            batch = own.observations(batch)
+        transformed = []
+        for (place, value), field in zip(
+            leaves(self.spec.observation_tree, batch), self.spec.observations, strict=True
+        ):
+            array = np.asarray(value)
+            at = f" at {place}" if place else ""
+            self._expect(f"observations{at}", array.shape, (self._num_envs, *field.shape))
+            transformed.append(array.astype(field.dtype, copy=False))
+        return transformed
 
     def rewards(self, rewards: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
         """Return the transformed rewards of all envs."""
         for wrapper in self._rewards:
-            rewards = wrapper.rewards(rewards)
+            rewards = np.asarray(wrapper.rewards(rewards))
+        self._expect("rewards", rewards.shape, (self._num_envs,))
         return rewards
+
+    def _expect(self, what: str, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if got != expected:
+            raise ValueError(
+                f"cannot sample rollouts: {self.names} returned {what} of shape {got}, expected "
+                f"{expected}"
+            )
+
+
+def _frozen_copy(wrapper: Any) -> Any:
+    """Return a copy of a wrapper whose calls leave the wrapper as it is."""
+    copied = copy.copy(wrapper)
+    for name, value in vars(wrapper).items():
+        if not isinstance(value, (gym.Space, gym.vector.VectorEnv)):
+            with contextlib.suppress(Exception):  # what cannot be copied is shared
+                setattr(copied, name, copy.deepcopy(value))
+    if hasattr(copied, "update_running_mean"):
+        copied.update_running_mean = False
+    return copied
 
 
 def unwrapped(envs: Any, purpose: str) -> tuple[VectorEnv, list[Any]]:
@@ -89,7 +119,7 @@ def unwrapped(envs: Any, purpose: str) -> tuple[VectorEnv, list[Any]]:
     """
     wrappers: list[Any] = []
     while isinstance(envs, VectorWrapper):
-        if type(envs).step not in _PLAIN_STEPS:
+        if type(envs).step not in _PLAIN_STEPS or type(envs).reset not in _PLAIN_RESETS:
             raise TypeError(
                 f"cannot {purpose}: the vector env is wrapped in {type(envs).__name__}, which does "
                 "more than transform observations or rewards; wrap each env instead"

@@ -230,7 +230,11 @@ class Pool:
     def _flush(self) -> None:
         """Wait until all that was sent has gone. What is interrupted goes with the next wait."""
         try:
-            if self._core.flush(_PATIENCE):
+            # A worker reads between the steps of its members, however long these are.
+            while not self._core.flush(_PATIENCE):
+                if not self._recovery.at_work():
+                    break
+            else:
                 return
         except LostError as error:
             self._recover(error)

@@ -10,6 +10,7 @@ from gymnasium.wrappers.vector import (
     NormalizeObservation,
     RecordEpisodeStatistics,
     RescaleAction,
+    TransformObservation,
     TransformReward,
 )
 
@@ -173,3 +174,109 @@ def test_a_list_of_functions_and_another_number_of_envs_are_refused():
 def test_options_of_envs_to_make_are_refused_for_envs_that_there_are():
     with vector_env() as envs, pytest.raises(ValueError, match="vector_kwargs is for envs to make"):
         pysampler.Rollouts(envs, right, 10, vector_kwargs={"groups": 2})
+
+
+class Difference(gym.vector.VectorObservationWrapper):
+    """The change since the last call, which it counts."""
+
+    calls = 0
+    before = 0.0
+
+    def observations(self, observations):
+        self.calls += 1
+        difference = observations - self.before
+        self.before = observations.copy()
+        return difference
+
+
+def test_the_state_of_a_wrapper_does_not_see_last_observations_of_episodes():
+    with vector_env() as envs:
+        [plain, _] = rollouts_of(envs)
+    with vector_env() as envs:
+        wrapper = Difference(envs)
+        [rollout, _] = rollouts_of(wrapper)
+        assert wrapper.calls == 21
+    raw = np.concatenate([np.zeros_like(plain.observations[:1]), plain.observations])
+    np.testing.assert_array_equal(rollout.observations, np.diff(raw, axis=0))
+    assert plain.truncated.any()
+
+
+class Resets(gym.vector.VectorRewardWrapper):
+    def reset(self, **kwargs):
+        self.scale = 2
+        return super().reset(**kwargs)
+
+    def rewards(self, rewards):
+        return rewards * self.scale
+
+
+def test_a_wrapper_that_does_something_in_reset_is_refused():
+    with (
+        vector_env() as envs,
+        pytest.raises(TypeError, match="wrapped in Resets, .* wrap each env"),
+    ):
+        pysampler.Rollouts(Resets(envs), right, 10)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "what", "got"),
+    [
+        (lambda e: TransformObservation(e, lambda o: o[:, :1]), "observations", r"\(4, 1\)"),
+        (lambda e: TransformObservation(e, lambda o: o[:1]), "observations", r"\(1, 4\)"),
+        (lambda e: TransformReward(e, lambda r: r[:1]), "rewards", r"\(1,\)"),
+    ],
+)
+def test_what_wrappers_return_has_the_shape_of_their_space(wrapper, what, got):
+    with (
+        vector_env() as envs,
+        pysampler.Rollouts(wrapper(envs), right, 10) as rollouts,
+        pytest.raises(ValueError, match=f"returned {what} of shape {got}, expected"),
+    ):
+        next(rollouts)
+
+
+def test_an_evaluation_of_rollouts_sees_their_wrappers_and_teaches_them_nothing():
+    with vector_env() as envs:
+        wrapped = NormalizeObservation(envs)
+        seen = []
+
+        def policy(observations):
+            seen.append(observations.dtype)
+            return right(observations)
+
+        with pysampler.Rollouts(wrapped, right, 10, seed=3) as rollouts:
+            next(rollouts)
+            count = wrapped.obs_rms.count
+            pysampler.evaluate(rollouts, policy, 4)
+            assert wrapped.obs_rms.count == count
+            assert wrapped.update_running_mean
+            next(rollouts)
+            assert wrapped.obs_rms.count > count
+        assert set(seen) == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("given", [["CartPole-v1"] * 2, [], [make, None]])
+def test_lists_of_other_things_than_functions_are_refused(given):
+    with pytest.raises((TypeError, ValueError), match="cannot make vector env: .*env_fns"):
+        pysampler.Rollouts(given, right, 10)
+
+
+def test_rollouts_that_could_not_take_their_envs_again_have_none():
+    with vector_env() as envs, pysampler.Rollouts(envs, right, 10, seed=1) as rollouts:
+        next(rollouts)
+        rollouts.pause()
+        envs.reset()
+        envs.step_async([0] * 4)
+        with pytest.raises(gym.error.AlreadyPendingCallError):
+            next(rollouts)
+        assert not rollouts.has_envs
+        envs.step_wait()
+        next(rollouts)
+        assert rollouts.has_envs
+        with pytest.raises(gym.error.AlreadyPendingCallError):
+            envs.step([0] * 4)
+        rollouts.close()
+        _, infos = envs.reset()
+        for _ in range(LIMIT + 1):
+            *_, infos = envs.step([0] * 4)
+            assert "final_obs" not in infos

@@ -373,3 +373,14 @@ def test_extras_do_not_take_the_place_of_what_is_collected(name):
         pytest.raises(ValueError, match=f"the policy's {name!r} is the name of something else"),
     ):
         one.sample(3, params=np.zeros(2), tasks=[10, 20])
+
+
+def test_tasks_can_be_drawn_again_after_an_interrupt():
+    with sampler() as one:
+        one.sample(3)
+
+        def check(result, where):
+            assert len(one.sample_tasks(2)) == 2, where
+
+        assert at_each_point(lambda: one.sample_tasks(2), check) > 20
+        one.sample(3)
