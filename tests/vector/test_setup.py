@@ -470,4 +470,12 @@ def test_a_worker_that_steps_envs_imports_no_samplers():
     ).stdout
     for line in told.splitlines():
         rooms = {name.split(".")[1] for name in line.split()}
-        assert rooms == {"_closing", "_core", "_frames", "_numbers", "_vector", "_workers"}, line
+        assert rooms == {
+            "_closing",
+            "_core",
+            "_frames",
+            "_numbers",
+            "_torch",
+            "_vector",
+            "_workers",
+        }, line
