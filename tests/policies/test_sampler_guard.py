@@ -139,3 +139,8 @@ def test_wrappers_are_refused_with_what_they_would_break(envs):
     wrapped = Leasable(envs, owned=False, transforms=Names(), given=envs)
     with pytest.raises(ValueError, match="cannot count: .* in NormalizeReward, and that matters; "):
         wrapped.expect_no_wrappers("count", "that matters")
+
+
+def test_an_id_a_spec_and_a_function_make_any_number_of_envs(envs):
+    assert all(map(makes_envs, ["CartPole-v1", gym.spec("CartPole-v1"), Scripted]))
+    assert not any(map(makes_envs, [envs, [Scripted], (Scripted, Scripted)]))
