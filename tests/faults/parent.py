@@ -406,8 +406,11 @@ def bystander():
 def left():
     me = psutil.Process()
     maps = Path("/proc/self/maps").read_text().count("memfd:pysampler")
-    workers = [p.pid for p in me.children(recursive=True) if "nursery" not in p.name()]
-    return me.num_fds(), maps, me.num_threads(), len(workers)
+    workers = 0
+    for child in me.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            workers += "nursery" not in child.name()
+    return me.num_fds(), maps, me.num_threads(), workers
 
 
 def campaign(seconds, seed, cases=None):
