@@ -5,6 +5,7 @@ Run as a program, this is that process (running.py): its answers have steps, sec
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import multiprocessing
 import sys
@@ -17,8 +18,6 @@ from running import answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-WORKERS = 2
 
 
 def stepped(step: Callable[[], Any], envs: int, seconds: float) -> dict[str, float]:
@@ -35,7 +34,7 @@ def ideal(case: Case, seconds: float) -> Callable[[], dict[str, float]]:
     """Prepare processes that step their envs and never communicate: the ideal."""
     context = multiprocessing.get_context("fork")
     pipes = []
-    for _ in range(WORKERS):
+    for _ in range(case.workers):
         ours, theirs = context.Pipe()
         process = context.Process(target=_alone, args=(case, theirs, seconds), daemon=True)
         process.start()
@@ -54,7 +53,7 @@ def ideal(case: Case, seconds: float) -> Callable[[], dict[str, float]]:
 
 
 def _alone(case: Case, pipe: Any, seconds: float) -> None:
-    envs = [case.make() for _ in range(case.envs // WORKERS)]
+    envs = [case.make() for _ in range(case.envs // case.workers)]
     for seed, env in enumerate(envs):
         env.reset(seed=seed)
     actions = [[env.action_space.sample() for env in envs] for _ in range(64)]
@@ -103,7 +102,7 @@ def asynchronous(case: Case, seconds: float) -> Any:
 def pysampler(case: Case, seconds: float, **kwargs: Any) -> Any:
     from pysampler import VectorEnv
 
-    envs, measure = gymnasium_like(VectorEnv, case, seconds, num_workers=WORKERS, **kwargs)
+    envs, measure = gymnasium_like(VectorEnv, case, seconds, num_workers=case.workers, **kwargs)
 
     def measure_and_tell() -> dict[str, Any]:
         return {**measure(), "where": where_time_goes(envs, rounds=100)}
@@ -112,31 +111,34 @@ def pysampler(case: Case, seconds: float, **kwargs: Any) -> Any:
 
 
 def where_time_goes(envs: Any, rounds: int) -> dict[str, float]:
-    """Return the median duration of each part of a round, in us."""
+    """Return the median duration of each part of a round, in us, by the workers' own counters."""
     from pysampler.sync import now
 
     pool, actions = envs._pool, envs.action_space.sample()
-    rows = []
+    counters, rows = pool._links.counters, []
     for _ in range(rounds):
+        before = counters.envs["steps"]["total_ns"] + counters.envs["resets"]["total_ns"]
         begin = now()
         envs.step_async(actions)
         sent = now()
         messages = pool.wait()
         seen = now()
-        times = [pool._core.times(group) for group in range(len(pool.groups))]
         pool.wait = lambda _=None, messages=messages: messages
         envs.step_wait()
         del pool.wait
-        last = max(ended for _, ended in times)
-        busy = [ended - began for began, ended in times]
+        read = now()
+        spent = counters.envs["steps"]["total_ns"] + counters.envs["resets"]["total_ns"] - before
+        busy = [int(spent[list(share.members)].sum()) for share in pool.shares]
+        ended = counters.at_work()[1]  # since when each worker has had nothing to do
+        began = [int(end) - ns for end, ns in zip(ended, busy, strict=True)]
         rows.append(
             {
                 "send": sent - begin,
-                "wake": max(began for began, _ in times) - begin,
+                "wake": max(began) - begin,
                 "step": sum(busy) / len(busy),
                 "slowest": max(busy) - sum(busy) / len(busy),
-                "notice": seen - last,
-                "read": now() - seen,
+                "notice": seen - int(ended.max()),
+                "read": read - seen,
             }
         )
     return {key: float(np.median([row[key] for row in rows])) / 1e3 for key in rows[0]}
@@ -173,7 +175,7 @@ def envpool(case: Case, seconds: float) -> Any:
     import envpool as package
 
     ids = {"CartPole-v1": "CartPole-v1", "HalfCheetah-v5": "HalfCheetah-v5"}
-    envs = package.make(ids[case.env], "gymnasium", num_envs=case.envs, num_threads=WORKERS)
+    envs = package.make(ids[case.env], "gymnasium", num_envs=case.envs, num_threads=case.workers)
     envs.reset()
     space = envs.action_space
     actions = [np.asarray([space.sample() for _ in range(case.envs)]) for _ in range(64)]
@@ -208,6 +210,8 @@ CONTENDERS: dict[str, Callable[[Case, float], Callable[[], dict[str, Any]]]] = {
 
 def main() -> None:
     name, case, seconds = sys.argv[1], CASES[sys.argv[2]], float(sys.argv[3])
+    if len(sys.argv) > 4:
+        case = dataclasses.replace(case, workers=int(sys.argv[4]))
 
     def make() -> Callable[[dict[str, Any]], dict[str, Any]]:
         measure = CONTENDERS[name](case, seconds)

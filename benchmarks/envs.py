@@ -64,13 +64,14 @@ class Skewed(gym.Env[Any, Any]):
 
 @dataclass(frozen=True)
 class Case:
-    """An env, how many of them, and the fraction of the ideal that is the target."""
+    """An env, how many of them, in how many workers, and the target: a fraction of the ideal."""
 
     name: str
     env: str  # an id of gymnasium's, or arguments of Busy
     envs: int
     target: float
     peers: bool = True
+    workers: int = 2
 
     def make(self) -> gym.Env[Any, Any]:
         if self.env.startswith("Busy"):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from contenders import WORKERS, ideal
+from contenders import ideal
 from envs import CASES, Busy, Case
 from running import (
     Contender,
@@ -34,6 +34,7 @@ from running import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+WORKERS = 2
 HORIZON = 128
 FREE = {
     "HalfCheetah-v5, 64": ["step()", "main", "main, halves", "workers", "workers, overlap"],

@@ -5,11 +5,13 @@ as many processes, is measured before and after each.
 
     python benchmarks/vector.py                         # every case; writes results
     python benchmarks/vector.py --case "CartPole-v1, 64" --repetitions 3
+    python benchmarks/vector.py --workers 8             # where there are more CPUs
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ def contenders_of(case: Case, *, peers: bool) -> list[str]:
 
 def measure(case: Case, names: list[str], repetitions: int, seconds: float) -> dict[str, Any]:
     running = {
-        name: Contender(HERE / "contenders.py", name, case.name, seconds)
+        name: Contender(HERE / "contenders.py", name, case.name, seconds, case.workers)
         for name in ["ideal", *names]
     }
     try:
@@ -60,6 +62,7 @@ def measure(case: Case, names: list[str], repetitions: int, seconds: float) -> d
 
 def _in_turn(ideal: Contender, running: dict[str, Contender], repetitions: int) -> dict[str, Any]:
     fractions: dict[str, list[float]] = {name: [] for name in running}
+    of_contenders: dict[str, list[float]] = {name: [] for name in running}
     where: list[dict[str, float]] = []
     rates = [rate(ideal.measure())]
     for repetition in range(repetitions):
@@ -67,6 +70,7 @@ def _in_turn(ideal: Contender, running: dict[str, Contender], repetitions: int) 
             result = contender.measure()
             assert result is not None, contender.trouble
             rates.append(rate(ideal.measure()))
+            of_contenders[name].append(rate(result))
             fractions[name].append(rate(result) / statistics.mean(rates[-2:]))
             if name == "pysampler":
                 where.append(result["where"])
@@ -75,6 +79,7 @@ def _in_turn(ideal: Contender, running: dict[str, Contender], repetitions: int) 
         "ideal": statistics.median(rates),
         "ideal_spread": [min(rates), max(rates)],
         "fractions": fractions,
+        "rates": of_contenders,
         "where": {k: statistics.median(row[k] for row in where) for k in where[0]},
     }
 
@@ -87,12 +92,13 @@ def rate(result: dict[str, Any] | None) -> float:
 def tables(results: dict[str, Any]) -> str:
     names = ["pysampler", "pysampler, copy=False", 'pysampler, infos="none"', *PEERS]
     present = [n for n in names if any(n in c["fractions"] for c in results["cases"].values())]
+    workers = results["workers"]
     parts = [
         heading("Vector envs", results["machine"]),
         (
-            "Fractions of the ideal: the same envs in two processes that never talk. Median "
-            "[least, most] of repetitions taken in turn; two workers, or a process for each env "
-            "where that is the design.\n"
+            f"Fractions of the ideal: the same envs in {workers} processes that never talk. Median "
+            f"[least, most] of repetitions taken in turn; {workers} workers, or a process for each "
+            "env where that is the design.\n"
         ),
     ]
     rows = []
@@ -105,17 +111,17 @@ def tables(results: dict[str, Any]) -> str:
     parts.append(table(["env, envs", "ideal steps/s", "target", *present], rows))
     parts.append(
         "## Where a round goes, us\n\n"
-        "The parent sends actions (the worker last woken begins after *wake*), workers step "
-        "(*step*, their mean, of which *outside* is not the envs'), the slower one is waited for, "
-        "the parent notices and reads.\n"
+        "The parent sends actions, workers wake (*wake* ends where the last one begins, and holds "
+        "what each does around its envs), envs step (*step*, the mean of the workers; *alone* is "
+        "what the same envs take in the ideal), the slowest worker is waited for, the parent "
+        "notices and reads.\n"
     )
     keys = ["send", "wake", "step", "slowest", "notice", "read"]
     rows = []
     for name, case in results["cases"].items():
-        envs_alone = 2 * CASES[name].envs / 2 / case["ideal"] * 1e6
-        outside = case["where"]["step"] - envs_alone
-        rows.append([name, *(f"{case['where'][k]:.1f}" for k in keys), f"{outside:.1f}"])
-    parts.append(table(["", *keys, "outside"], rows))
+        envs_alone = CASES[name].envs / case["ideal"] * 1e6
+        rows.append([name, *(f"{case['where'][k]:.1f}" for k in keys), f"{envs_alone:.1f}"])
+    parts.append(table(["", *keys, "alone"], rows))
     if footprint_ := results.get("footprint"):
         rows = [
             [name, f"{first:.2f}", f"{second:.2f}"]
@@ -137,15 +143,16 @@ def tables(results: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", action="append", choices=list(CASES))
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.7)
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--out", type=Path, help="folder to write results to")
     options = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine(), "cases": {}}
+    results: dict[str, Any] = {"machine": machine(), "workers": options.workers, "cases": {}}
     with stolen_share(results["machine"]):
         for name in options.case or list(CASES):
-            case = CASES[name]
+            case = dataclasses.replace(CASES[name], workers=options.workers)
             say(name)
             contenders = contenders_of(case, peers=not options.no_peers)
             results["cases"][name] = measure(case, contenders, options.repetitions, options.seconds)

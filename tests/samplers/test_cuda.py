@@ -1,0 +1,87 @@
+"""Rollouts on a GPU: memory is registered, copies are awaited before memory is written again."""
+
+import numpy as np
+import pytest
+import torch
+from scripted import Scripted
+
+import pysampler
+from pysampler._rollouts import cuda, rollouts
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+ENVS, HORIZON = 64, 256
+
+
+def policy(observations):
+    return np.zeros((ENVS, 2), np.float32)
+
+
+def sampler(of=policy, horizon=HORIZON, **options):
+    envs = [lambda: Scripted("....t.c")] * ENVS
+    return pysampler.Rollouts(envs, of, horizon, vector_kwargs={"num_workers": 2, **options})
+
+
+def keep_gpu_busy():
+    """Queue work of about half a second, so that what is queued after it comes late."""
+    torch.cuda._sleep(int(1e9))
+
+
+def late_copies(count):
+    """Return rollouts' observations as numbers of the GPU, and as they were when they came."""
+    pairs = []
+    with sampler() as made:
+        for rollout in (next(made) for _ in range(count)):
+            there = rollout.torch("cuda")  # the first copy registers the memory
+            before = rollout.observations.copy()
+            keep_gpu_busy()
+            there = rollout.torch("cuda")
+            pairs.append((there.observations, before))
+    return [(tensor.cpu().numpy(), array) for tensor, array in pairs]
+
+
+def test_a_copy_that_is_late_has_the_numbers_of_its_rollout():
+    for on_gpu, before in late_copies(4):
+        np.testing.assert_array_equal(on_gpu, before)
+
+
+def test_without_the_wait_a_late_copy_is_of_another_rollout(monkeypatch):
+    """Shows that the test above would see it."""
+    monkeypatch.setattr(rollouts, "wait_for_copies", lambda memory: None)
+    assert any((on_gpu != before).any() for on_gpu, before in late_copies(4))
+
+
+def test_memory_is_registered_once_and_given_back():
+    with sampler() as made:
+        rollout = next(made)
+        address = rollout.memory.ctypes.data
+        rollout.torch("cuda")
+        assert address in cuda._registered
+        assert torch.from_numpy(rollout.observations).is_pinned()
+        rollout.torch("cuda")
+        del rollout
+    del made
+    torch.cuda.synchronize()
+    assert address not in cuda._registered
+    assert address not in cuda._copy_events
+
+
+@pytest.mark.parametrize("context", ["nursery", "fork", "spawn"])
+def test_a_program_that_uses_a_gpu_starts_workers(context):
+    torch.zeros(1, device="cuda")
+    with sampler(context=context) as made:
+        assert next(made).torch("cuda").rewards.shape == (HORIZON, ENVS)
+
+
+def test_a_module_on_a_gpu_acts_in_the_main_process():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+
+        def forward(self, observations):
+            assert observations.device.type == "cuda"
+            return torch.tanh(self.layer(observations.float()) / 100)
+
+    with sampler(Net().cuda(), 5) as made:
+        assert next(made).actions.shape[:2] == (5, ENVS)
