@@ -324,6 +324,33 @@ def test_peers_that_are_not_installed_are_left_out_of_the_benchmark(monkeypatch,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["vector.py", "--repetitions=1", "--seconds=0.05", "--no-peers", "--case=CartPole-v1, 64"],
+        [
+            "scaling.py",
+            "--repetitions=1",
+            "--seconds=0.05",
+            "--no-peers",
+            "--most=2",
+            "--case=CartPole-v1, 64",
+        ],
+        ["cliffs.py", "--repetitions=1", "--only=a rollout's frames"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_benchmark_runs(arguments):
+    """They use what is private, and nothing else runs them before a change lands."""
+    name, *options = arguments
+    command = [sys.executable, str(BENCHMARKS / name), *options]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "does not run" not in result.stderr
+    assert "| --- |" in result.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_dqn_average(workers, tmp_path):
     plot = ["--plot", str(tmp_path / "returns.png")] if find_spec("matplotlib") else []
