@@ -14,7 +14,7 @@ FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-python test-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
-  bench-cliffs bench-core sanitize models aarch64 wheel packages contract clean
+  bench-cliffs bench-core docs docs-open docs-links sanitize models aarch64 wheel packages contract clean
 
 help:  ## what there is
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -107,6 +107,15 @@ sanitize: $(VENV)/native.stamp  ## the native tests under ThreadSanitizer, then 
 	$(CMAKE) -S . -B build/asan $(NATIVE_OFF) -DPYSAMPLER_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=RelWithDebInfo
 	$(BIN)/cmake --build build/asan
 	UBSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) $(BIN)/ctest --test-dir build/asan --output-on-failure
+
+docs: $(VENV)/package.stamp $(VENV)/docs.stamp  ## the documentation, in build/docs; warnings are errors
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+
+docs-open: docs  ## the same, in a browser
+	$(BIN)/python -m webbrowser -t file://$(CURDIR)/build/docs/index.html
+
+docs-links: $(VENV)/docs.stamp  ## links to other sites (needs the network)
+	$(BIN)/python -m sphinx -q -b linkcheck docs build/links
 
 models:  ## the protocols under the model checker (Debian package spin)
 	$(PYTHON) tests/models/check.py

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["Task", "TaskWrapper", "Tasks"]
 
 Task = dict[str, Any]
+"""What tells one task of an env from others: names and values, as ``sample_tasks`` returns them."""
 
 
 class Tasks:

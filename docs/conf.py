@@ -1,0 +1,47 @@
+"""How the documentation is built: ``make docs``."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+project = "pysampler"
+author = "The pysampler developers"
+copyright = author  # noqa: A001 - Sphinx's name
+version = release = re.search(
+    r'__version__ = "(.*?)"', (ROOT / "pysampler/__init__.py").read_text()
+).group(1)
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+# Only references from docstrings: types of other projects have no pages here.
+suppress_warnings = ["ref.python"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the signature of each class says them; Args say what they mean
+autodoc_default_options = {"members": True, "undoc-members": False}
+add_module_names = False
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+copybutton_exclude = ".linenos, .gp, .go"
+
+html_theme = "furo"
+html_title = f"pysampler {version}"
+html_static_path = ["_static"]
+html_css_files = ["pysampler.css"]
+html_theme_options = {
+    "sidebar_hide_name": False,
+    "navigation_with_keys": True,
+    "light_css_variables": {"color-brand-primary": "#0b6e4f", "color-brand-content": "#0b6e4f"},
+    "dark_css_variables": {"color-brand-primary": "#4cc9a0", "color-brand-content": "#4cc9a0"},
+}
