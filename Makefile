@@ -80,6 +80,8 @@ bench: bench-vector bench-partial bench-samplers bench-actors bench-cliffs bench
 
 bench-vector: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/vector.py --out benchmarks/results
+	$(BIN)/python benchmarks/loss.py --out benchmarks/results
+	$(BIN)/python benchmarks/pictures.py
 
 bench-partial: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/partial.py --out benchmarks/results

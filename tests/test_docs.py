@@ -129,3 +129,41 @@ def test_what_a_page_names_is_there(page):
         assert [*ROOT.glob(f"*/**/{name}"), *ROOT.glob(name)], name
     for name in re.findall(r"`(test_\w+)`", text):
         assert f"def {name}(" in tests or f"TEST({name})" in tests, name
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("pictures")
+
+
+def test_the_readme_claims_what_the_newest_results_say(pictures):
+    assert pictures.readme_part() in (ROOT / "README.md").read_text(), (
+        "run python benchmarks/pictures.py"
+    )
+
+
+def test_the_readme_has_no_other_numbers(pictures):
+    """None with a thousands separator, a factor or a percentage."""
+    rest = (ROOT / "README.md").read_text().replace(pictures.readme_part(), "")
+    assert re.findall(r"\d,\d{3}|\d(?:\.\d)? ?(?:x|times)\b|\d ?%", rest) == []
+
+
+def test_the_readme_fits_its_room():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["speed", "round", "loss", "mechanism"])
+def test_a_picture_is_of_the_newest_results(name, theme, pictures):
+    drawn = pictures.DRAWN[name](theme)
+    assert (pictures.PICTURES / f"{name}-{theme}.svg").read_text() == drawn, (
+        "run python benchmarks/pictures.py"
+    )
+
+
+def test_the_page_of_benchmarks_links_to_the_newest_results():
+    for link in re.findall(r"results/([\w-]+\.md)", (ROOT / "docs" / "benchmarks.md").read_text()):
+        kind = link[11:]
+        newest = sorted((ROOT / "benchmarks" / "results").glob(f"????-??-??-{kind}"))[-1]
+        assert link == newest.name
