@@ -85,12 +85,12 @@ def speed(results: dict[str, Any], case: str, contender: str) -> float | None:
 class Svg:
     """A picture of a width and a height in one theme."""
 
-    def __init__(self, width: int, height: int, theme: str, title: str) -> None:
+    def __init__(self, width: int, height: int, theme: str, title: str, *, top: int = 0) -> None:
         self.colour = THEMES[theme]
         self._parts = [
             (
-                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-                f'width="{width}" height="{height}" role="img" font-family="{FONT}">'
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {top} {width} {height - top}" '
+                f'width="{width}" height="{height - top}" role="img" font-family="{FONT}">'
             ),
             f"<title>{escape(title)}</title>",
         ]
@@ -276,8 +276,7 @@ def loss(theme: str) -> str:
 
 def mechanism(theme: str) -> str:
     """Draw processes, the segment, frames and commands."""
-    svg = Svg(760, 430, theme, "How it works")
-    svg.text(0, 18, "How it works", size=15, bold=True)
+    svg = Svg(760, 400, theme, "How it works", top=38)
     # The parent.
     svg.box(0, 40, 170, 356, "paper", stroke="line", radius=8)
     svg.text(85, 64, "your program", anchor="middle", bold=True)
@@ -287,7 +286,7 @@ def mechanism(theme: str) -> str:
     svg.text(85, 280, "learn", anchor="middle", size=12, fill="soft")
     # The segment.
     svg.box(232, 40, 296, 356, "", stroke="ours", radius=8)
-    svg.text(380, 64, "shared memory: one sealed memfd", anchor="middle", bold=True, fill="ours")
+    svg.text(380, 64, "shared memory without a name", anchor="middle", bold=True, fill="ours")
     svg.text(248, 96, "commands, a ring for each worker", size=12)
     for worker in range(3):
         for slot in range(5):
@@ -369,8 +368,8 @@ def readme_part() -> str:
             rows.append(f"| {case.split(',')[0]} | {cpus} | {' | '.join(cells)} |")
     return (
         "\n".join(rows)
-        + "\n\nIn parentheses, how many times as fast pysampler is. EnvPool's envs are rewritten in "
-        + f"C++; all\nothers run gymnasium's Python ones. All numbers: {', '.join(links)}.\n"
+        + "\n\nIn parentheses, how many times as fast pysampler is. EnvPool's envs are rewritten "
+        + f"in C++; all\nothers run gymnasium's Python ones. All numbers: {', '.join(links)}.\n"
     )
 
 
