@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Frames
     from pysampler._policies.calling import PolicyOutputs
+    from pysampler._policies.normalize import Moments, Normalization
     from pysampler._vector.host import EnvHost
     from pysampler.sync import Segment
 
@@ -63,6 +64,7 @@ class RolloutReport:
     leftovers: list[tuple[int, int, int, Any]] = field(default_factory=list)
     restored: bool = False  # the envs took the place of lost ones in one of the steps
     policy_ns: int = 0
+    seen: dict[str, Moments] | None = None  # of the normalization
 
     def add_leftovers(self, frame: int, leftovers: list[tuple[int, int, Any]]) -> bool:
         """Add infos and failures of a step; return whether an env raised."""
@@ -154,6 +156,7 @@ class WorkerPolicy:
         *,
         last: int,
         replacements: bool,
+        normalization: Normalization | None,
     ) -> RolloutReport:
         """Act for the envs of a block for some steps, from a frame on.
 
@@ -161,6 +164,7 @@ class WorkerPolicy:
         envs, and go on from where those had come to.
         """
         self.refresh()
+        self._policy.normalization = normalization
         report = RolloutReport()
         progress = self._progress
         if progress.steps[group] < 0:  # or what lies in the last one may be of this rollout already
@@ -186,6 +190,8 @@ class WorkerPolicy:
             # Last: a replacement of this worker finds all up to here in the frames.
             self._policy.after_step(at, envs)
             progress.steps[group] = at - frame
+        if normalization is not None:
+            report.seen = normalization.seen
         return report
 
     def _act(self, at: int, envs: slice) -> int:
@@ -220,6 +226,7 @@ class RolloutJob(Repeated):
     steps: int
     group: int
     last: int  # the frame that the envs have come to before
+    normalization: Normalization | None
     doing = "acting and stepping"
     culprit = ("the policy", "acting")
     settles = "group"
@@ -238,6 +245,7 @@ class RolloutJob(Repeated):
             self.steps,
             last=self.last,
             replacements=block in host.replaced,
+            normalization=self.normalization,
         )
         if report.restored:  # or else in the next rollout: this one was complete
             host.replaced.discard(block)
