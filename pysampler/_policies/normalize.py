@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["Moments", "Normalization", "Normalizer", "arrays_of_moments", "normalization_of"]
+__all__ = [
+    "Moments",
+    "Normalization",
+    "Normalizer",
+    "arrays_of_moments",
+    "moments_of_arrays",
+    "normalization_of",
+]
 
 _OBSERVATIONS, _RETURNS = "observations", "returns"
 # Until there is data: as one ten-thousandth of a row, of mean 0 and variance 1.
@@ -247,8 +254,9 @@ class Normalizer:
     @property
     def count(self) -> int:
         """The number of observations that were counted; of rewards, if it has no observations."""
-        counts = [moments.count for moments in self._state.moments.values()]
-        return int(counts[0]) if counts else 0
+        moments = self._state.moments
+        name = next((name for name in moments if name != _RETURNS), _RETURNS)
+        return int(moments[name].count) if moments else 0
 
     def normalized(self, observations: Any) -> Any:
         """Return a batch of observations normalised, and not counted: for use without envs."""
@@ -279,6 +287,8 @@ class Normalizer:
         Not while actors act: what they publish goes on from where they began.
         """
         moments = moments_of_arrays(state)
+        if empty := [name for name, one in moments.items() if not one.count > 0]:
+            raise ValueError(f"cannot load statistics: {empty[0]} are those of no rows")
         current = self._state.moments
         shapes, expected = ({n: m.mean.shape for n, m in one.items()} for one in (moments, current))
         if current and shapes != expected:
@@ -309,10 +319,10 @@ def moments_of_arrays(arrays: Mapping[str, Any]) -> dict[str, Moments]:
         mean, variance, count = (
             np.array(arrays[f"{name}.{part}"], np.float64) for part in ("mean", "variance", "count")
         )
-        if mean.shape != variance.shape or count.shape != () or not count > 0:
+        if mean.shape != variance.shape or count.shape != ():
             raise ValueError(
                 f"cannot load statistics: {name} has a mean of shape {mean.shape}, a variance of "
-                f"{variance.shape} and the count {count}"
+                f"{variance.shape} and a count of {count.shape}"
             )
         moments[name] = Moments(mean, variance, float(count))
     return moments

@@ -14,6 +14,7 @@ from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.frame_policy import FramePolicy, end_lost_episodes
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.seeds import seed_policy
+from pysampler._policies.shared_statistics import WorkerStatistics
 from pysampler._policies.weights import load_weights
 from pysampler._torch import is_module
 from pysampler._workers.jobs import Note, Repeated
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pysampler._frames.frames import Frames
     from pysampler._policies.calling import PolicyOutputs
     from pysampler._policies.normalize import Moments, Normalization
+    from pysampler._policies.shared_statistics import StatisticsPlace
     from pysampler._vector.host import EnvHost
     from pysampler.sync import Segment
 
@@ -51,6 +53,7 @@ class PolicySetup:
     entropy: int | list[int]  # of random numbers
     policies_before: int  # how many the worker has been sent
     own_process: bool  # whose global generators are not the user's
+    statistics: StatisticsPlace | None = None  # of a normalizer; rollouts send them with each job
     # By name, where in the segment the values for all envs lie, and their dtype.
     settings: dict[str, tuple[int, np.dtype[Any]]] = field(default_factory=dict)
     first_env: int = 0  # of the worker
@@ -128,6 +131,10 @@ class WorkerPolicy:
         self._segment = segment
         self._progress = WorkerProgress(setup.groups, segment, setup.progress)
         self._board = None if setup.board is None else setup.board.attach(segment)
+        self._statistics: WorkerStatistics | None = None
+        if setup.statistics is not None:
+            self._statistics = WorkerStatistics(setup.statistics, segment, setup.first_env)
+            self._policy.normalization = self._statistics.normalization
         self._weights: Any = None
         self._version = 0
 
@@ -144,6 +151,16 @@ class WorkerPolicy:
         self._version, self._weights = self._board.read(self._weights)
         if first or not is_module(policy):  # a module works with these arrays
             load_weights(policy, self._weights)
+
+    def refresh_statistics(self) -> None:
+        """Take over the newest statistics of the normalizer."""
+        if self._statistics is not None:
+            self._statistics.refresh()
+
+    def hand_statistics_over(self) -> None:
+        """Hand over what the normalizer has seen."""
+        if self._statistics is not None:
+            self._statistics.hand_over()
 
     def roll_out(
         self,

@@ -231,6 +231,19 @@ def test_workers_begin_each_rollout_with_the_statistics_of_all():
     assert len(groups_of_envs) == 2
 
 
+def counting(observations, state):
+    state = np.zeros(len(observations), np.int64) if state is None else state
+    return still(observations), {"x": observations[:, 2], "state": state + 1}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_states_of_policies_are_as_without(way):
+    plain, normalised = both(pysampler.Normalizer(), policy=counting, **way)
+    for raw, rollout in zip(plain, normalised, strict=True):
+        np.testing.assert_array_equal(rollout.state, raw.state)
+        assert rollout.extras.keys() == {"x"}
+
+
 def test_the_policy_sees_what_the_rollout_has():
     for way in WAYS:
         with vector_env() as envs:
