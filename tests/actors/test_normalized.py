@@ -121,14 +121,13 @@ def test_states_of_policies_are_as_without(steps):
         state = np.zeros(len(observations), np.int64) if state is None else state
         return still(observations), {"state": state + 1}
 
-    with pysampler.VectorEnv([make] * 2, num_workers=1) as envs:
-        states = []
-        for normalizer in (None, pysampler.Normalizer()):
-            with pysampler.Actors(envs, policy, steps=steps, normalize=normalizer) as actors:
-                records = actors.take(12, min_records=12)
-                states.append(records.state[records.env == 0][:6].copy())
+    states = []
+    for normalizer in (None, pysampler.Normalizer()):
+        with pysampler.Actors([make] * 2, policy, steps=steps, normalize=normalizer) as actors:
+            records = actors.take(12, min_records=12)
+            states.append(records.state[records.env == 0][:3].copy())
     np.testing.assert_array_equal(*states)
-    assert states[0].max() > 2
+    assert states[0].max() > 1
 
 
 class Constant(gym.Env):
