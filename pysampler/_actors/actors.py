@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from pysampler._actors.records import Records
     from pysampler._policies.calling import PolicyOutputs
+    from pysampler._policies.normalize import Normalizer
     from pysampler._policies.sampler import PreparedFrames
 
 __all__ = ["Actors"]
@@ -71,12 +72,16 @@ class Actors(FreeRunningSampler):
         refresh_share: The largest share of its time in which an actor loads weights: large weights
             then reach it less often than they are published. After it was blocked it always loads
             them.
+        normalize: A :class:`pysampler.Normalizer` of observations and rewards. Its statistics are
+            merged, and the workers begin to use them, whenever you ``publish``; once more when the
+            actors are closed. ``records.returns`` are sums of the envs' own rewards.
         seed: Seed of the first reset, and in workers of the policies' random numbers.
 
     Attributes:
         envs: The vector env.
         policy: The policy.
         settings: The settings.
+        normalizer: What was given as ``normalize``.
 
     >>> def policy(observations):
     ...     return (observations[:, 2] > 0).astype(int)
@@ -104,6 +109,7 @@ class Actors(FreeRunningSampler):
         max_lag: int | None = None,
         settings: Mapping[str, npt.ArrayLike] | None = None,
         refresh_share: float = 0.01,
+        normalize: Normalizer | None = None,
         seed: int | list[int | None] | None = None,
     ) -> None:
         self._steps = None if steps is None else whole_number("act", "steps", steps, 1)
@@ -122,7 +128,11 @@ class Actors(FreeRunningSampler):
             if high is None:
                 high = max((64 if steps is None else 4) * leasable.envs.num_envs, 16)
             self._set_watermarks(high, low)
-            super().__init__(leasable.envs, policy, settings, seed, owned=leasable.owned)
+            super().__init__(
+                *(leasable.envs, policy, settings, seed),
+                owned=leasable.owned,
+                normalize=normalize,
+            )
 
     def _set_watermarks(self, high: int, low: int | None) -> None:
         self._high = whole_number("act", "high", high, 1)
@@ -159,6 +169,8 @@ class Actors(FreeRunningSampler):
         with self._enter("take records"):
             self.begin()
             records = self._reader.take(count, min_records, deadline, self._have_ended)
+            if records is None:
+                self._merge_statistics()
         self._reader.returning = None  # from here to the caller no signal handler runs
         return records
 
@@ -175,6 +187,8 @@ class Actors(FreeRunningSampler):
 
     def publish(self, weights: Any = None) -> int:
         """Give the actors new weights, which each loads as a whole before it begins a record.
+
+        Statistics of a normalizer are merged and published too, also if the policy has no weights.
 
         Args:
             weights: A module or another object with ``state_dict()``, or a dict of arrays; by

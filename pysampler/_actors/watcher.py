@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._policies.calling import PolicyOutputs
+    from pysampler._policies.normalize import Normalizer
     from pysampler._policies.sampler import PreparedFrames
 
 __all__ = ["Watcher"]
@@ -76,6 +77,9 @@ class Watcher(FreeRunningSampler):
             of the last, if the policy has weights at all.
         nice: The nice value of the worker, up to 19: how far it yields to other processes.
         fps: Frames a second of videos; by default what the env says.
+        normalize: Normalise observations by the statistics of this :class:`pysampler.Normalizer`
+            when you ``publish``; by default by those of the actors, if they have any. Returns are
+            sums of the env's own rewards.
         seed: Seed of the first reset.
 
     Attributes:
@@ -104,6 +108,7 @@ class Watcher(FreeRunningSampler):
     _name = "watch"
     _work_name = "a watcher"
     _note = TakeWatcherPolicy
+    _counts = False
 
     def __init__(
         self,
@@ -118,6 +123,7 @@ class Watcher(FreeRunningSampler):
         repeat: bool = False,
         nice: int = 10,
         fps: int | None = None,
+        normalize: Normalizer | None = None,
         seed: int | None = None,
     ) -> None:
         repeat = true_or_false("watch", "repeat", repeat)
@@ -139,7 +145,9 @@ class Watcher(FreeRunningSampler):
         self._failure: Exception | None = None
         self._followed: weakref.ref[Actors] | None = None
         actors = policy if isinstance(policy, Actors) else None
-        policy = policy if actors is None else actors.policy
+        if actors is not None:
+            policy = actors.policy
+            normalize = actors.normalizer if normalize is None else normalize
         options = {"num_workers": 1, "on_worker_loss": "restart", **vector_options(vector_kwargs)}
         kwargs: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
         with vector_env_of(env, 1, options, "watch", policy_in_workers=policy, **kwargs) as made:
@@ -153,7 +161,7 @@ class Watcher(FreeRunningSampler):
             if self._folder is not None:
                 self._folder.mkdir(parents=True, exist_ok=True)
             self._fps = fps or int(made.envs.metadata.get("render_fps") or 30)
-            super().__init__(made.envs, policy, settings, seed, owned=True)
+            super().__init__(made.envs, policy, settings, seed, owned=True, normalize=normalize)
             self.begin()
         self._version = self.version  # of the last weights that were published here
         if actors is not None:

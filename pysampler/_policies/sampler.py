@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Frames
     from pysampler._policies.calling import Outputs, PolicyCaller, PolicyOutputs
+    from pysampler._policies.normalize import Normalization
     from pysampler.sync import Segment
 
 __all__ = ["Leasable", "PreparedFrames", "Sampler", "makes_envs", "vector_env_of"]
@@ -151,6 +152,7 @@ class Sampler(Uncopyable, Closing):
         *,
         infos: Literal["all", "none"] = "none",
         transforms: Transforms | None = None,
+        normalization: Normalization | None = None,
     ) -> PreparedFrames:
         """Reset the envs, call the policy for the first time, lay out frames for what it returns.
 
@@ -161,12 +163,15 @@ class Sampler(Uncopyable, Closing):
             spare_bytes: Returns how many bytes to add to the segment, for this policy.
             infos: Which infos the frames have columns for.
             transforms: Those of wrappers around the vector env.
+            normalization: What normalises the results of the envs.
         """
         envs, core, lease = self.envs, self._core, self._lease
         with self.calling_envs():
             envs.reset(seed=seed)
         results = core.results
         received = [leaf[results.frame].copy() for leaf in results.frames.observations]
+        if normalization is not None:
+            received = normalization.observations(received)
         versions = results.frames.options_versions[results.frame].copy()
         everyone = slice(0, envs.num_envs)
         observations = received
@@ -179,12 +184,15 @@ class Sampler(Uncopyable, Closing):
         outputs = caller.describe(*returned)
         spare = spare_bytes(outputs)
         lease.laid_out = True
-        layout = Layout(count, AutoresetMode.SAME_STEP, infos, outputs.fields, spare)
+        hidden = () if normalization is None else normalization.fields
+        fields = *outputs.fields, *hidden
+        layout = Layout(count, AutoresetMode.SAME_STEP, infos, fields, spare)
         frames, segment = core.lay_out(layout)
         for leaf, rows in zip(frames.observations, received, strict=True):
             leaf[0] = rows
         frames.options_versions[0] = versions
         policy = FramePolicy(caller, outputs, frames, transforms)
+        policy.normalization = normalization
         for leaf, rows in zip(policy.observations, observations, strict=True):
             leaf[0] = rows
         policy.begin_episodes(0, everyone, initial)

@@ -15,6 +15,7 @@ from pysampler._torch import to_array
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from pysampler._policies.normalize import Normalizer
     from pysampler._rollouts.options import PolicyIn
 
 __all__ = ["Evaluation", "evaluate"]
@@ -65,6 +66,7 @@ def evaluate(
     timeout: float | None = None,
     threads: int | None = 1,
     max_steps: int = 100_000,
+    normalize: Normalizer | None = None,
     seed: int | None = None,
 ) -> Evaluation:
     """Run a policy for exactly ``episodes`` episodes.
@@ -85,6 +87,8 @@ def evaluate(
         timeout: Act after this many seconds for the envs that are ready.
         threads: Threads that torch may use while a policy in "main" acts on the CPU.
         max_steps: The number of steps within which each episode has to end.
+        normalize: Normalise observations by these statistics, which stay as they are; by default
+            those of open rollouts, if they have any. Returns are of the envs' own rewards.
         seed: Seed of the first reset and of the policy's random numbers.
 
     Returns:
@@ -107,6 +111,7 @@ def evaluate(
             raise ValueError("cannot evaluate: num_envs and vector_kwargs are for envs to make")
         paused.pause()
         envs = paused.given_envs
+        normalize = paused.normalizer if normalize is None else normalize
     elif num_envs is None and makes_envs(envs):
         num_envs = min(episodes, 8)
     try:
@@ -119,6 +124,7 @@ def evaluate(
             min_envs=min_envs,
             timeout=timeout,
             threads=threads,
+            normalize=normalize and normalize.frozen(),
             seed=seed,
         ) as rollouts:
             if rollouts.transforms is not None:
