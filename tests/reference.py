@@ -12,6 +12,7 @@ PACKAGES = [
     "pysampler.envs.meta",
     "pysampler.envs.meta.mujoco",
     "pysampler.envs.meta.plain",
+    "pysampler.adapters.pettingzoo",
     "pysampler.adapters.sb3",
 ]
 
