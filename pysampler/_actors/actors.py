@@ -25,7 +25,7 @@ from pysampler._vector import arguments
 from pysampler.sync import SharedRing, now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -68,6 +68,9 @@ class Actors(FreeRunningSampler):
         settings: What the policy is called with by name, a number for each env: ``{"epsilon":
             [0.4, 0.1, 0.02]}``, or one for all; float64. ``actors.settings["epsilon"] = ...``
             changes it at once.
+        leave_out: The parts of observations that have no fixed shape (``Text``, ``Sequence``,
+            ``Graph``), by name: see :class:`pysampler.Rollouts`. Neither the policy nor the records
+            get them.
         refresh_share: The largest share of its time in which an actor loads weights: large weights
             then reach it less often than they are published. After it was blocked it always loads
             them.
@@ -103,6 +106,7 @@ class Actors(FreeRunningSampler):
         low: int | None = None,
         max_lag: int | None = None,
         settings: Mapping[str, npt.ArrayLike] | None = None,
+        leave_out: Sequence[str] = (),
         refresh_share: float = 0.01,
         seed: int | list[int | None] | None = None,
     ) -> None:
@@ -122,7 +126,11 @@ class Actors(FreeRunningSampler):
             if high is None:
                 high = max((64 if steps is None else 4) * leasable.envs.num_envs, 16)
             self._set_watermarks(high, low)
-            super().__init__(leasable.envs, policy, settings, seed, owned=leasable.owned)
+            super().__init__(
+                *(leasable.envs, policy, settings, seed),
+                owned=leasable.owned,
+                leave_out=leave_out,
+            )
 
     def _set_watermarks(self, high: int, low: int | None) -> None:
         self._high = whole_number("act", "high", high, 1)
@@ -315,7 +323,7 @@ class Actors(FreeRunningSampler):
         return self.closed or self.stopped
 
     def _ring_bytes(self, outputs: PolicyOutputs) -> int:
-        self._layout = RecordLayout(self._core.spec, outputs, self._steps)
+        self._layout = RecordLayout(self._spec, outputs, self._steps)
         slots, producers, high, low = self._ring_shape
         return SharedRing.size_of(slots, self._layout.dtype, (), producers, high, low)
 

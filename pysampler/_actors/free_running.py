@@ -16,19 +16,20 @@ from pysampler._actors.settings import Settings, setting_array
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.copying import copied, pickled, send_policy
 from pysampler._policies.progress import WorkerProgress
-from pysampler._policies.sampler import Sampler
+from pysampler._policies.sampler import Sampler, visible_spec
 from pysampler._policies.seeds import entropy_from
 from pysampler._policies.signatures import GENERATORS, STATE
 from pysampler._policies.weights import has_weights, portable, weights_of
 from pysampler._policies.worker_policy import PolicySetup
 from pysampler._vector.results import first
-from pysampler._vector.vector_env import core_of
 from pysampler._workers.jobs import Failure
 from pysampler._workers.processes import GRACE
 from pysampler.errors import BusyError, ClosedError, PysamplerError
 from pysampler.sync import Board, now
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from pysampler._policies.calling import PolicyOutputs
@@ -51,6 +52,7 @@ class FreeRunningSampler(Sampler):
         settings: What the policy is called with by name: a number, or one for each env.
         seed: Seed of the first reset and of the policy's random numbers.
         owned: Whether the vector env is closed with the sampler.
+        leave_out: Names of the parts of observations that the policy does not see.
 
     Attributes:
         policy: The policy.
@@ -68,6 +70,7 @@ class FreeRunningSampler(Sampler):
         seed: int | list[int | None] | None,
         *,
         owned: bool,
+        leave_out: Sequence[str],
     ) -> None:
         count = envs.num_envs
         if settings is None:
@@ -83,7 +86,9 @@ class FreeRunningSampler(Sampler):
             for name, value in settings.items()
         }
         self.settings = Settings(self._given_settings, count)
-        PolicyCaller(policy, core_of(envs).spec, self._given_settings)  # raises what is wrong
+        self.leave_out = leave_out
+        self._spec = visible_spec(self._purpose, envs, leave_out)
+        PolicyCaller(policy, self._spec, self._given_settings)  # raises what is wrong
         self.policy = policy
         self._seed = seed
         self._has_begun = self._stop_requested = False
@@ -118,7 +123,7 @@ class FreeRunningSampler(Sampler):
         if self._core.at_work:  # an earlier beginning was interrupted
             self._drop()
         num_envs, groups = self.envs.num_envs, len(self._core.groups)
-        caller = PolicyCaller(copied(self.policy), self._core.spec, self._given_settings)
+        caller = PolicyCaller(copied(self.policy), self._spec, self._given_settings)
         weights = weights_of(self.policy) if has_weights(self.policy) else None
 
         def spare_bytes(outputs: PolicyOutputs) -> int:

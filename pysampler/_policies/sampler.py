@@ -36,10 +36,18 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._frames.frames import Frames
+    from pysampler._frames.spec import Spec
     from pysampler._policies.calling import Outputs, PolicyCaller, PolicyOutputs
     from pysampler.sync import Segment
 
-__all__ = ["Leasable", "PreparedFrames", "Sampler", "makes_envs", "vector_env_of"]
+__all__ = [
+    "Leasable",
+    "PreparedFrames",
+    "Sampler",
+    "makes_envs",
+    "vector_env_of",
+    "visible_spec",
+]
 
 
 @dataclass(frozen=True)
@@ -78,13 +86,6 @@ class Sampler(Uncopyable, Closing):
                 "expected a vector env without one"
             )
         core = core_of(envs)
-        spec = core.spec
-        if spec.unshaped_observations or spec.unshaped_actions:
-            raise ValueError(
-                f"cannot {self._purpose}: {envs.single_observation_space} and "
-                f"{envs.single_action_space} have parts without a fixed shape, which lie in no "
-                "array"
-            )
         self.envs = envs
         self._core = core
         self._guard = _core.Guard(
@@ -273,6 +274,41 @@ class Leasable:
                 f"cannot {purpose}: the vector env is wrapped in {self.transforms.names}, and "
                 f"{why}; wrap each env instead"
             )
+
+
+def visible_spec(purpose: str, envs: VectorEnv, leave_out: Sequence[str]) -> Spec:
+    """Return the spaces of an env as a policy sees them.
+
+    Args:
+        purpose: What the sampler does, for errors: "sample rollouts".
+        envs: The vector env.
+        leave_out: The names of the parts of observations that the policy does not see: all that
+            have no fixed shape, and no others.
+    """
+    if isinstance(leave_out, str):
+        raise ValueError(
+            f"cannot {purpose}: leave_out {leave_out!r}, expected a list of names: [{leave_out!r}]"
+        )
+    spec = core_of(envs).spec
+    unshaped = spec.unshaped_parts
+    if spec.unshaped_actions or (unshaped and not spec.observations):
+        raise ValueError(
+            f"cannot {purpose}: {envs.single_observation_space} and {envs.single_action_space} "
+            "have parts without a fixed shape, which lie in no array"
+        )
+    for name in leave_out:
+        if name not in unshaped:
+            raise ValueError(
+                f"cannot {purpose}: leave_out has {name!r}, expected names of parts of the "
+                f"observations without a fixed shape, which are {unshaped}"
+            )
+    for name in unshaped:
+        if name not in leave_out:
+            raise ValueError(
+                f"cannot {purpose}: part {name!r} of the observations has no fixed shape; leave it "
+                f"out with leave_out={unshaped}"
+            )
+    return spec.shaped
 
 
 def makes_envs(envs: Any) -> bool:

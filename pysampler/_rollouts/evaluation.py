@@ -13,6 +13,8 @@ from pysampler._rollouts.rollouts import Rollouts
 from pysampler._torch import to_array
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from pysampler._rollouts.options import PolicyIn
@@ -64,6 +66,7 @@ def evaluate(
     min_envs: int | None = None,
     timeout: float | None = None,
     threads: int | None = 1,
+    leave_out: Sequence[str] = (),
     max_steps: int = 100_000,
     seed: int | None = None,
 ) -> Evaluation:
@@ -84,6 +87,8 @@ def evaluate(
         min_envs: Act as soon as this many envs are ready, instead of all.
         timeout: Act after this many seconds for the envs that are ready.
         threads: Threads that torch may use while a policy in "main" acts on the CPU.
+        leave_out: The parts of observations that have no fixed shape, as of
+            :class:`pysampler.Rollouts`; those of open rollouts by default.
         max_steps: The number of steps within which each episode has to end.
         seed: Seed of the first reset and of the policy's random numbers.
 
@@ -107,6 +112,7 @@ def evaluate(
             raise ValueError("cannot evaluate: num_envs and vector_kwargs are for envs to make")
         paused.pause()
         envs = paused.given_envs
+        leave_out = leave_out or paused.leave_out
     elif num_envs is None and makes_envs(envs):
         num_envs = min(episodes, 8)
     try:
@@ -119,6 +125,7 @@ def evaluate(
             min_envs=min_envs,
             timeout=timeout,
             threads=threads,
+            leave_out=leave_out,
             seed=seed,
         ) as rollouts:
             if rollouts.transforms is not None:

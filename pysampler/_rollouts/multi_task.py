@@ -64,6 +64,8 @@ class MultiTaskSampler(Uncopyable, Closing):
         timeout: Act after this many seconds for the envs that are ready.
         seed: Seed of the tasks, of the first reset and of the policy's ``generators``.
         info_keys: Keys of infos to put into ``rollout.infos``: numbers, arrays, dicts of these.
+        leave_out: The parts of observations that have no fixed shape, as of
+            :class:`pysampler.Rollouts`.
 
     Attributes:
         envs: The vector env.
@@ -93,6 +95,7 @@ class MultiTaskSampler(Uncopyable, Closing):
         timeout: float | None = None,
         seed: int | None = None,
         info_keys: Sequence[str] = (),
+        leave_out: Sequence[str] = (),
     ) -> None:
         if seed is not None:
             seed = whole_number("sample tasks", "seed", seed, 0)
@@ -104,6 +107,7 @@ class MultiTaskSampler(Uncopyable, Closing):
             "min_envs": min_envs,
             "timeout": timeout,
             "info_keys": info_keys,
+            "leave_out": leave_out,
             "reset_each": True,
         }
         self._rollouts: TaskRollouts | None = None

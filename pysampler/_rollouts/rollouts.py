@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.copying import copied
-from pysampler._policies.sampler import Sampler, vector_env_of
+from pysampler._policies.sampler import Sampler, vector_env_of, visible_spec
 from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
 from pysampler._policies.weights import weights_of
 from pysampler._rollouts.builder import RolloutBuilder
@@ -31,7 +31,7 @@ from pysampler._vector.vector_env import core_of
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pysampler._rollouts.options import PolicyIn
     from pysampler._rollouts.rollout import Rollout
@@ -80,6 +80,9 @@ class Rollouts(Sampler):
             the next rollout, although the policy of this one chose its action.
         reset_each: Begin each rollout with a reset of all envs, which do not wait for one another.
         info_keys: Keys of infos to put into ``rollout.infos``: numbers, arrays, dicts of these.
+        leave_out: The parts of observations that have no fixed shape (``Text``, ``Sequence``,
+            ``Graph``), by name: "mission", or "inner.mission" in a dict in a dict. Neither the
+            policy nor the rollouts get them; spaces with such parts are refused otherwise.
         threads: Threads that torch may use while a policy in "main" acts on the CPU. Idle threads
             busy-wait and slow the workers down, so that more than one pays for wide networks only.
             None leaves torch as it is, and so does ``overlap``.
@@ -148,6 +151,7 @@ class Rollouts(Sampler):
         allow_partial: bool = False,
         reset_each: bool = False,
         info_keys: Iterable[str] = (),
+        leave_out: Sequence[str] = (),
         threads: int | None = 1,
         seed: int | list[int | None] | None = None,
     ) -> None:
@@ -181,7 +185,12 @@ class Rollouts(Sampler):
                 leasable.expect_no_wrappers(self._purpose, why)
             self.given_envs = leasable.given
             self.transforms = leasable.transforms
-            self._spec = core.spec if leasable.transforms is None else leasable.transforms.spec
+            self.leave_out = leave_out
+            self._spec = visible_spec(self._purpose, leasable.envs, leave_out)
+            if leave_out:
+                leasable.expect_no_wrappers(self._purpose, "they would see what is left out")
+            if leasable.transforms is not None:
+                self._spec = leasable.transforms.spec
             self._caller = self._make_caller(policy)
             self._lease_envs(leasable.envs, owned=leasable.owned)
 
