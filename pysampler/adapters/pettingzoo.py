@@ -81,7 +81,8 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             Observations and infos.
         """
         parts, infos = self.envs.reset(seed=seed, options=options)
-        return self._flat(parts["observations"]), self._infos(infos, parts["active"])
+        active = parts["flags"][:, :, 2] != 0
+        return self._flat(parts["observations"]), self._infos(infos, active)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all envs.
@@ -92,8 +93,7 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         Returns:
             Observations, rewards, terminated, truncated, infos.
         """
-        self.step_async(actions)
-        return self.step_wait()
+        return self._results(self.envs.step(self._by_env(actions)))
 
     def step_async(self, actions: Any) -> None:
         """Begin a step, whose results ``step_wait`` returns.
@@ -101,7 +101,7 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         Args:
             actions: As of ``step``.
         """
-        self.envs.step_async(_mapped(self._by_env, self.single_action_space, actions))
+        self.envs.step_async(self._by_env(actions))
 
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Wait for the pending step, and return its results.
@@ -112,25 +112,29 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         Returns:
             Observations, rewards, terminated, truncated, infos.
         """
-        parts, _, _, _, infos = self.envs.step_wait(timeout)
-        # A frame is not to be written to: it is what the envs returned.
-        rewards, terminated, truncated = (
-            parts["rewards"].copy(),
-            parts["terminated"].astype(np.bool_),
-            parts["truncated"].astype(np.bool_),
-        )
+        return self._results(self.envs.step_wait(timeout))
+
+    def _results(self, stepped: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Return the results of a step of all envs as those of their agents."""
+        parts, _, _, _, infos = stepped
+        rewards = parts["rewards"].copy()  # of a frame, perhaps, which is not to be written to
+        flags = parts["flags"] != 0
+        active = flags[:, :, 2].copy()
         if "final_obs" in infos:
             # The env has been reset since: what its last step returned is with its observation.
-            lost = infos.get("final_info", {}).get("worker_lost", np.zeros(len(rewards), np.bool_))
+            lost = infos.get("final_info", {}).get("worker_lost")
             for env in np.flatnonzero(infos["_final_obs"]).tolist():
                 last = infos["final_obs"][env]
-                rewards[env] = 0 if lost[env] else last["rewards"]
-                terminated[env] = False if lost[env] else last["terminated"]
-                truncated[env] = last["active"] if lost[env] else last["truncated"]
+                rewards[env], flags[env] = last["rewards"], last["flags"]
+                if lost is not None and lost[env]:  # that was the step before
+                    rewards[env], flags[env, :, 0] = 0, False
+                    flags[env, :, 1] = flags[env, :, 2]
+        rows = flags.reshape(self.num_envs, 3)
         return (
             self._flat(parts["observations"]),
-            *(array.reshape(-1) for array in (rewards, terminated, truncated)),
-            self._infos(infos, parts["active"]),
+            rewards.reshape(-1),
+            *(rows[:, 0].copy(), rows[:, 1].copy()),
+            self._infos(infos, active),
         )
 
     def render(self) -> tuple[Any, ...] | None:
@@ -141,8 +145,11 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Close the envs and end the workers."""
         self.envs.close(**kwargs)
 
-    def _by_env(self, rows: Any) -> Any:
-        """Return an array with a row for each agent of each env as one with a row for each env."""
+    def _by_env(self, actions: Any) -> Any:
+        """Return a batch of agents as one of envs: views."""
+        return _mapped(self._array_by_env, self.single_action_space, actions)
+
+    def _array_by_env(self, rows: Any) -> npt.NDArray[Any]:
         array = np.asarray(rows)
         if array.ndim == 0 or len(array) != self.num_envs:
             raise ValueError(
@@ -160,7 +167,7 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def _infos(self, infos: dict[str, Any], active: npt.NDArray[Any]) -> dict[str, Any]:
         rows = self._info_rows(infos) if infos else {}
-        rows["active"] = active.astype(np.bool_).reshape(-1)
+        rows["active"] = active.reshape(-1)
         rows["_active"] = self._every_row.copy()
         return rows
 
@@ -264,14 +271,11 @@ class _StackedEnv(gym.Env[Any, Any]):
                 f"cannot stack agents: {self.agent_observation_space} and "
                 f"{self.agent_action_space} have parts without a fixed shape"
             )
-        flags = spaces.MultiBinary(count)
         self.observation_space = spaces.Dict(
             {
                 "observations": batch_space(self.agent_observation_space, count),
                 "rewards": spaces.Box(-np.inf, np.inf, (count,), np.float64),
-                "terminated": flags,
-                "truncated": flags,
-                "active": flags,
+                "flags": spaces.MultiBinary((count, 3)),
             }
         )
         self.action_space = batch_space(self.agent_action_space, count)
@@ -289,12 +293,8 @@ class _StackedEnv(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the parallel env, with the actions of its active agents."""
         active = set(self._env.agents)
-        rows = iterate(self.action_space, action)
-        actions = {
-            agent: row
-            for agent, row in zip(self.possible_agents, rows, strict=True)
-            if agent in active
-        }
+        rows = zip(self.possible_agents, iterate(self.action_space, action), strict=True)
+        actions = {agent: row for agent, row in rows if agent in active}
         observations, rewards, terminated, truncated, infos = self._env.step(actions)
         over = not self._env.agents or all(
             ended or truncated.get(agent, False) for agent, ended in terminated.items()
@@ -331,15 +331,15 @@ class _StackedEnv(gym.Env[Any, Any]):
         truncated: dict[Any, Any],
     ) -> dict[str, Any]:
         agents, active = self.possible_agents, set(self._env.agents)
+        rows = [observations.get(agent, self._absent) for agent in agents]
+        flags = [
+            (terminated.get(agent, False), truncated.get(agent, False), agent in active)
+            for agent in agents
+        ]
         return {
-            "observations": _stack(
-                self.agent_observation_space,
-                [observations.get(agent, self._absent) for agent in agents],
-            ),
+            "observations": _stack(self.agent_observation_space, rows),
             "rewards": np.array([rewards.get(agent, 0) for agent in agents], np.float64),
-            "terminated": np.array([terminated.get(agent, False) for agent in agents], np.int8),
-            "truncated": np.array([truncated.get(agent, False) for agent in agents], np.int8),
-            "active": np.array([agent in active for agent in agents], np.int8),
+            "flags": np.array(flags, np.int8),
         }
 
     def _info(self, infos: dict[Any, Any]) -> dict[str, Any]:
