@@ -350,7 +350,8 @@ def vector_env_of(
         transforms = Transforms(around, core_of(inner).spec) if around else None
         yield Leasable(inner, owned=False, transforms=transforms, given=envs)
         return
-    options = vector_options(vector_kwargs)
+    # Admits spaces that gymnasium does not know: a sampler leaves them out, or refuses them itself.
+    options = {"shared_memory": False, **vector_options(vector_kwargs)}
     clean = options.get("context") in (None, "nursery") and options.get("num_workers") != 0
     if needs_torch(policy_in_workers) and clean and options.get("preload") is None:
         nursery.preload(["torch"])  # once, and not in every worker

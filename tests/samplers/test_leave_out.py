@@ -50,6 +50,27 @@ class Silent(Speaking):
         return {"first": observation, "inner": {"last": -observation}}
 
 
+class Words(gym.Space):
+    """A space that gymnasium does not know."""
+
+    def __init__(self):
+        super().__init__(None, None)
+
+    def contains(self, x):
+        return isinstance(x, str)
+
+    def __eq__(self, other):
+        return isinstance(other, Words)
+
+    __hash__ = None
+
+
+class Wordy(Speaking):
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Dict({**self.observation_space.spaces, "mission": Words()})
+
+
 class Spaced(gym.Env):
     def __init__(self, observation_space, action_space=None):
         self.observation_space = observation_space
@@ -113,6 +134,13 @@ def test_rollouts_are_those_of_envs_without_the_parts(options):
     for one, other in zip(rollouts_of(Speaking, 3, NAMES, **options), theirs, strict=True):
         for name in ("observations", "final_observations", "actions", "rewards", "terminated"):
             assert_equal(getattr(one, name), getattr(other, name))
+
+
+def test_parts_of_types_that_gymnasium_does_not_know_are_left_out_too():
+    one, other = rollouts_of(Wordy, 1, NAMES), rollouts_of(Silent, 1, [])
+    assert_equal(one[0].observations, other[0].observations)
+    with pytest.raises(ValueError, match="part 'mission' of the observations has no fixed shape"):
+        rollouts_of(Wordy, 1, ["inner.graph"])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
