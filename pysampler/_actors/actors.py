@@ -25,7 +25,7 @@ from pysampler._vector import arguments
 from pysampler.sync import SharedRing, now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -69,6 +69,9 @@ class Actors(FreeRunningSampler):
         settings: What the policy is called with by name, a number for each env: ``{"epsilon":
             [0.4, 0.1, 0.02]}``, or one for all; float64. ``actors.settings["epsilon"] = ...``
             changes it at once.
+        leave_out: The parts of observations that have no fixed shape (``Text``, ``Sequence``,
+            ``Graph``), by name: see :class:`pysampler.Rollouts`. Neither the policy nor the records
+            get them.
         refresh_share: The largest share of its time in which an actor loads weights: large weights
             then reach it less often than they are published. After it was blocked it always loads
             them.
@@ -108,6 +111,7 @@ class Actors(FreeRunningSampler):
         low: int | None = None,
         max_lag: int | None = None,
         settings: Mapping[str, npt.ArrayLike] | None = None,
+        leave_out: Sequence[str] = (),
         refresh_share: float = 0.01,
         normalize: Normalizer | None = None,
         seed: int | list[int | None] | None = None,
@@ -132,6 +136,7 @@ class Actors(FreeRunningSampler):
                 *(leasable.envs, policy, settings, seed),
                 owned=leasable.owned,
                 normalize=normalize,
+                leave_out=leave_out,
             )
 
     def _set_watermarks(self, high: int, low: int | None) -> None:
@@ -329,7 +334,7 @@ class Actors(FreeRunningSampler):
         return self.closed or self.stopped
 
     def _ring_bytes(self, outputs: PolicyOutputs) -> int:
-        self._layout = RecordLayout(self._core.spec, outputs, self._steps)
+        self._layout = RecordLayout(self._spec, outputs, self._steps)
         slots, producers, high, low = self._ring_shape
         return SharedRing.size_of(slots, self._layout.dtype, (), producers, high, low)
 

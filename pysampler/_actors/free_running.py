@@ -17,20 +17,21 @@ from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.copying import copied, pickled, send_policy
 from pysampler._policies.normalize import normalization_of
 from pysampler._policies.progress import WorkerProgress
-from pysampler._policies.sampler import Sampler
+from pysampler._policies.sampler import Sampler, visible_spec
 from pysampler._policies.seeds import entropy_from
 from pysampler._policies.shared_statistics import SharedStatistics
 from pysampler._policies.signatures import GENERATORS, STATE
 from pysampler._policies.weights import has_weights, portable, weights_of
 from pysampler._policies.worker_policy import PolicySetup
 from pysampler._vector.results import first
-from pysampler._vector.vector_env import core_of
 from pysampler._workers.jobs import Failure
 from pysampler._workers.processes import GRACE
 from pysampler.errors import BusyError, ClosedError, PysamplerError
 from pysampler.sync import Board, now
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from pysampler._policies.calling import PolicyOutputs
@@ -55,6 +56,7 @@ class FreeRunningSampler(Sampler):
         seed: Seed of the first reset and of the policy's random numbers.
         owned: Whether the vector env is closed with the sampler.
         normalize: A normalizer.
+        leave_out: Names of the parts of observations that the policy does not see.
 
     Attributes:
         policy: The policy.
@@ -75,6 +77,7 @@ class FreeRunningSampler(Sampler):
         *,
         owned: bool,
         normalize: Normalizer | None = None,
+        leave_out: Sequence[str],
     ) -> None:
         count = envs.num_envs
         if settings is None:
@@ -90,9 +93,11 @@ class FreeRunningSampler(Sampler):
             for name, value in settings.items()
         }
         self.settings = Settings(self._given_settings, count)
-        PolicyCaller(policy, core_of(envs).spec, self._given_settings)  # raises what is wrong
+        self.leave_out = leave_out
+        self._spec = visible_spec(self._purpose, envs, leave_out)
+        PolicyCaller(policy, self._spec, self._given_settings)  # raises what is wrong
         self.normalizer = normalize
-        self._normalization = normalization_of(normalize, core_of(envs).spec, self._purpose)
+        self._normalization = normalization_of(normalize, self._spec, self._purpose)
         self._statistics: SharedStatistics | None = None
         self.policy = policy
         self._seed = seed
@@ -136,7 +141,7 @@ class FreeRunningSampler(Sampler):
         normalization = self._normalization
         if normalization is not None and not self._counts:
             normalization = normalization.copy(update=False)
-        caller = PolicyCaller(copied(self.policy), self._core.spec, self._given_settings)
+        caller = PolicyCaller(copied(self.policy), self._spec, self._given_settings)
         weights = weights_of(self.policy) if has_weights(self.policy) else None
 
         def spare_bytes(outputs: PolicyOutputs) -> int:

@@ -35,7 +35,7 @@ from pysampler.errors import (
 from pysampler.sync import SharedRing, now, sleep_until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -73,6 +73,8 @@ class Watcher(FreeRunningSampler):
         folder: Where to write ``returns.csv``, a line for each episode, and videos.
         video_every: Film the first of each this many episodes. ``film()`` requests one more.
         settings: What the policy is called with by name (see :class:`pysampler.Actors`).
+        leave_out: The parts of observations that have no fixed shape, as of
+            :class:`pysampler.Rollouts`; those of the actors by default.
         repeat: Go on without new weights. Otherwise each episode waits for newer weights than those
             of the last, if the policy has weights at all.
         nice: The nice value of the worker, up to 19: how far it yields to other processes.
@@ -120,6 +122,7 @@ class Watcher(FreeRunningSampler):
         folder: str | os.PathLike[str] | None = None,
         video_every: int | None = None,
         settings: Mapping[str, npt.ArrayLike] | None = None,
+        leave_out: Sequence[str] = (),
         repeat: bool = False,
         nice: int = 10,
         fps: int | None = None,
@@ -148,6 +151,7 @@ class Watcher(FreeRunningSampler):
         if actors is not None:
             policy = actors.policy
             normalize = actors.normalizer if normalize is None else normalize
+            leave_out = leave_out or actors.leave_out
         options = {"num_workers": 1, "on_worker_loss": "restart", **vector_options(vector_kwargs)}
         kwargs: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
         with vector_env_of(env, 1, options, "watch", policy_in_workers=policy, **kwargs) as made:
@@ -161,7 +165,12 @@ class Watcher(FreeRunningSampler):
             if self._folder is not None:
                 self._folder.mkdir(parents=True, exist_ok=True)
             self._fps = fps or int(made.envs.metadata.get("render_fps") or 30)
-            super().__init__(made.envs, policy, settings, seed, owned=True, normalize=normalize)
+            super().__init__(
+                *(made.envs, policy, settings, seed),
+                owned=True,
+                normalize=normalize,
+                leave_out=leave_out,
+            )
             self.begin()
         self._version = self.version  # of the last weights that were published here
         if actors is not None:

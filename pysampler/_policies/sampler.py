@@ -36,11 +36,19 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._frames.frames import Frames
+    from pysampler._frames.spec import Spec
     from pysampler._policies.calling import Outputs, PolicyCaller, PolicyOutputs
     from pysampler._policies.normalize import Normalization
     from pysampler.sync import Segment
 
-__all__ = ["Leasable", "PreparedFrames", "Sampler", "makes_envs", "vector_env_of"]
+__all__ = [
+    "Leasable",
+    "PreparedFrames",
+    "Sampler",
+    "makes_envs",
+    "vector_env_of",
+    "visible_spec",
+]
 
 
 @dataclass(frozen=True)
@@ -79,13 +87,6 @@ class Sampler(Uncopyable, Closing):
                 "expected a vector env without one"
             )
         core = core_of(envs)
-        spec = core.spec
-        if spec.unshaped_observations or spec.unshaped_actions:
-            raise ValueError(
-                f"cannot {self._purpose}: {envs.single_observation_space} and "
-                f"{envs.single_action_space} have parts without a fixed shape, which lie in no "
-                "array"
-            )
         self.envs = envs
         self._core = core
         self._guard = _core.Guard(
@@ -283,6 +284,41 @@ class Leasable:
             )
 
 
+def visible_spec(purpose: str, envs: VectorEnv, leave_out: Sequence[str]) -> Spec:
+    """Return the spaces of an env as a policy sees them.
+
+    Args:
+        purpose: What the sampler does, for errors: "sample rollouts".
+        envs: The vector env.
+        leave_out: The names of the parts of observations that the policy does not see: all that
+            have no fixed shape, and no others.
+    """
+    if isinstance(leave_out, str):
+        raise ValueError(
+            f"cannot {purpose}: leave_out {leave_out!r}, expected a list of names: [{leave_out!r}]"
+        )
+    spec = core_of(envs).spec
+    unshaped = spec.unshaped_parts
+    if spec.unshaped_actions or (unshaped and not spec.observations):
+        raise ValueError(
+            f"cannot {purpose}: {envs.single_observation_space} and {envs.single_action_space} "
+            "have parts without a fixed shape, which lie in no array"
+        )
+    for name in leave_out:
+        if name not in unshaped:
+            raise ValueError(
+                f"cannot {purpose}: leave_out has {name!r}, expected names of parts of the "
+                f"observations without a fixed shape, which are {unshaped}"
+            )
+    for name in unshaped:
+        if name not in leave_out:
+            raise ValueError(
+                f"cannot {purpose}: part {name!r} of the observations has no fixed shape; leave it "
+                f"out with leave_out={unshaped}"
+            )
+    return spec.shaped
+
+
 def makes_envs(envs: Any) -> bool:
     """Return whether ``envs`` makes any number of envs: an id, a spec or a function."""
     return not isinstance(envs, (GymVectorEnv, list, tuple))
@@ -322,7 +358,8 @@ def vector_env_of(
         transforms = Transforms(around, core_of(inner).spec) if around else None
         yield Leasable(inner, owned=False, transforms=transforms, given=envs)
         return
-    options = vector_options(vector_kwargs)
+    # Admits spaces that gymnasium does not know: a sampler leaves them out, or refuses them itself.
+    options = {"shared_memory": False, **vector_options(vector_kwargs)}
     clean = options.get("context") in (None, "nursery") and options.get("num_workers") != 0
     if needs_torch(policy_in_workers) and clean and options.get("preload") is None:
         nursery.preload(["torch"])  # once, and not in every worker

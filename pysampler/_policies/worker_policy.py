@@ -113,7 +113,7 @@ class WorkerPolicy:
             name: segment.array((frames.envs,), dtype, at)[1]
             for name, (at, dtype) in setup.settings.items()
         }
-        caller = PolicyCaller(policy, frames.spec, settings)
+        caller = PolicyCaller(policy, frames.spec.shaped, settings)
         entropy = setup.entropy
         if replacement_seeds:  # with the same numbers it might be lost at the same point again
             own = entropy if isinstance(entropy, list) else [entropy]

@@ -13,6 +13,8 @@ from pysampler._rollouts.rollouts import Rollouts
 from pysampler._torch import to_array
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from pysampler._policies.normalize import Normalizer
@@ -65,6 +67,7 @@ def evaluate(
     min_envs: int | None = None,
     timeout: float | None = None,
     threads: int | None = 1,
+    leave_out: Sequence[str] = (),
     max_steps: int = 100_000,
     normalize: Normalizer | None = None,
     seed: int | None = None,
@@ -86,6 +89,8 @@ def evaluate(
         min_envs: Act as soon as this many envs are ready, instead of all.
         timeout: Act after this many seconds for the envs that are ready.
         threads: Threads that torch may use while a policy in "main" acts on the CPU.
+        leave_out: The parts of observations that have no fixed shape, as of
+            :class:`pysampler.Rollouts`; those of open rollouts by default.
         max_steps: The number of steps within which each episode has to end.
         normalize: Normalise observations by these statistics, which stay as they are; by default
             those of open rollouts, if they have any. Returns are of the envs' own rewards.
@@ -112,6 +117,7 @@ def evaluate(
         paused.pause()
         envs = paused.given_envs
         normalize = paused.normalizer if normalize is None else normalize
+        leave_out = leave_out or paused.leave_out
     elif num_envs is None and makes_envs(envs):
         num_envs = min(episodes, 8)
     try:
@@ -125,6 +131,7 @@ def evaluate(
             timeout=timeout,
             threads=threads,
             normalize=normalize and normalize.frozen(),
+            leave_out=leave_out,
             seed=seed,
         ) as rollouts:
             if rollouts.transforms is not None:

@@ -66,6 +66,8 @@ class MultiTaskSampler(Uncopyable, Closing):
         seed: Seed of the tasks, of the first reset and of the policy's ``generators``.
         info_keys: Keys of infos to put into ``rollout.infos``: numbers, arrays, dicts of these.
         normalize: A :class:`pysampler.Normalizer`, of all tasks together.
+        leave_out: The parts of observations that have no fixed shape, as of
+            :class:`pysampler.Rollouts`.
 
     Attributes:
         envs: The vector env.
@@ -96,6 +98,7 @@ class MultiTaskSampler(Uncopyable, Closing):
         seed: int | None = None,
         info_keys: Sequence[str] = (),
         normalize: Normalizer | None = None,
+        leave_out: Sequence[str] = (),
     ) -> None:
         if seed is not None:
             seed = whole_number("sample tasks", "seed", seed, 0)
@@ -108,6 +111,7 @@ class MultiTaskSampler(Uncopyable, Closing):
             "timeout": timeout,
             "info_keys": info_keys,
             "normalize": normalize,
+            "leave_out": leave_out,
             "reset_each": True,
         }
         self._rollouts: TaskRollouts | None = None
