@@ -167,3 +167,32 @@ def test_the_pages_of_results_show_the_newest():
     for page in (ROOT / "docs" / "results").glob("*.md"):
         shown = Path(re.findall(r"{include} (.*)", page.read_text())[0]).name
         assert shown == max(path.name for path in results.glob(f"????-??-??-{page.name}"))
+
+
+def source_texts():
+    """Return the texts in the source, one a line, with an ellipsis for each part that varies."""
+    texts = []
+    for path in (ROOT / "pysampler").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (p.value if isinstance(p, ast.Constant) else "…" for p in node.values)
+                texts.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    for path in [*(ROOT / "csrc").rglob("*.cpp"), *(ROOT / "csrc").rglob("*.h")]:
+        statements = re.sub(r'"\s*"', "", path.read_text()).split(";\n")
+        texts += ["…".join(re.findall(r'"((?:[^"\\]|\\.)*)"', one)) for one in statements]
+    return "\n".join(text for text in texts if "\n" not in text)
+
+
+def test_messages_that_are_quoted_are_in_the_source():
+    """In headings and first columns of "By message": constant parts, in order, in one text."""
+    _, _, page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## By message\n")
+    quoted = [found[2] for found in re.finditer(r"^(?:### |\| )(`+)(.+?)\1", page, re.MULTILINE)]
+    assert len(quoted) > 100
+    texts = source_texts()
+    for message in quoted:
+        parts = [re.escape(part.strip()) for part in message.split("…") if part.strip()]
+        assert len("".join(parts)) > 5, f"too little to look for: {message}"
+        found = re.search(".*?".join(parts), texts)
+        assert found is not None, f"not in the source: {message}"
