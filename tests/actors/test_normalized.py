@@ -123,7 +123,10 @@ def test_states_of_policies_are_as_without(steps):
 
     states = []
     for normalizer in (None, pysampler.Normalizer()):
-        with pysampler.Actors([make] * 2, policy, steps=steps, normalize=normalizer) as actors:
+        with (
+            pysampler.VectorEnv([make] * 2, num_workers=1) as envs,
+            pysampler.Actors(envs, policy, steps=steps, normalize=normalizer) as actors,
+        ):
             records = actors.take(12, min_records=12)
             states.append(records.state[records.env == 0][:3].copy())
     np.testing.assert_array_equal(*states)
