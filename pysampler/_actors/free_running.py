@@ -233,7 +233,7 @@ class FreeRunningSampler(Sampler):
             )
         arrays = None if self._board is None else self._arrays_of(weights)
         with self._publish_guard.entry("publish weights"):
-            if self._statistics is not None:  # first: whoever loads the weights finds them
+            if self._statistics is not None:  # first: a worker that loads the weights finds them
                 self._statistics.merge()
                 self._statistics.publish()
             return 0 if self._board is None or arrays is None else self._board.publish(arrays)

@@ -198,7 +198,8 @@ class Normalizer:
     Where policies act in workers, each normalises with the statistics that all have in common and
     with what its own envs have returned since. The statistics are merged, exactly, after each
     rollout, or whenever actors ``publish``. What a lost worker had not handed over by then is not
-    counted; its replacement begins with the common statistics.
+    counted; its replacement begins with the common statistics. One normalizer serves any number of
+    rollouts, or one of actors.
 
     Args:
         observations: Whether to normalise observations: floating-point arrays, each element by

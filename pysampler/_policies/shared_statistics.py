@@ -118,8 +118,9 @@ class WorkerStatistics:
     def refresh(self) -> None:
         """Take over the newest statistics of all workers."""
         if self._common.version != self._version:
-            self._version, arrays = self._common.read()
-            self.normalization.moments = moments_of_arrays(arrays)
+            version, arrays = self._common.read()
+            if version > 0:  # or else it was overwritten in each of many tries
+                self._version, self.normalization.moments = version, moments_of_arrays(arrays)
 
     def hand_over(self) -> None:
         """Publish what was seen."""

@@ -123,7 +123,10 @@ def test_states_of_policies_are_as_without(steps):
 
     states = []
     for normalizer in (None, pysampler.Normalizer()):
-        with pysampler.Actors([make] * 2, policy, steps=steps, normalize=normalizer) as actors:
+        with (
+            pysampler.VectorEnv([make] * 2, num_workers=1) as envs,
+            pysampler.Actors(envs, policy, steps=steps, normalize=normalizer) as actors,
+        ):
             records = actors.take(12, min_records=12)
             states.append(records.state[records.env == 0][:3].copy())
     np.testing.assert_array_equal(*states)
@@ -180,7 +183,7 @@ def test_after_publish_workers_normalise_with_the_statistics_of_all():
 
 
 def test_a_replaced_worker_goes_on_with_what_the_lost_one_handed_over(tmp_path):
-    normalizer = pysampler.Normalizer()
+    normalizer = pysampler.Normalizer(gamma=1.0)
     fns = [functools.partial(Constant, 5.0, 100, tmp_path / "died"), lambda: Constant(7.0)]
     with pysampler.VectorEnv(fns, num_workers=2, on_worker_loss="restart") as envs:
         with pysampler.Actors(envs, idle, high=32, normalize=normalizer) as actors:
@@ -192,12 +195,19 @@ def test_a_replaced_worker_goes_on_with_what_the_lost_one_handed_over(tmp_path):
             for records in actors.batches(32):
                 counts += np.bincount(records.env, minlength=2)
         assert envs.stats().losses.tolist() == [1, 0]
+        made = envs.stats().steps.count.astype(int)
     # Two first observations, one of the new env; perhaps steps whose records were not pushed.
     assert counts.sum() + 3 <= normalizer.count <= counts.sum() + 3 + 16
     state = normalizer.state_dict()
     fives = (7 - state["observations.mean"][0]) / 2 * normalizer.count
     assert counts[0] <= fives <= counts[0] + 2 + 16 + 1
     assert state["returns.count"] == pytest.approx(normalizer.count - 3 + 1e-4)
+    # The n-th step of an episode has the return n; the new env began one.
+    of_new, of_other = made[0] - 99, made[1]
+    of_lost = normalizer.count - 3 - of_new - of_other
+    assert of_lost in range(80, 100)
+    returns = sum(n * (n + 1) / 2 for n in (of_lost, of_new, of_other))
+    np.testing.assert_allclose(state["returns.mean"] * state["returns.count"], returns)
 
 
 class Far(Constant):

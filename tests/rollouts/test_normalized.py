@@ -296,6 +296,28 @@ def of_ones(rollout):
     return rollout
 
 
+@pytest.mark.parametrize("where", ["main", "workers"])
+def test_after_an_env_has_raised_rollouts_begin_anew(where, tmp_path):
+    fns = [functools.partial(Mortal, "raise", 10, tmp_path / "raised"), Mortal, Mortal]
+    normalizer = pysampler.Normalizer()
+    with (
+        pysampler.VectorEnv(fns, num_workers=2) as envs,
+        pysampler.Rollouts(
+            *(envs, lambda o: (np.zeros((len(o), 1)), {"seen": o}), HORIZON),
+            policy_in=where,
+            normalize=normalizer,
+        ) as rollouts,
+    ):
+        next(rollouts)
+        with pytest.raises(ValueError, match="told to"):
+            next(rollouts)
+        before = normalizer.count
+        rollout = next(rollouts)
+        assert normalizer.count == before + 3 * (1 + HORIZON)
+        np.testing.assert_array_equal(rollout.extras["seen"], rollout.observations[:-1])
+        assert abs(rollout.observations).max() < 10
+
+
 class Rich(gym.Env):
     """Observes a dict with floats, an image and a number."""
 
