@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["gymnasium-robotics>=1.4", "mujoco<3.3"]  # 1.4.2: Fetch fails with mujoco 4
+# dependencies = ["gymnasium-robotics>=1.4", "mujoco<3.10"]  # 1.4.2: Fetch fails with 4
 # ///
 """Gymnasium-Robotics on pysampler: observations are dicts with goals, infos have the success.
 

@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["pettingzoo>=1.24", "mpe2>=1", "pygame>=2"]
+# dependencies = ["pettingzoo>=1.24", "mpe2>=1"]
 # ///
 """PettingZoo's parallel envs on pysampler: each agent is a row, and one policy acts for all.
 

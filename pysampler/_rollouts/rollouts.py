@@ -86,7 +86,9 @@ class Rollouts(Sampler):
             rollouts see normalised ones, ``ended`` has sums of the envs' own rewards.
         leave_out: The parts of observations that have no fixed shape (``Text``, ``Sequence``,
             ``Graph``), by name: "mission", or "inner.mission" in a dict in a dict. Neither the
-            policy nor the rollouts get them; spaces with such parts are refused otherwise.
+            policy nor the rollouts get them; spaces with such parts are refused otherwise. With a
+            policy in "main" they are sent to this process all the same: there it is quicker to wrap
+            each env in ``gymnasium.wrappers.FilterObservation``.
         threads: Threads that torch may use while a policy in "main" acts on the CPU. Idle threads
             busy-wait and slow the workers down, so that more than one pays for wide networks only.
             None leaves torch as it is, and so does ``overlap``.

@@ -13,6 +13,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from pettingzoo import ParallelEnv
 
 from pysampler._frames.spec import spec_of
+from pysampler._numbers import whole_number
 from pysampler._vector.vector_env import VectorEnv
 
 if TYPE_CHECKING:
@@ -226,7 +227,8 @@ def make_vec(
     Returns:
         The vector env.
     """
-    return ParallelVectorEnv([env_fn] * num_envs, **options)
+    count = whole_number("make vector env", "num_envs", num_envs, 1)
+    return ParallelVectorEnv([env_fn] * count, **options)
 
 
 # The key of the infos of agents, by index, in the info of an env.

@@ -16,10 +16,14 @@ from pysampler.adapters.pettingzoo import ParallelVectorEnv, make_vec
 WORKERS = [0, 2]
 
 
-def spread():
-    from mpe2.simple_spread_v3 import parallel_env
-
-    return parallel_env(max_cycles=7)
+def knights(max_cycles=7):
+    """Return a real env, whose knights and archers die one after the other."""
+    return pettingzoo.make(
+        "parallel",
+        "butterfly/knights_archers_zombies-v11",
+        max_cycles=max_cycles,
+        spawn_delay=5,
+    )
 
 
 def black_death():
@@ -37,7 +41,7 @@ def supersuit_vec(env_fn, count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("env_fn", [spread, even, black_death])
+@pytest.mark.parametrize("env_fn", [knights, even, black_death])
 def test_results_are_those_of_supersuit(env_fn, workers):
     actions_of = np.random.default_rng(0)
     with closing(make_vec(env_fn, 4, num_workers=workers)) as ours, supersuit_vec(env_fn, 4) as its:
@@ -55,7 +59,7 @@ def test_results_are_those_of_supersuit(env_fn, workers):
             np.testing.assert_array_equal(terminated, theirs[2])
             np.testing.assert_array_equal(truncated, theirs[3])
             assert observations.dtype == theirs[0].dtype
-            if env_fn is not spread:
+            if env_fn is not knights:
                 np.testing.assert_array_equal(observations, theirs[0])
             ended = terminated | truncated
             if ended.all():
@@ -64,12 +68,32 @@ def test_results_are_those_of_supersuit(env_fn, workers):
                     np.testing.assert_array_equal(
                         infos["final_obs"][row], info["terminal_observation"]
                     )
-                if env_fn is spread:  # resets without a seed: begin again with one
+                if env_fn is knights:  # resets without a seed: begin again with one
                     observations, _ = ours.reset(seed=ends)
                     np.testing.assert_array_equal(observations, its.reset(seed=ends)[0])
             else:
                 np.testing.assert_array_equal(observations, theirs[0])
         assert ends > 3
+
+
+@pytest.mark.slow
+def test_agents_that_die_one_by_one_have_the_rows_of_supersuits_black_death():
+    env_fn = functools.partial(knights, 300)
+    actions_of = np.random.default_rng(0)
+    dead = functools.partial(supersuit.black_death_v3, env_fn())
+    with closing(make_vec(env_fn, 2, num_workers=1)) as ours, supersuit_vec(dead, 2) as its:
+        observations, infos = ours.reset(seed=0)
+        np.testing.assert_array_equal(observations, its.reset(seed=0)[0])
+        alive = {8}
+        while "final_obs" not in infos:
+            actions = actions_of.integers(0, 6, 8)
+            observations, rewards, _, _, infos = ours.step(actions)
+            theirs = its.step(actions)
+            np.testing.assert_array_equal(rewards.astype(np.float32), theirs[1])
+            if "final_obs" not in infos:
+                np.testing.assert_array_equal(observations, theirs[0])
+                alive.add(int(infos["active"].sum()))
+    assert len(alive) > 2
 
 
 @pytest.mark.parametrize("workers", WORKERS)
