@@ -14,7 +14,7 @@ FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-python test-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
-  bench-cliffs bench-core docs docs-open docs-links sanitize models aarch64 wheel packages contract clean
+  bench-cliffs bench-core bench-actors bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels contract clean
 
 help:  ## what there is
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -80,6 +80,8 @@ bench: bench-vector bench-partial bench-samplers bench-actors bench-cliffs bench
 
 bench-vector: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/vector.py --out benchmarks/results
+	$(BIN)/python benchmarks/loss.py --out benchmarks/results
+	$(BIN)/python benchmarks/pictures.py
 
 bench-partial: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/partial.py --out benchmarks/results
@@ -99,6 +101,11 @@ bench-core: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(CMAKE) -S . -B build/bench -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_BENCHMARKS=ON
 	$(BIN)/cmake --build build/bench
 	$(BIN)/python benchmarks/core.py --native build/bench/benchmarks/native
+
+bench-smoke: $(VENV)/package.stamp $(VENV)/bench.stamp  ## short runs of some benchmarks, to see that they work
+	$(BIN)/python benchmarks/vector.py --no-peers --repetitions 1 --seconds 0.1 --out build/bench-smoke
+	$(BIN)/python benchmarks/partial.py --no-peers --repetitions 1 --seconds 0.1 --out build/bench-smoke
+	$(BIN)/python benchmarks/actors.py --quick --out build/bench-smoke
 
 sanitize: $(VENV)/native.stamp  ## the native tests under ThreadSanitizer, then Address- and UndefinedBehaviourSanitizer
 	$(CMAKE) -S . -B build/tsan $(NATIVE_OFF) -DPYSAMPLER_SANITIZE=thread -DCMAKE_BUILD_TYPE=RelWithDebInfo
@@ -128,18 +135,13 @@ aarch64: $(VENV)/native.stamp  ## the native tests built for aarch64, run under 
 
 wheel: dist/.stamp  ## sdist, and the wheel made from it, in dist/
 
-dist/.stamp: $(BIN)/python $(SOURCES) $(wildcard pysampler/*.py pysampler/*/*.py)
-	$(PIP) install build
+dist/.stamp: $(VENV)/wheels.stamp $(SOURCES) $(wildcard pysampler/*.py pysampler/*/*.py pysampler/*/*/*.py)
 	rm -rf dist
 	$(BIN)/python -m build
 	@touch $@
 
-# Away from the checkout, so that what is imported is what was installed.
-packages: wheel  ## the wheel, installed in an empty environment, passes the smoke test
-	$(PYTHON) -m venv --clear build/empty
-	build/empty/bin/python -m pip --disable-pip-version-check -q install dist/*.whl pytest pytest-timeout
-	install -D -t build/empty/tests tests/test_smoke.py && cp pyproject.toml build/empty
-	cd build/empty && bin/python -m pytest tests
+wheels: wheel  ## a manylinux wheel for each Python on PATH, each checked and installed in an empty environment
+	$(BIN)/python tests/wheels.py dist --out build/wheels
 
 contract: wheel  ## gymnasium's contract, with the oldest gymnasium we support and the one RLlib pins
 	for version in 1.1.0 1.2.2; do \

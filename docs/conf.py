@@ -37,6 +37,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 html_theme = "furo"
 html_title = f"pysampler {version}"
+html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["pysampler.css"]
 html_theme_options = {

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from pysampler._learning.batch import Batch
     from pysampler._learning.checkpoints import Checkpoints
     from pysampler._learning.replay import ReplayBuffer
+    from pysampler._policies.normalize import Normalizer
     from pysampler._rollouts.collected import Collected
     from pysampler._rollouts.evaluation import Evaluation, evaluate
     from pysampler._rollouts.gae import gae
@@ -83,6 +84,7 @@ __all__ = [
     "LayoutError",
     "LostError",
     "MultiTaskSampler",
+    "Normalizer",
     "Phase",
     "Phases",
     "PysamplerError",
@@ -123,6 +125,7 @@ _HOMES = {
     "Episode": "_rollouts.rollout",
     "Evaluation": "_rollouts.evaluation",
     "MultiTaskSampler": "_rollouts.multi_task",
+    "Normalizer": "_policies.normalize",
     "Phase": "_actors.phases",
     "Phases": "_actors.phases",
     "Ready": "_rollouts.multi_task",

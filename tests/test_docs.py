@@ -131,6 +131,44 @@ def test_what_a_page_names_is_there(page):
         assert f"def {name}(" in tests or f"TEST({name})" in tests, name
 
 
+@pytest.fixture
+def pictures(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("pictures")
+
+
+def test_the_readme_claims_what_the_newest_results_say(pictures):
+    assert pictures.readme_part() in (ROOT / "README.md").read_text(), (
+        "run python benchmarks/pictures.py"
+    )
+
+
+def test_the_readme_has_no_other_numbers(pictures):
+    """None with a thousands separator, a factor or a percentage."""
+    rest = (ROOT / "README.md").read_text().replace(pictures.readme_part(), "")
+    assert re.findall(r"\d,\d{3}|\d(?:\.\d)? ?(?:x|times)\b|\d ?%", rest) == []
+
+
+def test_the_readme_fits_its_room():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["speed", "round", "loss", "mechanism"])
+def test_a_picture_is_of_the_newest_results(name, theme, pictures):
+    drawn = pictures.DRAWN[name](theme)
+    assert (pictures.PICTURES / f"{name}-{theme}.svg").read_text() == drawn, (
+        "run python benchmarks/pictures.py"
+    )
+
+
+def test_the_pages_of_results_show_the_newest():
+    results = ROOT / "benchmarks" / "results"
+    for page in (ROOT / "docs" / "results").glob("*.md"):
+        shown = Path(re.findall(r"{include} (.*)", page.read_text())[0]).name
+        assert shown == max(path.name for path in results.glob(f"????-??-??-{page.name}"))
+
+
 def source_texts():
     """Return the texts in the source, one a line, with an ellipsis for each part that varies."""
     texts = []

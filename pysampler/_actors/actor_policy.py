@@ -99,11 +99,13 @@ class ActorPolicy(FreeRunningPolicy):
             packer.count(at)
             if at == end or (single_steps and now() - pushed_at > _MAX_DELAY):
                 first, self._packed = self._packed, at
+                self.hand_statistics_over()  # first: they are of all records that are taken
                 if not self._push(packer.pack(first, at), group):
                     return report
                 pushed_at = now()
             if at == end:
                 self._begin_first_frame(at, envs)
+        self.hand_statistics_over()
         if single_steps and self._at > self._packed:
             self._push(packer.pack(self._packed, self._at), group)
             self._begin_first_frame(self._at, envs)
@@ -130,6 +132,7 @@ class ActorPolicy(FreeRunningPolicy):
                 sleep_until(now() + _MAX_DELAY)  # the learner works on copies
             self._end_block(began, group)
         self._refresh_if_due(setup, group)
+        self.refresh_statistics()
         return not progress.stopped
 
     def _end_block(self, began: int, group: int) -> None:

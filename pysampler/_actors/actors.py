@@ -25,12 +25,13 @@ from pysampler._vector import arguments
 from pysampler.sync import SharedRing, now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
     from pysampler._actors.records import Records
     from pysampler._policies.calling import PolicyOutputs
+    from pysampler._policies.normalize import Normalizer
     from pysampler._policies.sampler import PreparedFrames
 
 __all__ = ["Actors"]
@@ -68,15 +69,22 @@ class Actors(FreeRunningSampler):
         settings: What the policy is called with by name, a number for each env: ``{"epsilon":
             [0.4, 0.1, 0.02]}``, or one for all; float64. ``actors.settings["epsilon"] = ...``
             changes it at once.
+        leave_out: The parts of observations that have no fixed shape (``Text``, ``Sequence``,
+            ``Graph``), by name: see :class:`pysampler.Rollouts`. Neither the policy nor the records
+            get them.
         refresh_share: The largest share of its time in which an actor loads weights: large weights
             then reach it less often than they are published. After it was blocked it always loads
             them.
+        normalize: A :class:`pysampler.Normalizer` of observations and rewards. Its statistics are
+            merged, and the workers begin to use them, whenever you ``publish``; once more when the
+            actors are closed. ``records.returns`` are sums of the envs' own rewards.
         seed: Seed of the first reset, and in workers of the policies' random numbers.
 
     Attributes:
         envs: The vector env.
         policy: The policy.
         settings: The settings.
+        normalizer: What was given as ``normalize``.
 
     >>> def policy(observations):
     ...     return (observations[:, 2] > 0).astype(int)
@@ -103,7 +111,9 @@ class Actors(FreeRunningSampler):
         low: int | None = None,
         max_lag: int | None = None,
         settings: Mapping[str, npt.ArrayLike] | None = None,
+        leave_out: Sequence[str] = (),
         refresh_share: float = 0.01,
+        normalize: Normalizer | None = None,
         seed: int | list[int | None] | None = None,
     ) -> None:
         self._steps = None if steps is None else whole_number("act", "steps", steps, 1)
@@ -122,7 +132,12 @@ class Actors(FreeRunningSampler):
             if high is None:
                 high = max((64 if steps is None else 4) * leasable.envs.num_envs, 16)
             self._set_watermarks(high, low)
-            super().__init__(leasable.envs, policy, settings, seed, owned=leasable.owned)
+            super().__init__(
+                *(leasable.envs, policy, settings, seed),
+                owned=leasable.owned,
+                normalize=normalize,
+                leave_out=leave_out,
+            )
 
     def _set_watermarks(self, high: int, low: int | None) -> None:
         self._high = whole_number("act", "high", high, 1)
@@ -159,6 +174,8 @@ class Actors(FreeRunningSampler):
         with self._enter("take records"):
             self.begin()
             records = self._reader.take(count, min_records, deadline, self._have_ended)
+            if records is None:
+                self._merge_statistics()
         self._reader.returning = None  # from here to the caller no signal handler runs
         return records
 
@@ -175,6 +192,8 @@ class Actors(FreeRunningSampler):
 
     def publish(self, weights: Any = None) -> int:
         """Give the actors new weights, which each loads as a whole before it begins a record.
+
+        Statistics of a normalizer are merged and published too, also if the policy has no weights.
 
         Args:
             weights: A module or another object with ``state_dict()``, or a dict of arrays; by
@@ -315,7 +334,7 @@ class Actors(FreeRunningSampler):
         return self.closed or self.stopped
 
     def _ring_bytes(self, outputs: PolicyOutputs) -> int:
-        self._layout = RecordLayout(self._core.spec, outputs, self._steps)
+        self._layout = RecordLayout(self._spec, outputs, self._steps)
         slots, producers, high, low = self._ring_shape
         return SharedRing.size_of(slots, self._layout.dtype, (), producers, high, low)
 

@@ -15,23 +15,27 @@ from pysampler._actors.free_running_policy import FreeRunningJob
 from pysampler._actors.settings import Settings, setting_array
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.copying import copied, pickled, send_policy
+from pysampler._policies.normalize import normalization_of
 from pysampler._policies.progress import WorkerProgress
-from pysampler._policies.sampler import Sampler
+from pysampler._policies.sampler import Sampler, visible_spec
 from pysampler._policies.seeds import entropy_from
+from pysampler._policies.shared_statistics import SharedStatistics
 from pysampler._policies.signatures import GENERATORS, STATE
 from pysampler._policies.weights import has_weights, portable, weights_of
 from pysampler._policies.worker_policy import PolicySetup
 from pysampler._vector.results import first
-from pysampler._vector.vector_env import core_of
 from pysampler._workers.jobs import Failure
 from pysampler._workers.processes import GRACE
 from pysampler.errors import BusyError, ClosedError, PysamplerError
 from pysampler.sync import Board, now
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from pysampler._policies.calling import PolicyOutputs
+    from pysampler._policies.normalize import Normalizer
     from pysampler._policies.sampler import PreparedFrames
     from pysampler._policies.worker_policy import TakePolicy
     from pysampler._vector.vector_env import VectorEnv
@@ -51,14 +55,18 @@ class FreeRunningSampler(Sampler):
         settings: What the policy is called with by name: a number, or one for each env.
         seed: Seed of the first reset and of the policy's random numbers.
         owned: Whether the vector env is closed with the sampler.
+        normalize: A normalizer.
+        leave_out: Names of the parts of observations that the policy does not see.
 
     Attributes:
         policy: The policy.
         settings: The settings, which may be changed while the workers act.
+        normalizer: The normalizer.
     """
 
     _note: ClassVar[type[TakePolicy]]  # sends the policy to the workers
     _frame_count = 2
+    _counts = True  # whether workers count what they normalise, as the normalizer says
 
     def __init__(
         self,
@@ -68,6 +76,8 @@ class FreeRunningSampler(Sampler):
         seed: int | list[int | None] | None,
         *,
         owned: bool,
+        normalize: Normalizer | None = None,
+        leave_out: Sequence[str],
     ) -> None:
         count = envs.num_envs
         if settings is None:
@@ -83,7 +93,12 @@ class FreeRunningSampler(Sampler):
             for name, value in settings.items()
         }
         self.settings = Settings(self._given_settings, count)
-        PolicyCaller(policy, core_of(envs).spec, self._given_settings)  # raises what is wrong
+        self.leave_out = leave_out
+        self._spec = visible_spec(self._purpose, envs, leave_out)
+        PolicyCaller(policy, self._spec, self._given_settings)  # raises what is wrong
+        self.normalizer = normalize
+        self._normalization = normalization_of(normalize, self._spec, self._purpose)
+        self._statistics: SharedStatistics | None = None
         self.policy = policy
         self._seed = seed
         self._has_begun = self._stop_requested = False
@@ -118,14 +133,28 @@ class FreeRunningSampler(Sampler):
         if self._core.at_work:  # an earlier beginning was interrupted
             self._drop()
         num_envs, groups = self.envs.num_envs, len(self._core.groups)
-        caller = PolicyCaller(copied(self.policy), self._core.spec, self._given_settings)
+        workers = np.array(self._core.pool.worker_of)
+        # The first group of each worker, which gets its job.
+        self._first_groups = [
+            int(np.argmax(workers == worker)) for worker in range(workers.max() + 1)
+        ]
+        normalization = self._normalization
+        if normalization is not None and not self._counts:
+            normalization = normalization.copy(update=False)
+        caller = PolicyCaller(copied(self.policy), self._spec, self._given_settings)
         weights = weights_of(self.policy) if has_weights(self.policy) else None
 
         def spare_bytes(outputs: PolicyOutputs) -> int:
             numbers = (len(self._given_settings) + 1) * (8 * num_envs + 256)
-            return self._shared_bytes(weights) + numbers + self._ring_bytes(outputs)
+            statistics = 0
+            if normalization is not None:
+                statistics = SharedStatistics.size_of(normalization, len(self._first_groups))
+            shared = self._shared_bytes(weights) + numbers + statistics
+            return shared + self._ring_bytes(outputs)
 
-        prepared = self._prepare_frames(caller, self._seed, self._frame_count, spare_bytes)
+        prepared = self._prepare_frames(
+            *(caller, self._seed, self._frame_count, spare_bytes), normalization=normalization
+        )
         segment = prepared.segment
         self._progress = WorkerProgress(groups, segment)
         self._lease.stop = functools.partial(_end, self._progress)
@@ -138,6 +167,12 @@ class FreeRunningSampler(Sampler):
             shared[name] = array
             places[name] = offset, value.dtype
         self.settings = Settings(shared, num_envs)
+        if self._normalization is not None:
+            first_envs = [self._core.groups[group].start for group in self._first_groups]
+            update = self._counts and self._normalization.update
+            self._statistics = SharedStatistics(
+                self._normalization, first_envs, segment, update=update
+            )
         if self._board is not None and weights is not None:
             self._board.publish(weights)
         setup = PolicySetup(
@@ -149,16 +184,12 @@ class FreeRunningSampler(Sampler):
             entropy=entropy_from(self._seed),
             policies_before=0,
             own_process=self._has_workers,
+            statistics=None if self._statistics is None else self._statistics.place(),
             settings=places,
         )
         send_policy(self._core.pool, self._note, setup)
         self._ring, self._job_setup = self._make_ring(prepared)
         self._core.pool.watch_also(self._ring.producer())
-        workers = np.array(self._core.pool.worker_of)
-        # The first group of each worker, which gets its job.
-        self._first_groups = [
-            int(np.argmax(workers == worker)) for worker in range(workers.max() + 1)
-        ]
         if self._stop_requested:
             self._progress.stop()
         if self._has_workers:
@@ -181,7 +212,7 @@ class FreeRunningSampler(Sampler):
     # -- while the workers act -------------------------------------------------------------------
 
     def publish(self, weights: Any = None) -> int:
-        """Give the workers new weights, which each loads as a whole.
+        """Give the workers new weights, which each loads as a whole, and merged statistics.
 
         Args:
             weights: A module or another object with ``state_dict()``, or a dict of arrays; by
@@ -194,21 +225,32 @@ class FreeRunningSampler(Sampler):
             TypeError: The policy has no weights, or ``weights`` are none.
         """
         self.begin()
-        if self._board is None:
+        if self._board is None and (self._statistics is None or weights is not None):
             lacks = "any in its state_dict()" if has_weights(self.policy) else _METHODS
             raise TypeError(
                 f"cannot publish weights: the policy is a {type(self.policy).__name__} without "
                 f"{lacks}"
             )
+        arrays = None if self._board is None else self._arrays_of(weights)
+        with self._publish_guard.entry("publish weights"):
+            if self._statistics is not None:  # first: whoever loads the weights finds them
+                self._statistics.merge()
+                self._statistics.publish()
+            return 0 if self._board is None or arrays is None else self._board.publish(arrays)
+
+    def _arrays_of(self, weights: Any) -> Mapping[str, Any]:
         chosen = self.policy if weights is None else weights
         if not (isinstance(chosen, Mapping) or hasattr(chosen, "state_dict")):
             raise TypeError(
                 f"cannot publish weights: {type(chosen).__name__}, expected a dict of arrays, or "
                 "what has a state_dict()"
             )
-        arrays = chosen if isinstance(chosen, Mapping) else weights_of(chosen)
-        with self._publish_guard.entry("publish weights"):
-            return self._board.publish(arrays)
+        return chosen if isinstance(chosen, Mapping) else weights_of(chosen)
+
+    def _merge_statistics(self) -> None:
+        """Merge what the workers have seen since the last ``publish``."""
+        if self._statistics is not None:
+            self._statistics.merge()
 
     @property
     def version(self) -> int:
@@ -279,6 +321,7 @@ class FreeRunningSampler(Sampler):
             self._request_stop()
         else:
             super().let_go()
+            self._merge_statistics()
 
     def _in_call(self) -> bool:
         """Whether this thread is inside a call that must end before the sampler does."""

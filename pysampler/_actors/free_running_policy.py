@@ -40,7 +40,7 @@ class FreeRunningPolicy(WorkerPolicy):
             failed = report.add_leftovers(1, host.left_over(index)) or failed
         envs = envs_of(host)
         self.carry(1, 0, envs)
-        self._policy.begin_episodes(0, envs)
+        self._policy.after_reset(0, envs)
         if failed:
             self._stop_if_requested(report)
         return not failed

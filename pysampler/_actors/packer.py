@@ -61,12 +61,14 @@ class Packer:
         before += policy.extras.items()
         after = _named("next_observations", tree, frames.observations)
         after += _named("actions", layout.spec.action_tree, policy.actions)
-        after += [(name, getattr(frames, name)) for name in ("rewards", "terminated", "truncated")]
+        after += [("rewards", policy.rewards)]
+        after += [(name, getattr(frames, name)) for name in ("terminated", "truncated")]
         # The fields of each step, and whether they lie in the frame before it (0) or after it (1).
         self._fields = [(name, leaf, 0) for name, leaf in before]
         self._fields += [(name, leaf, 1) for name, leaf in after]
         self._final = _named("next_observations", tree, frames.final_observations)
-        states = frames.extras[len(layout.outputs.extras) :]
+        outputs = layout.outputs
+        states = frames.extras[len(outputs.extras) : len(outputs.fields)]
         self._states = [(f"{STATE}{i}", leaf) for i, leaf in enumerate(states)]
 
     def begin_episodes(self) -> None:

@@ -35,11 +35,12 @@ from pysampler.errors import (
 from pysampler.sync import SharedRing, now, sleep_until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
     from pysampler._policies.calling import PolicyOutputs
+    from pysampler._policies.normalize import Normalizer
     from pysampler._policies.sampler import PreparedFrames
 
 __all__ = ["Watcher"]
@@ -72,10 +73,15 @@ class Watcher(FreeRunningSampler):
         folder: Where to write ``returns.csv``, a line for each episode, and videos.
         video_every: Film the first of each this many episodes. ``film()`` requests one more.
         settings: What the policy is called with by name (see :class:`pysampler.Actors`).
+        leave_out: The parts of observations that have no fixed shape, as of
+            :class:`pysampler.Rollouts`; those of the actors by default.
         repeat: Go on without new weights. Otherwise each episode waits for newer weights than those
             of the last, if the policy has weights at all.
         nice: The nice value of the worker, up to 19: how far it yields to other processes.
         fps: Frames a second of videos; by default what the env says.
+        normalize: Normalise observations by the statistics of this :class:`pysampler.Normalizer`
+            when you ``publish``; by default by those of the actors, if they have any. Returns are
+            sums of the env's own rewards.
         seed: Seed of the first reset.
 
     Attributes:
@@ -104,6 +110,7 @@ class Watcher(FreeRunningSampler):
     _name = "watch"
     _work_name = "a watcher"
     _note = TakeWatcherPolicy
+    _counts = False
 
     def __init__(
         self,
@@ -115,9 +122,11 @@ class Watcher(FreeRunningSampler):
         folder: str | os.PathLike[str] | None = None,
         video_every: int | None = None,
         settings: Mapping[str, npt.ArrayLike] | None = None,
+        leave_out: Sequence[str] = (),
         repeat: bool = False,
         nice: int = 10,
         fps: int | None = None,
+        normalize: Normalizer | None = None,
         seed: int | None = None,
     ) -> None:
         repeat = true_or_false("watch", "repeat", repeat)
@@ -139,7 +148,10 @@ class Watcher(FreeRunningSampler):
         self._failure: Exception | None = None
         self._followed: weakref.ref[Actors] | None = None
         actors = policy if isinstance(policy, Actors) else None
-        policy = policy if actors is None else actors.policy
+        if actors is not None:
+            policy = actors.policy
+            normalize = actors.normalizer if normalize is None else normalize
+            leave_out = leave_out or actors.leave_out
         options = {"num_workers": 1, "on_worker_loss": "restart", **vector_options(vector_kwargs)}
         kwargs: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
         with vector_env_of(env, 1, options, "watch", policy_in_workers=policy, **kwargs) as made:
@@ -153,7 +165,12 @@ class Watcher(FreeRunningSampler):
             if self._folder is not None:
                 self._folder.mkdir(parents=True, exist_ok=True)
             self._fps = fps or int(made.envs.metadata.get("render_fps") or 30)
-            super().__init__(made.envs, policy, settings, seed, owned=True)
+            super().__init__(
+                *(made.envs, policy, settings, seed),
+                owned=True,
+                normalize=normalize,
+                leave_out=leave_out,
+            )
             self.begin()
         self._version = self.version  # of the last weights that were published here
         if actors is not None:

@@ -106,6 +106,7 @@ class WatcherPolicy(FreeRunningPolicy):
                 board.wait(self._version, timeout=CHECK_SECONDS)
                 continue
             self.refresh()
+            self.refresh_statistics()
             episode = np.zeros(1, EPISODE)
             episode["at"], episode["version"] = state.at, self._version
             began = now()

@@ -10,7 +10,7 @@ A tree is ``("leaf", i)``, ``("unshaped", i)``, ``("dict", ((key, tree), ...))``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +46,22 @@ class Spec:
     action_tree: Tree
     actions: tuple[Field, ...]
     unshaped_actions: int
+
+    @property
+    def unshaped_parts(self) -> list[str]:
+        """The names of the unshaped parts of observations: keys and indices, joined by dots."""
+        return [".".join(path) for path in _unshaped_paths(self.observation_tree)]
+
+    @property
+    def shaped(self) -> Spec:
+        """The spec without the unshaped parts of observations.
+
+        The numbers of the other leaves are the same.
+        """
+        if not self.unshaped_observations:
+            return self
+        tree = _shaped(self.observation_tree) or ("tuple", ())
+        return replace(self, observation_tree=tree, unshaped_observations=0)
 
 
 def spec_of(observation: spaces.Space[Any], action: spaces.Space[Any]) -> Spec:
@@ -85,6 +101,30 @@ def _tree_of(space: spaces.Space[Any]) -> tuple[Tree, tuple[Field, ...], int]:
         return "unshaped", unshaped - 1
 
     return visit(space), tuple(fields), unshaped
+
+
+def _unshaped_paths(tree: Tree) -> list[tuple[str, ...]]:
+    kind, content = tree
+    if kind == "leaf":
+        return []
+    if kind == "unshaped":
+        return [()]
+    children = content if kind == "dict" else enumerate(content)
+    return [(str(key), *path) for key, child in children for path in _unshaped_paths(child)]
+
+
+def _shaped(tree: Tree) -> Tree | None:
+    """Return a tree without its unshaped leaves; None if nothing is left."""
+    kind, content = tree
+    if kind == "leaf":
+        return tree
+    if kind == "unshaped":
+        return None
+    if kind == "dict":
+        parts = [(key, part) for key, child in content if (part := _shaped(child)) is not None]
+    else:
+        parts = [part for child in content if (part := _shaped(child)) is not None]
+    return (kind, tuple(parts)) if parts else None
 
 
 @dataclass(frozen=True)

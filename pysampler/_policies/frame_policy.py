@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Frames
     from pysampler._policies.calling import Arrays, At, PolicyCaller, PolicyOutputs, Rows
+    from pysampler._policies.normalize import Normalization
     from pysampler._vector.transforms import Transforms
 
 __all__ = ["FramePolicy", "end_lost_episodes"]
@@ -27,7 +28,12 @@ class FramePolicy:
 
     For envs at frame f, observations, state and extras lie in f; actions and the new state in
     f + 1, where the step that the actions are for writes its results. Nothing is kept elsewhere.
+
+    Attributes:
+        normalization: What normalises the results of steps; None if nothing does.
     """
+
+    normalization: Normalization | None = None
 
     def __init__(
         self,
@@ -45,12 +51,14 @@ class FramePolicy:
         names = [name for name, _ in outputs.extras]
         self.extras = dict(zip(names, frames.extras[:count], strict=True))
         self._structure = outputs.state and outputs.state[0]
-        self._state = frames.extras[count:]
+        self._state = frames.extras[count : len(outputs.fields)]
+        self._hidden = frames.extras[len(outputs.fields) :]  # of the normalization
         # What goes on from a rollout's last frame to the first of the next.
         self.carried = [*frames.observations, *self._state, frames.options_versions]
+        self.carried += self._hidden
         self.observations = frames.observations
         self.final_observations = frames.final_observations
-        self.rewards = frames.rewards
+        self.rewards = self._hidden[0] if self._hidden else frames.rewards
         self._transforms = transforms
         if transforms is not None:
             fields, rows = transforms.spec.observations, frames.rewards.shape
@@ -97,6 +105,8 @@ class FramePolicy:
 
     def after_step(self, at: At, envs: Rows) -> None:
         """Take in the results of a step: transform them, and begin new episodes."""
+        if self.normalization is not None:
+            self.normalization.after_step(self._frames, self._hidden, at, envs)
         if self._transforms is not None:
             self._transform(self._transforms, int(at))
         if self._state:
@@ -104,6 +114,14 @@ class FramePolicy:
             ended = frames.terminated[at, envs] | frames.truncated[at, envs]
             if ended.any():
                 self.begin_episodes(at, np.arange(frames.envs)[envs][ended])
+
+    def after_reset(self, at: At, envs: Rows) -> None:
+        """Take in the observations of a reset: normalise them, and begin new episodes."""
+        if self.normalization is not None:
+            self.normalization.begin_episodes(self._frames, at, envs)
+        for leaf in self._hidden:
+            leaf[at, envs] = 0
+        self.begin_episodes(at, envs)
 
     def _transform(self, transforms: Transforms, at: int) -> None:
         """Write what a step of all envs returned as wrappers of the vector env transform it."""

@@ -36,10 +36,19 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._frames.frames import Frames
+    from pysampler._frames.spec import Spec
     from pysampler._policies.calling import Outputs, PolicyCaller, PolicyOutputs
+    from pysampler._policies.normalize import Normalization
     from pysampler.sync import Segment
 
-__all__ = ["Leasable", "PreparedFrames", "Sampler", "makes_envs", "vector_env_of"]
+__all__ = [
+    "Leasable",
+    "PreparedFrames",
+    "Sampler",
+    "makes_envs",
+    "vector_env_of",
+    "visible_spec",
+]
 
 
 @dataclass(frozen=True)
@@ -78,13 +87,6 @@ class Sampler(Uncopyable, Closing):
                 "expected a vector env without one"
             )
         core = core_of(envs)
-        spec = core.spec
-        if spec.unshaped_observations or spec.unshaped_actions:
-            raise ValueError(
-                f"cannot {self._purpose}: {envs.single_observation_space} and "
-                f"{envs.single_action_space} have parts without a fixed shape, which lie in no "
-                "array"
-            )
         self.envs = envs
         self._core = core
         self._guard = _core.Guard(
@@ -151,6 +153,7 @@ class Sampler(Uncopyable, Closing):
         *,
         infos: Literal["all", "none"] = "none",
         transforms: Transforms | None = None,
+        normalization: Normalization | None = None,
     ) -> PreparedFrames:
         """Reset the envs, call the policy for the first time, lay out frames for what it returns.
 
@@ -161,12 +164,15 @@ class Sampler(Uncopyable, Closing):
             spare_bytes: Returns how many bytes to add to the segment, for this policy.
             infos: Which infos the frames have columns for.
             transforms: Those of wrappers around the vector env.
+            normalization: What normalises the results of the envs.
         """
         envs, core, lease = self.envs, self._core, self._lease
         with self.calling_envs():
             envs.reset(seed=seed)
         results = core.results
         received = [leaf[results.frame].copy() for leaf in results.frames.observations]
+        if normalization is not None:
+            received = normalization.observations(received)
         versions = results.frames.options_versions[results.frame].copy()
         everyone = slice(0, envs.num_envs)
         observations = received
@@ -179,12 +185,15 @@ class Sampler(Uncopyable, Closing):
         outputs = caller.describe(*returned)
         spare = spare_bytes(outputs)
         lease.laid_out = True
-        layout = Layout(count, AutoresetMode.SAME_STEP, infos, outputs.fields, spare)
+        hidden = () if normalization is None else normalization.fields
+        fields = *outputs.fields, *hidden
+        layout = Layout(count, AutoresetMode.SAME_STEP, infos, fields, spare)
         frames, segment = core.lay_out(layout)
         for leaf, rows in zip(frames.observations, received, strict=True):
             leaf[0] = rows
         frames.options_versions[0] = versions
         policy = FramePolicy(caller, outputs, frames, transforms)
+        policy.normalization = normalization
         for leaf, rows in zip(policy.observations, observations, strict=True):
             leaf[0] = rows
         policy.begin_episodes(0, everyone, initial)
@@ -275,6 +284,41 @@ class Leasable:
             )
 
 
+def visible_spec(purpose: str, envs: VectorEnv, leave_out: Sequence[str]) -> Spec:
+    """Return the spaces of an env as a policy sees them.
+
+    Args:
+        purpose: What the sampler does, for errors: "sample rollouts".
+        envs: The vector env.
+        leave_out: The names of the parts of observations that the policy does not see: all that
+            have no fixed shape, and no others.
+    """
+    if isinstance(leave_out, str):
+        raise ValueError(
+            f"cannot {purpose}: leave_out {leave_out!r}, expected a list of names: [{leave_out!r}]"
+        )
+    spec = core_of(envs).spec
+    unshaped = spec.unshaped_parts
+    if spec.unshaped_actions or (unshaped and not spec.observations):
+        raise ValueError(
+            f"cannot {purpose}: {envs.single_observation_space} and {envs.single_action_space} "
+            "have parts without a fixed shape, which lie in no array"
+        )
+    for name in leave_out:
+        if name not in unshaped:
+            raise ValueError(
+                f"cannot {purpose}: leave_out has {name!r}, expected names of parts of the "
+                f"observations without a fixed shape, which are {unshaped}"
+            )
+    for name in unshaped:
+        if name not in leave_out:
+            raise ValueError(
+                f"cannot {purpose}: part {name!r} of the observations has no fixed shape; leave it "
+                f"out with leave_out={unshaped}"
+            )
+    return spec.shaped
+
+
 def makes_envs(envs: Any) -> bool:
     """Return whether ``envs`` makes any number of envs: an id, a spec or a function."""
     return not isinstance(envs, (GymVectorEnv, list, tuple))
@@ -314,7 +358,8 @@ def vector_env_of(
         transforms = Transforms(around, core_of(inner).spec) if around else None
         yield Leasable(inner, owned=False, transforms=transforms, given=envs)
         return
-    options = vector_options(vector_kwargs)
+    # Admits spaces that gymnasium does not know: a sampler leaves them out, or refuses them itself.
+    options = {"shared_memory": False, **vector_options(vector_kwargs)}
     clean = options.get("context") in (None, "nursery") and options.get("num_workers") != 0
     if needs_torch(policy_in_workers) and clean and options.get("preload") is None:
         nursery.preload(["torch"])  # once, and not in every worker

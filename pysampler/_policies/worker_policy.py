@@ -14,6 +14,7 @@ from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.frame_policy import FramePolicy, end_lost_episodes
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.seeds import seed_policy
+from pysampler._policies.shared_statistics import WorkerStatistics
 from pysampler._policies.weights import load_weights
 from pysampler._torch import is_module
 from pysampler._workers.jobs import Note, Repeated
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Frames
     from pysampler._policies.calling import PolicyOutputs
+    from pysampler._policies.normalize import Moments, Normalization
+    from pysampler._policies.shared_statistics import StatisticsPlace
     from pysampler._vector.host import EnvHost
     from pysampler.sync import Segment
 
@@ -50,6 +53,7 @@ class PolicySetup:
     entropy: int | list[int]  # of random numbers
     policies_before: int  # how many the worker has been sent
     own_process: bool  # whose global generators are not the user's
+    statistics: StatisticsPlace | None = None  # of a normalizer; rollouts send them with each job
     # By name, where in the segment the values for all envs lie, and their dtype.
     settings: dict[str, tuple[int, np.dtype[Any]]] = field(default_factory=dict)
     first_env: int = 0  # of the worker
@@ -63,6 +67,7 @@ class RolloutReport:
     leftovers: list[tuple[int, int, int, Any]] = field(default_factory=list)
     restored: bool = False  # the envs took the place of lost ones in one of the steps
     policy_ns: int = 0
+    seen: dict[str, Moments] | None = None  # of the normalization
 
     def add_leftovers(self, frame: int, leftovers: list[tuple[int, int, Any]]) -> bool:
         """Add infos and failures of a step; return whether an env raised."""
@@ -108,7 +113,7 @@ class WorkerPolicy:
             name: segment.array((frames.envs,), dtype, at)[1]
             for name, (at, dtype) in setup.settings.items()
         }
-        caller = PolicyCaller(policy, frames.spec, settings)
+        caller = PolicyCaller(policy, frames.spec.shaped, settings)
         entropy = setup.entropy
         if replacement_seeds:  # with the same numbers it might be lost at the same point again
             own = entropy if isinstance(entropy, list) else [entropy]
@@ -126,6 +131,10 @@ class WorkerPolicy:
         self._segment = segment
         self._progress = WorkerProgress(setup.groups, segment, setup.progress)
         self._board = None if setup.board is None else setup.board.attach(segment)
+        self._statistics: WorkerStatistics | None = None
+        if setup.statistics is not None:
+            self._statistics = WorkerStatistics(setup.statistics, segment, setup.first_env)
+            self._policy.normalization = self._statistics.normalization
         self._weights: Any = None
         self._version = 0
 
@@ -143,6 +152,16 @@ class WorkerPolicy:
         if first or not is_module(policy):  # a module works with these arrays
             load_weights(policy, self._weights)
 
+    def refresh_statistics(self) -> None:
+        """Take over the newest statistics of the normalizer."""
+        if self._statistics is not None:
+            self._statistics.refresh()
+
+    def hand_statistics_over(self) -> None:
+        """Hand over what the normalizer has seen."""
+        if self._statistics is not None:
+            self._statistics.hand_over()
+
     def roll_out(
         self,
         block: _core.EnvBlock,
@@ -154,6 +173,7 @@ class WorkerPolicy:
         *,
         last: int,
         replacements: bool,
+        normalization: Normalization | None,
     ) -> RolloutReport:
         """Act for the envs of a block for some steps, from a frame on.
 
@@ -161,6 +181,7 @@ class WorkerPolicy:
         envs, and go on from where those had come to.
         """
         self.refresh()
+        self._policy.normalization = normalization
         report = RolloutReport()
         progress = self._progress
         if progress.steps[group] < 0:  # or what lies in the last one may be of this rollout already
@@ -186,6 +207,8 @@ class WorkerPolicy:
             # Last: a replacement of this worker finds all up to here in the frames.
             self._policy.after_step(at, envs)
             progress.steps[group] = at - frame
+        if normalization is not None:
+            report.seen = normalization.seen
         return report
 
     def _act(self, at: int, envs: slice) -> int:
@@ -220,6 +243,7 @@ class RolloutJob(Repeated):
     steps: int
     group: int
     last: int  # the frame that the envs have come to before
+    normalization: Normalization | None
     doing = "acting and stepping"
     culprit = ("the policy", "acting")
     settles = "group"
@@ -238,6 +262,7 @@ class RolloutJob(Repeated):
             self.steps,
             last=self.last,
             replacements=block in host.replaced,
+            normalization=self.normalization,
         )
         if report.restored:  # or else in the next rollout: this one was complete
             host.replaced.discard(block)

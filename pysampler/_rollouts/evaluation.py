@@ -13,8 +13,11 @@ from pysampler._rollouts.rollouts import Rollouts
 from pysampler._torch import to_array
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
+    from pysampler._policies.normalize import Normalizer
     from pysampler._rollouts.options import PolicyIn
 
 __all__ = ["Evaluation", "evaluate"]
@@ -64,7 +67,9 @@ def evaluate(
     min_envs: int | None = None,
     timeout: float | None = None,
     threads: int | None = 1,
+    leave_out: Sequence[str] = (),
     max_steps: int = 100_000,
+    normalize: Normalizer | None = None,
     seed: int | None = None,
 ) -> Evaluation:
     """Run a policy for exactly ``episodes`` episodes.
@@ -84,7 +89,11 @@ def evaluate(
         min_envs: Act as soon as this many envs are ready, instead of all.
         timeout: Act after this many seconds for the envs that are ready.
         threads: Threads that torch may use while a policy in "main" acts on the CPU.
+        leave_out: The parts of observations that have no fixed shape, as of
+            :class:`pysampler.Rollouts`; those of open rollouts by default.
         max_steps: The number of steps within which each episode has to end.
+        normalize: Normalise observations by these statistics, which stay as they are; by default
+            those of open rollouts, if they have any. Returns are of the envs' own rewards.
         seed: Seed of the first reset and of the policy's random numbers.
 
     Returns:
@@ -107,6 +116,8 @@ def evaluate(
             raise ValueError("cannot evaluate: num_envs and vector_kwargs are for envs to make")
         paused.pause()
         envs = paused.given_envs
+        normalize = paused.normalizer if normalize is None else normalize
+        leave_out = leave_out or paused.leave_out
     elif num_envs is None and makes_envs(envs):
         num_envs = min(episodes, 8)
     try:
@@ -119,6 +130,8 @@ def evaluate(
             min_envs=min_envs,
             timeout=timeout,
             threads=threads,
+            normalize=normalize and normalize.frozen(),
+            leave_out=leave_out,
             seed=seed,
         ) as rollouts:
             if rollouts.transforms is not None:

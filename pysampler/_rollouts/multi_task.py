@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import gymnasium as gym
     import numpy.typing as npt
 
+    from pysampler._policies.normalize import Normalizer
     from pysampler._rollouts.rollout import Episode, Rollout
     from pysampler._vector.vector_env import VectorEnv
 
@@ -64,6 +65,9 @@ class MultiTaskSampler(Uncopyable, Closing):
         timeout: Act after this many seconds for the envs that are ready.
         seed: Seed of the tasks, of the first reset and of the policy's ``generators``.
         info_keys: Keys of infos to put into ``rollout.infos``: numbers, arrays, dicts of these.
+        normalize: A :class:`pysampler.Normalizer`, of all tasks together.
+        leave_out: The parts of observations that have no fixed shape, as of
+            :class:`pysampler.Rollouts`.
 
     Attributes:
         envs: The vector env.
@@ -93,6 +97,8 @@ class MultiTaskSampler(Uncopyable, Closing):
         timeout: float | None = None,
         seed: int | None = None,
         info_keys: Sequence[str] = (),
+        normalize: Normalizer | None = None,
+        leave_out: Sequence[str] = (),
     ) -> None:
         if seed is not None:
             seed = whole_number("sample tasks", "seed", seed, 0)
@@ -104,6 +110,8 @@ class MultiTaskSampler(Uncopyable, Closing):
             "min_envs": min_envs,
             "timeout": timeout,
             "info_keys": info_keys,
+            "normalize": normalize,
+            "leave_out": leave_out,
             "reset_each": True,
         }
         self._rollouts: TaskRollouts | None = None

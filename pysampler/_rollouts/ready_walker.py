@@ -121,7 +121,7 @@ class ReadyWalker(MainWalker):
             self._steps[group] += 1
             at, rows = int(self._frame_of[group]), self._rows[group]
             if self._steps[group] == 0:
-                self.policy.begin_episodes(at, rows)
+                self.policy.after_reset(at, rows)
             else:
                 self.policy.after_step(at, rows)
         return groups

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.copying import copied
-from pysampler._policies.sampler import Sampler, vector_env_of
+from pysampler._policies.normalize import normalization_of
+from pysampler._policies.sampler import Sampler, vector_env_of, visible_spec
 from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
 from pysampler._policies.weights import weights_of
 from pysampler._rollouts.builder import RolloutBuilder
@@ -31,8 +32,9 @@ from pysampler._vector.vector_env import core_of
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from pysampler._policies.normalize import Normalizer
     from pysampler._rollouts.options import PolicyIn
     from pysampler._rollouts.rollout import Rollout
     from pysampler._rollouts.walker import Walker
@@ -80,6 +82,11 @@ class Rollouts(Sampler):
             the next rollout, although the policy of this one chose its action.
         reset_each: Begin each rollout with a reset of all envs, which do not wait for one another.
         info_keys: Keys of infos to put into ``rollout.infos``: numbers, arrays, dicts of these.
+        normalize: A :class:`pysampler.Normalizer` of observations and rewards: the policy and the
+            rollouts see normalised ones, ``ended`` has sums of the envs' own rewards.
+        leave_out: The parts of observations that have no fixed shape (``Text``, ``Sequence``,
+            ``Graph``), by name: "mission", or "inner.mission" in a dict in a dict. Neither the
+            policy nor the rollouts get them; spaces with such parts are refused otherwise.
         threads: Threads that torch may use while a policy in "main" acts on the CPU. Idle threads
             busy-wait and slow the workers down, so that more than one pays for wide networks only.
             None leaves torch as it is, and so does ``overlap``.
@@ -89,6 +96,7 @@ class Rollouts(Sampler):
     Attributes:
         envs: The vector env.
         horizon: The number of steps in a rollout.
+        normalizer: What was given as ``normalize``.
 
     **What a policy is called with.** ``policy(observations)``, a batch with a row for each env that
     it acts for: all envs, or some of them. A ``torch.nn.Module`` is called with tensors on its
@@ -148,6 +156,8 @@ class Rollouts(Sampler):
         allow_partial: bool = False,
         reset_each: bool = False,
         info_keys: Iterable[str] = (),
+        normalize: Normalizer | None = None,
+        leave_out: Sequence[str] = (),
         threads: int | None = 1,
         seed: int | list[int | None] | None = None,
     ) -> None:
@@ -179,9 +189,19 @@ class Rollouts(Sampler):
             if options.as_ready or len(core.groups) > len(set(core.pool.worker_of)):
                 why = "the policy does not act for all envs together"
                 leasable.expect_no_wrappers(self._purpose, why)
+            if normalize is not None:
+                why = "`normalize` takes what the envs themselves return"
+                leasable.expect_no_wrappers(self._purpose, why)
+            self.normalizer = normalize
             self.given_envs = leasable.given
             self.transforms = leasable.transforms
-            self._spec = core.spec if leasable.transforms is None else leasable.transforms.spec
+            self.leave_out = leave_out
+            self._spec = visible_spec(self._purpose, leasable.envs, leave_out)
+            self._normalization = normalization_of(normalize, self._spec, self._purpose)
+            if leave_out:
+                leasable.expect_no_wrappers(self._purpose, "they would see what is left out")
+            if leasable.transforms is not None:
+                self._spec = leasable.transforms.spec
             self._caller = self._make_caller(policy)
             self._lease_envs(leasable.envs, owned=leasable.owned)
 
@@ -271,6 +291,7 @@ class Rollouts(Sampler):
             lambda _: self._shared_bytes(weights),
             infos="all" if self._options.info_keys else "none",
             transforms=self.transforms,
+            normalization=self._normalization,
         )
         if self._entropy is None:
             self._entropy = entropy_from(self._seed)

@@ -97,7 +97,7 @@ class TaskRollouts(Rollouts):
         at, envs = walker.rows_of(self._ready)
         frames = walker.frames
         observations = batch_from(
-            frames.spec.observation_tree,
+            self._spec.observation_tree,
             lambda leaf: frames.observations[leaf][at, envs].copy(),
         )
         return self._core.everyone[envs].copy(), observations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from pysampler import _core
@@ -16,6 +17,7 @@ from pysampler._workers.jobs import Failure
 from pysampler.sync import Board, now
 
 if TYPE_CHECKING:
+    from pysampler._policies.normalize import Moments, Normalization
     from pysampler._rollouts.walker import WalkerSetup
 
 __all__ = ["WorkerWalker"]
@@ -62,10 +64,18 @@ class WorkerWalker(Walker):
             self._send(current)
         self._progress.steps[:] = -1
         commands = [(group, base) for group in range(len(self._groups))]
-        jobs = {group: RolloutJob(self._horizon, group, self._last_frame) for group, _ in commands}
+        jobs = {
+            group: RolloutJob(self._horizon, group, self._last_frame, self._own_normalization())
+            for group, _ in commands
+        }
         self._last_frame = base + self._horizon
         with self._core.enter("rollouts"):
             self._pool.request(commands, jobs)
+
+    def _own_normalization(self) -> Normalization | None:
+        """Return what normalises for one group, beginning with the statistics of all."""
+        common = self.policy.normalization
+        return common and common.copy(update=common.update, keep_seen=True)
 
     def finish(self) -> None:
         """Wait until the workers have filled the frames."""
@@ -77,6 +87,7 @@ class WorkerWalker(Walker):
             raise closed_error()
         self.seconds["waiting"] += (now() - began) / 1e9
         failures: list[tuple[int, Failure]] = []
+        seen: list[tuple[int, dict[str, Moments]]] = []
         for group, report, _ in answers:
             if isinstance(report, Failure):
                 failures.append((group, report))
@@ -86,9 +97,14 @@ class WorkerWalker(Walker):
                     failures.append((group, content))
                 elif kind == _core.EnvBlock.INFO:
                     self.mailed_infos.append((at, env, content))
+            if report.seen is not None:
+                seen.append((group, report.seen))
             self.seconds["policy"] += report.policy_ns / 1e9 / max(1, self._num_workers)
         if failures:
             raise self._pool.error_of(*first(failures))
+        if (common := self.policy.normalization) is not None:
+            for _, of_group in sorted(seen, key=itemgetter(0)):  # another order may round otherwise
+                common.add(of_group)
 
     def stop(self) -> None:
         """Make the workers end the rollout where it is."""

@@ -1,15 +1,12 @@
 """The base class of samplers: one thread at a time, and the vector env that it uses."""
 
-import functools
 import gc
 import threading
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError
-from made_up import SpaceEnv
 from scripted import Scripted
 
 import pysampler
@@ -113,21 +110,6 @@ def test_a_sampler_that_is_dropped_asks_for_a_stop_and_leaves_the_vector_env(env
 def test_a_vector_env_is_closed_with_a_sampler_that_owns_it(envs, owned):
     Counting(envs, owned=owned).close()
     assert envs.closed == owned
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{"observation_space": spaces.Text(3)}, {"action_space": spaces.Sequence(spaces.Discrete(2))}],
-    ids=["observations", "actions"],
-)
-def test_spaces_without_a_fixed_shape_are_refused(given):
-    given = {"observation_space": spaces.Discrete(2), **given}
-    env_fn = functools.partial(SpaceEnv, **given)
-    with (
-        pysampler.VectorEnv([env_fn], num_workers=0) as envs,
-        pytest.raises(ValueError, match="^cannot count: .* parts without a fixed shape"),
-    ):
-        Counting(envs)
 
 
 def test_wrappers_are_refused_with_what_they_would_break(envs):

@@ -1,0 +1,373 @@
+"""Running means and variances of observations and returns, and what is normalised by them.
+
+Observations are normalised where they lie in the frames, as soon as a step has ended: policies,
+rollouts and records then have them. Rewards stay, since returns are sums of them; the normalised
+ones lie in a hidden field of the frames, the discounted returns so far in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from pysampler._frames.frames import LOST
+from pysampler._frames.spec import Field, leaf_paths
+from pysampler._numbers import is_real, true_or_false
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from pysampler._frames.frames import Frames
+    from pysampler._frames.spec import Spec
+    from pysampler._policies.calling import At, Rows
+
+    Array = npt.NDArray[Any]
+
+__all__ = [
+    "Moments",
+    "Normalization",
+    "Normalizer",
+    "arrays_of_moments",
+    "moments_of_arrays",
+    "normalization_of",
+]
+
+_OBSERVATIONS, _RETURNS = "observations", "returns"
+# Until there is data: as one ten-thousandth of a row, of mean 0 and variance 1.
+_PRIOR = 1e-4
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The mean and variance of rows, element by element, and how many rows there were."""
+
+    mean: Array
+    variance: Array
+    count: float
+
+    @classmethod
+    def initial(cls, shape: tuple[int, ...], count: float = _PRIOR) -> Moments:
+        """Return mean 0 and variance 1, which weigh as much as ``count`` rows."""
+        return cls(np.zeros(shape), np.ones(shape), count)
+
+    @classmethod
+    def of(cls, rows: Array) -> Moments:
+        """Return the moments of an array of rows."""
+        if len(rows) == 0:
+            return cls.initial(rows.shape[1:], 0.0)
+        rows = rows.astype(np.float64, copy=False)
+        return cls(rows.mean(axis=0), rows.var(axis=0), float(len(rows)))
+
+    def merged(self, other: Moments) -> Moments:
+        """Return the moments of the rows of both (Chan, Golub and LeVeque)."""
+        if other.count == 0 or self.count == 0:
+            return self if other.count == 0 else other
+        count = self.count + other.count
+        delta = other.mean - self.mean
+        squares = self.variance * self.count + other.variance * other.count
+        squares = squares + np.square(delta) * self.count * other.count / count
+        return Moments(self.mean + delta * other.count / count, squares / count, count)
+
+
+class Normalization:
+    """Normalises, and counts what it normalises.
+
+    Args:
+        gamma: The discount factor of returns.
+        epsilon: What is added to variances.
+        update: Whether to count.
+
+    Attributes:
+        names: By leaf of the observations, the name of its moments; others are left alone.
+        moments: By name, those that are normalised with. Each is replaced as a whole.
+        seen: By name, those of what was counted here; None if that is not kept.
+    """
+
+    def __init__(self, gamma: float, epsilon: float, *, update: bool) -> None:
+        self.gamma = gamma
+        self.epsilon = epsilon
+        self.update = update
+        self.names: dict[int, str] = {}
+        self.moments: dict[str, Moments] = {}
+        self.seen: dict[str, Moments] | None = None
+
+    def copy(self, *, update: bool, keep_seen: bool = False) -> Normalization:
+        """Return one that begins with the same moments, and counts for itself."""
+        own = Normalization(self.gamma, self.epsilon, update=update)
+        own.names, own.moments = self.names, dict(self.moments)
+        own.seen = self.nothing_seen() if keep_seen else None
+        return own
+
+    def nothing_seen(self) -> dict[str, Moments]:
+        """Return moments of no rows."""
+        return {name: Moments.initial(one.mean.shape, 0.0) for name, one in self.moments.items()}
+
+    def add(self, seen: Mapping[str, Moments]) -> None:
+        """Count what was seen elsewhere."""
+        for name, new in seen.items():
+            _merge(self.moments, name, new)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The hidden fields of the frames: normalised rewards, and discounted returns so far."""
+        return (Field((), np.dtype(np.float64)),) * 2 if _RETURNS in self.moments else ()
+
+    def observations(self, leaves: Sequence[Array], *, final: bool = False) -> list[Array]:
+        """Return the leaves of a batch of observations normalised, after counting them.
+
+        The ``final`` ones of episodes are not counted.
+        """
+        normalised = list(leaves)
+        for leaf, name in self.names.items():
+            rows = leaves[leaf]
+            if not final:
+                self._count(name, rows)
+            normalised[leaf] = self.normalised(name, rows)
+        return normalised
+
+    def normalised(self, name: str, rows: Array) -> Array:
+        """Return rows normalised by the moments of this name, in their own dtype."""
+        moments = self.moments[name]
+        scale = np.sqrt(moments.variance + self.epsilon)
+        return ((rows - moments.mean) / scale).astype(rows.dtype)
+
+    def rewards(self, rewards: Array, returns: Array, counted: Array) -> Array:
+        """Return normalised rewards, after counting the discounted ``returns`` of some rows."""
+        self._count(_RETURNS, returns[counted])
+        scale = np.sqrt(self.moments[_RETURNS].variance + self.epsilon)
+        return rewards / scale
+
+    def _count(self, name: str, rows: Array) -> None:
+        if not self.update or len(rows) == 0:
+            return
+        new = Moments.of(rows)
+        _merge(self.moments, name, new)
+        if self.seen is not None:
+            _merge(self.seen, name, new)
+
+    def begin_episodes(self, frames: Frames, at: At, envs: Rows) -> None:
+        """Normalise the observations of a reset, where they lie in a frame."""
+        rows = [leaf[at, envs] for leaf in frames.observations]
+        for leaf, new in zip(frames.observations, self.observations(rows), strict=True):
+            leaf[at, envs] = new
+
+    def after_step(self, frames: Frames, hidden: Sequence[Array], at: At, envs: Rows) -> None:
+        """Normalise the results of a step, where they lie in a frame."""
+        self.begin_episodes(frames, at, envs)
+        has_final = frames.has_final[at, envs]
+        # Of a lost env it is an observation of the frame before, which is normalised already.
+        ended = np.arange(frames.envs)[envs][(has_final != 0) & (has_final != LOST)]
+        if len(ended) > 0:
+            rows = [leaf[at, ended] for leaf in frames.final_observations]
+            new_rows = self.observations(rows, final=True)
+            for leaf, new in zip(frames.final_observations, new_rows, strict=True):
+                leaf[at, ended] = new
+        if hidden:
+            normalised, returns = hidden
+            rewards, lost = frames.rewards[at, envs], has_final == LOST
+            terminated = frames.terminated[at, envs]
+            # As in gymnasium, the return of an episode that terminates is its last reward.
+            so_far = returns[at - 1, envs] * self.gamma * (1 - terminated) + rewards
+            normalised[at, envs] = self.rewards(rewards, so_far, ~lost)
+            so_far[terminated | frames.truncated[at, envs]] = 0
+            returns[at, envs] = so_far
+
+
+def _merge(moments: dict[str, Moments], name: str, new: Moments) -> None:
+    moments[name] = moments[name].merged(new)
+
+
+class Normalizer:
+    """Normalises observations and rewards, by means and variances of what envs have returned.
+
+    Give it to :class:`pysampler.Rollouts` or :class:`pysampler.Actors` as ``normalize``. The policy
+    is called with normalised observations, and rollouts and records have these and normalised
+    rewards; ``ended.returns`` and ``records.returns`` stay sums of the envs' own rewards.
+
+    In one process the numbers are those of ``gymnasium.wrappers.vector.NormalizeObservation`` and
+    ``NormalizeReward``: observations are counted, then normalised to mean 0 and variance 1; rewards
+    are divided by the standard deviation of discounted returns. Statistics are float64 here. Every
+    observation that a policy can act on is counted once. The last observation of an episode that
+    ended is normalised and not counted. Resets do not clear the statistics.
+
+    Where policies act in workers, each normalises with the statistics that all have in common and
+    with what its own envs have returned since. The statistics are merged, exactly, after each
+    rollout, or whenever actors ``publish``. What a lost worker had not handed over by then is not
+    counted; its replacement begins with the common statistics.
+
+    Args:
+        observations: Whether to normalise observations: floating-point arrays, each element by
+            itself, also in dicts and tuples. Integers, as images, are left alone. Arrays keep
+            their dtype.
+        rewards: Whether to normalise rewards.
+        gamma: The discount factor of the returns.
+        epsilon: What is added to variances.
+        update: Whether to count what is normalised. It may be set later, and holds from the next
+            rollout on; of actors, what it is when they begin.
+
+    >>> def policy(observations):
+    ...     return (observations[:, 2] > 0).astype(int)
+    >>> normalizer = Normalizer(gamma=0.99)
+    >>> with pysampler.Rollouts(
+    ...     "CartPole-v1", policy, 64, num_envs=4, seed=1, normalize=normalizer
+    ... ) as rollouts:
+    ...     rollout = next(rollouts)
+    >>> bool(abs(rollout.observations).max() > 1), normalizer.count
+    (True, 260)
+    >>> normalizer.normalized(np.zeros((2, 4), np.float32)).shape
+    (2, 4)
+    """
+
+    def __init__(
+        self,
+        *,
+        observations: bool = True,
+        rewards: bool = True,
+        gamma: float = 0.99,
+        epsilon: float = 1e-8,
+        update: bool = True,
+    ) -> None:
+        self._observations = true_or_false("normalize", "observations", observations)
+        self._rewards = true_or_false("normalize", "rewards", rewards)
+        if not is_real(gamma, 0) or gamma > 1:
+            raise ValueError(f"cannot normalize: gamma {gamma!r}, expected 0 to 1")
+        if not is_real(epsilon, 0) or epsilon == 0:
+            raise ValueError(f"cannot normalize: epsilon {epsilon!r}, expected more than 0")
+        self._state = Normalization(
+            float(gamma), float(epsilon), update=true_or_false("normalize", "update", update)
+        )
+
+    @property
+    def update(self) -> bool:
+        """Whether what is normalised is counted."""
+        return self._state.update
+
+    @update.setter
+    def update(self, update: bool) -> None:
+        self._state.update = true_or_false("normalize", "update", update)
+
+    @property
+    def count(self) -> int:
+        """The number of observations that were counted; of rewards, if it has no observations."""
+        moments = self._state.moments
+        name = next((name for name in moments if name != _RETURNS), _RETURNS)
+        return int(moments[name].count) if moments else 0
+
+    def normalized(self, observations: Any) -> Any:
+        """Return a batch of observations normalised, and not counted: for use without envs."""
+        return self._normalized(observations, _OBSERVATIONS)
+
+    def _normalized(self, batch: Any, name: str) -> Any:
+        if isinstance(batch, Mapping):
+            return {key: self._normalized(batch[key], f"{name}[{key!r}]") for key in batch}
+        if isinstance(batch, tuple):
+            return tuple(self._normalized(one, f"{name}[{i}]") for i, one in enumerate(batch))
+        array = np.asarray(batch)
+        known = name in self._state.moments
+        return self._state.normalised(name, array) if known else array
+
+    def frozen(self) -> Self:
+        """Return a normalizer with these statistics, which stay as they are: for evaluation."""
+        own = type(self)(observations=self._observations, rewards=self._rewards)
+        own._state = self._state.copy(update=False)
+        return own
+
+    def state_dict(self) -> dict[str, Array]:
+        """Return the statistics, as arrays by name."""
+        return arrays_of_moments(self._state.moments)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with statistics that ``state_dict`` returned; ValueError if they are none.
+
+        Not while actors act: what they publish goes on from where they began.
+        """
+        moments = moments_of_arrays(state)
+        if empty := [name for name, one in moments.items() if not one.count > 0]:
+            raise ValueError(f"cannot load statistics: {empty[0]} are those of no rows")
+        current = self._state.moments
+        shapes, expected = ({n: m.mean.shape for n, m in one.items()} for one in (moments, current))
+        if current and shapes != expected:
+            raise ValueError(f"cannot load statistics: of {shapes}, expected {expected}")
+        self._state.moments = moments
+
+    def __repr__(self) -> str:
+        return f"<pysampler.Normalizer, {self.count} counted>"
+
+
+def arrays_of_moments(moments: Mapping[str, Moments]) -> dict[str, Array]:
+    """Return moments as arrays by name."""
+    return {
+        f"{name}.{part}": np.array(getattr(one, part), np.float64)
+        for name, one in moments.items()
+        for part in ("mean", "variance", "count")
+    }
+
+
+def moments_of_arrays(arrays: Mapping[str, Any]) -> dict[str, Moments]:
+    """Return moments from arrays by name, or raise ValueError."""
+    names = list(dict.fromkeys(name.rpartition(".")[0] for name in arrays))
+    expected = [f"{name}.{part}" for name in names for part in ("mean", "variance", "count")]
+    if sorted(arrays) != sorted(expected):
+        raise ValueError(f"cannot load statistics: {sorted(arrays)}, expected {sorted(expected)}")
+    moments = {}
+    for name in names:
+        mean, variance, count = (
+            np.array(arrays[f"{name}.{part}"], np.float64) for part in ("mean", "variance", "count")
+        )
+        if mean.shape != variance.shape or count.shape != ():
+            raise ValueError(
+                f"cannot load statistics: {name} has a mean of shape {mean.shape}, a variance of "
+                f"{variance.shape} and a count of {count.shape}"
+            )
+        moments[name] = Moments(mean, variance, float(count))
+    return moments
+
+
+def normalization_of(normalizer: Any, spec: Spec, purpose: str) -> Normalization | None:
+    """Return what a normalizer does to envs of these spaces, or raise what is wrong.
+
+    Args:
+        normalizer: What a user gave a sampler as ``normalize``.
+        spec: The spaces of the envs.
+        purpose: What the sampler does, for errors.
+    """
+    if normalizer is None:
+        return None
+    if not isinstance(normalizer, Normalizer):
+        raise TypeError(
+            f"cannot {purpose}: normalize is a {type(normalizer).__name__}, expected a "
+            "pysampler.Normalizer"
+        )
+    return _bound(normalizer, spec, purpose)
+
+
+def _bound(normalizer: Normalizer, spec: Spec, purpose: str) -> Normalization:
+    paths = leaf_paths(spec.observation_tree)
+    names = {
+        i: _OBSERVATIONS + path
+        for i, (path, field) in enumerate(zip(paths, spec.observations, strict=True))
+        if normalizer._observations and field.dtype.kind == "f"
+    }
+    shapes: dict[str, tuple[int, ...]] = {n: spec.observations[i].shape for i, n in names.items()}
+    if normalizer._rewards:
+        shapes[_RETURNS] = ()
+    if not shapes:
+        raise ValueError(
+            f"cannot {purpose}: there is nothing to normalize, expected observations with "
+            "floating-point parts, or rewards=True"
+        )
+    state = normalizer._state
+    known = {name: moments.mean.shape for name, moments in state.moments.items()}
+    if known and known != shapes:
+        raise ValueError(
+            f"cannot {purpose}: the normalizer has statistics of {known}, expected {shapes}"
+        )
+    state.names = names
+    if not known:
+        state.moments = {name: Moments.initial(shape) for name, shape in shapes.items()}
+    return state

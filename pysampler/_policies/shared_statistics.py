@@ -1,0 +1,128 @@
+"""Statistics of a normalizer that workers share while they act without further commands.
+
+Each worker has a board, where it publishes the moments of all that it has seen. The parent merges
+these, and publishes the result on a board that all workers read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pysampler._policies.normalize import arrays_of_moments, moments_of_arrays
+from pysampler.sync import Board
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pysampler._policies.normalize import Normalization
+    from pysampler.sync import Segment
+
+__all__ = ["SharedStatistics", "StatisticsPlace", "WorkerStatistics"]
+
+_BOARD_OVERHEAD = 1024  # bytes that a board takes beside its arrays, with what aligns it
+
+
+class SharedStatistics:
+    """The parent's side.
+
+    Args:
+        normalization: What the parent normalises with, whose moments are those of all workers.
+        update: Whether workers count what they normalise.
+        first_envs: The first env of each worker.
+        segment: Where the boards lie.
+    """
+
+    def __init__(
+        self,
+        normalization: Normalization,
+        first_envs: Iterable[int],
+        segment: Segment,
+        *,
+        update: bool,
+    ) -> None:
+        like = arrays_of_moments(normalization.moments)
+        self._normalization = normalization
+        self._update = update
+        self._before = dict(normalization.moments)  # the workers began
+        self._common = Board(like, segment)
+        self._common.publish(like)
+        self._of_workers = {env: Board(like, segment) for env in first_envs}
+
+    @staticmethod
+    def size_of(normalization: Normalization, workers: int) -> int:
+        """Return how many bytes of a segment the boards take."""
+        like = arrays_of_moments(normalization.moments).values()
+        return (sum(array.nbytes + 8 for array in like) * 3 + _BOARD_OVERHEAD) * (workers + 1)
+
+    def place(self) -> StatisticsPlace:
+        """Return what a worker needs."""
+        own = self._normalization.copy(update=self._update, keep_seen=True)
+        places = {env: board.place() for env, board in self._of_workers.items()}
+        return StatisticsPlace(own, self._common.place(), places)
+
+    def merge(self) -> None:
+        """Merge what all workers have handed over."""
+        if not self._update:
+            return
+        merged = dict(self._before)
+        for board in self._of_workers.values():
+            version, arrays = board.read()
+            if version > 0:
+                for name, seen in moments_of_arrays(arrays).items():
+                    merged[name] = merged[name].merged(seen)
+        self._normalization.moments = merged
+
+    def publish(self) -> None:
+        """Give the workers the statistics as they are now."""
+        self._common.publish(arrays_of_moments(self._normalization.moments))
+
+
+@dataclass(frozen=True)
+class StatisticsPlace:
+    """Where a worker finds the statistics.
+
+    Attributes:
+        normalization: What it begins with.
+        common: The place of the board that it reads.
+        of_workers: By first env of a worker, the place of the board that this worker writes.
+    """
+
+    normalization: Normalization
+    common: Any
+    of_workers: dict[int, Any]
+
+
+class WorkerStatistics:
+    """A worker's side; a replacement goes on with what the lost worker had handed over.
+
+    Args:
+        place: Where the statistics are.
+        segment: The memory.
+        first_env: The first env of the worker.
+
+    Attributes:
+        normalization: What the worker normalises with.
+    """
+
+    def __init__(self, place: StatisticsPlace, segment: Segment, first_env: int) -> None:
+        self.normalization = place.normalization
+        self._common = place.common.attach(segment)
+        self._own = place.of_workers[first_env].attach(segment)
+        self._version = 0
+        version, arrays = self._own.read()
+        if version > 0:
+            self.normalization.seen = moments_of_arrays(arrays)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over the newest statistics of all workers."""
+        if self._common.version != self._version:
+            self._version, arrays = self._common.read()
+            self.normalization.moments = moments_of_arrays(arrays)
+
+    def hand_over(self) -> None:
+        """Publish what was seen."""
+        assert self.normalization.seen is not None
+        if self.normalization.update:
+            self._own.publish(arrays_of_moments(self.normalization.seen))

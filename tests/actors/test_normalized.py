@@ -1,0 +1,259 @@
+"""Actors with a normalizer: what their records have, and what the statistics are."""
+
+import functools
+import os
+import signal
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.utils import RunningMeanStd
+from gymnasium.wrappers.vector import NormalizeObservation, NormalizeReward
+from scripted import Scripted
+
+import pysampler
+
+GAMMA = 0.9
+SCRIPT = "....t..cb"
+make = functools.partial(Scripted, SCRIPT)
+
+
+def still(observations):
+    return np.zeros((len(observations), 2), np.float32)
+
+
+def all_of(actors, count):
+    """Take at least ``count`` records, stop, and return all as one array."""
+    rows = [actors.take(count, min_records=count).rows.copy()]
+    actors.stop()
+    rows += [records.rows.copy() for records in actors.batches(64)]
+    return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("steps", [None, 6])
+def test_in_one_process_records_have_the_numbers_of_the_wrappers(steps):
+    normalizer = pysampler.Normalizer(gamma=GAMMA)
+    with pysampler.VectorEnv([make] * 4, num_workers=0) as envs:
+        actors = pysampler.Actors(envs, still, steps=steps, seed=3, normalize=normalizer)
+        records = actors.take(48 // (steps or 1), min_records=48 // (steps or 1)).copy()
+        actors.close()
+    names = ("observations", "next_observations", "rewards", "returns", "terminated", "truncated")
+    of_env = [records[records.env == env] for env in range(4)]
+    got = {name: np.stack([one.by_step(name) for one in of_env], axis=1) for name in names}
+    assert got["rewards"].shape == (12, 4)
+    sync = SyncVectorEnv([make] * 4, autoreset_mode=AutoresetMode.SAME_STEP)
+    rewarded = NormalizeReward(sync, gamma=GAMMA)
+    observed = NormalizeObservation(SyncVectorEnv([make] * 4))
+    observed.obs_rms = RunningMeanStd(shape=(4,))  # it keeps float32 otherwise
+    raw, _ = rewarded.reset(seed=3)
+    rewarded.accumulated_reward = np.zeros(4)  # likewise
+    returns = np.zeros(4)
+    for t in range(12):
+        np.testing.assert_array_equal(
+            got["observations"][t].astype(np.float32), observed.observations(raw)
+        )
+        raw, rewards, terminated, truncated, infos = rewarded.step(still(raw))
+        np.testing.assert_array_equal(got["rewards"][t], rewards)
+        np.testing.assert_array_equal(got["terminated"][t], terminated)
+        after = np.array(raw)
+        for env in np.flatnonzero(terminated | truncated):
+            after[env] = infos["final_obs"][env]
+        observed_now = observed.obs_rms  # counted: the reset's, normalised: the last one
+        counted = RunningMeanStd(shape=(4,))
+        counted.mean, counted.var = observed_now.mean, observed_now.var
+        counted.count = observed_now.count
+        counted.update(np.asarray(raw))
+        expected = (after - counted.mean) / np.sqrt(counted.var + 1e-8)
+        np.testing.assert_array_equal(got["next_observations"][t], expected)
+        returns += t + 1.0  # the envs' own
+        np.testing.assert_array_equal(got["returns"][t], returns)
+        returns[terminated | truncated] = 0
+    rewarded.close()
+    observed.close()
+
+
+def steps_and_returns(count):
+    """What the third number of observations is, and the discounted returns, in ``count`` steps."""
+    steps, returns, so_far = [0], [], 0.0
+    for life in range(count):
+        end = SCRIPT[life % len(SCRIPT)]
+        so_far = so_far * GAMMA * (end not in "tb") + life + 1
+        returns.append(so_far)
+        so_far *= end == "."
+        steps.append((steps[-1] + 1) * (end == "."))
+    return steps, returns
+
+
+def total(values):
+    """The mean and variance of values and of what counts as 1e-4 of one of 0 +- 1."""
+    values, count = np.array(values, np.float64), len(values) + 1e-4
+    mean = values.sum() / count
+    return mean, (((values - mean) ** 2).sum() + 1e-4 * (1 + mean**2)) / count
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("steps", [None, 5])
+def test_the_statistics_are_those_of_all_that_the_envs_returned(num_workers, steps):
+    normalizer = pysampler.Normalizer(gamma=GAMMA)
+    with pysampler.VectorEnv([make] * 5, num_workers=num_workers) as envs:
+        with pysampler.Actors(envs, still, steps=steps, seed=3, normalize=normalizer) as actors:
+            taken = len(actors.take(20, min_records=20))
+            assert actors.publish() == 0  # the policy has no weights
+            before = normalizer.count
+            assert before >= 5 + taken * (steps or 1)
+            rows = all_of(actors, 80)
+            assert normalizer.count >= 5 + (taken + len(rows)) * (steps or 1) > before
+        made = [steps_and_returns(int(count)) for count in envs.stats().steps.count]
+    state = normalizer.state_dict()
+    seen, returns = (np.concatenate([one[part] for one in made]) for part in (0, 1))
+    for name, values, at in (("observations", seen, 2), ("returns", returns, ())):
+        assert state[f"{name}.count"] == pytest.approx(len(values) + 1e-4, abs=1e-6)
+        mean, variance = total(values)
+        np.testing.assert_allclose(state[f"{name}.mean"][at], mean, rtol=1e-10)
+        np.testing.assert_allclose(state[f"{name}.variance"][at], variance, rtol=1e-10)
+
+
+@pytest.mark.parametrize("steps", [None, 4])
+def test_states_of_policies_are_as_without(steps):
+    def policy(observations, state):
+        state = np.zeros(len(observations), np.int64) if state is None else state
+        return still(observations), {"state": state + 1}
+
+    states = []
+    for normalizer in (None, pysampler.Normalizer()):
+        with pysampler.Actors([make] * 2, policy, steps=steps, normalize=normalizer) as actors:
+            records = actors.take(12, min_records=12)
+            states.append(records.state[records.env == 0][:3].copy())
+    np.testing.assert_array_equal(*states)
+    assert states[0].max() > 1
+
+
+class Constant(gym.Env):
+    """Observes a constant."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = spaces.Box(-1, 1, (1,), np.float64)
+
+    def __init__(self, value, die_at=None, mark=None):
+        self.value, self.die_at, self.mark, self.life = value, die_at, mark, 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.array([self.value]), {}
+
+    def step(self, action):
+        self.life += 1
+        if self.life == self.die_at and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.array([self.value]), 1.0, False, False, {}
+
+
+def idle(observations):
+    return np.zeros((len(observations), 1))
+
+
+def test_after_publish_workers_normalise_with_the_statistics_of_all():
+    normalizer = pysampler.Normalizer(rewards=False)
+    fns = [functools.partial(Constant, value) for value in (1.0, 3.0)]
+    with (
+        pysampler.VectorEnv(fns, num_workers=2) as envs,
+        pysampler.Actors(envs, idle, high=64, normalize=normalizer) as actors,
+    ):
+        made = np.zeros(2, int)
+        last = np.zeros(2)
+        # Each has seen its own number so often that little is left of the other's.
+        while made.min() < 200 or abs(last).max() > 0.2:
+            records = actors.take(64)
+            for env, value in zip(records.env, records.next_observations[:, 0], strict=True):
+                made[env] += 1
+                last[env] = value
+        actors.publish()
+        assert normalizer.count >= made.sum()
+        lowest = highest = 0.0
+        while lowest > -0.3 or highest < 0.3:
+            records = actors.take(64)
+            values = records.next_observations[:, 0]
+            lowest = min(lowest, values[records.env == 0].min(initial=0))
+            highest = max(highest, values[records.env == 1].max(initial=0))
+
+
+def test_a_replaced_worker_goes_on_with_what_the_lost_one_handed_over(tmp_path):
+    normalizer = pysampler.Normalizer()
+    fns = [functools.partial(Constant, 5.0, 100, tmp_path / "died"), lambda: Constant(7.0)]
+    with pysampler.VectorEnv(fns, num_workers=2, on_worker_loss="restart") as envs:
+        with pysampler.Actors(envs, idle, high=32, normalize=normalizer) as actors:
+            counts = np.zeros(2, int)
+            while counts.min() < 300:
+                counts += np.bincount(actors.take(32).env, minlength=2)
+                actors.publish()
+            actors.stop()
+            for records in actors.batches(32):
+                counts += np.bincount(records.env, minlength=2)
+        assert envs.stats().losses.tolist() == [1, 0]
+    # Two first observations, one of the new env; perhaps steps whose records were not pushed.
+    assert counts.sum() + 3 <= normalizer.count <= counts.sum() + 3 + 16
+    state = normalizer.state_dict()
+    fives = (7 - state["observations.mean"][0]) / 2 * normalizer.count
+    assert counts[0] <= fives <= counts[0] + 2 + 16 + 1
+    assert state["returns.count"] == pytest.approx(normalizer.count - 3 + 1e-4)
+
+
+class Far(Constant):
+    """Has episodes of five steps, and observations far from zero."""
+
+    def step(self, action):
+        observation, reward, *_ = super().step(action)
+        return observation, reward, False, self.life % 5 == 0, {}
+
+
+def near(observations):
+    if abs(observations).max() > 10:
+        raise ValueError("not normalised")
+    return np.zeros((len(observations), 1))
+
+
+def loaded():
+    normalizer = pysampler.Normalizer()
+    parts = {"mean": 1.0, "variance": 2.0, "count": 10.0}
+    state = {f"returns.{part}": np.array(value) for part, value in parts.items()}
+    state |= {f"observations.{part}": np.array([v]) for part, v in parts.items()}
+    state["observations.mean"][:] = 1e6
+    state["observations.count"] = np.array(10.0)
+    normalizer.load_state_dict(state)
+    return normalizer
+
+
+def test_a_watcher_normalises_and_does_not_count():
+    normalizer = loaded()
+    with pysampler.Watcher(near, lambda: Far(1e6), repeat=True, normalize=normalizer) as watcher:
+        assert watcher.wait(3, timeout=60)["return"].tolist() == [5, 5, 5]
+    assert normalizer.count == 10
+
+
+def test_a_watcher_of_actors_normalises_as_they_do():
+    normalizer = loaded()
+    with pysampler.VectorEnv([lambda: Far(1e6)] * 2, num_workers=1) as envs:
+        with (
+            pysampler.Actors(envs, near, normalize=normalizer) as actors,
+            pysampler.Watcher(actors, lambda: Far(1e6)) as watcher,
+        ):
+            taken = len(actors.take(50, min_records=50))
+            actors.publish()
+            assert watcher.wait(2, timeout=60)["return"].tolist() == [5, 5]
+        assert normalizer.count >= 10 + 2 + taken
+        made = int(envs.stats().steps.count.sum())
+    assert normalizer.count == 10 + 2 + made  # not those of the watcher
+
+
+def test_actors_do_not_count_if_update_is_false():
+    normalizer = loaded()
+    normalizer.update = False
+    with pysampler.Actors(lambda: Far(1e6 + 1), near, num_envs=2, normalize=normalizer) as actors:
+        records = actors.take(20, min_records=20)
+        expected = np.full((20, 1), 1 / np.sqrt(2.0 + 1e-8))
+        np.testing.assert_allclose(records.observations, expected, rtol=1e-6)
+        np.testing.assert_allclose(records.rewards, expected[:, 0], rtol=1e-6)
+        actors.publish()
+    assert normalizer.count == 10

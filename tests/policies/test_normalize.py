@@ -1,0 +1,194 @@
+"""Statistics of observations and returns: how they are merged, kept and loaded."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.wrappers.utils import RunningMeanStd
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scripted import Scripted
+
+import pysampler
+from pysampler._policies.normalize import Moments
+
+NUMBERS = st.floats(-1e6, 1e6, width=32)
+PARTS = st.lists(hnp.arrays(np.float64, st.tuples(st.integers(0, 5), st.just(2)), elements=NUMBERS))
+
+
+@given(PARTS, st.randoms(use_true_random=False))
+def test_moments_merged_in_any_order_are_those_of_all_rows(parts, random):
+    moments = [Moments.of(part) for part in parts]
+    random.shuffle(moments)
+    while len(moments) > 1:
+        first = moments.pop(random.randrange(len(moments)))
+        at = random.randrange(len(moments))
+        moments[at] = moments[at].merged(first)
+    rows = np.concatenate([np.zeros((0, 2)), *parts])
+    if len(rows) == 0:
+        assert all(one.count == 0 for one in moments)
+        return
+    [merged] = moments
+    assert merged.count == len(rows)
+    # Sums of squares of up to 1e12 in float64.
+    np.testing.assert_allclose(merged.mean, rows.mean(axis=0), rtol=1e-9, atol=1e-8)
+    np.testing.assert_allclose(merged.variance, rows.var(axis=0), rtol=1e-9, atol=1e-2)
+
+
+@given(hnp.arrays(np.float64, (4, 3, 2), elements=NUMBERS))
+def test_moments_are_those_of_gymnasium_bit_for_bit(batches):
+    theirs = RunningMeanStd(shape=(2,))
+    ours = Moments.initial((2,))
+    for batch in batches:
+        theirs.update(batch)
+        ours = ours.merged(Moments.of(batch))
+    np.testing.assert_array_equal(ours.mean, theirs.mean)
+    np.testing.assert_array_equal(ours.variance, theirs.var)
+    assert ours.count == theirs.count
+
+
+def still(observations):
+    return np.zeros((4, 2), np.float32)
+
+
+def used(normalizer):
+    """A normalizer that has seen rollouts."""
+    envs = [lambda: Scripted("..t.")] * 4
+    kwargs = {"num_workers": 0}
+    with pysampler.Rollouts(
+        envs, still, 5, seed=1, vector_kwargs=kwargs, normalize=normalizer
+    ) as rollouts:
+        next(rollouts)
+    return normalizer
+
+
+def test_a_checkpoint_has_the_statistics(tmp_path):
+    normalizer = used(pysampler.Normalizer())
+    checkpoints = pysampler.Checkpoints(tmp_path)
+    checkpoints.save(1, normalizer=normalizer)
+    restored = pysampler.Normalizer()
+    checkpoints.restore(normalizer=restored)
+    assert restored.state_dict().keys() == {
+        f"{name}.{part}"
+        for name in ("observations", "returns")
+        for part in ("mean", "variance", "count")
+    }
+    for name, value in normalizer.state_dict().items():
+        np.testing.assert_array_equal(restored.state_dict()[name], value)
+    assert restored.count == normalizer.count == 24
+    rows = np.ones((2, 4))
+    np.testing.assert_array_equal(restored.normalized(rows), normalizer.normalized(rows))
+    used(restored)  # and it goes on from there
+    assert restored.count == 48
+
+
+def test_what_state_dict_returned_stays_as_it_is():
+    normalizer = used(pysampler.Normalizer())
+    state = normalizer.state_dict()
+    before = {name: value.copy() for name, value in state.items()}
+    used(normalizer)
+    assert normalizer.state_dict()["returns.count"] > before["returns.count"]
+    for name, value in before.items():
+        np.testing.assert_array_equal(state[name], value)
+
+
+def test_a_frozen_normalizer_stays_as_it_is():
+    normalizer = used(pysampler.Normalizer())
+    frozen = normalizer.frozen()
+    assert (normalizer.update, frozen.update) == (True, False)
+    before = frozen.state_dict()
+    used(frozen)
+    used(normalizer)
+    for name, value in before.items():
+        np.testing.assert_array_equal(frozen.state_dict()[name], value)
+    assert normalizer.count > frozen.count
+
+
+def test_batches_are_normalised_without_envs():
+    normalizer = pysampler.Normalizer(epsilon=1.0)
+    mean, variance = np.array([1.0, 2.0]), np.array([3.0, 8.0])
+    normalizer.load_state_dict(
+        {
+            "observations['a'][0].mean": mean,
+            "observations['a'][0].variance": variance,
+            "observations['a'][0].count": 5,
+        }
+    )
+    image = np.ones((2, 3), np.uint8)
+    batch = {"a": (np.array([[1, 2], [3, 5]], np.float32), image)}
+    normalised = normalizer.normalized(batch)
+    np.testing.assert_array_equal(normalised["a"][0], [[0, 0], [1, 1]])
+    assert normalised["a"][0].dtype == np.float32
+    np.testing.assert_array_equal(normalised["a"][1], image)
+    assert normalizer.count == 5
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({"observations.mean": np.zeros(4)}, r"expected .*observations\.count"),
+        (
+            {
+                "observations.mean": np.zeros(4),
+                "observations.variance": np.ones(3),
+                "observations.count": 1,
+            },
+            r"a mean of shape \(4,\), a variance of \(3,\)",
+        ),
+        (
+            {
+                "observations.mean": np.zeros(3),
+                "observations.variance": np.ones(3),
+                "observations.count": 1,
+            },
+            r"'observations': \(3,\)}, expected {'observations': \(4,\)",
+        ),
+    ],
+)
+def test_statistics_that_do_not_fit_are_refused(state, why):
+    normalizer = used(pysampler.Normalizer())
+    before = normalizer.state_dict()
+    with pytest.raises(ValueError, match=f"cannot load statistics: .*{why}"):
+        normalizer.load_state_dict(state)
+    for name, value in before.items():
+        np.testing.assert_array_equal(normalizer.state_dict()[name], value)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "why"),
+    [
+        ({"gamma": 1.5}, ValueError, "gamma 1.5, expected 0 to 1"),
+        ({"gamma": "no"}, ValueError, "gamma 'no'"),
+        ({"epsilon": 0}, ValueError, "epsilon 0, expected more than 0"),
+        ({"rewards": "no"}, TypeError, "rewards 'no', expected True or False"),
+        ({"observations": 1}, TypeError, "observations 1, expected True or False"),
+        ({"update": None}, TypeError, "update None, expected True or False"),
+    ],
+)
+def test_bad_options_are_refused(options, error, why):
+    with pytest.raises(error, match=f"cannot normalize: {why}"):
+        pysampler.Normalizer(**options)
+
+
+def test_a_normalizer_of_other_envs_is_refused():
+    normalizer = used(pysampler.Normalizer())
+    with pytest.raises(ValueError, match=r"statistics of .*\(4,\).*, expected .*\(3,\)"):
+        pysampler.Rollouts("Pendulum-v1", still, 5, num_envs=2, normalize=normalizer)
+
+
+def test_something_else_than_a_normalizer_is_refused():
+    with pytest.raises(TypeError, match=r"normalize is a bool, expected a pysampler\.Normalizer"):
+        pysampler.Rollouts("Pendulum-v1", still, 5, num_envs=2, normalize=True)
+
+
+class Images(gym.Env):
+    observation_space = spaces.Box(0, 255, (2, 2), np.uint8)
+    action_space = spaces.Discrete(2)
+
+
+def test_nothing_to_normalise_is_refused():
+    with pytest.raises(ValueError, match="there is nothing to normalize"):
+        pysampler.Rollouts(
+            Images, still, 5, num_envs=2, normalize=pysampler.Normalizer(rewards=False)
+        )

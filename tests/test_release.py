@@ -1,0 +1,116 @@
+"""What hosted CI runs and publishes: workflows, versions of Python, the version of the package."""
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import pysampler
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+WORKFLOWS = {path.stem: path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml")}
+JOBS = {
+    (workflow, name): job
+    for workflow, text in WORKFLOWS.items()
+    for name, job in yaml.safe_load(text)["jobs"].items()
+}
+PYTHONS = [
+    one.rpartition(" ")[2]
+    for one in PROJECT["project"]["classifiers"]
+    if one.startswith("Programming Language :: Python :: 3.")
+]
+
+
+def made(text):
+    """The targets that lines of shell make."""
+    return set(re.findall(r"^make ([\w-]+)", text, re.MULTILINE))
+
+
+def targets(workflow):
+    """The targets that the jobs of a workflow make."""
+    jobs = [job for (name, _), job in JOBS.items() if name == workflow]
+    return set().union(*(made(step.get("run", "")) for job in jobs for step in job["steps"]))
+
+
+def test_there_are_workflows_for_changes_for_nights_and_for_releases():
+    assert {"ci", "nightly", "wheels"} <= WORKFLOWS.keys()
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS)
+def test_a_workflow_makes_targets_that_there_are(workflow):
+    there = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert targets(workflow)
+    assert targets(workflow) - there == set()
+
+
+def test_changes_pass_hosted_what_they_pass_at_home():
+    at_home = made((ROOT / ".ci/run").read_text())
+    assert {"lint", "test", "wheels"} <= at_home
+    assert at_home - {"test"} | {"test-python", "test-native"} <= targets("ci")
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS)
+def test_a_workflow_may_read_and_no_more_and_gives_way_to_a_newer_run(workflow):
+    settings = yaml.safe_load(WORKFLOWS[workflow])
+    assert settings["permissions"] == {"contents": "read"}
+    assert "cancel-in-progress" in settings["concurrency"]
+
+
+@pytest.mark.parametrize("name", JOBS, ids="-".join)
+def test_a_job_ends_in_time_and_names_the_versions_of_its_actions(name):
+    job = JOBS[name]
+    assert 0 < job["timeout-minutes"] <= 180
+    assert ("permissions" in job) == (name == ("wheels", "publish"))
+    for step in job["steps"]:
+        assert re.fullmatch(
+            r"[\w-]+/[\w-]+@(v\d+(\.\d+)*|release/v\d+)", step.get("uses", "a/b@v1")
+        )
+
+
+def test_what_is_published_waits_for_a_tag_and_for_all_that_is_built():
+    job = JOBS["wheels", "publish"]
+    assert "startsWith(github.ref, 'refs/tags/')" in job["if"]
+    assert set(job["needs"]) == {name for workflow, name in JOBS if workflow == "wheels"} - {
+        "publish"
+    }
+    assert job["environment"]["name"] == "pypi"
+    assert job["permissions"] == {"id-token": "write"}
+
+
+def test_each_python_that_is_promised_is_tested_and_gets_a_wheel():
+    assert len(PYTHONS) > 1
+    assert PROJECT["project"]["requires-python"] == f">={PYTHONS[0]}"
+    assert PROJECT["tool"]["ruff"]["target-version"] == "py" + PYTHONS[0].replace(".", "")
+    built = PROJECT["tool"]["cibuildwheel"]["build"].split()
+    assert built == [f"cp{one.replace('.', '')}-*" for one in PYTHONS]
+    assert JOBS["ci", "tests"]["strategy"]["matrix"]["python"] == PYTHONS
+    (set_up,) = (
+        one["with"] for one in JOBS["ci", "wheels"]["steps"] if "python-version" in str(one)
+    )
+    assert set_up["python-version"].split() == PYTHONS
+
+
+def test_the_version_stands_in_one_place():
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    (source,) = (one for one in PROJECT["tool"]["dynamic-metadata"] if one["field"] == "version")
+    assert source["input"] == "pysampler/__init__.py"
+    assert not re.search(r"project\([^)]*VERSION", (ROOT / "CMakeLists.txt").read_text())
+    files = [ROOT / "pyproject.toml", ROOT / "CMakeLists.txt", *(ROOT / "csrc").rglob("*.h")]
+    files += [*(ROOT / "csrc").rglob("*.cpp"), *(ROOT / "pysampler").rglob("*.py")]
+    version = f'"{pysampler.__version__}"'
+    with_it = [path.relative_to(ROOT) for path in files if version in path.read_text()]
+    assert with_it == [Path("pysampler/__init__.py")]
+
+
+@pytest.mark.parametrize(("tag", "code"), [("v{}", 0), ("v{}.post1", 1), ("v9", 1)])
+def test_a_tag_of_another_version_publishes_nothing(tag, code):
+    (step,) = (one for one in JOBS["wheels", "sdist"]["steps"] if "GITHUB_REF_NAME" in str(one))
+    name = tag.format(pysampler.__version__)
+    environment = {**os.environ, "GITHUB_REF_NAME": name}
+    done = subprocess.run(["bash", "-euc", step["run"]], cwd=ROOT, env=environment, check=False)
+    assert done.returncode == code
