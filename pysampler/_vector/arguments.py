@@ -92,15 +92,21 @@ def faults(
     if step_timeout is not None and not (is_real(step_timeout, 0) and 0 < step_timeout <= LONGEST):
         expected = f"seconds > 0, up to {LONGEST:.0e}, or None: no time-out"
         raise ValueError(f"cannot {doing}: step_timeout {step_timeout!r}, expected {expected}")
+    if on_hang != "raise" and step_timeout is None:
+        raise ValueError(
+            f"cannot {doing}: on_hang {on_hang!r} without a step_timeout, expected the seconds "
+            "after which an env counts as hanging"
+        )
     return Faults(on_worker_loss, max_restarts, restart_window, step_timeout, on_hang)
 
 
 def env_fns(given: Iterable[Callable[[], gym.Env[Any, Any]]]) -> list[Callable[[], Any]]:
     """Return ``given`` as a list of functions, or raise."""
-    if not isinstance(given, Iterable):
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        hint = f"; make_vec({given!r}, num_envs) makes envs by their id"
         raise TypeError(
             f"cannot make vector env: env_fns {given!r}, expected a list of functions that each "
-            "make an env"
+            f"make an env{hint if isinstance(given, str) else ''}"
         )
     functions = list(given)
     if not functions:

@@ -212,6 +212,10 @@ class VectorCore:
             self.drop_work("a call", stopped=True)
             self.lay_out(self._usual)
             return
+        if state is not None and lease is not None and not own_call:
+            raise AlreadyPendingCallError(
+                f"cannot call {what}: {state} have the envs until they are closed", state
+            )
         if state is not None:
             raise AlreadyPendingCallError(
                 f"Calling `{what}` while waiting for a pending call to `{state}` to complete",

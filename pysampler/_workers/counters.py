@@ -70,6 +70,10 @@ class Counters:
         return float(rows["steps"]["total_ns"].sum() + rows["resets"]["total_ns"].sum()) / 1e9
 
 
+# An env is named as slow after this many steps of each, if its mean is this many seconds longer.
+_ENOUGH, _STRAGGLES = 100, 50e-6
+
+
 @dataclass(frozen=True, repr=False)
 class Times:
     """How often each env did something (such as a step), and how long it took.
@@ -179,11 +183,13 @@ class Stats:
             )
         slow = np.argsort(self.steps.mean)[::-1][:3]
         usual = float(np.median(self.steps.mean))
+        # The first env of a worker takes some microseconds longer, since its memory is cold.
+        least = max(2 * usual, usual + _STRAGGLES) if self.steps.count.min() >= _ENOUGH else np.inf
         lines += [
             f"env {env} of worker {self.worker_of[env]} takes {_text(self.steps.mean[env])}, "
             f"{self.steps.mean[env] / usual:.1f} times the usual"
             for env in slow
-            if self.steps.mean[env] > 2 * usual > 0
+            if self.steps.mean[env] > least
         ]
         return "\n".join(lines)
 

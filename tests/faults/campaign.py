@@ -174,7 +174,7 @@ class Case:
             on_worker_loss="restart" if self.restart else "raise",
             max_restarts=19 if self.dice.random() < 0.8 else 2,
             step_timeout=0.3 if self.hangs else None,
-            on_hang=("restart" if self.restart else "raise"),
+            on_hang="restart" if self.restart and self.hangs else "raise",
         )
 
     def run(self):

@@ -365,11 +365,13 @@ class Slow(Tasked):
 
 
 def test_a_slow_env_is_pointed_out():
-    loops = [100, 100, 100_000, 100]
+    loops = [100, 100, 30_000, 100]
     envs = pysampler.VectorEnv([functools.partial(Slow, n) for n in loops], num_workers=2)
     envs.reset()
-    for _ in range(30):
+    for _ in range(99):
         envs.step(np.zeros(4, np.int64))
+    assert "times the usual" not in str(envs.stats())  # there may have been few
+    envs.step(np.zeros(4, np.int64))
     stats = envs.stats()
     assert stats.steps.quantile(0.5).argmax() == stats.steps.mean.argmax() == 2
     assert "env 2 of worker 1 takes" in str(stats)
