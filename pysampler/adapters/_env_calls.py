@@ -18,7 +18,9 @@ __all__ = [
     "has_attribute",
     "is_wrapped",
     "make_with_masks",
+    "seed_action_space",
     "set_attribute",
+    "set_unwrapped",
 ]
 
 MASK = "action_mask"  # the key of infos
@@ -74,6 +76,16 @@ def has_attribute(env: gym.Env[Any, Any], name: str) -> bool:
 def set_attribute(env: gym.Env[Any, Any], name: str, value: Any) -> None:
     """Set an attribute of the wrapper or env that has it."""
     env.set_wrapper_attr(name, value)
+
+
+def set_unwrapped(env: gym.Env[Any, Any], name: str, value: Any) -> None:
+    """Set an attribute of the env without its wrappers."""
+    setattr(env.unwrapped, name, value)
+
+
+def seed_action_space(env: gym.Env[Any, Any], seed: int | None) -> None:
+    """Seed the space that random actions are drawn from."""
+    env.action_space.seed(seed)
 
 
 def call_method(env: gym.Env[Any, Any], name: str, args: Any, kwargs: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +12,10 @@ from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 from pysampler._vector.vector_env import VectorEnv
 from pysampler.adapters import _env_calls
 from pysampler.adapters._env_calls import MASK
+from pysampler.adapters._rows import info_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     import gymnasium as gym
 
@@ -93,7 +93,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
             raise ValueError("cannot reset: options differ between envs, expected the same for all")
         observations, infos = self.envs.reset(seed=list(self._seeds), options=options)
         self._masks = _masks_in(infos)
-        self.reset_infos = self._rows(infos)
+        self.reset_infos = info_rows(infos, self.num_envs)
         self._reset_seeds()
         self._reset_options()
         return observations
@@ -116,7 +116,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         observations, rewards, terminated, truncated, infos = self.envs.step_wait()
         self._masks = _masks_in(infos)
         done = terminated | truncated
-        rows = self._rows(infos)
+        rows = info_rows(infos, self.num_envs)
         for env in np.flatnonzero(done).tolist():
             row = rows[env]
             last = {**row.pop("final_info", {}), "terminal_observation": row.pop("final_obs")}
@@ -187,9 +187,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
                 return [self._masks[env] for env in self._get_indices(indices)]
         else:
             self._forget_masks()
-        return self._apply(
-            indices, _env_calls.call_method, method_name, method_args, method_kwargs
-        )
+        return self._apply(indices, _env_calls.call_method, method_name, method_args, method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
         """Return whether envs have a wrapper.
@@ -219,31 +217,12 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         frames: Any = self.envs.render()
         return list(frames)
 
-    def _rows(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the infos as one dict for each env."""
-        rows: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        for key, values in infos.items():
-            mask = infos.get(f"_{key}")
-            if key.startswith("_") or mask is None:
-                continue
-            present: Iterable[int] = np.flatnonzero(mask).tolist()
-            if isinstance(values, dict):
-                inner = self._rows(values)
-                for env in present:
-                    rows[env][key] = inner[env]
-            else:
-                for env in present:
-                    value = values[env]
-                    rows[env][key] = deepcopy(value) if isinstance(value, np.ndarray) else value
-        return rows
-
     def __repr__(self) -> str:
         return f"<pysampler.adapters.sb3.VecEnv of {self.envs!r}>"
 
 
 def _masks_in(infos: dict[str, Any]) -> np.ndarray | None:
     """Return the masks of all envs, ``[N, ...]``, or None if some env gave none."""
-    masks, given = infos.get(MASK), infos.get(f"_{MASK}")
-    if given is None or not given.all() or masks.dtype.kind == "O":
+    if MASK not in infos or not infos[f"_{MASK}"].all() or infos[MASK].dtype.kind == "O":
         return None
-    return np.asarray(masks)
+    return np.asarray(infos[MASK])

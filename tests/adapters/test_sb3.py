@@ -154,7 +154,7 @@ def test_masks_come_with_the_steps_and_are_those_of_the_env(tells):
     envs.reset()
     assert envs.has_attr("action_masks")
     rng = np.random.default_rng(1)
-    for step in range(60):
+    for _ in range(60):
         masks = np.stack(envs.env_method("action_masks"))
         assert masks.dtype == bool
         assert masks.argmax(1).tolist() == envs.get_attr("allowed")
