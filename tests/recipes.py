@@ -5,13 +5,15 @@
 
 A recipe is a program that shows one library on pysampler. It begins with a block of inline script
 metadata (PEP 723) with the dependencies that it needs besides pysampler, runs in seconds as it is,
-and its last line of output is its result.
+and its last line of output is its result. Its file has another name than the library's module,
+which would otherwise be hidden by it: tianshou_dqn.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -62,9 +64,13 @@ def missing(requirements: list[str], extra: str = "") -> list[str]:
 
 def run(python: str | Path, recipe: Path) -> str:
     """Run a recipe and return the last line it prints, or raise RuntimeError."""
+    # Threads of torch wait for one another by spinning, which takes the CPUs from the workers.
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [str(python), str(recipe)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=LIMIT, env=one_thread
+        )
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"{recipe.name} has not ended after {LIMIT} s") from None
     lines = done.stdout.strip().splitlines()

@@ -13,6 +13,8 @@ PACKAGES = [
     "pysampler.envs.meta.mujoco",
     "pysampler.envs.meta.plain",
     "pysampler.adapters.sb3",
+    "pysampler.adapters.tianshou",
+    "pysampler.adapters.torchrl",
 ]
 
 

@@ -1,9 +1,11 @@
 """Recipes run with their defaults, where what they declare is installed."""
 
+import importlib.util
 import sys
 
 import pytest
 import recipes
+from packaging.requirements import Requirement
 
 
 @pytest.mark.slow
@@ -17,6 +19,14 @@ def test_a_recipe_runs_and_prints_its_result(recipe):
 @pytest.mark.parametrize("recipe", recipes.RECIPES, ids=lambda recipe: recipe.stem)
 def test_a_recipe_says_how_to_do_less_or_more_of_it(recipe):
     assert '"--steps"' in recipe.read_text()
+
+
+@pytest.mark.parametrize("recipe", recipes.RECIPES, ids=lambda recipe: recipe.stem)
+def test_a_recipe_does_not_hide_a_module(recipe):
+    """Its folder is the first place where Python looks for modules."""
+    assert importlib.util.find_spec(recipe.stem) is None
+    named = [Requirement(one).name for one in recipes.dependencies(recipe)]
+    assert recipe.stem not in [name.replace("-", "_").lower() for name in named]
 
 
 def test_what_is_missing_is_named():
