@@ -61,6 +61,5 @@ for _ in range(0, options.steps, T * N):
         loss.backward()
         optimizer.step()
 envs.close()
-print(
-    f"PPO: {len(returns)} episodes, return {np.mean(returns[:10]):.0f}, then {np.mean(returns[-10:]):.0f}"
-)
+first, last = np.mean(returns[:10]), np.mean(returns[-10:])
+print(f"PPO: {len(returns)} episodes, return {first:.0f} at first, {last:.0f} at last")
