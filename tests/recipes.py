@@ -28,7 +28,7 @@ RECIPES = sorted((ROOT / "examples" / "recipes").glob("*.py"))
 BLOCK = re.compile(r"^# /// script\n((?:#.*\n)+?)# ///\n", re.MULTILINE)
 # The torch that the tests use; pip applies it only where a dependency needs torch.
 CONSTRAINTS = ["torch==2.13.0"]
-LIMIT = 600  # seconds a recipe may take
+LIMIT = 300  # seconds a recipe may take
 
 
 def dependencies(recipe: Path) -> list[str]:

@@ -9,6 +9,7 @@ from packaging.requirements import Requirement
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(recipes.LIMIT + 60)
 @pytest.mark.parametrize("recipe", recipes.RECIPES, ids=lambda recipe: recipe.stem)
 def test_a_recipe_runs_and_prints_its_result(recipe):
     if absent := recipes.missing(recipes.dependencies(recipe)):
