@@ -14,7 +14,8 @@ FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-python test-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
-  bench-cliffs bench-core bench-actors bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels contract clean
+  bench-cliffs bench-core bench-actors bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels contract \
+  recipes clean
 
 help:  ## what there is
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -152,6 +153,9 @@ contract: wheel  ## gymnasium's contract, with the oldest gymnasium we support a
 	  cp -r tests pyproject.toml build/contract && \
 	  (cd build/contract && bin/python -m pytest tests/gymnasium tests/vector/test_properties.py) || exit 1; \
 	done
+
+recipes: wheel $(VENV)/recipes.stamp  ## each of examples/recipes, in an environment of its own with the libraries that it names
+	$(BIN)/python tests/recipes.py dist/*.whl
 
 clean:  ## everything that was made here
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,11 +10,16 @@ from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
 from pysampler._vector.vector_env import VectorEnv
+from pysampler.adapters import _env_calls
+from pysampler.adapters._env_calls import MASK
+from pysampler.adapters._rows import info_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     import gymnasium as gym
+
+    from pysampler._workers.counters import Stats
 
 __all__ = ["VecEnv"]
 
@@ -30,19 +35,49 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
     >>> envs = VecEnv([lambda: Monitor(gym.make("CartPole-v1"))] * 8)  # doctest: +SKIP
     >>> PPO("MlpPolicy", envs).learn(100_000)  # doctest: +SKIP
 
+    Action masks, for sb3-contrib's ``MaskablePPO``, cost no message to the envs: they come with the
+    results of each step, as the info ``action_mask``. It is what the env's method ``action_masks``
+    returns, unless the env has that info itself; an env with the info needs no method.
+
     Args:
         env_fns: Functions that each make an env.
+        start_method: As SB3's: "fork", "spawn", or "forkserver", for which the workers come from
+            pysampler's nursery, as they do by default. The same as ``context``.
         kwargs: Further arguments of ``pysampler.VectorEnv``, except ``autoreset_mode``.
 
     Attributes:
         envs: The ``pysampler.VectorEnv``.
     """
 
-    def __init__(self, env_fns: Sequence[Callable[[], gym.Env[Any, Any]]], **kwargs: Any) -> None:
-        self.envs = VectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP, **kwargs)
-        super().__init__(
-            self.envs.num_envs, self.envs.single_observation_space, self.envs.single_action_space
-        )
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        start_method: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if start_method is not None:
+            if kwargs.get("context") is not None:
+                raise ValueError(
+                    f"cannot make vector env: start_method {start_method!r} and context "
+                    f"{kwargs['context']!r}, expected one of them"
+                )
+            kwargs["context"] = start_method
+        makers = [
+            functools.partial(_env_calls.make_with_masks, env_fn) if callable(env_fn) else env_fn
+            for env_fn in env_fns
+        ]
+        self._masks: np.ndarray | None = None  # for the next actions, if they came with infos
+        self.envs = VectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP, **kwargs)
+        try:
+            super().__init__(
+                self.envs.num_envs,
+                self.envs.single_observation_space,
+                self.envs.single_action_space,
+            )
+            self._has_mask_method = self.has_attr("action_masks")
+        except BaseException:
+            self.envs.close(terminate=True)
+            raise
 
     def reset(self) -> Any:
         """Reset all envs, with the seeds and options that were set before.
@@ -57,7 +92,8 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         if any(other != self._options[0] for other in self._options):
             raise ValueError("cannot reset: options differ between envs, expected the same for all")
         observations, infos = self.envs.reset(seed=list(self._seeds), options=options)
-        self.reset_infos = self._rows(infos)
+        self._masks = _masks_in(infos)
+        self.reset_infos = info_rows(infos, self.num_envs)
         self._reset_seeds()
         self._reset_options()
         return observations
@@ -68,6 +104,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         Args:
             actions: An action for each env.
         """
+        self._masks = None
         self.envs.step_async(actions)
 
     def step_wait(self) -> Any:
@@ -77,8 +114,9 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
             Observations, rewards, dones and a list of infos.
         """
         observations, rewards, terminated, truncated, infos = self.envs.step_wait()
+        self._masks = _masks_in(infos)
         done = terminated | truncated
-        rows = self._rows(infos)
+        rows = info_rows(infos, self.num_envs)
         for env in np.flatnonzero(done).tolist():
             row = rows[env]
             last = {**row.pop("final_info", {}), "terminal_observation": row.pop("final_obs")}
@@ -93,6 +131,20 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         """Close the envs and end the workers."""
         self.envs.close()
 
+    def stats(self) -> Stats:
+        """Return what envs and workers have done so far; a table when printed."""
+        return self.envs.stats()
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Return whether all envs have an attribute, or give the masks it is to return as infos.
+
+        Args:
+            attr_name: Its name.
+        """
+        if attr_name == "action_masks" and self._masks is not None:
+            return True
+        return all(self._apply(None, _env_calls.has_attribute, attr_name))
+
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """Return an attribute of envs.
 
@@ -103,7 +155,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         Returns:
             The value of each env.
         """
-        return self._apply(indices, _get, attr_name)
+        return self._apply(indices, _env_calls.get_attribute, attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """Set an attribute of envs to one value.
@@ -113,7 +165,8 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
             value: The value.
             indices: The indices of the envs; None for all.
         """
-        self._apply(indices, _set, attr_name, value)
+        self._forget_masks()
+        self._apply(indices, _env_calls.set_attribute, attr_name, value)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
@@ -129,7 +182,12 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         Returns:
             What each env returned.
         """
-        return self._apply(indices, _call, method_name, method_args, method_kwargs)
+        if method_name == "action_masks" and not (method_args or method_kwargs):
+            if self._masks is not None:
+                return [self._masks[env] for env in self._get_indices(indices)]
+        else:
+            self._forget_masks()
+        return self._apply(indices, _env_calls.call_method, method_name, method_args, method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
         """Return whether envs have a wrapper.
@@ -141,11 +199,16 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         Returns:
             A bool for each env.
         """
-        return self._apply(indices, _is_wrapped, wrapper_class)
+        return self._apply(indices, _env_calls.is_wrapped, wrapper_class)
 
     def _apply(self, indices: Any, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Run a function on envs, in their workers."""
         return list(self.envs.apply(function, *args, envs=list(self._get_indices(indices))))
+
+    def _forget_masks(self) -> None:
+        """Let the envs be asked for their masks until the next step: a call may change them."""
+        if self._has_mask_method:
+            self._masks = None
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """Return what each env renders, or None where the render mode is not ``rgb_array``."""
@@ -154,41 +217,12 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         frames: Any = self.envs.render()
         return list(frames)
 
-    def _rows(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the infos as one dict for each env."""
-        rows: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        for key, values in infos.items():
-            mask = infos.get(f"_{key}")
-            if key.startswith("_") or mask is None:
-                continue
-            present: Iterable[int] = np.flatnonzero(mask).tolist()
-            if isinstance(values, dict):
-                inner = self._rows(values)
-                for env in present:
-                    rows[env][key] = inner[env]
-            else:
-                for env in present:
-                    value = values[env]
-                    rows[env][key] = deepcopy(value) if isinstance(value, np.ndarray) else value
-        return rows
+    def __repr__(self) -> str:
+        return f"<pysampler.adapters.sb3.VecEnv of {self.envs!r}>"
 
 
-def _get(env: gym.Env[Any, Any], name: str) -> Any:
-    return env.get_wrapper_attr(name)
-
-
-def _set(env: gym.Env[Any, Any], name: str, value: Any) -> None:
-    env.set_wrapper_attr(name, value)
-
-
-def _call(env: gym.Env[Any, Any], name: str, args: Any, kwargs: Any) -> Any:
-    return env.get_wrapper_attr(name)(*args, **kwargs)
-
-
-def _is_wrapped(env: Any, wrapper_class: type[Any]) -> bool:
-    """Return whether an env has a wrapper of a class."""
-    while not isinstance(env, wrapper_class):
-        if env is env.unwrapped:
-            return False
-        env = env.env
-    return True
+def _masks_in(infos: dict[str, Any]) -> np.ndarray | None:
+    """Return the masks of all envs, ``[N, ...]``, or None if some env gave none."""
+    if MASK not in infos or not infos[f"_{MASK}"].all() or infos[MASK].dtype.kind == "O":
+        return None
+    return np.asarray(infos[MASK])

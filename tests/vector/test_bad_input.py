@@ -287,6 +287,7 @@ def test_envs_whose_spaces_differ(workers, nothing_left):
         ({"num_workers": 1.5}, "num_workers 1.5"),
         ({"groups": 0}, "groups 0"),
         ({"frames": 0}, "frames 0"),
+        ({"on_hang": "restart"}, "on_hang 'restart' without a step_timeout"),
         ({"wait": "sleep"}, "wait 'sleep'"),
         ({"infos": "some"}, "infos 'some'"),
         ({"context": "thread"}, "context 'thread'"),

@@ -1,0 +1,283 @@
+"""Tianshou's ``BaseVectorEnv`` on a ``pysampler.VectorEnv``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from tianshou.env import BaseVectorEnv
+
+from pysampler._torch import to_array
+from pysampler._vector.vector_env import VectorEnv as PysamplerVectorEnv
+from pysampler.adapters import _env_calls
+from pysampler.adapters._rows import info_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import gymnasium as gym
+    import numpy.typing as npt
+
+    from pysampler._workers.counters import Stats
+
+    # Observation, reward, terminated, truncated, info of one env.
+    Row = tuple[Any, float, bool, bool, dict[str, Any]]
+
+__all__ = ["VectorEnv"]
+
+
+class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
+    """A replacement for Tianshou's ``SubprocVectorEnv`` and ``ShmemVectorEnv``.
+
+    Collectors step subsets of the envs and reset those whose episodes have ended, so each env is a
+    group of its own. With ``wait_num`` or ``timeout`` it is asynchronous: a step returns the envs
+    that are ready, and ``info["env_id"]`` says which they are.
+
+    >>> from tianshou.data import Collector  # doctest: +SKIP
+    >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 8)  # doctest: +SKIP
+    >>> Collector(policy, envs).collect(n_step=1000, reset_before_collect=True)  # doctest: +SKIP
+
+    Args:
+        env_fns: Functions that each make an env.
+        wait_num: A step returns as soon as this many envs are ready; by default all.
+        timeout: Seconds after which a step returns those that are ready, at least one.
+        kwargs: Further arguments of ``pysampler.VectorEnv``, except ``autoreset_mode`` and
+            ``groups``.
+
+    Attributes:
+        envs: The ``pysampler.VectorEnv``.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        wait_num: int | None = None,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        count = len(env_fns)
+        if wait_num is not None and not 1 <= wait_num <= count:
+            raise ValueError(f"cannot make vector env: wait_num {wait_num}, expected 1 to {count}")
+        if timeout is not None and timeout <= 0:
+            raise ValueError(
+                f"cannot make vector env: timeout {timeout}, expected more than 0 seconds, or None"
+            )
+        # Not the base class's, which makes a worker for each env. These are its attributes.
+        self.env_num = count
+        self.wait_num = wait_num or count
+        self.timeout = timeout
+        self.is_async = self.wait_num != count or timeout is not None
+        self.waiting_id: list[int] = []
+        self.ready_id = list(range(count))
+        self.is_closed = False
+        self._kept: dict[int, Row] = {}  # results that were not asked for yet, longest ready first
+        self.envs = PysamplerVectorEnv(
+            env_fns, autoreset_mode=AutoresetMode.DISABLED, groups=count, **kwargs
+        )
+        if type(self.envs.single_observation_space).__name__ == "Tuple":
+            self.envs.close()
+            raise TypeError(
+                "cannot make vector env: observations are tuples, expected arrays or dicts as "
+                "Tianshou does"
+            )
+
+    # -- stepping --------------------------------------------------------------------------------
+
+    def reset(
+        self,
+        env_id: int | list[int] | np.ndarray | None = None,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Reset envs, none of which may be stepping.
+
+        Args:
+            env_id: Their indices; None for all.
+            seed: The seed of each of them.
+            options: What each env's ``reset`` gets.
+
+        Returns:
+            The observations, and an array of infos.
+        """
+        self._assert_is_not_closed()
+        envs = self._chosen(env_id)
+        rows = self._reset(envs, [seed] * len(envs), options)
+        for row in rows:
+            del row[4]["env_id"]
+        return _stacked(row[0] for row in rows), np.array([row[4] for row in rows])
+
+    def step(
+        self,
+        action: Any,
+        id: int | list[int] | np.ndarray | None = None,  # noqa: A002
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step envs, and return the results of those that are ready.
+
+        Args:
+            action: A row for each env. None, where envs are stepped asynchronously, begins no
+                step, and waits for all of these envs.
+            id: Their indices; None for all.
+
+        Returns:
+            Observations, rewards, terminated, truncated and an array of infos: of the same envs
+            in the same order, or, asynchronously, of the envs that ``info["env_id"]`` names.
+        """
+        self._assert_is_not_closed()
+        if action is None and not self.is_async:
+            raise ValueError("cannot step: no actions, expected a row for each env")
+        least, timeout = self.wait_num, self.timeout
+        if action is None:
+            envs = list(map(int, self._wrap_id(id)))
+            least, timeout = len(envs), None
+        else:
+            envs = self._chosen(id)
+            self._send(action, envs)
+        rows = self._ready_rows(least, timeout) if self.is_async else self._rows_of(envs)
+        observations, rewards, terminated, truncated, infos = zip(*rows, strict=True)
+        ended, cut = np.array(terminated), np.array(truncated)
+        return _stacked(observations), np.array(rewards), ended, cut, np.array(infos)
+
+    def _send(self, action: Any, envs: list[int]) -> None:
+        actions = to_array(action)
+        if len(actions) != len(envs):
+            raise ValueError(f"cannot step: {len(actions)} actions, expected {len(envs)}")
+        self.envs.send(actions, envs)
+        if self.is_async:
+            self.waiting_id += envs
+            self.ready_id = [env for env in self.ready_id if env not in set(envs)]
+
+    def _reset(
+        self, envs: list[int], seeds: list[int | None], options: dict[str, Any] | None
+    ) -> list[Row]:
+        self.envs.async_reset(seed=seeds, options=options, env_ids=envs)
+        return self._rows_of(envs)
+
+    def _chosen(self, given: int | list[int] | np.ndarray | None) -> list[int]:
+        """Return indices of envs that are not stepping."""
+        envs = list(map(int, self._wrap_id(given)))
+        if self.is_async:
+            self._assert_id(envs)
+        return envs
+
+    def _rows_of(self, envs: list[int]) -> list[Row]:
+        """Wait for these envs, and return a row for each; keep what others return meanwhile."""
+        while missing := sum(env not in self._kept for env in envs):
+            self._receive(missing)
+        return [self._kept.pop(env) for env in envs]
+
+    def _ready_rows(self, least: int, timeout: float | None) -> list[Row]:
+        """Wait for some of the envs that are stepping, and return a row for each that is ready."""
+        wanted = min(least, len(self.waiting_id)) - len(self._kept)
+        if wanted > 0:
+            self._receive(wanted, timeout)
+        if not self._kept:
+            self._receive(1)
+        rows, self._kept = self._kept, {}
+        self.ready_id += rows
+        self.waiting_id = [env for env in self.waiting_id if env not in rows]
+        return list(rows.values())
+
+    def _receive(self, least: int, timeout: float | None = None) -> None:
+        """Keep the results of the next envs that are ready."""
+        observations, rewards, terminated, truncated, infos = self.envs.recv(least, timeout=timeout)
+        rows = zip(
+            *(_split(observations, len(rewards)), rewards.tolist(), terminated.tolist()),
+            *(truncated.tolist(), info_rows(infos, len(rewards))),
+            strict=True,
+        )
+        self._kept.update(zip(infos["env_id"].tolist(), rows, strict=True))
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def get_env_attr(self, key: str, id: int | list[int] | np.ndarray | None = None) -> list[Any]:  # noqa: A002
+        """Return an attribute of envs.
+
+        Args:
+            key: Its name.
+            id: The indices of the envs; None for all.
+
+        Returns:
+            The value of each env.
+        """
+        return self._apply(id, _env_calls.get_attribute, key)
+
+    def set_env_attr(
+        self,
+        key: str,
+        value: Any,
+        id: int | list[int] | np.ndarray | None = None,  # noqa: A002
+    ) -> None:
+        """Set an attribute of envs, without their wrappers, to one value.
+
+        Args:
+            key: Its name.
+            value: The value.
+            id: The indices of the envs; None for all.
+        """
+        self._apply(id, _env_calls.set_unwrapped, key, value)
+
+    def seed(self, seed: int | list[int] | None = None) -> list[list[int] | None]:
+        """Reset all envs with seeds, and seed the spaces that random actions are drawn from.
+
+        Args:
+            seed: A number, to which the index of each env is added; or a list with one for each.
+
+        Returns:
+            The seed of each env, in a list.
+        """
+        self._assert_is_not_closed()
+        envs = self._chosen(None)
+        seeds: Any = [None] * len(envs)
+        if seed is not None:
+            seeds = [seed + env for env in envs] if isinstance(seed, int) else list(seed)
+        for env, one in zip(envs, seeds, strict=True):
+            self.envs.apply(_env_calls.seed_action_space, one, envs=[env])
+        self._reset(envs, seeds, None)
+        return [None if one is None else [one] for one in seeds]
+
+    def render(self, **kwargs: Any) -> list[Any]:
+        """Return what each env renders.
+
+        Args:
+            kwargs: What the envs' ``render`` gets.
+        """
+        return self._apply(None, _env_calls.call_method, "render", (), kwargs)
+
+    def stats(self) -> Stats:
+        """Return what envs and workers have done so far; a table when printed."""
+        return self.envs.stats()
+
+    def close(self) -> None:
+        """Close the envs and end the workers."""
+        self._assert_is_not_closed()
+        self.envs.close()
+        self.is_closed = True
+
+    def _apply(self, given: Any, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run a function on envs, in their workers, which end their steps first."""
+        self._assert_is_not_closed()
+        envs = self._chosen(given)
+        while self.envs.pending:
+            self._receive(self.envs.pending)
+        return list(self.envs.apply(function, *args, envs=envs))
+
+    def __repr__(self) -> str:
+        return f"<pysampler.adapters.tianshou.VectorEnv of {self.envs!r}>"
+
+
+def _split(batch: Any, count: int) -> list[Any]:
+    """Return a batch of observations as one for each env."""
+    if isinstance(batch, dict):
+        split = {key: _split(value, count) for key, value in batch.items()}
+        return [{key: values[row] for key, values in split.items()} for row in range(count)]
+    return list(batch)
+
+
+def _stacked(observations: Iterable[Any]) -> npt.NDArray[Any]:
+    """Return observations as Tianshou has them: one array, or an array of dicts."""
+    rows = list(observations)
+    if isinstance(rows[0], dict):
+        return np.array(rows, dtype=object)
+    return np.stack(rows)

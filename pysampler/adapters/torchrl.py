@@ -1,0 +1,189 @@
+"""TorchRL on pysampler: envs for its collectors, and rollouts as its TensorDicts."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from tensordict import TensorDict
+from torchrl.envs import GymWrapper
+
+from pysampler._policies.trees import mapped
+from pysampler._torch import tensor_from
+from pysampler._vector.make import make_vec, vector_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Self
+
+    import gymnasium as gym
+    from gymnasium.envs.registration import EnvSpec
+
+    from pysampler._rollouts.rollout import Rollout
+    from pysampler._rollouts.rollouts import Rollouts
+
+__all__ = ["RolloutCollector", "make_env", "tensordict_of"]
+
+
+def make_env(
+    id: str | EnvSpec | Callable[..., gym.Env[Any, Any]],  # noqa: A002 - as gymnasium has it
+    num_envs: int = 1,
+    *,
+    vector_kwargs: dict[str, Any] | None = None,
+    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] | None = None,
+    wrapper_kwargs: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Make a vector env that TorchRL's collectors, transforms and ``rollout`` take.
+
+    TorchRL resets envs itself, so the vector env's ``autoreset_mode`` is "Disabled". It takes
+    "SameStep" as well, but not gymnasium's default; pass ``vector_kwargs`` to choose.
+
+    Args:
+        id: An env id, an ``EnvSpec``, or a function that makes one env.
+        num_envs: The number of envs.
+        vector_kwargs: Further arguments of ``pysampler.VectorEnv``.
+        wrappers: Gymnasium wrappers of each env.
+        wrapper_kwargs: Arguments of TorchRL's ``GymWrapper``, such as ``device`` or
+            ``categorical_action_encoding``.
+        kwargs: Arguments of the env.
+
+    Returns:
+        TorchRL's ``GymWrapper`` of a ``pysampler.VectorEnv``, of batch size ``[num_envs]``.
+    """
+    chosen = {"autoreset_mode": AutoresetMode.DISABLED, **vector_options(vector_kwargs)}
+    envs = make_vec(id, num_envs, vector_kwargs=chosen, wrappers=wrappers, **kwargs)
+    try:
+        return GymWrapper(envs, **(wrapper_kwargs or {}))
+    except BaseException:
+        envs.close()
+        raise
+
+
+def tensordict_of(rollout: Rollout) -> Any:
+    """Return a rollout as a TensorDict in the layout of TorchRL's collectors.
+
+    Its batch size is ``[N, T]``, time last. It has what the policy saw (``observation``, or the
+    keys of the dict that observations are), ``action`` (a discrete one as its index, not one-hot),
+    what the policy returned besides, ``is_init``, and under ``next`` the observation, ``reward``,
+    ``done``, ``terminated``, ``truncated`` and infos. At the end of an episode the next observation
+    is the last one of that episode. ``("collector", "mask")`` says which steps are valid.
+
+    All of these are views of the rollout's memory, valid as long as the rollout is (see
+    ``keep_last`` of ``Rollouts``; ``clone()`` keeps them for longer), but for ``reward``, which
+    becomes float32, and ``done``. Where an episode has ended, ``next`` observations lie in
+    ``rollout.final_observations``, whose rows without data are filled with the observations that
+    followed; elsewhere they are ``rollout.observations[1:]``.
+
+    Args:
+        rollout: A rollout of arrays, not of tensors, whose envs all have T steps.
+
+    Raises:
+        ValueError: If envs have fewer steps (``allow_partial=True``).
+        TypeError: If observations or actions are tuples.
+    """
+    steps, envs = rollout.terminated.shape
+    if (rollout.lengths != steps).any():
+        raise ValueError(
+            f"cannot make a TensorDict: an env has {rollout.lengths.min()} steps, expected {steps} "
+            "of all; sample with allow_partial=False"
+        )
+    done = rollout.terminated | rollout.truncated
+    observed = mapped(lambda array: array[:-1], rollout.observations)
+    following = mapped(lambda array: array[1:], rollout.observations)
+    if done.any():
+        _fill(rollout.final_observations, following, ~done)
+        following = rollout.final_observations
+    ends = {"done": done, "terminated": rollout.terminated, "truncated": rollout.truncated}
+    after = {"reward": rollout.rewards.astype(np.float32), **ends}
+    arrays = {
+        **_named("observation", observed),
+        **_named("action", rollout.actions),
+        **rollout.extras,
+        "is_init": rollout.starts[:-1, :, None],
+        "next": {
+            **rollout.infos,
+            **_named("observation", following),
+            **{key: array[..., None] for key, array in after.items()},
+        },
+        "collector": {"mask": rollout.valid},
+    }
+    return _tensordict(arrays, [envs, steps])
+
+
+class RolloutCollector:
+    """An iterator over the rollouts of ``pysampler.Rollouts``, as TorchRL's collectors have them.
+
+    >>> rollouts = pysampler.Rollouts("CartPole-v1", policy, 128, num_envs=8)  # doctest: +SKIP
+    >>> with RolloutCollector(rollouts, total_frames=100_000) as collector:  # doctest: +SKIP
+    ...     for data in collector:
+    ...         advantage(data)  # a TensorDict, whose arrays were not copied
+
+    Args:
+        rollouts: The rollouts, which are closed with the collector.
+        total_frames: The iterator ends with the rollout that reaches this many steps of single
+            envs. None: it does not end.
+
+    Attributes:
+        rollouts: The rollouts.
+        frames: The number of steps so far.
+    """
+
+    def __init__(self, rollouts: Rollouts, total_frames: int | None = None) -> None:
+        self.rollouts = rollouts
+        self.frames = 0
+        self._total = math.inf if total_frames is None else total_frames
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next rollout, as ``tensordict_of`` does: it is sampled now."""
+        if self.frames >= self._total:
+            raise StopIteration
+        data = tensordict_of(next(self.rollouts))
+        self.frames += data.numel()
+        return data
+
+    def shutdown(self) -> None:
+        """Close the rollouts."""
+        self.rollouts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return f"<pysampler.adapters.torchrl.RolloutCollector of {self.rollouts!r}>"
+
+
+def _named(name: str, tree: Any) -> dict[str, Any]:
+    """Return arrays by name: those of a dict by its keys."""
+    if isinstance(tree, tuple):
+        raise TypeError(f"cannot make a TensorDict: {name} is a tuple, expected an array or a dict")
+    return tree if isinstance(tree, dict) else {name: tree}
+
+
+def _fill(final: Any, following: Any, rows: np.ndarray) -> None:
+    """Write to the rows of ``final`` what is in those of ``following``."""
+    if isinstance(final, dict):
+        for key in final:
+            _fill(final[key], following[key], rows)
+    elif not isinstance(final, tuple):  # which is refused by name
+        mask = rows.reshape(rows.shape + (1,) * (final.ndim - 2))
+        np.copyto(final, following, where=mask)
+
+
+def _tensordict(arrays: dict[str, Any], batch_size: list[int]) -> Any:
+    """Return arrays ``[T, N, ...]`` as a TensorDict of tensors ``[N, T, ...]``."""
+    tensors = {
+        key: _tensordict(value, batch_size)
+        if isinstance(value, dict)
+        else tensor_from(value).transpose(0, 1)
+        for key, value in arrays.items()
+    }
+    return TensorDict(tensors, batch_size=batch_size, names=[None, "time"])

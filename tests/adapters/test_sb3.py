@@ -1,0 +1,211 @@
+"""Stable-Baselines3 and sb3-contrib train on pysampler's VecEnv as on their own."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from made_up import same
+
+pytest.importorskip("stable_baselines3")
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from pysampler.adapters import _env_calls
+from pysampler.adapters.sb3 import VecEnv
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.slow
+def test_sb3_sees_what_its_own_vec_env_shows():
+    def env_fn():
+        return Monitor(gym.make("Pendulum-v1", max_episode_steps=15))
+
+    ours, theirs = VecEnv([env_fn] * 3, num_workers=2), DummyVecEnv([env_fn] * 3)
+    for envs in (ours, theirs):
+        envs.seed(5)
+        envs.action_space.seed(1)
+    same(ours.reset(), theirs.reset())
+    for _ in range(40):
+        actions = np.stack([theirs.action_space.sample() for _ in range(3)])
+        a, b = ours.step(actions), theirs.step(actions)
+        for x, y in zip(a[:3], b[:3], strict=True):
+            same(x, y)
+        for row, other in zip(a[3], b[3], strict=True):
+            assert row.keys() == other.keys()
+            assert row["TimeLimit.truncated"] == other["TimeLimit.truncated"]
+            if "episode" in row:
+                assert (row["episode"]["r"], row["episode"]["l"]) == (
+                    other["episode"]["r"],
+                    other["episode"]["l"],
+                )
+                same(row["terminal_observation"], other["terminal_observation"])
+    assert ours.env_is_wrapped(Monitor) == [True] * 3
+    assert ours.env_is_wrapped(gym.wrappers.ClipAction, [1]) == [False]
+    ours.set_attr("told", 4, [0, 2])
+    assert ours.get_attr("told", [2, 0]) == [4, 4]
+    assert ours.env_method("get_wrapper_attr", "told", indices=0) == [4]
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_sb3_learns():
+    envs = VecEnv([lambda: Monitor(gym.make("CartPole-v1"))] * 8, num_workers=2)
+    model = PPO("MlpPolicy", envs, n_steps=64, batch_size=256, seed=0, device="cpu")
+    model.learn(2048)
+    early = np.mean([info["r"] for info in model.ep_info_buffer])
+    model.learn(20480, reset_num_timesteps=False)
+    late = np.mean([info["r"] for info in model.ep_info_buffer])
+    assert late > 2 * early
+    envs.close()
+
+
+@pytest.mark.slow
+def test_make_vec_env_makes_it_as_it_makes_sb3s_own():
+    ours = make_vec_env(
+        *("CartPole-v1", 3), seed=4, vec_env_cls=VecEnv, vec_env_kwargs={"start_method": "fork"}
+    )
+    theirs = make_vec_env("CartPole-v1", 3, seed=4)
+    np.testing.assert_array_equal(ours.reset(), theirs.reset())
+    for _ in range(12):
+        for a, b in zip(ours.step([1, 1, 1])[:3], theirs.step([1, 1, 1])[:3], strict=True):
+            np.testing.assert_array_equal(a, b)
+    for envs in (ours, theirs):
+        assert envs.env_is_wrapped(Monitor) == [True] * 3
+        assert envs.has_attr("action_space")
+        assert not envs.has_attr("no_such_thing")
+        envs.close()
+
+
+def test_start_method_is_another_name_of_context():
+    with pytest.raises(ValueError, match="start_method 'fork' and context 'spawn', expected one"):
+        VecEnv([lambda: gym.make("CartPole-v1")], start_method="fork", context="spawn")
+    for method in (None, "fork", "forkserver"):
+        envs = VecEnv([lambda: gym.make("CartPole-v1")], start_method=method)
+        assert envs.envs.context == method
+        envs.close()
+    with pytest.raises(ValueError, match="context 'thread'"):
+        VecEnv([lambda: gym.make("CartPole-v1")], start_method="thread")
+
+
+def test_it_prints_short_and_counts():
+    envs = VecEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2)
+    assert repr(envs) == (
+        "<pysampler.adapters.sb3.VecEnv of VectorEnv(CartPole-v1, num_envs=4, num_workers=2)>"
+    )
+    envs.reset()
+    envs.step(np.zeros(4, int))
+    assert envs.stats().steps.count.tolist() == [1] * 4
+    envs.close()
+
+
+# -- masks -----------------------------------------------------------------------------------------
+
+
+class OneAllowed(gym.Env):
+    """Pays for the one action that is allowed, and ends when another is taken."""
+
+    observation_space = spaces.Box(0, 1, (4,), np.float32)
+    action_space = spaces.Discrete(4)
+
+    def __init__(self, *, tells="method"):
+        self.asked = 0
+        self.tells = tells
+        if tells == "method":
+            self.action_masks = self.masks
+
+    def masks(self):
+        self.asked += 1
+        return [action == self.allowed for action in range(4)]
+
+    def allow(self, action):
+        self.allowed = action
+
+    def draw(self):
+        self.allowed = int(self.np_random.integers(4))
+        info = {"action_mask": np.array(self.masks())} if self.tells == "info" else {}
+        return np.zeros(4, np.float32), info
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.draw()
+
+    def step(self, action):
+        self.steps += 1
+        paid = action == self.allowed
+        observation, info = self.draw()
+        return observation, float(paid), not paid, self.steps == 20, info
+
+
+def masked(tells="method", envs=4):
+    return VecEnv([lambda: OneAllowed(tells=tells)] * envs, num_workers=2)
+
+
+@pytest.mark.parametrize("tells", ["method", "info"])
+def test_masks_come_with_the_steps_and_are_those_of_the_env(tells):
+    envs = masked(tells)
+    assert envs.has_attr("action_masks") == (tells == "method")  # infos are there after a reset
+    envs.seed(1)
+    envs.reset()
+    assert envs.has_attr("action_masks")
+    rng = np.random.default_rng(1)
+    for _ in range(60):
+        masks = np.stack(envs.env_method("action_masks"))
+        assert masks.dtype == bool
+        assert masks.argmax(1).tolist() == envs.get_attr("allowed")
+        assert masks.sum(1).tolist() == [1] * 4
+        same(envs.env_method("action_masks", indices=[2, 1]), list(masks[[2, 1]]))
+        actions = np.where(rng.random(4) < 0.9, masks.argmax(1), rng.integers(4, size=4))
+        rewards = envs.step(actions)[1]
+        assert rewards.tolist() == (actions == masks.argmax(1)).tolist()
+    # Once a reset and once a step, however often we asked.
+    stats = envs.stats()
+    assert (envs.get_attr("asked") <= stats.steps.count + stats.resets.count).all()
+    envs.close()
+
+
+def test_envs_are_asked_for_their_masks_after_a_call_that_may_change_them():
+    envs = masked()
+    envs.reset()
+    for change in (
+        lambda: envs.set_attr("allowed", 3),
+        lambda: envs.env_method("allow", 3),
+    ):
+        envs.step(np.zeros(4, int))
+        change()
+        assert np.argmax(envs.env_method("action_masks"), 1).tolist() == [3] * 4
+    envs.close()
+
+
+def test_envs_without_masks_have_none():
+    envs = VecEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
+    envs.reset()
+    assert not envs.has_attr("action_masks")
+    assert envs.env_is_wrapped(_env_calls.MaskInfo) == [False] * 2
+    with pytest.raises(AttributeError, match="action_masks"):
+        envs.env_method("action_masks")
+    envs.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tells", ["method", "info"])
+def test_maskable_ppo_learns_and_takes_no_masked_action(tells):
+    sb3_contrib = pytest.importorskip("sb3_contrib")
+    from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
+
+    envs = masked(tells)
+    model = sb3_contrib.MaskablePPO("MlpPolicy", envs, n_steps=32, batch_size=64, device="cpu")
+    model.learn(512)
+    assert is_masking_supported(envs)
+    observations, total = envs.reset(), 0.0
+    for _ in range(40):
+        actions, _ = model.predict(observations, action_masks=get_action_masks(envs))
+        observations, rewards, *_ = envs.step(actions)
+        total += rewards.sum()
+    assert total == 160
+    envs.close()

@@ -1,0 +1,222 @@
+"""Tianshou's collectors collect from pysampler's VectorEnv what they collect from their own."""
+
+import os
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from made_up import SpaceEnv
+
+os.environ.setdefault("NUMBA_DISABLE_JIT", "1")  # to compile takes longer than all tests
+pytest.importorskip("tianshou")
+from tianshou.algorithm.algorithm_base import Policy
+from tianshou.data import AsyncCollector, Batch, Collector, VectorReplayBuffer
+from tianshou.env import DummyVectorEnv
+
+from pysampler.adapters.tianshou import VectorEnv
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Lean(Policy):
+    """Push the cart to where the pole leans."""
+
+    def forward(self, batch, state=None, **kwargs):
+        hidden = np.zeros(len(batch.obs))
+        return Batch(act=(batch.obs[:, 2] > 0).astype(int), state=Batch(hidden=hidden))
+
+
+def cartpole():
+    return gym.make("CartPole-v1", max_episode_steps=40)
+
+
+def both(env_fn=cartpole, envs=4, **options):
+    return VectorEnv([env_fn] * envs, num_workers=2, **options), DummyVectorEnv([env_fn] * envs)
+
+
+def close(*all_envs):
+    for envs in all_envs:
+        envs.close()
+
+
+def collector(kind, envs):
+    policy = Lean(action_space=gym.spaces.Discrete(2))
+    return kind(policy, envs, VectorReplayBuffer(4000, len(envs)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("much", [{"n_step": 600}, {"n_episode": 11}])
+def test_a_collector_collects_what_it_does_from_tianshous_own_envs(much):
+    buffers, stats = [], []
+    made = both()
+    for envs in made:
+        one = collector(Collector, envs)
+        envs.seed(5)
+        one.reset()
+        stats.append(one.collect(**much))
+        buffers.append(one.buffer)
+    assert stats[0].n_collected_steps == stats[1].n_collected_steps > 200
+    np.testing.assert_array_equal(stats[0].returns, stats[1].returns)
+    ours, theirs = buffers
+    for name in ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next"):
+        a, b = ours[:][name], theirs[:][name]
+        np.testing.assert_array_equal(a, b)
+        assert a.dtype == b.dtype
+    assert ours[:].truncated.any()
+    assert ours[:].terminated.any()
+    close(*made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"wait_num": 2}, {"timeout": 0.001}])
+def test_an_async_collector_collects_whole_episodes(options):
+    envs = VectorEnv([cartpole] * 4, num_workers=2, **options)
+    one = collector(AsyncCollector, envs)
+    for _ in range(2):  # the second begins with steps under way
+        one.reset()
+        stats = one.collect(n_step=400)
+        assert stats.n_collected_steps >= 400
+        assert stats.n_collected_episodes == len(stats.returns) > 0
+        assert (stats.returns == stats.lens).all()
+        steps = one.buffer[:]
+        # What an env showed next is what was acted on then, unless the episode was over.
+        for env in range(4):
+            rows = steps[steps.info["env_id"] == env]
+            goes_on = ~rows.done[:-1]
+            np.testing.assert_array_equal(rows.obs[1:][goes_on], rows.obs_next[:-1][goes_on])
+    close(envs)
+
+
+def same_results(ours, theirs):
+    """But for the types of the numbers in infos."""
+    for a, b in zip(ours[:-1], theirs[:-1], strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert a.dtype == b.dtype
+    assert list(ours[-1]) == list(theirs[-1])
+
+
+def test_envs_are_stepped_and_reset_by_their_ids():
+    made = both()
+    ours, theirs = made
+    assert len(ours) == 4
+    same_results(*(envs.reset(seed=3) for envs in made))
+    for ids in ([2, 0], np.array([3]), 1, None):
+        actions = np.ones(4 if ids is None else np.size(ids), int)
+        same_results(*(envs.step(actions, ids) for envs in made))
+    same_results(*(envs.reset([3, 1], seed=4) for envs in made))
+    same_results(*(envs.step(np.zeros(4, int)) for envs in made))
+    assert ours.seed(8) == theirs.seed(8) == [[8], [9], [10], [11]]
+    same_results(*(envs.step(np.zeros(4, int)) for envs in made))
+    close(*made)
+
+
+def test_observations_that_are_dicts_are_an_array_of_dicts():
+    space = gym.spaces.Dict(a=gym.spaces.Box(0, 1, (2,)), b=gym.spaces.Discrete(5))
+    made = both(lambda: SpaceEnv(space))
+    for results in zip(*(envs.reset(seed=1) for envs in made), strict=True):
+        assert [array.dtype for array in results] == [np.dtype(object)] * 2
+    ours, theirs = (Batch(envs.step(np.zeros(4, int))[0]) for envs in made)
+    assert ours.a.shape == theirs.a.shape
+    assert ours.b.tolist() == theirs.b.tolist()
+    np.testing.assert_array_equal(ours.a, theirs.a)
+    close(*made)
+
+
+def test_tuples_are_refused_before_a_step():
+    space = gym.spaces.Tuple([gym.spaces.Discrete(2)])
+    with pytest.raises(TypeError, match="observations are tuples, expected arrays or dicts"):
+        VectorEnv([lambda: SpaceEnv(space)])
+
+
+def test_a_step_returns_the_first_that_are_ready():
+    envs = VectorEnv([cartpole] * 4, wait_num=2, num_workers=2)
+    assert envs.is_async
+    envs.reset(seed=1)
+    *_, infos = envs.step(np.ones(4, int))
+    ready = [info["env_id"] for info in infos]
+    assert len(ready) >= 2
+    assert sorted(ready + envs.waiting_id) == [0, 1, 2, 3]
+    assert sorted(envs.ready_id) == sorted(ready)
+    if envs.waiting_id:
+        with pytest.raises(AssertionError, match="stepping now"):
+            envs.step(np.ones(1, int), envs.waiting_id[:1])
+        rest = envs.step(None, envs.waiting_id)[-1]
+        assert sorted([info["env_id"] for info in rest] + ready) == [0, 1, 2, 3]
+    assert envs.waiting_id == []
+    close(envs)
+
+
+class Gated(SpaceEnv):
+    """Steps when a file is there."""
+
+    def __init__(self, gate):
+        super().__init__(gym.spaces.Discrete(3))
+        self.gate = gate
+
+    def step(self, action):
+        import time
+
+        while not self.gate.exists():
+            time.sleep(0.001)
+        return super().step(action)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"wait_num": 1}, {"timeout": 0.01}])
+def test_others_are_reset_and_stepped_beside_an_env_in_a_long_step(options, tmp_path):
+    gates = [tmp_path / "quick", tmp_path / "slow"]
+    gates[0].touch()
+    envs = VectorEnv([lambda g=g: Gated(g) for g in gates], num_workers=2, **options)
+    envs.reset()
+    infos = envs.step(np.zeros(2, int))[-1]
+    assert [info["env_id"] for info in infos] == [0]
+    for _ in range(3):
+        assert envs.reset(0)[0].shape == (1,)
+        infos = envs.step(np.zeros(1, int), [0])[-1]
+        assert [info["env_id"] for info in infos] == [0]
+    assert envs.waiting_id == [1]
+    gates[1].touch()
+    assert envs.get_env_attr("infos", 0) == ["none"]  # waits for the step, whose results are kept
+    assert [info["env_id"] for info in envs.step(None, [1])[-1]] == [1]
+    assert envs.waiting_id == []
+    close(envs)
+
+
+def test_attributes_are_those_of_the_envs():
+    envs = VectorEnv([cartpole] * 3, num_workers=1)
+    assert envs.action_space == [gym.spaces.Discrete(2)] * 3
+    envs.set_env_attr("gravity", 5.0, [0, 2])
+    assert envs.get_env_attr("gravity") == [5.0, 9.8, 5.0]
+    assert envs.get_env_attr("gravity", 2) == [5.0]
+    assert repr(envs) == (
+        "<pysampler.adapters.tianshou.VectorEnv of "
+        "VectorEnv(CartPole-v1, num_envs=3, num_workers=1)>"
+    )
+    envs.reset()
+    envs.step(np.zeros(3, int))
+    assert envs.stats().steps.count.tolist() == [1] * 3
+    envs.close()
+    with pytest.raises(AssertionError, match="closed|cannot be called after close"):
+        envs.reset()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"wait_num": 3}, "wait_num 3, expected 1 to 2"),
+        ({"timeout": 0}, "timeout 0, expected more"),
+    ],
+)
+def test_what_cannot_be_waited_for_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        VectorEnv([cartpole] * 2, **options)
+
+
+def test_as_many_actions_as_envs_are_expected():
+    envs = VectorEnv([cartpole] * 2, num_workers=1)
+    envs.reset()
+    with pytest.raises(ValueError, match="1 actions, expected 2"):
+        envs.step(np.zeros(1, int))
+    with pytest.raises(ValueError, match="no actions"):
+        envs.step(None)
+    close(envs)

@@ -1,0 +1,189 @@
+"""TorchRL samples pysampler's envs, and takes its rollouts as TensorDicts."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from made_up import SpaceEnv
+
+pytest.importorskip("torchrl")
+import torch
+from tensordict.nn import TensorDictModule
+from torchrl.collectors import Collector
+from torchrl.envs import GymWrapper
+from torchrl.objectives.value import GAE
+
+import pysampler
+from pysampler.adapters.torchrl import RolloutCollector, make_env, tensordict_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+def cartpole():
+    return gym.make("CartPole-v1", max_episode_steps=12)
+
+
+# -- envs ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
+def test_torchrl_wraps_it_as_it_is(mode):
+    env = GymWrapper(pysampler.VectorEnv([cartpole] * 4, num_workers=2, autoreset_mode=mode))
+    rollout = env.rollout(60, break_when_any_done=False)
+    assert rollout.shape == (4, 60)
+    assert rollout["next", "done"].any()
+    env.close()
+
+
+def test_make_env_chooses_the_mode_that_torchrl_takes():
+    with pytest.raises(RuntimeError, match="auto-reset mode"):
+        make_env("CartPole-v1", 2, vector_kwargs={"autoreset_mode": "NextStep"})
+    env = make_env(
+        *("CartPole-v1", 4),
+        vector_kwargs={"num_workers": 2},
+        wrapper_kwargs={"categorical_action_encoding": True},
+        max_episode_steps=12,
+    )
+    collector = Collector(env, None, frames_per_batch=160, total_frames=320)
+    for data in collector:
+        assert data.batch_size == (4, 40)
+        done = data["next", "done"][:, :-1, 0]
+        assert data["next", "truncated"].any()
+        # What came next was acted on next, unless the episode was over.
+        same = (data["observation"][:, 1:] == data["next", "observation"][:, :-1]).all(-1)
+        assert torch.equal(same, ~done)
+    collector.shutdown()
+
+
+# -- rollouts --------------------------------------------------------------------------------------
+
+
+def lean(observations):
+    values = observations.sum(-1)
+    return (observations[:, 2] > 0).astype(int), {"state_value": values[:, None]}
+
+
+def rollouts(horizon=40, env=cartpole, policy=lean, **options):
+    return pysampler.Rollouts(env, policy, horizon, num_envs=4, seed=1, **options)
+
+
+def shares(tensor, array):
+    return np.shares_memory(tensor.numpy(), array)
+
+
+def test_a_rollout_is_a_tensordict_of_the_same_memory():
+    with rollouts() as sampler:
+        rollout = next(sampler)
+        before = rollout.copy()
+        data = tensordict_of(rollout)
+        assert data.batch_size == (4, 40)
+        assert data.names == [None, "time"]
+        assert shares(data["observation"], rollout.observations)
+        assert shares(data["action"], rollout.actions)
+        assert shares(data["state_value"], rollout.extras["state_value"])
+        assert shares(data["next", "terminated"], rollout.terminated)
+        assert shares(data["next", "truncated"], rollout.truncated)
+        assert shares(data["next", "observation"], rollout.final_observations)
+        np.testing.assert_array_equal(data["observation"], before.observations[:-1].swapaxes(0, 1))
+        np.testing.assert_array_equal(data["next", "reward"][..., 0], before.rewards.T)
+        np.testing.assert_array_equal(data["is_init"][..., 0], before.starts[:-1].T)
+        assert data["next", "reward"].dtype == torch.float32
+        assert data["collector", "mask"].all()
+        done = before.terminated | before.truncated
+        assert done.any()
+        np.testing.assert_array_equal(data["next", "done"][..., 0], done.T)
+        expected = np.where(done[..., None], before.final_observations, before.observations[1:])
+        np.testing.assert_array_equal(data["next", "observation"], expected.swapaxes(0, 1))
+        # The rollout itself says what it said before.
+        np.testing.assert_array_equal(rollout.observations, before.observations)
+        np.testing.assert_array_equal(rollout.cut_observations, before.cut_observations)
+
+
+def test_where_no_episode_ends_nothing_is_filled_in():
+    with rollouts(3) as sampler:
+        rollout = next(sampler)
+        assert len(rollout.ended) == 0
+        data = tensordict_of(rollout)
+        assert shares(data["next", "observation"], rollout.observations)
+        assert not shares(data["next", "observation"], rollout.final_observations)
+
+
+def test_the_layout_is_that_of_torchrls_collector():
+    env = make_env(cartpole, 4, wrapper_kwargs={"categorical_action_encoding": True})
+    collector = Collector(env, None, frames_per_batch=160, total_frames=160)
+    theirs = next(iter(collector))
+    with RolloutCollector(rollouts()) as ours:
+        data = next(ours)
+        for key in theirs.keys(include_nested=True, leaves_only=True):
+            if key not in ("done", "terminated", "truncated", ("collector", "traj_ids")):
+                assert data[key].shape == theirs[key].shape, key
+                assert data[key].dtype == theirs[key].dtype, key
+    collector.shutdown()
+
+
+def test_gae_of_torchrl_is_that_of_the_rollout():
+    value_net = torch.nn.Linear(4, 1)
+    module = TensorDictModule(value_net, in_keys=["observation"], out_keys=["state_value"])
+    advantage = GAE(gamma=0.9, lmbda=0.8, value_network=module, average_gae=False)
+
+    def values(observations):
+        return value_net(torch.from_numpy(observations)).detach()[..., 0].numpy()
+
+    with rollouts(policy=lambda observations: lean(observations)[0]) as sampler:
+        rollout = next(sampler)
+        assert len(rollout.cut[0]) > 0
+        expected, _ = rollout.gae(
+            *(values(rollout.observations[:-1]), values(rollout.last_observations)),
+            values(rollout.cut_observations),
+            gamma=0.9,
+            gae_lambda=0.8,
+        )
+        data = advantage(tensordict_of(rollout))
+        np.testing.assert_allclose(
+            data["advantage"][..., 0].detach().numpy(), expected.T, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_a_collector_ends_after_its_frames_and_closes_the_rollouts():
+    with RolloutCollector(rollouts(10), total_frames=90) as collector:
+        assert [data.numel() for data in collector] == [40, 40, 40]
+        assert collector.frames == 120
+        assert repr(collector).startswith("<pysampler.adapters.torchrl.RolloutCollector of <pysamp")
+    assert collector.rollouts.closed
+
+
+def test_dicts_are_keys_and_infos_lie_under_next():
+    space = gym.spaces.Dict(a=gym.spaces.Box(0, 1, (2,)), b=gym.spaces.Discrete(5))
+
+    def policy(observations):
+        return np.zeros(len(observations["b"]), int)
+
+    def env():
+        return SpaceEnv(space, infos="numbers", ends=0.2)
+
+    with rollouts(30, env, policy, info_keys=["x"]) as sampler:
+        rollout = next(sampler)
+        data = tensordict_of(rollout)
+        assert data["a"].shape == (4, 30, 2)
+        assert data["next", "b"].shape == (4, 30)
+        assert shares(data["next", "x"], rollout.infos["x"])
+        ends = data["next", "done"][:, :-1, 0]
+        assert ends.any()
+        assert torch.equal(data["a"][:, 1:][~ends], data["next", "a"][:, :-1][~ends])
+
+
+def test_tuples_and_partial_rollouts_are_refused():
+    space = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Discrete(2)])
+
+    def policy(observations):
+        return np.zeros(len(observations[0]), int)
+
+    with (
+        rollouts(3, lambda: SpaceEnv(space), policy) as sampler,
+        pytest.raises(TypeError, match="observation is a tuple, expected an array or a dict"),
+    ):
+        tensordict_of(next(sampler))
+    with rollouts(4) as sampler:
+        rollout = next(sampler)
+        rollout.lengths[2] = 3
+        with pytest.raises(ValueError, match="an env has 3 steps, expected 4 of all"):
+            tensordict_of(rollout)

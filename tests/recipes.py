@@ -1,0 +1,118 @@
+"""Run the recipes of examples/recipes, each in an environment of its own with what it declares.
+
+    python tests/recipes.py dist/pysampler-*.whl          # all of them: `make recipes`
+    python tests/recipes.py dist/pysampler-*.whl sb3 rllib
+
+A recipe is a program that shows one library on pysampler. It begins with a block of inline script
+metadata (PEP 723) with the dependencies that it needs besides pysampler, runs in seconds as it is,
+and its last line of output is its result. Its file has another name than the library's module,
+which would otherwise be hidden by it: tianshou_dqn.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted((ROOT / "examples" / "recipes").glob("*.py"))
+BLOCK = re.compile(r"^# /// script\n((?:#.*\n)+?)# ///\n", re.MULTILINE)
+# The torch that the tests use; pip applies it only where a dependency needs torch.
+CONSTRAINTS = ["torch==2.13.0"]
+LIMIT = 300  # seconds a recipe may take
+
+
+def dependencies(recipe: Path) -> list[str]:
+    """Return what a recipe declares that it needs."""
+    found = BLOCK.match(recipe.read_text())
+    if found is None:
+        raise ValueError(f"cannot read {recipe.name}: no block of script metadata at its beginning")
+    block = "".join(line[2:] or "\n" for line in found[1].splitlines(keepends=True))
+    declared = tomllib.loads(block)["dependencies"]
+    assert isinstance(declared, list)
+    return declared
+
+
+def missing(requirements: list[str], extra: str = "") -> list[str]:
+    """Return which of the requirements are not met in this interpreter."""
+    absent = []
+    for text in requirements:
+        one = Requirement(text)
+        if one.marker is not None and not one.marker.evaluate({"extra": extra}):
+            continue
+        try:
+            installed = importlib.metadata.distribution(one.name)
+        except importlib.metadata.PackageNotFoundError:
+            absent.append(text)
+            continue
+        if not one.specifier.contains(installed.version, prereleases=True):
+            absent.append(f"{text} (not {installed.version})")
+        for name in one.extras:
+            of_extra = [r for r in installed.requires or () if "extra" in r.partition(";")[2]]
+            absent += missing(of_extra, name)
+    return absent
+
+
+def run(python: str | Path, recipe: Path) -> str:
+    """Run a recipe and return the last line it prints, or raise RuntimeError."""
+    # Threads of torch wait for one another by spinning, which takes the CPUs from the workers.
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [str(python), str(recipe)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=LIMIT, env=one_thread
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{recipe.name} has not ended after {LIMIT} s") from None
+    lines = done.stdout.strip().splitlines()
+    if done.returncode != 0 or not lines:
+        raise RuntimeError(f"{recipe.name} ended with {done.returncode}:\n{done.stderr}")
+    return lines[-1]
+
+
+def environment(recipe: Path, wheel: Path) -> Path:
+    """Make the environment of a recipe under build/recipes, and return its interpreter."""
+    home = ROOT / "build" / "recipes" / recipe.stem
+    subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
+    constraints = home / "constraints.txt"
+    constraints.write_text("\n".join(CONSTRAINTS))
+    python = home / "bin" / "python"
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "-q", "install", "-c", constraints]
+    subprocess.run([*pip, wheel, *dependencies(recipe)], check=True)
+    return python
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("wheel", type=Path, help="the wheel of pysampler to install")
+    parser.add_argument("names", nargs="*", help="recipes to run; by default all")
+    options = parser.parse_args()
+    chosen = [one for one in RECIPES if not options.names or one.stem in options.names]
+    rows, failed = [], False
+    for recipe in chosen:
+        begun = time.perf_counter()
+        try:
+            python = environment(recipe, options.wheel.resolve())
+            begun = time.perf_counter()
+            result = run(python, recipe)
+        except (RuntimeError, subprocess.CalledProcessError) as error:
+            print(error, file=sys.stderr)
+            result, failed = "FAILED", True
+        rows.append((recipe.stem, f"{time.perf_counter() - begun:.1f}", result))
+    print(f"\n{'recipe':20} {'seconds':>8}  result")
+    for name, seconds, result in rows:
+        print(f"{name:20} {seconds:>8}  {result}")
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

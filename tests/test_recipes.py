@@ -1,0 +1,61 @@
+"""Recipes run with their defaults, where what they declare is installed."""
+
+import importlib.util
+import sys
+
+import pytest
+import recipes
+from packaging.requirements import Requirement
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(recipes.LIMIT + 60)
+@pytest.mark.parametrize("recipe", recipes.RECIPES, ids=lambda recipe: recipe.stem)
+def test_a_recipe_runs_and_prints_its_result(recipe):
+    if absent := recipes.missing(recipes.dependencies(recipe)):
+        pytest.skip(f"needs {', '.join(absent)}: run by `make recipes`")
+    assert recipes.run(sys.executable, recipe)
+
+
+@pytest.mark.parametrize("recipe", recipes.RECIPES, ids=lambda recipe: recipe.stem)
+def test_a_recipe_says_how_to_do_less_or_more_of_it(recipe):
+    assert '"--steps"' in recipe.read_text()
+
+
+@pytest.mark.parametrize("recipe", recipes.RECIPES, ids=lambda recipe: recipe.stem)
+def test_a_recipe_does_not_hide_a_module(recipe):
+    """Its folder is the first place where Python looks for modules."""
+    assert importlib.util.find_spec(recipe.stem) is None
+    named = [Requirement(one).name for one in recipes.dependencies(recipe)]
+    assert recipe.stem not in [name.replace("-", "_").lower() for name in named]
+
+
+def test_what_is_missing_is_named():
+    needs = ["numpy>=1", "numpy<1", "no-such-thing[all]>=2", "nothing; python_version < '3'"]
+    wrong, absent = recipes.missing(needs)
+    assert wrong.startswith("numpy<1 (not ")
+    assert absent == "no-such-thing[all]>=2"
+
+
+def test_what_an_extra_needs_is_missing_too(monkeypatch):
+    class Installed:
+        version = "1.0"
+        requires = ("numpy", 'no-such-thing; extra == "more"', 'nothing; extra == "other"')
+
+    monkeypatch.setattr(recipes.importlib.metadata, "distribution", lambda name: found[name])
+    found = {"one": Installed}
+    with pytest.raises(KeyError, match="no-such-thing"):
+        recipes.missing(["one[more]"])
+    assert recipes.missing(["one"]) == []
+
+
+def test_a_recipe_without_its_block_is_refused(tmp_path):
+    (tmp_path / "bare.py").write_text("print(1)\n")
+    with pytest.raises(ValueError, match=r"cannot read bare\.py: no block"):
+        recipes.dependencies(tmp_path / "bare.py")
+
+
+def test_a_recipe_that_fails_shows_what_it_said(tmp_path):
+    (tmp_path / "bad.py").write_text("raise OSError('gone')\n")
+    with pytest.raises(RuntimeError, match=r"bad\.py ended with 1:\n(.*\n)*OSError: gone"):
+        recipes.run(sys.executable, tmp_path / "bad.py")
