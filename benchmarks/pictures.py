@@ -345,8 +345,10 @@ DRAWN = {"speed": speeds, "round": where_a_round_goes, "loss": loss, "mechanism"
 
 def readme_part() -> str:
     """Return the part of the README that has numbers: steps a second, and where they are from."""
-    rows = ["| 64 envs | CPUs | pysampler | AsyncVectorEnv | SubprocVecEnv | EnvPool |"]
-    rows.append("|---|---|---|---|---|---|")
+    rows = [
+        "| 64 envs | CPUs | pysampler | SyncVectorEnv | AsyncVectorEnv | SubprocVecEnv | EnvPool |"
+    ]
+    rows.append("|---|---|---|---|---|---|---|")
     links = []
     for many in (False, True):
         path, results = newest("vector", many_cpus=many)
@@ -356,8 +358,8 @@ def readme_part() -> str:
             values = [
                 speed(results, case, name)
                 for name in (
-                    *("pysampler", "gymnasium AsyncVectorEnv", "SB3 SubprocVecEnv"),
-                    "EnvPool (its own C++ envs)",
+                    *("pysampler", "gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv"),
+                    *("SB3 SubprocVecEnv", "EnvPool (its own C++ envs)"),
                 )
             ]
             ours, *others = (value or 0 for value in values)

@@ -98,7 +98,7 @@ def tables(results: dict[str, Any]) -> str:
         (
             f"Fractions of the ideal: the same envs in {workers} processes that never talk. Median "
             f"[least, most] of repetitions taken in turn; {workers} workers, or a process for each "
-            "env where that is the design.\n"
+            "env where that is the design. *target* is what we aim at.\n"
         ),
     ]
     rows = []

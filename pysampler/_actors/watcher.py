@@ -187,7 +187,7 @@ class Watcher(FreeRunningSampler):
             importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()
         except (ImportError, RuntimeError) as error:
             raise ImportError(
-                "cannot watch: videos need imageio and its ffmpeg; pip install 'pysampler[video]'"
+                "cannot watch: videos need imageio and its ffmpeg: pip install 'imageio[ffmpeg]'"
             ) from error
 
     @property

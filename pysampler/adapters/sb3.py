@@ -32,7 +32,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
     (``TimeLimit.truncated``).
 
     >>> from stable_baselines3 import PPO  # doctest: +SKIP
-    >>> envs = VecEnv([lambda: Monitor(gym.make("CartPole-v1"))] * 8)  # doctest: +SKIP
+    >>> envs = VecMonitor(VecEnv([lambda: gym.make("CartPole-v1")] * 8))  # doctest: +SKIP
     >>> PPO("MlpPolicy", envs).learn(100_000)  # doctest: +SKIP
 
     Action masks, for sb3-contrib's ``MaskablePPO``, cost no message to the envs: they come with the
