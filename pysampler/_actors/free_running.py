@@ -97,7 +97,9 @@ class FreeRunningSampler(Sampler):
         self._spec = visible_spec(self._purpose, envs, leave_out)
         PolicyCaller(policy, self._spec, self._given_settings)  # raises what is wrong
         self.normalizer = normalize
-        self._normalization = normalization_of(normalize, self._spec, self._purpose)
+        self._normalization = normalization_of(
+            normalize, self._spec, self._purpose, counts=self._counts
+        )
         self._statistics: SharedStatistics | None = None
         self.policy = policy
         self._seed = seed
@@ -112,6 +114,8 @@ class FreeRunningSampler(Sampler):
         self._board: Board | None = None
         self._has_workers = envs.num_workers > 0
         self._lease_envs(envs, owned=owned)
+        if normalize is not None and self._counts:
+            normalize.claim(self)
 
     # -- beginning -------------------------------------------------------------------------------
 
@@ -321,7 +325,7 @@ class FreeRunningSampler(Sampler):
             self._request_stop()
         else:
             super().let_go()
-            self._merge_statistics()
+        self._merge_statistics()
 
     def _in_call(self) -> bool:
         """Whether this thread is inside a call that must end before the sampler does."""

@@ -7,6 +7,8 @@ ones lie in a hidden field of the frames, the discounted returns so far in anoth
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -33,6 +35,7 @@ __all__ = [
     "Normalization",
     "Normalizer",
     "arrays_of_moments",
+    "expect_normalizer",
     "moments_of_arrays",
     "normalization_of",
 ]
@@ -74,32 +77,61 @@ class Moments:
         return Moments(self.mean + delta * other.count / count, squares / count, count)
 
 
+@dataclass
+class Statistics:
+    """What is known so far.
+
+    Attributes:
+        moments: By name, those that are normalised with. Each is replaced as a whole.
+        update: Whether to count what is normalised.
+    """
+
+    moments: dict[str, Moments]
+    update: bool
+
+
 class Normalization:
     """Normalises, and counts what it normalises.
 
     Args:
         gamma: The discount factor of returns.
         epsilon: What is added to variances.
-        update: Whether to count.
+        statistics: What is known so far.
+        names: By leaf of the observations, the name of its moments; others are left alone.
 
     Attributes:
-        names: By leaf of the observations, the name of its moments; others are left alone.
-        moments: By name, those that are normalised with. Each is replaced as a whole.
-        seen: By name, those of what was counted here; None if that is not kept.
+        statistics: What is known so far.
+        names: By leaf of the observations, the name of its moments.
+        seen: By name, the moments of what was counted here; None if that is not kept.
     """
 
-    def __init__(self, gamma: float, epsilon: float, *, update: bool) -> None:
+    def __init__(
+        self, gamma: float, epsilon: float, statistics: Statistics, names: dict[int, str]
+    ) -> None:
         self.gamma = gamma
         self.epsilon = epsilon
-        self.update = update
-        self.names: dict[int, str] = {}
-        self.moments: dict[str, Moments] = {}
+        self.statistics = statistics
+        self.names = names
         self.seen: dict[str, Moments] | None = None
+
+    @property
+    def moments(self) -> dict[str, Moments]:
+        """The moments of the statistics."""
+        return self.statistics.moments
+
+    @moments.setter
+    def moments(self, moments: dict[str, Moments]) -> None:
+        self.statistics.moments = moments
+
+    @property
+    def update(self) -> bool:
+        """Whether to count what is normalised."""
+        return self.statistics.update
 
     def copy(self, *, update: bool, keep_seen: bool = False) -> Normalization:
         """Return one that begins with the same moments, and counts for itself."""
-        own = Normalization(self.gamma, self.epsilon, update=update)
-        own.names, own.moments = self.names, dict(self.moments)
+        statistics = Statistics(dict(self.moments), update)
+        own = Normalization(self.gamma, self.epsilon, statistics, self.names)
         own.seen = self.nothing_seen() if keep_seen else None
         return own
 
@@ -189,11 +221,12 @@ class Normalizer:
     is called with normalised observations, and rollouts and records have these and normalised
     rewards; ``ended.returns`` and ``records.returns`` stay sums of the envs' own rewards.
 
-    In one process the numbers are those of ``gymnasium.wrappers.vector.NormalizeObservation`` and
-    ``NormalizeReward``: observations are counted, then normalised to mean 0 and variance 1; rewards
-    are divided by the standard deviation of discounted returns. Statistics are float64 here. Every
-    observation that a policy can act on is counted once. The last observation of an episode that
-    ended is normalised and not counted. Resets do not clear the statistics.
+    Where a policy in the main process acts for all envs together, the numbers are those of
+    ``gymnasium.wrappers.vector.NormalizeObservation`` and ``NormalizeReward``: observations are
+    counted, then normalised to mean 0 and variance 1; rewards are divided by the standard deviation
+    of discounted returns. Statistics are float64 here. Every observation that a policy can act on
+    is counted once. The last observation of an episode that ended is normalised and not counted.
+    Resets do not clear the statistics. One open sampler at a time counts with a normalizer.
 
     Where policies act in workers, each normalises with the statistics that all have in common and
     with what its own envs have returned since. The statistics are merged, exactly, after each
@@ -237,50 +270,72 @@ class Normalizer:
         self._rewards = true_or_false("normalize", "rewards", rewards)
         if not is_real(gamma, 0) or gamma > 1:
             raise ValueError(f"cannot normalize: gamma {gamma!r}, expected 0 to 1")
-        if not is_real(epsilon, 0) or epsilon == 0:
+        if not (is_real(epsilon, 0) and 0 < epsilon < np.inf):
             raise ValueError(f"cannot normalize: epsilon {epsilon!r}, expected more than 0")
-        self._state = Normalization(
-            float(gamma), float(epsilon), update=true_or_false("normalize", "update", update)
-        )
+        self._gamma, self._epsilon = float(gamma), float(epsilon)
+        self._statistics = Statistics({}, true_or_false("normalize", "update", update))
+        self._user: weakref.ref[Any] | None = None  # the sampler that counts with it, or did
 
     @property
     def update(self) -> bool:
         """Whether what is normalised is counted."""
-        return self._state.update
+        return self._statistics.update
 
     @update.setter
     def update(self, update: bool) -> None:
-        self._state.update = true_or_false("normalize", "update", update)
+        self._statistics.update = true_or_false("normalize", "update", update)
 
     @property
     def count(self) -> int:
         """The number of observations that were counted; of rewards, if it has no observations."""
-        moments = self._state.moments
+        moments = self._statistics.moments
         name = next((name for name in moments if name != _RETURNS), _RETURNS)
         return int(moments[name].count) if moments else 0
 
     def normalized(self, observations: Any) -> Any:
-        """Return a batch of observations normalised, and not counted: for use without envs."""
-        return self._normalized(observations, _OBSERVATIONS)
+        """Return a batch of observations normalised, and not counted: for use without envs.
 
-    def _normalized(self, batch: Any, name: str) -> Any:
+        Observations are as the policy gets them, without parts that are left out.
+        """
+        used: set[str] = set()
+        normalised = self._normalized(observations, _OBSERVATIONS, used)
+        expected = {name for name in self._statistics.moments if name != _RETURNS}
+        if used != expected:
+            raise ValueError(
+                f"cannot normalize observations: there are no {sorted(expected - used)} in them"
+            )
+        return normalised
+
+    def _normalized(self, batch: Any, name: str, used: set[str]) -> Any:
         if isinstance(batch, Mapping):
-            return {key: self._normalized(batch[key], f"{name}[{key!r}]") for key in batch}
+            return {key: self._normalized(batch[key], f"{name}[{key!r}]", used) for key in batch}
         if isinstance(batch, tuple):
-            return tuple(self._normalized(one, f"{name}[{i}]") for i, one in enumerate(batch))
+            parts = enumerate(batch)
+            return tuple(self._normalized(one, f"{name}[{i}]", used) for i, one in parts)
+        moments = self._statistics.moments.get(name)
+        if moments is None:
+            return batch
+        used.add(name)
         array = np.asarray(batch)
-        known = name in self._state.moments
-        return self._state.normalised(name, array) if known else array
+        if array.shape[1:] != moments.mean.shape:
+            raise ValueError(
+                f"cannot normalize observations: {name} of shape {array.shape}, expected "
+                f"{('n', *moments.mean.shape)}"
+            )
+        if array.dtype.kind != "f":
+            array = array.astype(np.float64)
+        return self._bound({}).normalised(name, array)
 
     def frozen(self) -> Self:
         """Return a normalizer with these statistics, which stay as they are: for evaluation."""
-        own = type(self)(observations=self._observations, rewards=self._rewards)
-        own._state = self._state.copy(update=False)
+        own = copy.copy(self)
+        own._statistics = Statistics(dict(self._statistics.moments), update=False)
+        own._user = None
         return own
 
     def state_dict(self) -> dict[str, Array]:
         """Return the statistics, as arrays by name."""
-        return arrays_of_moments(self._state.moments)
+        return arrays_of_moments(self._statistics.moments)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with statistics that ``state_dict`` returned; ValueError if they are none.
@@ -288,13 +343,37 @@ class Normalizer:
         Not while actors act: what they publish goes on from where they began.
         """
         moments = moments_of_arrays(state)
-        if empty := [name for name, one in moments.items() if not one.count > 0]:
-            raise ValueError(f"cannot load statistics: {empty[0]} are those of no rows")
-        current = self._state.moments
+        for name, one in moments.items():
+            finite = np.isfinite(one.mean).all() and np.isfinite(one.variance).all()
+            if not (0 < one.count < np.inf and finite and (one.variance >= 0).all()):
+                raise ValueError(
+                    f"cannot load statistics: {name} is no mean, variance and count of some rows"
+                )
+        current = self._statistics.moments
         shapes, expected = ({n: m.mean.shape for n, m in one.items()} for one in (moments, current))
         if current and shapes != expected:
             raise ValueError(f"cannot load statistics: of {shapes}, expected {expected}")
-        self._state.moments = moments
+        self._statistics.moments = moments
+
+    def _bound(self, names: dict[int, str]) -> Normalization:
+        """Return what normalises the leaves of these names, with the common statistics."""
+        return Normalization(self._gamma, self._epsilon, self._statistics, names)
+
+    def claim(self, sampler: Any) -> None:
+        """Let a sampler count with these statistics, until it is closed."""
+        self._user = weakref.ref(sampler)
+
+    def expect_unused(self, purpose: str) -> None:
+        """Raise ValueError if an open sampler counts with these statistics."""
+        user = None if self._user is None else self._user()
+        if user is not None and not user.closed:
+            raise ValueError(
+                f"cannot {purpose}: another open sampler counts with the normalizer; close that "
+                "one, or give each a normalizer"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_user": None}
 
     def __repr__(self) -> str:
         return f"<pysampler.Normalizer, {self.count} counted>"
@@ -311,6 +390,10 @@ def arrays_of_moments(moments: Mapping[str, Moments]) -> dict[str, Array]:
 
 def moments_of_arrays(arrays: Mapping[str, Any]) -> dict[str, Moments]:
     """Return moments from arrays by name, or raise ValueError."""
+    if not isinstance(arrays, Mapping) or not all(isinstance(name, str) for name in arrays):
+        raise TypeError(
+            "cannot load statistics: expected a dict of arrays, as state_dict() returns"
+        )
     names = list(dict.fromkeys(name.rpartition(".")[0] for name in arrays))
     expected = [f"{name}.{part}" for name in names for part in ("mean", "variance", "count")]
     if sorted(arrays) != sorted(expected):
@@ -329,22 +412,32 @@ def moments_of_arrays(arrays: Mapping[str, Any]) -> dict[str, Moments]:
     return moments
 
 
-def normalization_of(normalizer: Any, spec: Spec, purpose: str) -> Normalization | None:
+def normalization_of(
+    normalizer: Any, spec: Spec, purpose: str, *, counts: bool = True
+) -> Normalization | None:
     """Return what a normalizer does to envs of these spaces, or raise what is wrong.
 
     Args:
         normalizer: What a user gave a sampler as ``normalize``.
         spec: The spaces of the envs.
         purpose: What the sampler does, for errors.
+        counts: Whether the sampler counts what it normalises.
     """
     if normalizer is None:
         return None
+    expect_normalizer(normalizer, purpose)
+    if counts:
+        normalizer.expect_unused(purpose)
+    return _bound(normalizer, spec, purpose)
+
+
+def expect_normalizer(normalizer: Any, purpose: str) -> None:
+    """Raise TypeError unless a user gave a normalizer as ``normalize``."""
     if not isinstance(normalizer, Normalizer):
         raise TypeError(
             f"cannot {purpose}: normalize is a {type(normalizer).__name__}, expected a "
             "pysampler.Normalizer"
         )
-    return _bound(normalizer, spec, purpose)
 
 
 def _bound(normalizer: Normalizer, spec: Spec, purpose: str) -> Normalization:
@@ -362,13 +455,12 @@ def _bound(normalizer: Normalizer, spec: Spec, purpose: str) -> Normalization:
             f"cannot {purpose}: there is nothing to normalize, expected observations with "
             "floating-point parts, or rewards=True"
         )
-    state = normalizer._state
-    known = {name: moments.mean.shape for name, moments in state.moments.items()}
-    if known and known != shapes:
-        raise ValueError(
-            f"cannot {purpose}: the normalizer has statistics of {known}, expected {shapes}"
-        )
-    state.names = names
-    if not known:
-        state.moments = {name: Moments.initial(shape) for name, shape in shapes.items()}
-    return state
+    statistics = normalizer._statistics
+    known = {name: moments.mean.shape for name, moments in statistics.moments.items()}
+    if known != shapes:
+        if any(moments.count > _PRIOR for moments in statistics.moments.values()):
+            raise ValueError(
+                f"cannot {purpose}: the normalizer has statistics of {known}, expected {shapes}"
+            )
+        statistics.moments = {name: Moments.initial(shape) for name, shape in shapes.items()}
+    return normalizer._bound(names)

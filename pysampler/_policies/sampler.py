@@ -7,6 +7,7 @@ Nothing else can step the envs until the sampler gives the vector env back.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -293,7 +294,7 @@ def visible_spec(purpose: str, envs: VectorEnv, leave_out: Sequence[str]) -> Spe
         leave_out: The names of the parts of observations that the policy does not see: all that
             have no fixed shape, and no others.
     """
-    if isinstance(leave_out, str):
+    if isinstance(leave_out, str) or not isinstance(leave_out, Collection):
         raise ValueError(
             f"cannot {purpose}: leave_out {leave_out!r}, expected a list of names: [{leave_out!r}]"
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler._numbers import whole_number
+from pysampler._policies.normalize import expect_normalizer
 from pysampler._policies.sampler import makes_envs
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler._torch import to_array
@@ -110,6 +111,8 @@ def evaluate(
     """
     episodes = whole_number("evaluate", "episodes", episodes, 1)
     max_steps = whole_number("evaluate", "max_steps", max_steps, 1)
+    if normalize is not None:
+        expect_normalizer(normalize, "evaluate")
     paused = envs if isinstance(envs, Rollouts) else None
     if paused is not None:
         if num_envs is not None or vector_kwargs is not None:

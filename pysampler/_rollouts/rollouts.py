@@ -206,6 +206,8 @@ class Rollouts(Sampler):
                 self._spec = leasable.transforms.spec
             self._caller = self._make_caller(policy)
             self._lease_envs(leasable.envs, owned=leasable.owned)
+            if normalize is not None:
+                normalize.claim(self)
 
     def _make_caller(self, policy: Any) -> PolicyCaller:
         return PolicyCaller(policy, self._spec)

@@ -298,8 +298,9 @@ class _StackedEnv(gym.Env[Any, Any]):
         rows = zip(self.possible_agents, iterate(self.action_space, action), strict=True)
         actions = {agent: row for agent, row in rows if agent in active}
         observations, rewards, terminated, truncated, infos = self._env.step(actions)
-        over = not self._env.agents or all(
-            ended or truncated.get(agent, False) for agent, ended in terminated.items()
+        over = all(
+            terminated.get(agent, False) or truncated.get(agent, False)
+            for agent in self._env.agents
         )
         stacked = self._stacked(observations, rewards, terminated, truncated)
         return stacked, 0.0, over, False, self._info(infos)

@@ -267,3 +267,43 @@ def test_actors_do_not_count_if_update_is_false():
         np.testing.assert_allclose(records.rewards, expected[:, 0], rtol=1e-6)
         actors.publish()
     assert normalizer.count == 10
+
+
+class Raising(Scripted):
+    def step(self, action):
+        if self.total > 30:
+            raise ValueError("no more")
+        self.total += 1
+        return super().step(action)
+
+    def reset(self, **kwargs):
+        self.total = getattr(self, "total", 0)
+        return super().reset(**kwargs)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_was_counted_is_kept_if_an_env_raises(workers):
+    normalizer = pysampler.Normalizer()
+    taken = 0
+    with (
+        pysampler.VectorEnv([lambda: Raising(SCRIPT)] * 2, num_workers=workers) as envs,
+        pysampler.Actors(envs, still, normalize=normalizer) as actors,
+        pytest.raises(pysampler.EnvError, match="no more"),
+    ):
+        while True:
+            records = actors.take(8, min_records=1)
+            taken += len(records)
+    assert normalizer.count >= taken > 8
+
+
+def test_actors_that_have_ended_must_be_closed_before_others_count():
+    normalizer = pysampler.Normalizer()
+    actors = pysampler.Actors([make] * 2, still, normalize=normalizer)
+    all_of(actors, 10)
+    counted = normalizer.count
+    with pytest.raises(ValueError, match="another open sampler counts with the normalizer"):
+        pysampler.Rollouts([make] * 2, still, 4, normalize=normalizer)
+    actors.close()
+    with pysampler.Rollouts([make] * 2, still, 4, normalize=normalizer) as rollouts:
+        next(rollouts)
+    assert normalizer.count > counted

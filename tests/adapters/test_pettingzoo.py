@@ -8,7 +8,7 @@ import pettingzoo
 import pytest
 import supersuit
 from gymnasium.vector.utils import iterate
-from parallel_in_tests import Dying, Leaving, Unequal
+from parallel_in_tests import Dying, Joining, Leaving, Unequal
 
 import pysampler
 from pysampler.adapters.pettingzoo import ParallelVectorEnv, make_vec
@@ -195,3 +195,14 @@ def test_agents_with_spaces_of_their_own_are_refused():
 def test_envs_that_are_not_parallel_are_refused():
     with pytest.raises(pysampler.EnvError, match="AECEnv, expected a pettingzoo Parallel"):
         ParallelVectorEnv([pettingzoo.AECEnv], num_workers=1)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_an_env_goes_on_while_an_agent_that_joined_is_there(workers):
+    with closing(make_vec(Joining, 1, num_workers=workers)) as envs:
+        envs.reset(seed=0)
+        ended = []
+        for _ in range(4):
+            _, _, terminated, truncated, _ = envs.step(np.zeros(3, np.int64))
+            ended.append((terminated | truncated).tolist())
+    assert ended == [[False] * 3, [True, True, False], [False] * 3, [False, False, True]]

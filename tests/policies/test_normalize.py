@@ -192,3 +192,112 @@ def test_nothing_to_normalise_is_refused():
         pysampler.Rollouts(
             Images, still, 5, num_envs=2, normalize=pysampler.Normalizer(rewards=False)
         )
+
+
+def zeros_for_parts(observations):
+    return np.zeros(len(next(iter(observations.values()))), int)
+
+
+class Parts(gym.Env):
+    """An env with a float part around 100, whose other part may be an integer."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, *names):
+        box = spaces.Box(-1e3, 1e3, (1,), np.float32)
+        kinds = {"number": spaces.Discrete(1000), "near": box, "far": box}
+        self.observation_space = spaces.Dict([(name, kinds[name]) for name in names])
+
+    def _observation(self):
+        noise = self.np_random.normal(size=1).astype(np.float32)
+        values = {"number": 777, "near": noise, "far": 100 + noise}
+        return {name: values[name] for name in self.observation_space}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observation(), {}
+
+    def step(self, action):
+        return self._observation(), 1.0, False, False, {}
+
+
+def rollouts_of(names, normalizer, **options):
+    return pysampler.Rollouts(
+        [lambda: Parts(*names)] * 2, zeros_for_parts, 8, normalize=normalizer, **options
+    )
+
+
+def test_samplers_of_envs_whose_parts_have_other_numbers_take_each_its_own():
+    normalizer = pysampler.Normalizer(rewards=False)
+    with rollouts_of(["number", "far"], normalizer, seed=1) as first:
+        next(first)
+    with rollouts_of(["far"], normalizer, seed=1) as second:
+        next(second)
+    with rollouts_of(["number", "far"], normalizer, seed=1) as first:
+        rollout = next(first)
+    assert (rollout.observations["number"] == 777).all()
+    assert abs(rollout.observations["far"]).max() < 10
+
+
+def test_one_open_sampler_counts_with_a_normalizer():
+    normalizer = pysampler.Normalizer()
+    with rollouts_of(["far"], normalizer) as rollouts:
+        with pytest.raises(ValueError, match="another open sampler counts with the normalizer"):
+            rollouts_of(["far"], normalizer)
+        next(rollouts)
+    with rollouts_of(["far"], normalizer) as rollouts:
+        next(rollouts)
+
+
+def test_a_normalizer_that_has_counted_nothing_takes_other_envs():
+    normalizer = pysampler.Normalizer()
+    with pytest.raises(TypeError, match="policy"):
+        pysampler.Rollouts([lambda: Parts("far")] * 2, 42, 8, normalize=normalizer)
+    with rollouts_of(["near", "far"], normalizer) as rollouts:
+        next(rollouts)
+    with pytest.raises(ValueError, match="the normalizer has statistics of"):
+        rollouts_of(["far"], normalizer)
+
+
+def test_what_is_normalised_without_envs_is_what_the_policy_gets():
+    normalizer = pysampler.Normalizer(rewards=False)
+    with rollouts_of(["number", "far"], normalizer) as rollouts:
+        next(rollouts)
+    given = {"number": np.array([1, 2]), "far": [[100], [110]]}  # integers, as from JSON
+    far = normalizer.normalized(given)["far"]
+    assert far.dtype == np.float64
+    assert far[1, 0] - far[0, 0] > 5
+    assert normalizer.normalized(given)["number"] is given["number"]
+    for wrong in (np.zeros((2, 1)), {"number": np.zeros(2)}, {"far": np.zeros((2, 3))}):
+        with pytest.raises(ValueError, match="cannot normalize observations: "):
+            normalizer.normalized(wrong)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"variance": -1.0}, {"mean": np.nan}, {"count": np.inf}, {"count": 0.0}],
+    ids=lambda change: next(iter(change)),
+)
+def test_statistics_that_are_none_are_refused(change):
+    normalizer = pysampler.Normalizer(rewards=False)
+    with rollouts_of(["far"], normalizer) as rollouts:
+        next(rollouts)
+    state = normalizer.state_dict()
+    [(part, value)] = change.items()
+    name = next(name for name in state if name.endswith(part))
+    state[name] = np.full(state[name].shape, value)
+    with pytest.raises(ValueError, match="no mean, variance and count"):
+        normalizer.load_state_dict(state)
+    with pytest.raises(TypeError, match="expected a dict of arrays"):
+        normalizer.load_state_dict([1])
+    with pytest.raises(TypeError, match="cannot evaluate: normalize is a bool"):
+        pysampler.evaluate("CartPole-v1", zeros_for_parts, 1, normalize=True)
+
+
+def test_a_subclass_is_frozen_as_it_is():
+    class Own(pysampler.Normalizer):
+        def __init__(self, name):
+            super().__init__(rewards=False)
+            self.name = name
+
+    assert Own("mine").frozen().name == "mine"

@@ -69,3 +69,21 @@ class Dying(Leaving):
 
             os._exit(1)
         return super().step(actions)
+
+
+class Joining(Leaving):
+    """Agents a and b leave after two steps; c, who was not there, joins then for two steps."""
+
+    def __init__(self):
+        super().__init__((2, 2, 4))
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed, options)
+        self.agents = ["a", "b"]
+        return {agent: self.observe(agent) for agent in self.agents}, {a: {} for a in self.agents}
+
+    def step(self, actions):
+        results = super().step(actions)
+        if self.steps == 2:
+            self.agents = ["c"]
+        return results
