@@ -60,6 +60,8 @@ class Share:
     def describe(self, failure: Failure, where: str, doing: str) -> str:
         """Return what raised, where and while doing what, as errors say it."""
         kind = failure.report.kind
+        if kind == WorkerLostError.__name__:  # the replacement of the lost worker says so
+            return f"{self} did not answer"
         if failure.culprit:
             return f"{failure.culprit}{where} raised {kind} {failure.doing}"
         host = f"the host of {self.noun}s"
