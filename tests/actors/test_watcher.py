@@ -412,7 +412,7 @@ def test_imageio_and_its_ffmpeg_are_asked_for_at_once(tmp_path, monkeypatch):
     for missing in ("imageio", "imageio_ffmpeg"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, missing, None)
-            with pytest.raises(ImportError, match="videos need imageio and its ffmpeg; pip"):
+            with pytest.raises(ImportError, match="videos need imageio and its ffmpeg: pip"):
                 pysampler.Watcher(Says(), Told, "rgb_array", **options)
     assert not options["folder"].exists()
 
