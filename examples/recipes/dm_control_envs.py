@@ -1,5 +1,11 @@
 # /// script
-# dependencies = ["dm-control>=1.0.50", "shimmy>=2", "mujoco<4"]  # 1.0.50 fails with mujoco 4
+# dependencies = [
+#   "dm-control>=1.0.50",
+#   "imageio",  # as gymnasium's MuJoCo envs do
+#   "mujoco<4",  # dm-control 1.0.50 fails with 4
+#   "packaging",
+#   "shimmy>=2",
+# ]
 # ///
 """DeepMind's control suite on pysampler, by Shimmy: random actions, and their rewards.
 
