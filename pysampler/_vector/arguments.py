@@ -103,10 +103,10 @@ def faults(
 def env_fns(given: Iterable[Callable[[], gym.Env[Any, Any]]]) -> list[Callable[[], Any]]:
     """Return ``given`` as a list of functions, or raise."""
     if not isinstance(given, Iterable) or isinstance(given, str):
-        hint = f"; make_vec({given!r}, num_envs) makes envs by their id"
+        by_id = f"; make_vec({given!r}, num_envs) makes envs by their id"
         raise TypeError(
             f"cannot make vector env: env_fns {given!r}, expected a list of functions that each "
-            f"make an env{hint if isinstance(given, str) else ''}"
+            "make an env" + (by_id if isinstance(given, str) else "")
         )
     functions = list(given)
     if not functions:

@@ -199,23 +199,20 @@ class VectorCore:
         if self.state is None and self.lease is None and not self.layout_due:
             return
         lease = self.lease
-        own_call = lease is None or lease.owner_calls
-        if self.state not in (None, *_WITH_WAIT) and own_call and self.at_work:
-            self.drop_work("a call", stopped=True)
-        state = self.pending
         if lease is not None and not lease.owner_calls:
-            state = lease.name
             if lease.over:
                 self._reclaim(lease)
                 return
-        elif self.layout_due:
+            raise AlreadyPendingCallError(
+                f"cannot call {what}: {lease.name} have the envs until they are closed", lease.name
+            )
+        if self.state not in (None, *_WITH_WAIT) and self.at_work:
+            self.drop_work("a call", stopped=True)
+        state = self.pending
+        if self.layout_due:
             self.drop_work("a call", stopped=True)
             self.lay_out(self._usual)
             return
-        if state is not None and lease is not None and not own_call:
-            raise AlreadyPendingCallError(
-                f"cannot call {what}: {state} have the envs until they are closed", state
-            )
         if state is not None:
             raise AlreadyPendingCallError(
                 f"Calling `{what}` while waiting for a pending call to `{state}` to complete",

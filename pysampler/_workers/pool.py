@@ -232,6 +232,7 @@ class Pool:
         try:
             # A worker reads between the steps of its members, however long these are.
             while not self._core.flush(_PATIENCE):
+                self.look_for_late()
                 if not self._recovery.at_work():
                     break
             else:

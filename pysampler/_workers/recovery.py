@@ -8,8 +8,6 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from pysampler._workers.processes import GRACE
 from pysampler.errors import (
     EnvTimeoutError,
@@ -101,11 +99,9 @@ class Recovery:
         ]
 
     def at_work(self) -> bool:
-        """Return whether any member is at work; raise or restart what is late."""
-        if self.faults.step_timeout is not None:
-            self.look_for_late()
+        """Return whether any member is at work."""
         envs, _ = self._links.counters.at_work()
-        return bool((np.asarray(envs) >= 0).any())
+        return bool((envs >= 0).any())
 
     def wait(self, wait: Callable[..., bool], deadline: int | None) -> bool:
         """Return whether ``wait`` was over by the deadline, looking for late members meanwhile."""

@@ -157,7 +157,7 @@ class Gated(SpaceEnv):
         import time
 
         while not self.gate.exists():
-            time.sleep(0.001)
+            time.sleep(0.001)  # there is nothing to wait on: another process makes the file
         return super().step(action)
 
 

@@ -85,7 +85,7 @@ def test_a_closed_sampler_admits_no_thread(envs):
 
 def test_only_the_sampler_calls_the_vector_env_until_it_is_closed(envs):
     with Counting(envs) as sampler:
-        with pytest.raises(AlreadyPendingCallError, match="counts"):
+        with pytest.raises(AlreadyPendingCallError, match="counts have the envs until"):
             envs.reset()
         with pytest.raises(AlreadyPendingCallError, match="counts"):
             Counting(envs)
