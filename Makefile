@@ -14,8 +14,8 @@ FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-python test-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
-  bench-cliffs bench-core bench-actors bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels contract \
-  recipes clean
+  bench-cliffs bench-core bench-actors bench-hosts bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels \
+  contract recipes clean
 
 help:  ## what there is
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -53,6 +53,7 @@ test-faults: $(VENV)/package.stamp $(VENV)/test.stamp $(VENV)/native.stamp  ## k
 	PYSAMPLER_FAULT_ROUNDS=300 $(BIN)/python -m pytest tests/faults/test_kills.py -s
 	$(BIN)/python tests/faults/campaign.py --seconds 600 --out benchmarks/results >/dev/null
 	$(BIN)/python tests/faults/parent.py --seconds 600 --out benchmarks/results >/dev/null
+	$(BIN)/python tests/faults/hosts.py --faults 100 --seconds 1800 --out benchmarks/results >/dev/null
 	$(BIN)/python tests/faults/fuzz_envs.py --seconds 600
 	$(BIN)/python tests/faults/fuzz_files.py --seconds 600
 	$(BIN)/python tests/faults/fuzz_primitives.py --seconds 600
@@ -102,6 +103,18 @@ bench-core: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(CMAKE) -S . -B build/bench -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_BENCHMARKS=ON
 	$(BIN)/cmake --build build/bench
 	$(BIN)/python benchmarks/core.py --native build/bench/benchmarks/native
+
+# RLlib wants a gymnasium of its own.
+build/bench-hosts/.stamp: pyproject.toml
+	$(PYTHON) -m venv --clear build/bench-hosts
+	build/bench-hosts/bin/python -m pip --disable-pip-version-check -q install --upgrade 'pip>=25.1'
+	build/bench-hosts/bin/python -m pip --disable-pip-version-check -q install --group bench-hosts
+	@touch $@
+
+bench-hosts: wheel build/bench-hosts/.stamp  ## hosts on Ray, beside the same samplers without it and beside others
+	build/bench-hosts/bin/python -m pip --disable-pip-version-check -q install --force-reinstall --no-deps dist/*.whl
+	build/bench-hosts/bin/python benchmarks/hosts.py --out benchmarks/results
+	build/bench-hosts/bin/python benchmarks/scale.py
 
 bench-smoke: $(VENV)/package.stamp $(VENV)/bench.stamp  ## short runs of some benchmarks, to see that they work
 	$(BIN)/python benchmarks/vector.py --no-peers --repetitions 1 --seconds 0.1 --out build/bench-smoke

@@ -3,6 +3,7 @@
     python examples/impala.py                          # CartPole-v1 until it returns 475
     python examples/impala.py --max-lag 1              # drops trajectories of older weights
     python examples/impala.py --plot returns.png
+    python examples/impala.py --ray auto               # actors on each node of a Ray cluster
 
 Actors wait only when the ring is full, the learner only when it is empty. The progress bar shows
 the mean return of the last 100 episodes, how many versions behind the weights of the actors were,
@@ -21,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,13 +167,11 @@ def learn(net: ActorCritic, optimizer: torch.optim.Optimizer, records: Any, s: S
 
 
 def seconds_in(stats: Any, learning: float) -> dict[str, float]:
-    """Return how the learner spends its time, and an actor on average."""
-    return {
-        "waiting": stats.waiting,
-        "learning": learning,
-        "acting": float(stats.acting.mean()),
-        "blocked": float(stats.blocked.mean()),
-    }
+    """Return how the learner spends its time, and an actor on average, unless it is on a host."""
+    shares = {"waiting": stats.waiting, "learning": learning}
+    if isinstance(stats, pysampler.ActorStats):
+        shares |= {"acting": float(stats.acting.mean()), "blocked": float(stats.blocked.mean())}
+    return shares
 
 
 def plot(path: Path, curve: list[tuple[int, float]]) -> None:
@@ -200,16 +200,29 @@ def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
     return observations, actions
 
 
+def hosted(options: argparse.Namespace) -> Callable[..., Any]:
+    """Return what makes actors on hosts, or exit with a message if there is no Ray."""
+    try:
+        import pysampler.ray  # noqa: PLC0415 - only with --ray
+    except ModuleNotFoundError as error:
+        sys.exit(str(error))
+    import ray  # noqa: PLC0415
+
+    ray.init(options.address)
+    return partial(pysampler.ray.Actors, hosts=options.ray, on_host_loss="restart")
+
+
 def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
     """Train on what the actors sample; ``progress`` is up to date after each batch."""
     net = ActorCritic(*spaces_of(options.env))
     optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5, fused=True)
     learning = 0.0
+    make_actors = pysampler.Actors if options.ray is None else hosted(options)
     with (
-        pysampler.Actors(
+        make_actors(
             *(options.env, net),
             num_envs=options.envs,
-            vector_kwargs={"num_workers": options.workers},
+            vector_kwargs={} if options.workers is None else {"num_workers": options.workers},
             steps=s.length,
             high=s.ring,
             max_lag=options.max_lag,
@@ -259,10 +272,15 @@ def at_least(minimum: int) -> Callable[[str], int]:
     return number
 
 
+def hosts(text: str) -> int | str:
+    """Return how many hosts an option asks for."""
+    return text if text == "auto" else at_least(1)(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="CartPole-v1", help="id of an env with discrete actions")
-    parser.add_argument("--envs", type=at_least(1), default=16, help="number of envs")
+    parser.add_argument("--envs", type=at_least(1), default=16, help="number of envs; of each host")
     parser.add_argument(
         "--workers", type=at_least(0), help="worker processes; default: one per CPU"
     )
@@ -282,10 +300,19 @@ def main() -> None:
         "--until", type=float, default=475.0, help="stop at this mean return of 100 episodes"
     )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--ray",
+        type=hosts,
+        metavar="HOSTS",
+        help="the number of hosts to sample on, or auto: all nodes",
+    )
+    parser.add_argument("--address", help="of a Ray cluster; default: RAY_ADDRESS, or this machine")
     parser.add_argument("--plot", type=Path, help="plot the returns to this file")
     parser.add_argument("--quiet", action="store_true", help="show no progress bar")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
+    if options.address is not None and options.ray is None:
+        parser.error("--address is of a Ray cluster; expected --ray too")
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)
     progress = Progress()

@@ -3,6 +3,7 @@
     python examples/ppo.py                                      # CartPole-v1 until it returns 475
     python examples/ppo.py --env HalfCheetah-v5 --steps 1000000
     python examples/ppo.py --env HalfCheetah-v5 --vec gymnasium # the same with AsyncVectorEnv
+    python examples/ppo.py --ray auto                           # on each node of a Ray cluster
 
 The progress bar shows the mean return of the last 100 episodes, steps per second, and which share
 of the time each part takes. Ctrl-C stops the training and prints the result so far.
@@ -162,18 +163,32 @@ def with_pysampler(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
         overlap=options.overlap,
     )
     for rollout in rollouts:
-        data = rollout.torch()
-        observations = data.observations[:-1]
-        with (
-            torch.no_grad()
-        ):  # of the current network, which with --overlap is not the one that acted
-            values, last = net.value(observations), net.value(data.last_observations)
-            cut = net.value(data.cut_observations)
-        advantages, returns = data.gae(values, last, cut, gamma=s.gamma, gae_lambda=s.gae_lambda)
-        yield Batch(
-            *(observations, data.actions, data.extras["log_prob"], advantages, returns),
-            *(rollout.ended.returns, rollout.seconds),
-        )
+        yield batch_of(rollout, net, s, rollout.seconds)
+
+
+def with_ray(rollouts: Any, net: ActorCritic, s: Settings, _: Any) -> Iterator[Batch]:
+    """Yield rollouts of the envs of all hosts, side by side."""
+    waited = time.perf_counter()
+    while True:
+        began = time.perf_counter()
+        seconds = {"learner": began - waited}
+        rollout = rollouts.take().joined
+        waited = time.perf_counter()
+        yield batch_of(rollout, net, s, {**seconds, "waiting": waited - began})
+
+
+def batch_of(rollout: Any, net: ActorCritic, s: Settings, seconds: dict[str, float]) -> Batch:
+    """Return a rollout of pysampler as PPO needs it."""
+    data = rollout.torch()
+    observations = data.observations[:-1]
+    with torch.no_grad():  # of the current network, which with --overlap is not the one that acted
+        values, last = net.value(observations), net.value(data.last_observations)
+        cut = net.value(data.cut_observations)
+    advantages, returns = data.gae(values, last, cut, gamma=s.gamma, gae_lambda=s.gae_lambda)
+    return Batch(
+        *(observations, data.actions, data.extras["log_prob"], advantages, returns),
+        *(rollout.ended.returns, seconds),
+    )
 
 
 def with_gymnasium(envs: Any, net: ActorCritic, s: Settings, options: Any) -> Iterator[Batch]:
@@ -267,17 +282,41 @@ def spaces_of(env_id: str) -> tuple[gym.Space, gym.Space]:
     return observations, actions
 
 
+def on_hosts(options: argparse.Namespace, net: ActorCritic, s: Settings) -> Any:
+    """Return rollouts on hosts, or exit with a message if there is no Ray."""
+    try:
+        import pysampler.ray  # noqa: PLC0415 - only with --ray
+    except ModuleNotFoundError as error:
+        sys.exit(str(error))
+    import ray  # noqa: PLC0415
+
+    ray.init(options.address)
+    return pysampler.ray.Rollouts(
+        *(options.env, net, s.horizon),
+        hosts=options.ray,
+        num_envs=s.envs,
+        vector_kwargs={} if options.workers is None else {"num_workers": options.workers},
+        # With 1, hosts wait while the network learns, and act with what it has become.
+        in_flight=2 if options.overlap else 1,
+        on_host_loss="restart",
+        policy_in=options.policy_in,
+        seed=options.seed,
+    )
+
+
 def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
     """Sample and learn in turn; ``progress`` is up to date after each rollout."""
     net = ActorCritic(*spaces_of(options.env))
     optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5)
     mode = gym.vector.AutoresetMode.SAME_STEP
-    if options.vec == "pysampler":
+    source = with_pysampler if options.vec == "pysampler" else with_gymnasium
+    if options.ray is not None:
+        envs, source = on_hosts(options, net, s), with_ray
+    elif options.vec == "pysampler":
         kwargs = {"num_workers": options.workers, "autoreset_mode": mode}
         envs = pysampler.make_vec(options.env, s.envs, vector_kwargs=kwargs)
     else:
         envs = gym.make_vec(options.env, s.envs, "async", vector_kwargs={"autoreset_mode": mode})
-    source = with_pysampler if options.vec == "pysampler" else with_gymnasium
     bar = tqdm(total=s.steps, unit=" steps", unit_scale=True, disable=options.quiet)
     with contextlib.closing(envs), bar:
         for batch in source(envs, net, s, options):
@@ -310,6 +349,11 @@ def at_least(minimum: int) -> Callable[[str], int]:
     return number
 
 
+def hosts(text: str) -> int | str:
+    """Return how many hosts an option asks for."""
+    return text if text == "auto" else at_least(1)(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     vecs, places = ("pysampler", "gymnasium"), ("main", "workers")
@@ -317,17 +361,27 @@ def main() -> None:
     parser.add_argument("--vec", choices=vecs, default=vecs[0], help="whose vector env to use")
     parser.add_argument("--policy-in", choices=places, default=places[0], help="where to act")
     parser.add_argument("--overlap", action="store_true", help="sample while learning")
-    parser.add_argument("--envs", type=at_least(1), help="number of envs")
+    parser.add_argument("--envs", type=at_least(1), help="number of envs; of each host")
     parser.add_argument(
         "--workers", type=at_least(0), help="worker processes of pysampler; default: one per CPU"
     )
     parser.add_argument("--steps", type=at_least(1), help="stop after this many steps of all envs")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--ray",
+        type=hosts,
+        metavar="HOSTS",
+        help="the number of hosts to sample on, or auto: all nodes",
+    )
+    parser.add_argument("--address", help="of a Ray cluster; default: RAY_ADDRESS, or this machine")
     parser.add_argument("--quiet", action="store_true", help="show no progress bar")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
-    if options.vec == "gymnasium" and (options.overlap or options.policy_in != "main"):
-        parser.error("--overlap and --policy-in are pysampler's; expected --vec pysampler")
+    own = options.overlap or options.policy_in != "main" or options.ray is not None
+    if options.vec == "gymnasium" and own:
+        parser.error("--overlap, --policy-in and --ray are pysampler's; expected --vec pysampler")
+    if options.address is not None and options.ray is None:
+        parser.error("--address is of a Ray cluster; expected --ray too")
     settings = SETTINGS.get(options.env, Settings())
     settings.envs = options.envs or settings.envs
     settings.steps = options.steps or settings.steps

@@ -14,7 +14,8 @@ A tour of the code, from the bottom up:
 - ``_policies``: calling and checking a policy; its weights, states and random numbers.
 - ``_rollouts`` and ``_actors``: samplers, which are two ways to walk the frames.
 - ``_learning``: a replay buffer, averaging, checkpoints.
-- ``envs``: envs with tasks. ``adapters``: interfaces of training libraries.
+- ``envs``: envs with tasks. ``adapters``: interfaces of training libraries. ``ray``: samplers on
+  many machines.
 
 Each of these is a package whose docstring says what it knows and what it does not. Imports point
 from the last to the first: ``tests/test_layers.py`` has the order.
@@ -37,6 +38,7 @@ from pysampler.errors import (
     ClosedError,
     EnvError,
     EnvTimeoutError,
+    HostLostError,
     LayoutError,
     LostError,
     PysamplerError,
@@ -81,6 +83,7 @@ __all__ = [
     "EnvTimeoutError",
     "Episode",
     "Evaluation",
+    "HostLostError",
     "LayoutError",
     "LostError",
     "MultiTaskSampler",

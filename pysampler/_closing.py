@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, NoReturn, Self
 
-__all__ = ["Closing", "Uncopyable", "ends_by_signal"]
+__all__ = ["Closing", "Interruptible", "Uncopyable", "ends_by_signal"]
 
 
 class Uncopyable:
@@ -42,3 +42,18 @@ class Closing:
         traceback: TracebackType | None,
     ) -> None:
         self.close()  # type: ignore[attr-defined]
+
+
+class Interruptible(Closing):
+    """Base class of objects whose ``close()`` hurries if Ctrl-C or an exit ended the block."""
+
+    _interrupted = False
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._interrupted = ends_by_signal(kind)
+        super().__exit__(kind, error, traceback)

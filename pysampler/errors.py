@@ -5,7 +5,8 @@ PysamplerError
 ├── BusyError             another thread is in a call that only one thread may make at a time
 ├── LayoutError           shared memory was laid out by another version, or is corrupt
 ├── LostError             another process died
-│   └── WorkerLostError   a worker of a vector env died: which, how, and while doing what
+│   ├── WorkerLostError   a worker of a vector env died: which, how, and while doing what
+│   └── HostLostError     a host of a sampler on Ray died, hung or was removed: which, and how
 ├── EnvError              an env raised; also an instance of the type that the env raised
 ├── RecordingError        a recording belongs to another program, or is damaged
 └── WaitTimeoutError      a wait reached its deadline; also a TimeoutError
@@ -32,6 +33,7 @@ __all__ = [
     "ClosedError",
     "EnvError",
     "EnvTimeoutError",
+    "HostLostError",
     "LayoutError",
     "LostError",
     "PysamplerError",
@@ -84,6 +86,16 @@ class WorkerLostError(LostError):
     pid: int = 0
     exit_code: int | None = None
     envs: range = range(0)
+
+
+class HostLostError(LostError):
+    """A host of a sampler on Ray died, hung or was removed, or none could be started.
+
+    Attributes:
+        host: The index of the host; None if the error is of no single host.
+    """
+
+    host: int | None = None
 
 
 class EnvError(PysamplerError):

@@ -89,6 +89,19 @@ def test_the_code_of_a_page_runs(page, tmp_path):
         ast.parse(block)
 
 
+def test_the_cluster_file_of_the_guide_is_one_that_ray_takes():
+    import yaml
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    [text] = fences(ROOT / "docs" / "guides" / "many-hosts.md", "yaml")
+    config = prepare_config(yaml.safe_load(text))
+    validate_config(config)
+    [kind] = config["available_node_types"].values()
+    assert kind["min_workers"] == kind["max_workers"] == 2
+    for command in (*config["head_start_ray_commands"], *config["worker_start_ray_commands"]):
+        assert command == "ray stop" or command.startswith("ray start --")
+
+
 def test_every_public_name_is_in_the_reference():
     """Of every module whose path has no underscore, and nothing else."""
     listed = set()
@@ -113,9 +126,14 @@ def test_every_public_name_is_in_the_reference():
                 public.add((name, exported))
     names = {exported for _, exported in public}
     assert {name.rpartition(".")[2] for name in listed} == names
+    things = []
     for name in listed:  # and where it says they are
         module, _, exported = name.rpartition(".")
         assert hasattr(importlib.import_module(module), exported), name
+        things.append(getattr(importlib.import_module(module), exported))
+    for module, exported in public:  # each of those that have one name: Rollouts here and on Ray
+        thing = getattr(importlib.import_module(module), exported)
+        assert any(thing is one for one in things), f"{module}.{exported}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

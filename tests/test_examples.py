@@ -476,6 +476,84 @@ def test_impala(arguments):
         assert result["dropped"] > 0
 
 
+@pytest.fixture(scope="module")
+def cluster():
+    """The address of a Ray cluster with two nodes for hosts, on loopback."""
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 150 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "arguments", [["--ray", "2"], ["--ray", "auto", "--overlap"]], ids=" ".join
+)
+def test_ppo_learns_from_hosts(arguments, cluster):
+    result = run("ppo.py", "--address", cluster, "--steps", "5000", *arguments)
+    assert result["steps"] == 3 * 128 * 8 * 2  # of two hosts' envs at once
+    assert result["return"] > 25  # random ones are of about 20
+    assert result["seconds_in"]["waiting"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_impala_learns_from_hosts(cluster):
+    result = run("impala.py", "--ray", "2", "--address", cluster, "--steps", "16000")
+    assert result["steps"] >= 16000
+    assert result["return"] > 25
+    assert result["lag"] <= 4
+    assert result["seconds_in"].keys() == {"waiting", "learning"}  # no actors are here
+
+
+@pytest.mark.parametrize("example", ["impala", "ppo"], indirect=True)
+def test_hosts_need_ray(example, monkeypatch):
+    _, call = example
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "pysampler.ray", raising=False)
+    with pytest.raises(
+        SystemExit, match=r"pysampler\.ray needs Ray: pip install 'pysampler\[ray\]'"
+    ):
+        call("--ray", "auto")
+
+
+@pytest.mark.parametrize("example", ["impala", "ppo"], indirect=True)
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--ray", "0"], "argument --ray: 0, expected at least 1"),
+        (["--address", "somewhere"], "--address is of a Ray cluster; expected --ray too"),
+    ],
+)
+def test_options_of_hosts_that_make_no_sense_are_refused(example, arguments, expected, capsys):
+    _, call = example
+    with pytest.raises(SystemExit) as error:
+        call(*arguments)
+    assert error.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["impala", "ppo"])
+def test_without_hosts_ray_is_not_imported(name):
+    program = (
+        "import runpy, sys\n"
+        "path, *_ = sys.argv = sys.argv[1:]\n"
+        "runpy.run_path(path, run_name='__main__')\n"
+        "assert 'ray' not in sys.modules\n"
+    )
+    path = str(EXAMPLES / f"{name}.py")
+    arguments = [path, "--quiet", "--steps", "1", *ALONE[name]]
+    subprocess.run([sys.executable, "-c", program, *arguments], check=True)
+
+
 def trajectories(torch, gamma=0.9):
     """Arguments of V-trace: 5 trajectories of 12 steps, in which episodes end in either way."""
     rng = np.random.default_rng(3)

@@ -30,7 +30,9 @@ parser.add_argument("--envs", type=int, default=8, help="envs of each runner")
 options = parser.parse_args()
 
 hook = {"worker_process_setup_hook": pysampler.install} if options.runners else {}
-ray.init(include_dashboard=False, log_to_driver=False, runtime_env=hook, logging_level="ERROR")
+ray.init(
+    "local", include_dashboard=False, log_to_driver=False, runtime_env=hook, logging_level="ERROR"
+)
 config = PPOConfig().training(train_batch_size=1000, minibatch_size=250, num_epochs=4)
 if options.runners:
     config.environment("CartPole-v1")

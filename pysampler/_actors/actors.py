@@ -16,10 +16,11 @@ import numpy as np
 from pysampler._actors.actor_policy import ActorSetup, TakeActorPolicy
 from pysampler._actors.actor_stats import ActorStats
 from pysampler._actors.free_running import FreeRunningSampler
+from pysampler._actors.options import counts_to_take, default_high, share_of_time, watermarks
 from pysampler._actors.phases import Phases
 from pysampler._actors.record_reader import CHECK_NS, RecordReader
 from pysampler._actors.records import RecordLayout
-from pysampler._numbers import is_real, true_or_false, whole_number
+from pysampler._numbers import true_or_false, whole_number
 from pysampler._policies.sampler import vector_env_of
 from pysampler._vector import arguments
 from pysampler.sync import SharedRing, now
@@ -119,9 +120,7 @@ class Actors(FreeRunningSampler):
         self._steps = None if steps is None else whole_number("act", "steps", steps, 1)
         self._frame_count = 1 + (_CHUNK if self._steps is None else self._steps)
         self._max_lag = None if max_lag is None else whole_number("act", "max_lag", max_lag, 0)
-        if not is_real(refresh_share, 0) or not 0 < refresh_share <= 1:
-            raise self._refusal("refresh_share", refresh_share, "a part of 1")
-        self._refresh_share = refresh_share
+        self._refresh_share = share_of_time(refresh_share)
         self._followers: list[Callable[[Any, int], None]] = []
         self._check_at = 0  # in ns, when to check the workers again
         self._publishing_ns = 0
@@ -130,20 +129,14 @@ class Actors(FreeRunningSampler):
         ) as leasable:
             leasable.expect_no_wrappers("act", "actors act in the workers")
             if high is None:
-                high = max((64 if steps is None else 4) * leasable.envs.num_envs, 16)
-            self._set_watermarks(high, low)
+                high = default_high(leasable.envs.num_envs, steps)
+            self._high, self._low = watermarks(high, low)
             super().__init__(
                 *(leasable.envs, policy, settings, seed),
                 owned=leasable.owned,
                 normalize=normalize,
                 leave_out=leave_out,
             )
-
-    def _set_watermarks(self, high: int, low: int | None) -> None:
-        self._high = whole_number("act", "high", high, 1)
-        self._low = self._high // 2 if low is None else whole_number("act", "low", low, 0)
-        if self._low >= self._high:
-            raise self._refusal("low", low, f"less than high, {self._high}")
 
     # -- the learner -----------------------------------------------------------------------------
 
@@ -164,12 +157,7 @@ class Actors(FreeRunningSampler):
         Returns:
             The records; None once all actors have stopped and nothing is left.
         """
-        count = whole_number("take records", "count", count, 1)
-        min_records = whole_number("take records", "min_records", min_records, 1)
-        if min_records > count:
-            raise ValueError(
-                f"cannot take records: min_records {min_records}, expected at most count, {count}"
-            )
+        count, min_records = counts_to_take(count, min_records)
         deadline = arguments.deadline(timeout, "take records")
         with self._enter("take records"):
             self.begin()
@@ -228,8 +216,13 @@ class Actors(FreeRunningSampler):
     @property
     def like(self) -> dict[str, npt.NDArray[Any]]:
         """What :class:`pysampler.ReplayBuffer` needs to keep these records, or their steps."""
+        return self.layout.like
+
+    @property
+    def layout(self) -> RecordLayout:
+        """The layout of records, which is known once the actors have begun."""
         self.begin()
-        return self._layout.like
+        return self._layout
 
     def stop(self) -> None:
         """Ask the actors to stop and hand over what they have; ``take`` returns it, then None.
@@ -296,7 +289,7 @@ class Actors(FreeRunningSampler):
                 "time"
             )
         drop = true_or_false("act in phases", "drop", drop)
-        self._set_watermarks(high, low)
+        self._high, self._low = watermarks(high, low)
         return Phases(self, drop=drop)
 
     def wait_full(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._actors.free_running_policy import FreeRunningJob
-from pysampler._actors.settings import Settings, setting_array
+from pysampler._actors.settings import Settings, expect_settings, setting_array
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.copying import copied, pickled, send_policy
 from pysampler._policies.normalize import normalization_of
@@ -20,8 +20,13 @@ from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.sampler import Sampler, visible_spec
 from pysampler._policies.seeds import entropy_from
 from pysampler._policies.shared_statistics import SharedStatistics
-from pysampler._policies.signatures import GENERATORS, STATE
-from pysampler._policies.weights import has_weights, portable, weights_of
+from pysampler._policies.weights import (
+    chosen_weights,
+    has_weights,
+    portable,
+    weights_of,
+    without_weights,
+)
 from pysampler._policies.worker_policy import PolicySetup
 from pysampler._vector.results import first
 from pysampler._workers.jobs import Failure
@@ -42,8 +47,6 @@ if TYPE_CHECKING:
     from pysampler.sync import SharedRing
 
 __all__ = ["FreeRunningSampler"]
-
-_METHODS = "state_dict() and load_state_dict()"
 
 
 class FreeRunningSampler(Sampler):
@@ -80,17 +83,11 @@ class FreeRunningSampler(Sampler):
         leave_out: Sequence[str],
     ) -> None:
         count = envs.num_envs
-        if settings is None:
-            settings = {}
-        if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
-            raise self._refusal("settings", settings, "a dict of numbers by name")
-        if reserved := [name for name in settings if name in (STATE, GENERATORS)]:
-            raise self._refusal("settings", settings, f"other names than {reserved[0]!r}")
         self._given_settings = {
             name: np.broadcast_to(setting_array(self._purpose, name, value, count), count).astype(
                 np.float64
             )
-            for name, value in settings.items()
+            for name, value in expect_settings(self._purpose, settings).items()
         }
         self.settings = Settings(self._given_settings, count)
         self.leave_out = leave_out
@@ -230,26 +227,13 @@ class FreeRunningSampler(Sampler):
         """
         self.begin()
         if self._board is None and (self._statistics is None or weights is not None):
-            lacks = "any in its state_dict()" if has_weights(self.policy) else _METHODS
-            raise TypeError(
-                f"cannot publish weights: the policy is a {type(self.policy).__name__} without "
-                f"{lacks}"
-            )
-        arrays = None if self._board is None else self._arrays_of(weights)
+            raise without_weights(self.policy)
+        arrays = None if self._board is None else chosen_weights(weights, self.policy)
         with self._publish_guard.entry("publish weights"):
             if self._statistics is not None:  # first: a worker that loads the weights finds them
                 self._statistics.merge()
                 self._statistics.publish()
             return 0 if self._board is None or arrays is None else self._board.publish(arrays)
-
-    def _arrays_of(self, weights: Any) -> Mapping[str, Any]:
-        chosen = self.policy if weights is None else weights
-        if not (isinstance(chosen, Mapping) or hasattr(chosen, "state_dict")):
-            raise TypeError(
-                f"cannot publish weights: {type(chosen).__name__}, expected a dict of arrays, or "
-                "what has a state_dict()"
-            )
-        return chosen if isinstance(chosen, Mapping) else weights_of(chosen)
 
     def _merge_statistics(self) -> None:
         """Merge what the workers have seen since the last ``publish``."""

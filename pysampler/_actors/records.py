@@ -58,15 +58,21 @@ class RecordLayout:
         spec: The spaces of the envs.
         outputs: What the policy returns.
         steps: The number of steps of a record; None for single transitions.
+        further: Names of further whole numbers that a record has once.
     """
 
     spec: Spec
     outputs: PolicyOutputs
     steps: int | None
+    further: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, _ in self.outputs.extras:
-            taken = name in _RESERVED or str(name).startswith(STATE) or hasattr(Records, str(name))
+            taken = (
+                name in (*_RESERVED, *self.further)
+                or str(name).startswith(STATE)
+                or hasattr(Records, str(name))
+            )
             if taken or not str(name).isidentifier():
                 raise ValueError(
                     f"cannot act: the policy's {name!r} is the name of something else in a record, "
@@ -74,11 +80,16 @@ class RecordLayout:
                 )
 
     @property
+    def once(self) -> tuple[str, ...]:
+        """The names of the numbers that a record has once, however many steps it has."""
+        return *_ONCE, *self.further
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of a record."""
         time = () if self.steps is None else (self.steps,)
         spec, outputs = self.spec, self.outputs
-        fields: list[Any] = [(name, np.int64) for name in _ONCE]
+        fields: list[Any] = [(name, np.int64) for name in self.once]
         for name in ("observations", "next_observations"):
             for place, field in zip(
                 leaf_paths(spec.observation_tree), spec.observations, strict=True
@@ -109,7 +120,8 @@ class RecordLayout:
             of_steps = replace(self, steps=None).like
             return {name: array for name, array in of_steps.items() if not name.startswith(STATE)}
         record = np.zeros((), self.dtype)
-        names = [name for name in self.dtype.names or () if name not in _ALWAYS]
+        always = *_ALWAYS, *self.further
+        names = [name for name in self.dtype.names or () if name not in always]
         return {name: record[name] for name in names}
 
 
@@ -160,7 +172,7 @@ class Records:
         steps = self._layout.steps
         if steps is None:
             return np.asarray(array)
-        if name in _ONCE or name.startswith(STATE):
+        if name in self._layout.once or name.startswith(STATE):
             return np.repeat(array, steps, axis=0)
         return np.asarray(array.reshape(-1, *array.shape[2:]))
 

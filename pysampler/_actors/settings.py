@@ -7,12 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler._policies.signatures import GENERATORS, STATE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy.typing as npt
 
-__all__ = ["Settings", "setting_array"]
+__all__ = ["Settings", "expect_settings", "setting_array"]
+
+
+def expect_settings(doing: str, settings: Any) -> Mapping[str, Any]:
+    """Return the settings that a user gave, or raise ValueError unless they are a dict by name."""
+    if settings is None:
+        return {}
+    if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
+        raise ValueError(
+            f"cannot {doing}: settings {settings!r}, expected a dict of numbers by name"
+        )
+    if reserved := [name for name in settings if name in (STATE, GENERATORS)]:
+        raise ValueError(
+            f"cannot {doing}: settings {settings!r}, expected other names than {reserved[0]!r}"
+        )
+    return settings
 
 
 def setting_array(doing: str, name: str, value: Any, num_envs: int) -> npt.NDArray[Any]:

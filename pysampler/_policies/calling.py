@@ -58,16 +58,11 @@ class PolicyCaller:
     def __init__(
         self, policy: Any, spec: Spec, settings: Mapping[str, npt.NDArray[Any]] | None = None
     ) -> None:
-        if not callable(policy):
-            raise TypeError(
-                f"cannot act: the policy is a {type(policy).__name__}, expected a function of "
-                "observations, or a torch module"
-            )
+        self._settings = dict(settings or {})
+        self._signature = signature_of(policy, self._positional, self._settings)
         self.policy = policy
         self._spec = spec
         self._is_module = is_module(policy)
-        self._settings = dict(settings or {})
-        self._signature = signature_of(policy, self._positional, self._settings)
         self._generators: list[np.random.Generator] = []
         self.find_device()
 

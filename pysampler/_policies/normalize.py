@@ -143,6 +143,8 @@ class Normalization:
         """Count what was seen elsewhere."""
         for name, new in seen.items():
             _merge(self.moments, name, new)
+            if self.seen is not None:
+                _merge(self.seen, name, new)
 
     @property
     def fields(self) -> tuple[Field, ...]:

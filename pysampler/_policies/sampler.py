@@ -15,7 +15,7 @@ from gymnasium.vector.vector_env import AutoresetMode
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core
-from pysampler._closing import Closing, Uncopyable, ends_by_signal
+from pysampler._closing import Interruptible, Uncopyable
 from pysampler._numbers import whole_number
 from pysampler._policies.frame_policy import FramePolicy
 from pysampler._policies.progress import WorkerProgress
@@ -31,7 +31,6 @@ from pysampler.errors import ClosedError, EnvError, LostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import TracebackType
 
     import gymnasium as gym
     import numpy.typing as npt
@@ -69,7 +68,7 @@ class PreparedFrames:
     outputs: Outputs
 
 
-class Sampler(Uncopyable, Closing):
+class Sampler(Uncopyable, Interruptible):
     """Base class for samplers that use a vector env exclusively until they are closed."""
 
     # In errors: what the sampler does, its own name, and the name of its work under way.
@@ -78,7 +77,6 @@ class Sampler(Uncopyable, Closing):
     _work_name = "a rollout"
 
     _closed = True  # until it is open
-    _interrupted = False  # Ctrl-C ended the with block: closing does not wait for a long step
 
     def _lease_envs(self, envs: VectorEnv, *, owned: bool) -> None:
         """Lease a vector env, which is closed with the sampler if it is ``owned``."""
@@ -217,7 +215,7 @@ class Sampler(Uncopyable, Closing):
     def _give_back(self) -> None:
         """Give the vector env back: usable when this returns, unless another thread uses it."""
         self._lease.over = True
-        if self._interrupted:  # the vector env waits for the end of the work, in its next call
+        if self._interrupted:  # does not wait for a long step: the next call of the envs does
             self._request_stop()
             return
         self._core.take_back(self._lease, stopped=self._end())
@@ -238,15 +236,6 @@ class Sampler(Uncopyable, Closing):
         self.let_go()
         if self._in_own_process and self._owned and not self.envs.closed:
             self.envs.close(terminate=self._interrupted)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._interrupted = ends_by_signal(kind)
-        self.close()
 
     def __del__(self) -> None:
         # Finalizers may run anywhere: the vector env takes itself back in its next call.

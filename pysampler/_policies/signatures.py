@@ -38,6 +38,11 @@ def signature_of(
 
     It is always called with ``positional`` by position and ``settings`` by name.
     """
+    if not callable(policy):
+        raise TypeError(
+            f"cannot act: the policy is a {type(policy).__name__}, expected a function of "
+            "observations, or a torch module"
+        )
     recurrent = getattr(policy, "recurrent", None)  # a module may have a layer of that name
     recurrent = bool(recurrent) if isinstance(recurrent, (bool, np.bool_)) else None
     by_position: Literal["by position"] | None = "by position" if recurrent else None

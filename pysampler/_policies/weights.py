@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pysampler._torch import is_module, is_tensor, loaded_torch, tensor_from, to_array
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy.typing as npt
 
     Weights = dict[str, npt.NDArray[Any]]
 
-__all__ = ["arrays_of", "copy_weights", "has_weights", "load_weights", "portable", "weights_of"]
+__all__ = [
+    "arrays_of",
+    "chosen_weights",
+    "copy_weights",
+    "has_weights",
+    "load_weights",
+    "portable",
+    "weights_of",
+    "without_weights",
+]
+
+
+_METHODS = "state_dict() and load_state_dict()"
 
 
 def has_weights(policy: Any) -> bool:
@@ -47,6 +58,32 @@ def _array_of(name: str, value: Any) -> npt.NDArray[Any]:
 def _refusal(name: str, value: Any) -> TypeError:
     got = getattr(value, "dtype", type(value).__name__)
     return TypeError(f"cannot send weights: {name} is {got}, expected tensors of what NumPy has")
+
+
+def chosen_weights(weights: Any, policy: Any) -> Mapping[str, Any]:
+    """Return the weights that a user publishes: a dict of arrays.
+
+    Args:
+        weights: A dict of arrays, or what has a ``state_dict()``; None for those of the policy.
+        policy: The policy.
+    """
+    chosen = policy if weights is None else weights
+    if isinstance(chosen, Mapping):
+        return chosen
+    if not hasattr(chosen, "state_dict"):
+        raise TypeError(
+            f"cannot publish weights: {type(chosen).__name__}, expected a dict of arrays, or "
+            "what has a state_dict()"
+        )
+    return weights_of(chosen)
+
+
+def without_weights(policy: Any) -> TypeError:
+    """Return the error of publishing the weights of a policy that has none."""
+    lacks = "any in its state_dict()" if has_weights(policy) else _METHODS
+    return TypeError(
+        f"cannot publish weights: the policy is a {type(policy).__name__} without {lacks}"
+    )
 
 
 def load_weights(policy: Any, weights: Mapping[str, npt.NDArray[Any]]) -> None:

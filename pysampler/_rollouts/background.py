@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Background"]
 
+# Python handles a signal before it waits or when one interrupts the wait. One that arrives in
+# between, while another thread is given the GIL, would be handled only when the wait is over: so
+# no wait is longer than this, in seconds.
+_SLICE = 0.1
+
 
 class Background:
     """A thread that runs one task at a time, whose end the caller waits for."""
@@ -37,7 +42,12 @@ class Background:
 
     def wait(self) -> None:
         """Wait until the task has ended, and raise what it raised."""
-        error = self._errors.get()
+        while True:
+            try:
+                error = self._errors.get(timeout=_SLICE)
+            except queue.Empty:  # a signal that came just before this wait is handled now
+                continue
+            break
         if error is not None:
             raise error
 

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["Ended", "Episode", "Rollout"]
+__all__ = ["STEP_FIELDS", "Ended", "Episode", "Rollout"]
+
+# The fields of a rollout that are arrays, or trees of arrays, with axes of steps and of envs.
+STEP_FIELDS = (
+    *("observations", "actions", "rewards", "terminated", "truncated", "final_observations"),
+    *("starts", "valid", "lost", "extras", "state", "infos", "info_masks", "options"),
+)
 
 
 @dataclass(frozen=True)
@@ -268,12 +274,7 @@ class Rollout:
         return dataclasses.replace(own, memory=np.zeros(0, np.uint8))
 
     def _converted(self, function: Callable[[Any], Any]) -> Self:
-        same = {"ended", "version", "lag", "seconds", "lengths", "memory"}
-        trees = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name not in same
-        }
+        trees = {name: getattr(self, name) for name in STEP_FIELDS}
         converted = {
             name: mapped(function, tree) for name, tree in trees.items() if tree is not None
         }

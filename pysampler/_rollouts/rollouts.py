@@ -34,7 +34,7 @@ from pysampler.sync import now
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from pysampler._policies.normalize import Normalizer
+    from pysampler._policies.normalize import Normalization, Normalizer
     from pysampler._rollouts.options import PolicyIn
     from pysampler._rollouts.rollout import Rollout
     from pysampler._rollouts.walker import Walker
@@ -208,6 +208,11 @@ class Rollouts(Sampler):
             self._lease_envs(leasable.envs, owned=leasable.owned)
             if normalize is not None:
                 normalize.claim(self)
+
+    @property
+    def normalization(self) -> Normalization | None:
+        """What normalises what the envs return, if anything does."""
+        return self._normalization
 
     def _make_caller(self, policy: Any) -> PolicyCaller:
         return PolicyCaller(policy, self._spec)

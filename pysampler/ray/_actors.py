@@ -1,0 +1,387 @@
+"""Actors on many hosts: each records by itself, and the learner takes batches of their records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pysampler._actors.actors import Actors as LocalActors
+from pysampler._actors.options import counts_to_take, default_high, share_of_time, watermarks
+from pysampler._actors.records import Records
+from pysampler._actors.settings import expect_settings
+from pysampler._numbers import is_real, whole_number
+from pysampler._policies.weights import chosen_weights, has_weights, weights_of, without_weights
+from pysampler._vector import arguments
+from pysampler._workers.seeds import seed_globals
+from pysampler.ray._host import HostedSampler
+from pysampler.ray._options import FleetOptions
+from pysampler.ray._policy_states import update_policy
+from pysampler.ray._sampler import RemoteSampler, weakly
+from pysampler.ray._settings import HostSettings
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from pysampler._actors.records import RecordLayout
+    from pysampler.ray._host import Description, HostSetup
+    from pysampler.ray._hosts import Call, Host
+    from pysampler.ray._options import OnHostLoss, Spread
+
+__all__ = ["Actors", "HostedActors"]
+
+
+@dataclass(frozen=True)
+class Message:
+    """Records on their way from a host.
+
+    Attributes:
+        rows: The records.
+        versions: The version of the policy of each record, as the driver counts them.
+    """
+
+    rows: npt.NDArray[Any]
+    versions: npt.NDArray[np.int64]
+
+
+class HostedActors(HostedSampler):
+    """The actors of one host."""
+
+    takes_policy_at_once = True
+
+    def begin(self, setup: HostSetup, version: int, state: Any) -> LocalActors:
+        """Return actors with a policy of this version."""
+        seed_globals(np.random.SeedSequence(setup.entropy))
+        if state is not None:
+            update_policy(self.policy, state, setup.entropy)
+        # The driver's version of each of the local versions, which begin at 1.
+        self._versions = np.full(1024, version)
+        self._local_version = 1
+        self._actors = LocalActors(
+            *(self.envs, self.policy), seed=setup.seed, settings=setup.settings, **self.kwargs
+        )
+        return self._actors
+
+    def describe(self, sampler: LocalActors) -> Description:
+        """Return the spaces of the envs and the layout of records; the actors begin."""
+        return replace(super().describe(sampler), layout=sampler.layout)
+
+    def use(self, version: int, state: Any) -> None:
+        """Publish weights to the actors of this host."""
+        local = self._local_version + 1
+        if local >= len(self._versions):
+            self._versions = np.concatenate([self._versions, np.zeros_like(self._versions)])
+        self._versions[local] = version  # before any record can have it
+        self._actors.publish({name: array.copy() for name, array in state.items()})
+        self._local_version = local
+
+    def call(self, request: tuple[int, float]) -> Message | None:
+        """Return the records of the next moments; None once all actors have stopped."""
+        count, seconds = request
+        records = self._actors.take(count, seconds, min_records=count)
+        if records is None:
+            return None
+        rows = records.rows
+        return Message(rows, self._versions[rows["version"]])
+
+
+class Actors(RemoteSampler):
+    """Actors on many hosts, which are Ray actors with workers of their own.
+
+    On each host workers act by themselves as those of :class:`pysampler.Actors` do, and the host
+    sends what they have recorded. ``take`` returns records of all hosts, as
+    :class:`pysampler.Records` with the field ``host``; ``env`` is counted over all hosts: it is
+    ``host * num_envs`` and the index of the env on its host.
+
+    An env or a policy that raises is an ``EnvError`` in ``take``, and ends the actors of that host.
+    One that raises :class:`pysampler.StopActors` stops the actors of all hosts.
+
+    Args:
+        envs: What makes the envs of each host: see :class:`pysampler.ray.Rollouts`.
+        policy: A function of observations, or a torch module: see :class:`pysampler.Actors`.
+            ``publish`` sends its weights.
+        hosts: As of :class:`pysampler.ray.Rollouts`, as are the options that are not listed here.
+        num_envs: How many envs each host makes.
+        vector_kwargs: Further arguments of each host's :class:`pysampler.VectorEnv`.
+        steps: The number of steps of a record, for trajectories; None for single transitions.
+        high: On each host, actors block while this many records wait to be sent.
+        low: On each host, blocked actors go on when only this many are left.
+        send_every: For how many seconds a host gathers records, at most ``high``, before it sends
+            them together.
+        max_hosts: See :class:`pysampler.ray.Rollouts`.
+        cpus_per_host: See there.
+        spread: See there.
+        in_flight: How many messages with records each host may have under way or ready.
+        max_lag: Records of weights more than this many versions old are dropped, and counted.
+        on_host_loss: What happens when a host dies, hangs, or loses a worker: "raise" raises
+            :class:`pysampler.HostLostError` once, and the others go on. "restart" starts it again,
+            with new envs: ``lengths`` is 1 in their first records.
+        max_restarts: See :class:`pysampler.ray.Rollouts`.
+        restart_window: See there.
+        host_timeout: See there. A host whose env hangs answers, without records: give
+            ``vector_kwargs`` a ``step_timeout``.
+        start_timeout: See there.
+        actor_options: See there.
+        settings: What the policy is called with by name: one number for all, or one for each env of
+            all hosts (with ``hosts="auto"``, for each env of a host). ``actors.settings["epsilon"]
+            = ...`` sends new ones to the hosts.
+        leave_out: The parts of observations that have no fixed shape, by name.
+        refresh_share: The largest share of its time in which an actor loads weights.
+        seed: The seed. Together, the envs of all hosts get the seeds of one vector env.
+
+    Attributes:
+        policy: The policy.
+        settings: The settings.
+        num_envs: The number of envs of each host.
+        single_observation_space: The observation space of an env.
+        single_action_space: The action space of an env.
+
+    >>> def policy(observations):
+    ...     return (observations[:, 2] > 0).astype(int)
+    >>> with Actors("CartPole-v1", policy, hosts=2, num_envs=4) as actors:  # doctest: +SKIP
+    ...     records = actors.take(100, min_records=100)
+    ...     records.observations.shape, np.unique(records.host)
+    ((100, 4), array([0, 1]))
+    """
+
+    _doing = "act"
+    _name = "actors"
+
+    def __init__(
+        self,
+        envs: Any,
+        policy: Any,
+        *,
+        hosts: int | Literal["auto"],
+        num_envs: int | None = None,
+        vector_kwargs: dict[str, Any] | None = None,
+        steps: int | None = None,
+        high: int | None = None,
+        low: int | None = None,
+        send_every: float = 0.05,
+        max_hosts: int | None = None,
+        cpus_per_host: int | None = None,
+        spread: Spread = "STRICT_SPREAD",
+        in_flight: int = 2,
+        max_lag: int | None = None,
+        on_host_loss: OnHostLoss = "raise",
+        max_restarts: int = 3,
+        restart_window: float = 300.0,
+        host_timeout: float | None = 600.0,
+        start_timeout: float | None = 300.0,
+        actor_options: Mapping[str, Any] | None = None,
+        settings: Mapping[str, npt.ArrayLike] | None = None,
+        leave_out: Sequence[str] = (),
+        refresh_share: float = 0.01,
+        seed: int | None = None,
+    ) -> None:
+        options = FleetOptions(
+            *(self._doing, hosts, max_hosts, cpus_per_host, spread, in_flight, max_lag),
+            *(on_host_loss, max_restarts, restart_window, host_timeout, start_timeout),
+            actor_options,
+        )
+        steps = None if steps is None else whole_number("act", "steps", steps, 1)
+        count = self._count_envs(envs, num_envs)
+        self._high, low = watermarks(default_high(count, steps) if high is None else high, low)
+        if not (is_real(send_every, 0) and send_every < 1e6):
+            raise ValueError(f"cannot act: send_every {send_every!r}, expected seconds >= 0")
+        self._send_every = float(send_every)
+        self.settings = HostSettings(
+            expect_settings("act", settings),
+            count,
+            1 if options.hosts == "auto" else options.hosts,
+            weakly(self._tell),
+        )
+        kwargs = {
+            "steps": steps,
+            "high": self._high,
+            "low": low,
+            "leave_out": leave_out,
+            "refresh_share": share_of_time(refresh_share),
+        }
+        self._rows: npt.NDArray[Any] | None = None
+        self._filled = 0
+        super().__init__(
+            *(options, HostedActors, envs, policy, num_envs, vector_kwargs, kwargs, seed),
+            settings=self.settings,
+        )
+        if has_weights(policy) and (weights := weights_of(policy)):
+            self._versions.publish(weights)
+        self._begin()
+        layout = self._description.layout
+        assert layout is not None
+        self._layout: RecordLayout = replace(layout, further=("host",))
+
+    def _setup_of(self, index: int, generation: int) -> HostSetup:
+        setup = super()._setup_of(index, generation)
+        return replace(setup, settings=self.settings.of_host(index))
+
+    def _request(self, host: Host) -> tuple[int, float]:  # noqa: ARG002 - all are alike
+        return self._high, self._send_every
+
+    def _greeting(self, index: int) -> Callable[[Any], Any] | None:
+        # They may have been changed since the host was told to begin.
+        return self.settings.setter_of_host(index) if len(self.settings) > 0 else None
+
+    def _tell(self, function_for: Callable[[int], Callable[[Any], Any]]) -> None:
+        self._fleet.tell(function_for)
+
+    # -- the learner -----------------------------------------------------------------------------
+
+    def take(
+        self, count: int, timeout: float | None = None, *, min_records: int = 1
+    ) -> Records | None:
+        """Take records that the actors have made, of those hosts first that have waited longest.
+
+        The records hold until the next ``take``; ``copy()`` stays.
+
+        Args:
+            count: The largest number of records to take.
+            timeout: Seconds to wait; then the records that there are, perhaps none, are returned.
+            min_records: Wait until there are this many.
+
+        Returns:
+            The records; None once all actors have stopped and nothing is left.
+        """
+        count, min_records = counts_to_take(count, min_records)
+        deadline = arguments.deadline(timeout, "take records")
+        with self._enter("take records"):
+            over = self._fill(count, min_records, deadline)
+            records, rows, left = None, self._rows, 0
+            if self._filled > 0 or not over:
+                records, rows, left = self._filled_records(count)
+        # From here to the caller no signal handler runs.
+        self._rows, self._filled = rows, left
+        return records
+
+    def batches(self, count: int, *, min_records: int | None = None) -> Iterator[Records]:
+        """Yield what ``take`` returns, until all actors have stopped.
+
+        Args:
+            count: The largest number of records of a batch.
+            min_records: The smallest; by default ``count``. Only the last batch may be smaller.
+        """
+        min_records = count if min_records is None else min_records
+        while (records := self.take(count, min_records=min_records)) is not None:
+            yield records
+
+    def _fill(self, count: int, min_records: int, deadline: int | None) -> bool:
+        """Fill the batch; return whether all actors have stopped and nothing is left."""
+        while True:
+            began = now()
+            # What is ready goes into the batch also if there is enough.
+            until = began if self._filled >= min_records else deadline
+            answered = self._fleet.wait(1, until)
+            waited = now()
+            self._waiting_ns += waited - began
+            for host in answered:
+                self._read(host, count)
+            self._receiving_ns += now() - waited
+            over = self._fleet.over
+            late = deadline is not None and now() >= deadline
+            if self._filled >= min_records or over or late:
+                return over
+
+    def _read(self, host: Host, count: int) -> None:
+        """Copy records from a host's oldest message to the batch, as far as there is room."""
+        call = host.calls[0]
+        assert call.answer is not None
+        message: Message | None = call.answer.content
+        if message is None:
+            self._fleet.end_host(host)
+            self.stop()
+            return
+        if self._filled < count:
+            self._copy(host, call, message, count)
+        if call.read == len(message.rows):
+            self._bytes += message.rows.nbytes
+            self._fleet.take(host)
+
+    def _copy(self, host: Host, call: Call, message: Message, count: int) -> None:
+        target = self._room_for(count)
+        end = min(len(message.rows), call.read + count - self._filled)
+        rows, versions = message.rows[call.read : end], message.versions[call.read : end]
+        if self._options.max_lag is not None:
+            new_enough = versions >= self.version - self._options.max_lag
+            rows, versions = rows[new_enough], versions[new_enough]
+        part = target[self._filled : self._filled + len(rows)]
+        for name in rows.dtype.names or ():
+            part[name] = rows[name]
+        part["version"] = versions
+        part["env"] += host.index * self.num_envs
+        part["host"] = host.index
+        dropped = self._dropped + end - call.read - len(rows)
+        filled = self._filled + len(rows)
+        # One statement without a call: an interrupted call goes on from here.
+        call.read, self._filled, self._dropped = end, filled, dropped
+
+    def _room_for(self, count: int) -> npt.NDArray[Any]:
+        """Return the batch, with room for ``count`` records."""
+        if self._rows is None or len(self._rows) < count:
+            rows = np.zeros(count, self._layout.dtype)
+            if self._rows is not None:
+                rows[: self._filled] = self._rows[: self._filled]
+            self._rows = rows
+        return self._rows
+
+    def _filled_records(self, count: int) -> tuple[Records, npt.NDArray[Any], int]:
+        """Return the batch, and the rows and number of records that stay for the next."""
+        room = self._room_for(count)
+        rows, rest = room[: min(count, self._filled)], room[count : self._filled]
+        if len(rest) > 0:  # of a call that was interrupted and had asked for more
+            room = room.copy()
+            room[: len(rest)] = rest
+        if len(rows) > 0:
+            self._lag = self.version - float(rows["version"].mean())
+        self._took += len(rows)
+        return Records(rows, self._layout), room, len(rest)
+
+    @property
+    def like(self) -> dict[str, npt.NDArray[Any]]:
+        """What :class:`pysampler.ReplayBuffer` needs to keep these records, or their steps."""
+        return self._layout.like
+
+    def publish(self, weights: Any = None) -> int:
+        """Send the actors of all hosts new weights.
+
+        Args:
+            weights: A module or another object with ``state_dict()``, or a dict of arrays; by
+                default the weights of the policy as they are now.
+
+        Returns:
+            The version of the weights.
+
+        Raises:
+            TypeError: The policy has no weights, or ``weights`` are none.
+        """
+        with self._enter("publish weights"):
+            began = now()
+            if self._versions.newest is None:
+                raise without_weights(self.policy)
+            self._versions.publish(chosen_weights(weights, self.policy))
+            self._fleet.announce()
+            self._publishing_ns += now() - began
+        return self._versions.version
+
+    def stop(self) -> None:
+        """Ask the actors of all hosts to stop and send what they have; ``take`` returns it.
+
+        A signal handler may call it.
+        """
+        if not self._closed and self._guard.mine and not self._fleet.stopped:
+            self._fleet.stop(LocalActors.stop)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the actors were told to stop."""
+        return self._fleet.stopped
+
+    def __repr__(self) -> str:
+        return (
+            f"<pysampler.ray.Actors of {len(self.hosts)} hosts with {self.num_envs} envs each"
+            f"{', closed' * self._closed}>"
+        )

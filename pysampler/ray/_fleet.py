@@ -1,0 +1,525 @@
+"""The hosts of a sampler, seen from the driver: their calls, their losses and their return.
+
+A host *starts* (Ray starts its process, which then makes its sampler), *serves* (up to
+``in_flight`` calls are on their way to it), and is *gone* once it will not come back. A host that
+is lost starts again where ``on_host_loss`` is "restart". The fleet knows nothing of what calls ask
+for and answers hold.
+
+A signal handler may raise after any line: an answer stays with its host until it has been taken,
+and an error in a queue until it has been raised. Only a call that is interrupted while Ray sends it
+is lost with its answer; its number is then missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnschedulableError,
+    GetTimeoutError,
+    RayError,
+    RayTaskError,
+)
+
+import pysampler
+from pysampler._workers.remote import error_from
+from pysampler.errors import ClosedError, HostLostError
+from pysampler.ray._hosts import Call, Host
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from pysampler.ray._host import Answer, HostSetup, Started
+    from pysampler.ray._options import FleetOptions
+    from pysampler.ray._placement import Placement
+    from pysampler.ray._policy_states import PolicyVersions
+
+__all__ = ["Fleet"]
+
+log = logging.getLogger("pysampler.ray")
+
+_SECOND = 1_000_000_000
+# How long one wait for answers lasts at most: then hosts are looked after. And how long after a
+# host could not be reached it is called again.
+_LOOK_NS = _SECOND // 2
+# How long an answer that is there may take to be read, and a host to close its envs, in seconds.
+_PATIENCE = 5.0
+# Errors of actors that Ray does not start again.
+_FOR_GOOD = ActorDiedError, ActorUnschedulableError
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# How long the answer of a host that seems to hang may take to be fetched from its node, in ns.
+_FETCH_NS = 5 * _SECOND
+
+
+class Fleet:
+    """Keeps hosts in service, and calls them.
+
+    Args:
+        options: How many hosts there are, and what happens where one is lost.
+        placement: Starts their processes.
+        setup: What all hosts need, pickled, in Ray's store.
+        specs: The specs of envs that the program has registered, pickled, in Ray's store.
+        setup_of: Returns what distinguishes the sampler of a host: of its index and generation.
+        policies: The versions of the policy.
+        request: Returns the next request to a host.
+        greeting: Returns a function to call with the sampler of a host that begins to serve, given
+            the index of the host; None for none.
+
+    Attributes:
+        hosts: All hosts that there have been, by index.
+        closed: Whether the hosts are being ended.
+        ended: Whether they have been.
+        stopped: Whether the samplers were told to stop.
+        lost: How many hosts were lost.
+        calls: How many calls were made, control calls included.
+    """
+
+    def __init__(
+        self,
+        options: FleetOptions,
+        placement: Placement,
+        setup: Any,
+        specs: Any,
+        setup_of: Callable[[int, int], HostSetup],
+        policies: PolicyVersions,
+        request: Callable[[Host], Any],
+        greeting: Callable[[int], Callable[[Any], Any] | None],
+    ) -> None:
+        self._options = options
+        self._placement = placement
+        self._setup, self._specs = setup, specs
+        self._setup_of = setup_of
+        self._policies = policies
+        self._request = request
+        self._greeting = greeting
+        self._doing = options.doing
+        self._errors: tuple[Exception, ...] = ()  # one that has a traceback was raised
+        self._taken = 0
+        self._alone_since: int | None = None  # when no host served any more, in ns
+        self.hosts: list[Host] = []
+        self.closed = self.ended = self.stopped = False
+        self.lost = 0
+        self.calls = 0
+
+    @property
+    def serving(self) -> list[Host]:
+        """The hosts that have a sampler."""
+        return [host for host in self.hosts if host.serves]
+
+    @property
+    def present(self) -> list[Host]:
+        """The hosts that serve or start."""
+        return [host for host in self.hosts if not host.gone]
+
+    @property
+    def over(self) -> bool:
+        """Whether the samplers of all hosts have ended."""
+        present = self.present
+        return bool(present or self.stopped) and all(host.ended for host in present)
+
+    # -- beginning -------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the hosts, and wait until all of them serve."""
+        seconds = self._options.start_timeout
+        deadline = None if seconds is None else now() + int(seconds * _SECOND)
+        for place in self._placement.begin(deadline):
+            self._add(place)
+        while not self.serving or any(not host.serves for host in self.present):
+            self._raise_errors()
+            self._look_after_hosts()
+            self._raise_errors()
+            if deadline is not None and now() >= deadline:
+                late = [host for host in self.present if not host.serves]
+                which = f"{len(late)} of {len(self.present)} hosts" if self.present else "hosts"
+                raise HostLostError(
+                    f"cannot {self._doing}: {which} have not started within start_timeout, "
+                    f"{seconds} s: {self._placement.describe()}"
+                )
+            self._wait(self._starting(), 1, deadline)
+
+    def _add(self, place: Any) -> None:
+        if (actor := self._placement.actor(place)) is not None:
+            host = Host(len(self.hosts), place, actor)
+            self.hosts.append(host)
+            self._start(host)
+
+    def _start(self, host: Host) -> None:
+        """Ask whether the process of a host runs; Ray starts it if it does not."""
+        host.begins, host.starting = False, host.actor.ready.remote()
+        self.calls += 1
+
+    def _begin(self, host: Host) -> None:
+        """Let a host make its sampler."""
+        setup = self._setup_of(host.index, host.generation)
+        version, state = self._policies.version, self._policies.newest
+        answer, at = (
+            host.actor.begin.remote(self._setup, self._specs, setup, version, state),
+            now(),
+        )
+        host.loaded, host.starting, host.begins, host.started_at = version, answer, True, at
+        self.calls += 1
+
+    def _starting(self) -> list[Any]:
+        return [host.starting for host in self.present if host.starting is not None]
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def send(self) -> None:
+        """Send each host that serves as many calls as may be on their way."""
+        version, state = self._policies.version, self._policies.newest
+        for host in self.serving:
+            while not host.ended and len(host.calls) < self._options.in_flight:
+                request, number = self._request(host), host.sent
+                host.sent, self.calls = number + 1, self.calls + 1
+                ref = host.actor.call.remote(host.generation, request, version, state)
+                host.calls.append(Call(ref, now(), number))
+
+    def announce(self) -> None:
+        """Send the newest version of the policy past the calls on their way, one at a time."""
+        version, state = self._policies.version, self._policies.newest
+        behind = [host for host in self.serving if host.loaded < version]
+        busy = [host.loading for host in behind if host.loading is not None]
+        done = set(_ready(busy, len(busy), 0.0))
+        for host in behind:
+            if host.loading is None or host.loading in done:
+                host.loading = host.actor.load.remote(host.generation, version, state)
+                host.loaded = version
+                self.calls += 1
+
+    def take(self, host: Host) -> Answer:
+        """Take the oldest answer of a host, which ``wait`` has returned."""
+        answer = host.calls[0].answer
+        assert answer is not None
+        self._taken += 1
+        host.taken_at = self._taken
+        host.served += 1
+        host.calls.popleft()
+        return answer
+
+    def wait(self, min_hosts: int | None, deadline: int | None) -> list[Host]:
+        """Wait until some hosts have answered; return them, those first that were taken least.
+
+        An error of a host is raised once; the answers of others stay for the next wait.
+
+        Args:
+            min_hosts: How many must have answered; None for all that serve.
+            deadline: Until when to wait, in ns.
+        """
+        began = now()
+        self._errors = tuple(one for one in self._errors if one.__traceback__ is None)
+        while True:
+            self._raise_errors()
+            self._look_after_hosts()
+            self.send()
+            answered = self._receive()
+            self._raise_errors()
+            self._expect_return(began)
+            busy = [host for host in self.serving if host.calls]
+            needed = len(busy) if min_hosts is None else min(min_hosts, len(busy))
+            late = deadline is not None and now() >= deadline
+            if late or self.over or (busy and len(answered) >= needed):
+                return sorted(answered, key=lambda host: host.taken_at)
+            heads = [host.calls[0].ref for host in busy if host.calls[0].answer is None]
+            self._wait(heads + self._starting(), max(1, needed - len(answered)), deadline)
+
+    def _wait(self, refs: list[Any], count: int, deadline: int | None) -> None:
+        """Wait until ``count`` of these are there, but not for long."""
+        until = now() + _LOOK_NS
+        if deadline is not None:
+            until = min(until, deadline)
+        seconds = max(0, until - now()) / _SECOND
+        if refs:
+            _ready(refs, min(count, len(refs)), seconds)
+        else:
+            time.sleep(seconds)
+
+    def _receive(self) -> list[Host]:
+        """Receive the answers that are there; return the hosts whose oldest call is answered."""
+        waiting = {
+            host.calls[0].ref: host
+            for host in self.serving
+            if host.calls and host.calls[0].answer is None
+        }
+        refs = list(waiting)
+        for ref in _ready(refs, len(refs), 0.0):
+            self._receive_one(waiting[ref])
+        self._look_for_hung(waiting.values())
+        return [host for host in self.serving if host.calls and host.calls[0].answer is not None]
+
+    def _receive_one(self, host: Host) -> None:
+        call = host.calls[0]
+        try:
+            answer = ray.get(call.ref, timeout=_PATIENCE)
+        except GetTimeoutError:
+            return
+        except RayTaskError as error:  # of our own code on the host, or of Ray's around it
+            self._give_up(host, error.with_traceback(None))
+            return
+        except RayError as error:
+            self._lose(host, _text_of(error), died=isinstance(error, _FOR_GOOD))
+            return
+        host.answered_at = now()
+        if answer is None:
+            self._lose(host, "its process died, and Ray has started another")
+        elif answer.failure is None:
+            call.answer = answer
+        elif answer.lost:
+            self._lose(host, answer.failure.text)
+        else:
+            raised = error_from(answer.failure, f"{host}")
+            if answer.ended:
+                self._give_up(host, raised)
+            else:
+                rest = deque(list(host.calls)[1:])
+                self._errors, host.calls = (*self._errors, raised), rest
+
+    # -- losses ----------------------------------------------------------------------------------
+
+    def _look_after_hosts(self) -> None:
+        """Go on with hosts that start, and let new ones join."""
+        if self.stopped:
+            for host in self.present:
+                if not host.serves:
+                    self._give_up(host, None)
+        else:
+            for place in self._placement.joining({host.place for host in self.hosts}):
+                self._add(place)
+        asked = {host.starting: host for host in self.present if host.starting is not None}
+        refs = list(asked)
+        for ref in _ready(refs, len(refs), 0.0):
+            self._go_on(asked[ref])
+        for host in self.present:
+            if not host.serves and host.starting is None and now() >= host.call_again_at:
+                self._start(host)
+            seconds = self._options.start_timeout
+            if host.begins and seconds is not None and now() - host.started_at > seconds * _SECOND:
+                self._kill(host)
+                self._lose(host, f"has not made its sampler for {seconds} s (start_timeout)")
+
+    def _go_on(self, host: Host) -> None:
+        """Take the next step with a host that has answered while it starts."""
+        try:
+            answer = ray.get(host.starting, timeout=_PATIENCE)
+        except GetTimeoutError:
+            return
+        except RayTaskError as error:
+            self._give_up(host, error.with_traceback(None))
+        except RayError as error:
+            died = isinstance(error, _FOR_GOOD)
+            if host.begins or died:
+                # A host that was lost before is lost no second time while Ray brings it back.
+                known = not host.begins and host.generation > 0
+                why = f"while it started, {_text_of(error)}"
+                self._lose(host, why, died=died, known=known)
+            else:  # Ray has not brought it back yet
+                host.starting, host.call_again_at = None, now() + _LOOK_NS
+        else:
+            started: Started = answer
+            if not host.begins:
+                if answer != pysampler.__version__:
+                    self._give_up(
+                        host,
+                        HostLostError(
+                            f"cannot {self._doing}: host {host.index} has pysampler {answer}, "
+                            f"expected {pysampler.__version__}, which the driver has"
+                        ),
+                    )
+                    return
+                self._begin(host)
+            elif started.failure is not None:
+                raised = error_from(started.failure, f"host {host.index}")
+                if isinstance(raised, ModuleNotFoundError):
+                    raised.add_note(
+                        "modules of your program are sent to the nodes by ray.init(runtime_env="
+                        "{'working_dir': '.'}), packages must be installed there"
+                    )
+                self._give_up(host, raised)
+            else:
+                host.pid, host.node = started.pid, started.node
+                host.description = started.description
+                host.starting, host.loading, host.begins = None, None, False
+                host.answered_at = now()
+                host.serves = True
+                if (function := self._greeting(host.index)) is not None:
+                    host.actor.control.remote(host.generation, function)
+                if host.generation > 0:
+                    log.warning("%s is back, with new envs", host)
+
+    def _lose(self, host: Host, why: str, *, died: bool = False, known: bool = False) -> None:
+        """Drop the calls of a host that was lost; let it start again, or say that it is gone.
+
+        Args:
+            host: The host.
+            why: What has happened to it.
+            died: Whether Ray does not start its process again.
+            known: Whether this is still the last loss.
+        """
+        options, at = self._options, now()
+        window = int(options.restart_window * _SECOND)
+        losses = deque(one for one in host.losses if one >= at - window)
+        lost = self.lost
+        if not known:
+            losses.append(at)
+            lost += 1
+        message = f"{host} lost: {why}"
+        too_often = len(losses) > options.max_restarts
+        if options.on_host_loss == "restart" and not too_often:
+            actor = self._placement.actor(host.place) if died else host.actor
+            generation = host.generation + (not known)
+            if actor is not None:
+                calls = deque[Call]()
+                # One statement without a call: a signal handler may raise after any other.
+                (
+                    host.serves,
+                    host.begins,
+                    host.starting,
+                    host.calls,
+                    host.generation,
+                    host.actor,
+                    host.losses,
+                    self.lost,
+                ) = (False, False, None, calls, generation, actor, losses, lost)
+                if not known:
+                    log.warning("%s; it is started again", message)
+            else:
+                self._give_up(host, None, lost)
+                log.warning("%s; its node is gone", message)
+            return
+        if too_often:
+            message += f"; {len(losses)} times in {options.restart_window} s"
+        error = HostLostError(message)
+        error.host = host.index
+        self._give_up(host, error, lost)
+
+    def _look_for_hung(self, hosts: Iterable[Host]) -> None:
+        """Kill hosts that have not answered for longer than ``host_timeout``.
+
+        The learner may have been away for so long that an answer is there, on the host's node. This
+        look lets Ray fetch it, and a later one decides.
+        """
+        seconds = self._options.host_timeout
+        if seconds is None:
+            return
+        longest = int(seconds * _SECOND)
+        for host in hosts:
+            if not host.serves or not host.calls or host.calls[0].answer is not None:
+                continue
+            call, at = host.calls[0], now()
+            if at - max(call.sent_at, host.answered_at) <= longest:
+                continue
+            if call.overdue_at is None:
+                call.overdue_at = at
+            elif at - call.overdue_at > min(_FETCH_NS, longest):
+                self._kill(host)
+                self._lose(host, f"no answer for {seconds} s (host_timeout)")
+
+    def _kill(self, host: Host) -> None:
+        """Kill a host's process, which may be stopped, and its workers; Ray starts another."""
+        with contextlib.suppress(RayError):
+            # The workers first, if the process runs: one that is stopped would stay.
+            _ready([host.actor.kill_workers.remote()], 1, 1.0)
+            ray.kill(host.actor, no_restart=False)
+
+    def _give_up(self, host: Host, error: Exception | None, lost: int | None = None) -> None:
+        """Call a host no more, which is gone, and raise the error once.
+
+        Args:
+            host: The host.
+            error: The error.
+            lost: How many hosts have been lost by now, if this one is.
+        """
+        errors = self._errors if error is None else (*self._errors, error)
+        lost, calls = self.lost if lost is None else lost, deque[Call]()
+        # One statement without a call: a signal handler may raise after any other.
+        host.serves, host.gone, host.starting, host.calls, self._errors, self.lost = (
+            *(False, True, None),
+            *(calls, errors, lost),
+        )
+        with contextlib.suppress(RayError):
+            ray.kill(host.actor, no_restart=True)
+
+    def _raise_errors(self) -> None:
+        if self.closed:  # by a signal handler, in the middle of a wait
+            raise ClosedError(f"cannot {self._doing}: they are closed")
+        for error in self._errors:
+            if error.__traceback__ is None:
+                raise error
+        if not (self.present or self.stopped or self._placement.grows):
+            raise HostLostError(f"cannot {self._doing}: all hosts are gone")
+
+    def _expect_return(self, began: int) -> None:
+        """Raise if no host has served for too long, in a wait that began then."""
+        seconds = self._options.start_timeout
+        if self.serving:
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = now()
+        elif seconds is not None and now() - max(began, self._alone_since) > seconds * _SECOND:
+            raise HostLostError(
+                f"cannot {self._doing}: no host has come back within start_timeout, {seconds} s: "
+                f"{self._placement.describe()}"
+            )
+
+    # -- control and ending ----------------------------------------------------------------------
+
+    def tell(self, function_for: Callable[[int], Callable[[Any], Any]]) -> None:
+        """Call a function with the sampler of each host that serves, without waiting for it.
+
+        Args:
+            function_for: Returns the function for a host, given its index.
+        """
+        for host in self.serving:
+            host.actor.control.remote(host.generation, function_for(host.index))
+            self.calls += 1
+
+    def end_host(self, host: Host) -> None:
+        """Call a host no more, whose sampler has ended."""
+        host.ended = True
+        host.calls.clear()
+
+    def stop(self, function: Callable[[Any], Any]) -> None:
+        """Let a function stop the samplers of all hosts; those that start are given up."""
+        self.stopped = True
+        self.tell(lambda _: function)
+
+    def close(self, *, at_once: bool) -> None:
+        """End all hosts; let them close their envs before, unless it must be at once."""
+        self.closed = True
+        if not ray.is_initialized():
+            self.ended = True
+            return
+        if not at_once:
+            with contextlib.suppress(RayError):
+                refs = [host.actor.close.remote() for host in self.serving]
+                _ready(refs, len(refs), _PATIENCE)
+        for host in self.hosts:
+            host.serves, host.gone = False, True
+            with contextlib.suppress(RayError):
+                ray.kill(host.actor, no_restart=True)
+        self._placement.end()
+        self.ended = True
+
+
+def _ready(refs: Sequence[Any], count: int, seconds: float) -> list[Any]:
+    """Return which of these are there, once ``count`` are or the time is over."""
+    if not refs:
+        return []
+    ready, _ = ray.wait(list(refs), num_returns=count, timeout=seconds)
+    return list(ready)
+
+
+def _text_of(error: Exception) -> str:
+    """Return what has happened to a host, and what Ray says of it."""
+    said = str(getattr(error, "error_msg", None) or error)
+    lines = [line.strip() for line in _COLOURS.sub("", said).splitlines() if line.strip()]
+    detail = lines[0] if len(lines) < 2 else f"{lines[0]} ... {lines[-1]}"
+    return f"its process or its node died ({detail[:500]})" if lines else "its process died"

@@ -1,0 +1,257 @@
+"""What rollouts on Ray return, and the learner's buffers that it lies in.
+
+A host's rollout lies in Ray's store, read-only and as long as anything refers to it. It is copied
+once, to a buffer of the learner in which all hosts' envs lie side by side, so that what several
+hosts sampled is one batch without a further copy.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from pysampler._policies.trees import mapped
+from pysampler._rollouts.rollout import STEP_FIELDS, Ended, Rollout
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["HostRollout", "HostRollouts", "LearnerBuffer", "Packed", "packed"]
+
+
+@dataclass(frozen=True, repr=False)
+class HostRollout(Rollout):
+    """The rollout of one host: a :class:`pysampler.Rollout`, and where it comes from.
+
+    Attributes:
+        host: The index of the host.
+        node: The address and the beginning of the id of the node that the host runs on.
+        restarts: How many times the host had been started again. Where this is more than in its
+            last rollout, the episodes under way then were lost with it, and those here are of new
+            envs.
+        number: How many rollouts the host had been asked for before. A number is missing where a
+            rollout was lost with the host, or dropped because it was too old.
+        version: The version of the policy that acted: 1 for the first.
+        lag: How many versions have been published since.
+        host_seconds: How long the host took for it.
+    """
+
+    host: int
+    node: str
+    restarts: int
+    number: int
+    host_seconds: float
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, host {self.host}>"
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A rollout on its way from a host: the fields of ``Rollout`` by name, and what it is.
+
+    Attributes:
+        fields: Arrays, or trees of arrays.
+        lengths: The number of steps of each env.
+        ended: The episodes that ended.
+        version: The version of the policy that acted.
+        seconds: Where the time went on the host.
+        seen: What a normalizer has counted in it, as arrays by name; None without one.
+    """
+
+    fields: dict[str, Any]
+    lengths: npt.NDArray[np.int64]
+    ended: Ended
+    version: int
+    seconds: dict[str, float]
+    seen: Mapping[str, npt.NDArray[Any]] | None = None
+
+    def own(self) -> tuple[npt.NDArray[np.int64], Ended]:
+        """Return copies of ``lengths`` and ``ended``: views would keep the rollout in the store."""
+        ended = self.ended
+        env, step = ended.env.copy(), ended.step.copy()
+        own = Ended(env, step, ended.returns.copy(), ended.lengths.copy())
+        return self.lengths.copy(), own
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of the arrays."""
+        sizes: list[int] = []
+        for tree in self.fields.values():
+            mapped(lambda array: sizes.append(array.nbytes), tree)
+        return sum(sizes)
+
+
+class LearnerBuffer:
+    """Memory for rollouts of several hosts, which is used again and again.
+
+    Args:
+        num_envs: The number of envs of a host.
+        hosts: For how many hosts there is room at first.
+    """
+
+    def __init__(self, num_envs: int, hosts: int) -> None:
+        self._num_envs = num_envs
+        self._room = hosts
+        self._fields: dict[str, Any] = {}
+
+    def reserve(self, hosts: int) -> None:
+        """Make room for this many hosts; what lies in the buffer is lost if there was less."""
+        if hosts > self._room:
+            self._room, self._fields = hosts, {}
+
+    def write(self, packed: Packed, position: int) -> None:
+        """Copy a host's rollout to its place."""
+        envs = self._envs(position)
+        for name, tree in packed.fields.items():
+            self._fields[name] = self._written(self._fields.get(name), tree, envs)
+
+    def _written(self, target: Any, tree: Any, envs: slice) -> Any:
+        """Copy a tree, and return the tree that it was copied to, which may have grown."""
+        if isinstance(tree, Mapping):
+            known = target if isinstance(target, dict) else {}
+            # Infos: an env may give a key for the first time; other hosts' envs never.
+            for name in known.keys() - tree.keys():
+                mapped(functools.partial(_clear, envs), known[name])
+            return {
+                **known,
+                **{name: self._written(known.get(name), part, envs) for name, part in tree.items()},
+            }
+        if isinstance(tree, (tuple, list)):
+            parts = target if isinstance(target, tuple) else (None,) * len(tree)
+            return tuple(
+                self._written(one, part, envs) for one, part in zip(parts, tree, strict=True)
+            )
+        return self._copied(target, tree, envs)
+
+    def _copied(self, target: Any, array: npt.NDArray[Any], envs: slice) -> npt.NDArray[Any]:
+        shape = (array.shape[0], self._room * self._num_envs, *array.shape[2:])
+        if target is None:
+            target = np.zeros(shape, array.dtype)
+        elif (dtype := np.result_type(target, array)) != target.dtype:
+            target = target.astype(dtype)  # an info that was a whole number until now
+        target[:, envs] = array
+        return np.asarray(target)
+
+    def _envs(self, position: int, count: int = 1) -> slice:
+        return slice(position * self._num_envs, (position + count) * self._num_envs)
+
+    def views(self, position: int, count: int = 1) -> dict[str, Any]:
+        """Return the fields of the rollouts of some hosts, side by side."""
+        envs = self._envs(position, count)
+        fields = {
+            name: mapped(lambda array: array[:, envs], tree) for name, tree in self._fields.items()
+        }
+        return {"state": None, **fields}
+
+
+def _clear(envs: slice, array: npt.NDArray[Any]) -> None:
+    array[:, envs] = np.zeros((), array.dtype)
+
+
+def packed(
+    rollout: Rollout, version: int, seen: Mapping[str, npt.NDArray[Any]] | None = None
+) -> Packed:
+    """Return a rollout as it travels: Ray copies its arrays to its store."""
+    fields = {name: getattr(rollout, name) for name in STEP_FIELDS}
+    fields = {name: tree for name, tree in fields.items() if tree is not None}
+    return Packed(fields, rollout.lengths, rollout.ended, version, rollout.seconds, seen)
+
+
+class HostRollouts(Sequence[HostRollout]):
+    """The rollouts of some hosts, those first whose last one was taken longest ago.
+
+    Args:
+        rollouts: The rollouts.
+        buffer: What they lie in, one behind the other.
+        num_envs: The number of envs of a host.
+        first: Where in the buffer the first of them lies.
+    """
+
+    def __init__(
+        self,
+        rollouts: Sequence[HostRollout],
+        buffer: LearnerBuffer,
+        num_envs: int,
+        first: int = 0,
+    ) -> None:
+        self._rollouts = list(rollouts)
+        self._buffer = buffer
+        self._num_envs = num_envs
+        self._first = first
+
+    def __len__(self) -> int:
+        return len(self._rollouts)
+
+    @overload
+    def __getitem__(self, index: int) -> HostRollout: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[HostRollout]: ...
+
+    def __getitem__(self, index: int | slice) -> HostRollout | list[HostRollout]:
+        return self._rollouts[index]
+
+    @property
+    def hosts(self) -> list[int]:
+        """The hosts' indices."""
+        return [one.host for one in self._rollouts]
+
+    @property
+    def joined(self) -> Rollout:
+        """All of them as one rollout, whose envs are those of the hosts side by side.
+
+        Its arrays are views of the same memory. ``version`` is that of the oldest policy that
+        acted, ``lag`` how old that is.
+
+        Raises:
+            ValueError: There are none.
+        """
+        if not self._rollouts:
+            raise ValueError("cannot join rollouts: there are none")
+        parts = self._rollouts
+        offsets = np.repeat(
+            np.arange(len(parts)) * self._num_envs, [len(one.ended) for one in parts]
+        )
+        ended = Ended(
+            np.concatenate([one.ended.env for one in parts]) + offsets,
+            np.concatenate([one.ended.step for one in parts]),
+            np.concatenate([one.ended.returns for one in parts]),
+            np.concatenate([one.ended.lengths for one in parts]),
+        )
+        seconds = {
+            name: float(np.mean([one.seconds[name] for one in parts])) for name in parts[0].seconds
+        }
+        return Rollout(
+            **self._buffer.views(self._first, len(parts)),
+            lengths=np.concatenate([one.lengths for one in parts]),
+            ended=ended,
+            version=min(one.version for one in parts),
+            lag=max(one.lag for one in parts),
+            seconds=seconds,
+            memory=np.zeros(0, np.uint8),
+        )
+
+    def parted(self) -> tuple[HostRollouts, HostRollouts]:
+        """Return the first of them alone, and the others."""
+        buffer, count, first = self._buffer, self._num_envs, self._first
+        return (
+            HostRollouts(self._rollouts[:1], buffer, count, first),
+            HostRollouts(self._rollouts[1:], buffer, count, first + 1),
+        )
+
+    def copy(self) -> HostRollouts:
+        """Return the rollouts with memory of their own, which stays as it is."""
+        count = len(self._rollouts)
+        buffer = LearnerBuffer(self._num_envs, count)
+        for position, one in enumerate(self._rollouts):
+            buffer.write(packed(one, one.version), position)
+        own = [replace(one, **buffer.views(i)) for i, one in enumerate(self._rollouts)]
+        return HostRollouts(own, buffer, self._num_envs)
+
+    def __repr__(self) -> str:
+        return f"<pysampler.ray.HostRollouts of hosts {self.hosts}>"

@@ -1,0 +1,204 @@
+"""Where hosts run: on nodes that Ray chooses, or one on each node that there is."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+from pysampler.errors import HostLostError
+from pysampler.ray._host import HostActor
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pysampler.ray._options import FleetOptions
+
+__all__ = ["GroupPlacement", "NodePlacement", "Placement", "placement_for"]
+
+log = logging.getLogger("pysampler.ray")
+
+_SECOND = 1_000_000_000
+# How long hosts may wait for a place before the log says so.
+_QUIET_NS = 5 * _SECOND
+# How often to look for new nodes.
+_NODES_NS = 2 * _SECOND
+
+
+class Placement:
+    """Base class of ways to place hosts.
+
+    Args:
+        options: How many hosts there are, and how many CPUs each has.
+        cpus: How many CPUs a host has at least.
+    """
+
+    grows = False  # whether hosts may join later
+
+    def __init__(self, options: FleetOptions, cpus: int) -> None:
+        self._options = options
+        further = options.actor_options or {}
+        self._bundle: dict[str, float] = {"CPU": cpus, **(further.get("resources") or {})}
+        if further.get("num_gpus"):
+            self._bundle["GPU"] = further["num_gpus"]
+
+    def begin(self, deadline: int | None) -> list[Any]:
+        """Return the places of the first hosts, once Ray has them."""
+        raise NotImplementedError
+
+    def joining(self, taken: set[Any]) -> list[Any]:  # noqa: ARG002 - none by default
+        """Return places for hosts that join now, beside those that are taken."""
+        return []
+
+    def actor(self, place: Any) -> Any:
+        """Return a new actor at a place; None if it is no more."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Give the places back."""
+
+    def _actor(self, strategy: Any, cpus: int) -> Any:
+        """Return a new actor, whose process Ray starts, and again whenever it dies."""
+        options = {
+            "num_cpus": cpus,
+            "scheduling_strategy": strategy,
+            "max_restarts": -1,
+            "max_task_retries": 0,
+            **(self._options.actor_options or {}),
+        }
+        kind = ray.remote(concurrency_groups={"control": 1})(HostActor)
+        return kind.options(**options).remote()
+
+    def describe(self) -> str:
+        """Return how many hosts were to be placed, and on which nodes."""
+        has = " | ".join(self._listed(node["Resources"]) for node in _nodes()) or "nothing"
+        free = self._listed(ray.available_resources())
+        return f"{self._wanted}; Ray has nodes with {has}, of which {free} are free"
+
+    def _listed(self, resources: Mapping[str, float]) -> str:
+        """Return how much there is of each thing that a host needs."""
+        return ", ".join(f"{resources.get(name, 0):g} {name}" for name in self._bundle)
+
+    @property
+    def _wanted(self) -> str:
+        """What is to be placed, for errors."""
+        raise NotImplementedError
+
+
+class GroupPlacement(Placement):
+    """Hosts in a placement group of Ray: on different nodes, unless ``spread`` says otherwise."""
+
+    def __init__(self, options: FleetOptions) -> None:
+        assert options.hosts != "auto"
+        sizes = sorted((_cpus(node) for node in _nodes()), reverse=True)
+        # By default what each of the largest nodes has.
+        largest = [size for size in sizes[: options.hosts] if size >= 1] or [1]
+        self._cpus = options.cpus_per_host or largest[-1]
+        super().__init__(options, self._cpus)
+        self._group = placement_group([self._bundle] * options.hosts, strategy=options.spread)
+
+    def begin(self, deadline: int | None) -> list[Any]:
+        """Return the indices of the bundles, once Ray has found nodes for all of them."""
+        began, told = now(), False
+        while not self._group.wait(0.25):
+            if deadline is not None and now() >= deadline:
+                raise HostLostError(
+                    f"cannot {self._options.doing}: Ray has found no places within start_timeout, "
+                    f"{self._options.start_timeout} s: {self.describe()}"
+                )
+            if not told and now() - began > _QUIET_NS:
+                log.warning("waiting for places: %s", self.describe())
+                told = True
+        return list(range(self._group.bundle_count))
+
+    def actor(self, place: Any) -> Any:
+        """Return a new actor in a bundle."""
+        return self._actor(PlacementGroupSchedulingStrategy(self._group, place), self._cpus)
+
+    @property
+    def _wanted(self) -> str:
+        each = self._listed(self._bundle)
+        return f"hosts={self._options.hosts} with {each} each ({self._options.spread})"
+
+    def end(self) -> None:
+        """Remove the placement group."""
+        with contextlib.suppress(RayError, ValueError):
+            remove_placement_group(self._group)
+
+
+class NodePlacement(Placement):
+    """A host on each node that has enough CPUs, also on those that join later."""
+
+    grows = True
+
+    def __init__(self, options: FleetOptions) -> None:
+        super().__init__(options, options.cpus_per_host or 1)
+        self._look_at = 0
+        if options.max_hosts is not None:
+            _request_nodes([self._bundle] * options.max_hosts)
+
+    def begin(self, deadline: int | None) -> list[Any]:  # noqa: ARG002 - the fleet waits
+        """Return the ids of the nodes that there are."""
+        return self.joining(set())
+
+    def joining(self, taken: set[Any]) -> list[Any]:
+        """Return the ids of new nodes."""
+        if now() < self._look_at:
+            return []
+        self._look_at = now() + _NODES_NS
+        alive = [node["NodeID"] for node in _nodes() if self._fits(node)]
+        most = len(alive) if self._options.max_hosts is None else self._options.max_hosts
+        room = max(0, most - len(taken.intersection(alive)))
+        return [node for node in alive if node not in taken][:room]
+
+    def actor(self, place: Any) -> Any:
+        """Return a new actor on a node, with all CPUs by default; None if that is gone."""
+        for node in _nodes():
+            if node["NodeID"] == place:
+                strategy = NodeAffinitySchedulingStrategy(place, soft=False)
+                return self._actor(strategy, self._options.cpus_per_host or _cpus(node))
+        return None
+
+    def _fits(self, node: dict[str, Any]) -> bool:
+        """Return whether a node has what a host needs."""
+        has = node["Resources"]
+        return all(has.get(name, 0) >= count for name, count in self._bundle.items())
+
+    @property
+    def _wanted(self) -> str:
+        return f'hosts="auto" with at least {self._listed(self._bundle)} each'
+
+    def end(self) -> None:
+        """Ask for no more nodes than others need."""
+        if self._options.max_hosts is not None:
+            with contextlib.suppress(RayError):
+                _request_nodes([])
+
+
+def placement_for(options: FleetOptions) -> Placement:
+    """Return the placement that the options ask for."""
+    return NodePlacement(options) if options.hosts == "auto" else GroupPlacement(options)
+
+
+def _request_nodes(bundles: list[dict[str, float]]) -> None:
+    """Ask Ray's autoscaler for nodes with room for these."""
+    from ray.autoscaler.sdk import request_resources  # noqa: PLC0415 - where there is one
+
+    request_resources(bundles=bundles)
+
+
+def _nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _cpus(node: dict[str, Any]) -> int:
+    return int(node["Resources"].get("CPU", 0))

@@ -1,0 +1,363 @@
+"""Rollouts on many hosts: each samples its own, and the learner takes those of k hosts at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pysampler._numbers import whole_number
+from pysampler._policies.normalize import expect_normalizer
+from pysampler._policies.seeds import seed_policy
+from pysampler._rollouts.options import RolloutOptions
+from pysampler._rollouts.rollouts import Rollouts as LocalRollouts
+from pysampler._vector import arguments
+from pysampler._workers.seeds import seed_globals
+from pysampler.ray._host import HostedSampler
+from pysampler.ray._host_rollouts import HostRollout, HostRollouts, LearnerBuffer, packed
+from pysampler.ray._options import FleetOptions
+from pysampler.ray._policy_states import policy_on_host, update_policy
+from pysampler.ray._sampler import RemoteSampler
+from pysampler.ray._statistics import DriverStatistics, HostStatistics
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pysampler._policies.normalize import Normalizer
+    from pysampler._rollouts.options import PolicyIn
+    from pysampler.ray._host import HostSetup
+    from pysampler.ray._host_rollouts import Packed
+    from pysampler.ray._hosts import Call, Host
+    from pysampler.ray._options import OnHostLoss, Spread
+    from pysampler.ray._statistics import CommonStatistics
+
+__all__ = ["HostedRollouts", "Rollouts"]
+
+
+class HostedRollouts(HostedSampler):
+    """The rollouts of one host."""
+
+    def begin(self, setup: HostSetup, version: int, state: Any) -> LocalRollouts:
+        """Return rollouts of a policy of this version."""
+        self._setup = setup
+        self._version = self._version_before = version
+        self.policy = policy_on_host(self.policy)
+        seeds = np.random.SeedSequence(setup.entropy)
+        seed_globals(seeds)
+        if state is not None:
+            update_policy(self.policy, state, setup.entropy)
+        seed_policy(self.policy, seeds, own_process=True)
+        self._sampler = LocalRollouts(self.envs, self.policy, seed=setup.seed, **self.kwargs)
+        normalization = self._sampler.normalization
+        self._statistics = None if normalization is None else HostStatistics(normalization)
+        return self._sampler
+
+    def use(self, version: int, state: Any) -> None:
+        """Act with another version of the policy from the next rollout on."""
+        update_policy(self.policy, state, (*self._setup.entropy, version))
+        self._version = version
+
+    def call(self, request: CommonStatistics | None) -> Packed:
+        """Return the next rollout."""
+        seen = None
+        if self._statistics is not None and request is not None:
+            self._statistics.before(request)
+            rollout = next(self._sampler)
+            seen = self._statistics.after(request.number)
+        else:
+            rollout = next(self._sampler)
+        # With overlap it began before the policy was changed for this call.
+        version = self._version_before if rollout.lag else self._version
+        self._version_before = self._version
+        return packed(rollout, version, seen)
+
+
+class Rollouts(RemoteSampler):
+    """Rollouts of a policy on many hosts, which are Ray actors with workers of their own.
+
+    Each host samples as :class:`pysampler.Rollouts` does. ``take`` returns the next rollouts of as
+    many hosts as you wait for; the object is also an iterator, of one host's rollout at a time.
+    The policy is sent to the hosts whenever it has changed since the last ``take``.
+
+    If Ray is not initialised, ``ray.init()`` is called: set ``RAY_ADDRESS``, or call it yourself,
+    to use a cluster. pysampler must be installed on all nodes. A host is ended as soon as the
+    driver, this process, ends, however that ends.
+
+    Args:
+        envs: What makes the envs of each host: an env id, an ``EnvSpec``, a function that makes an
+            env, or a list of such functions.
+        policy: A callable or a torch module: see :class:`pysampler.Rollouts`. Each host has a copy;
+            what is not drawn from ``generators`` is random numbers of its own, seeded by ``seed``
+            and the index of the host.
+        horizon: The number of steps in a rollout.
+        hosts: How many hosts to start; "auto" for one on each node that has enough CPUs, also on
+            nodes that join later.
+        num_envs: How many envs each host makes.
+        vector_kwargs: Further arguments of each host's :class:`pysampler.VectorEnv`. By default
+            ``num_workers`` is the number of CPUs of the host.
+        max_hosts: With ``hosts="auto"``, the largest number of hosts, for which Ray's autoscaler is
+            asked.
+        cpus_per_host: How many CPUs Ray reserves for each host; by default all of a node: of the
+            smallest of those that are needed.
+        spread: How Ray places hosts on nodes: "STRICT_SPREAD", each on another node; "SPREAD", so
+            where possible; "PACK", on few nodes; "STRICT_PACK", on one.
+        in_flight: How many rollouts each host may have under way or ready. With 2, a host begins
+            the next one while you learn from the last, with the policy as it was: ``lag`` is 1 or
+            more. With 1, it begins when you call ``take``, with the policy as it is then.
+        max_lag: Rollouts of a policy that is more than this many versions old are dropped, and
+            counted.
+        on_host_loss: What happens when a host dies, hangs, or loses a worker. "raise" raises
+            :class:`pysampler.HostLostError` once, and the others go on. "restart" starts it again,
+            with new envs and other seeds, and ``take`` does not wait for it meanwhile.
+        max_restarts: A host that is lost more often than this within ``restart_window`` seconds
+            raises all the same.
+        restart_window: See ``max_restarts``.
+        host_timeout: Seconds after which a host that has not answered is killed, as lost.
+        start_timeout: Seconds that hosts may take to start.
+        actor_options: Further options of Ray's actors, such as ``{"num_gpus": 1}`` or
+            ``{"resources": {"sampler": 1}}``.
+        keep_last: How many of the newest results of ``take`` stay as they are, instead of being
+            overwritten.
+        policy_in: Where the policy acts on a host: in "main", its process, or in its "workers".
+        overlap: On each host, sample the next rollout while the last one is being sent.
+        min_envs: On each host, act as soon as this many envs are ready, instead of all.
+        timeout: On each host, act after this many seconds for the envs that are ready.
+        allow_partial: End a host's rollout as soon as its first envs have all their steps.
+        reset_each: Begin each rollout with a reset of all envs.
+        info_keys: Keys of infos to put into ``rollout.infos``.
+        normalize: A :class:`pysampler.Normalizer` of observations and rewards. Each host begins a
+            rollout with the statistics of all that were taken, and with what it has seen since.
+        leave_out: The parts of observations that have no fixed shape, by name.
+        threads: Threads that torch may use on a host while a policy in "main" acts.
+        seed: The seed. Together, the envs of all hosts get the seeds of one vector env: those of
+            host i the seeds from ``seed + i * num_envs`` on.
+
+    Attributes:
+        policy: The policy.
+        horizon: The number of steps in a rollout.
+        num_envs: The number of envs of each host.
+        normalizer: What was given as ``normalize``.
+        single_observation_space: The observation space of an env.
+        single_action_space: The action space of an env.
+
+    >>> def policy(observations):
+    ...     return (observations[:, 2] > 0).astype(int)
+    >>> with Rollouts("CartPole-v1", policy, 32, hosts=2, num_envs=4) as rollouts:  # doctest: +SKIP
+    ...     taken = rollouts.take(min_hosts=1, timeout=60)
+    ...     taken.hosts, taken.joined.rewards.shape
+    ([0, 1], (32, 8))
+    """
+
+    def __init__(
+        self,
+        envs: Any,
+        policy: Any,
+        horizon: int,
+        *,
+        hosts: int | Literal["auto"],
+        num_envs: int | None = None,
+        vector_kwargs: dict[str, Any] | None = None,
+        max_hosts: int | None = None,
+        cpus_per_host: int | None = None,
+        spread: Spread = "STRICT_SPREAD",
+        in_flight: int = 2,
+        max_lag: int | None = None,
+        on_host_loss: OnHostLoss = "raise",
+        max_restarts: int = 3,
+        restart_window: float = 300.0,
+        host_timeout: float | None = 600.0,
+        start_timeout: float | None = 300.0,
+        actor_options: Mapping[str, Any] | None = None,
+        keep_last: int = 1,
+        policy_in: PolicyIn = "main",
+        overlap: bool = False,
+        min_envs: int | None = None,
+        timeout: float | None = None,
+        allow_partial: bool = False,
+        reset_each: bool = False,
+        info_keys: Iterable[str] = (),
+        normalize: Normalizer | None = None,
+        leave_out: Sequence[str] = (),
+        threads: int | None = 1,
+        seed: int | None = None,
+    ) -> None:
+        fleet_options = FleetOptions(
+            *(self._doing, hosts, max_hosts, cpus_per_host, spread, in_flight, max_lag),
+            *(on_host_loss, max_restarts, restart_window, host_timeout, start_timeout),
+            actor_options,
+        )
+        options = RolloutOptions(
+            *(horizon, policy_in, overlap, keep_last, min_envs, timeout),
+            *(allow_partial, reset_each, info_keys, threads),
+        )
+        kwargs = {
+            **{name: value for name, value in vars(options).items() if name != "keep_last"},
+            "normalize": normalize,
+            "leave_out": leave_out,
+        }
+        if normalize is not None:
+            expect_normalizer(normalize, self._doing)
+            normalize.expect_unused(self._doing)
+            if options.overlap:
+                raise ValueError(
+                    "cannot sample rollouts: with `overlap` on the hosts, a rollout would begin "
+                    "before the statistics of others are known; expected overlap=False"
+                )
+        self.normalizer = normalize
+        self._statistics: DriverStatistics | None = None
+        self.horizon = options.horizon
+        super().__init__(
+            *(fleet_options, HostedRollouts, envs, policy, num_envs, vector_kwargs, kwargs, seed)
+        )
+        # What is on its way to the caller, and the calls whose answers it was copied from.
+        self._returning: tuple[HostRollouts, list[tuple[Host, Call]]] | None = None
+        self._buffers = [LearnerBuffer(self.num_envs, 1) for _ in range(options.keep_last)]
+        self._publish()
+        self._begin()
+        if normalize is not None:
+            self._statistics = DriverStatistics(
+                *(normalize, self.single_observation_space, self.single_action_space, self._doing)
+            )
+            normalize.claim(self)
+
+    def _request(self, host: Host) -> CommonStatistics | None:
+        if self._statistics is None:
+            return None
+        return self._statistics.for_host(host.index, host.sent)
+
+    def _publish(self) -> None:
+        began = now()
+        before = self._versions.version
+        self._versions.publish_if_changed(self.policy)
+        if self._options.in_flight > 1 and self._versions.version > before > 0:
+            self._fleet.announce()
+        self._publishing_ns += now() - began
+
+    def take(self, min_hosts: int | None = None, timeout: float | None = None) -> HostRollouts:
+        """Return the next rollout of each host that has one.
+
+        Args:
+            min_hosts: Wait until this many hosts have one; by default, all that sample now.
+            timeout: Seconds to wait; then the rollouts that there are, perhaps none, are returned.
+
+        Returns:
+            The rollouts, those first whose hosts have waited longest. They hold until ``keep_last``
+            further calls.
+        """
+        if min_hosts is not None:
+            min_hosts = whole_number("take rollouts", "min_hosts", min_hosts, 1)
+            if self._options.hosts != "auto" and min_hosts > self._options.hosts:
+                raise ValueError(
+                    f"cannot take rollouts: min_hosts {min_hosts}, expected at most hosts, "
+                    f"{self._options.hosts}"
+                )
+        deadline = arguments.deadline(timeout, "take rollouts")
+        return self._take(min_hosts, deadline, most=None)
+
+    def __iter__(self) -> Rollouts:
+        return self
+
+    def __next__(self) -> HostRollout:
+        """Return the next rollout of a host, of that first that has waited longest."""
+        return self._take(1, None, most=1)[0]
+
+    def _take(self, min_hosts: int | None, deadline: int | None, most: int | None) -> HostRollouts:
+        with self._enter("take rollouts"):
+            self._finish_interrupted()
+            taken = None if self._returning is None else self._returning[0]
+            if taken is None:
+                self._publish()
+                chosen = self._choose(min_hosts, deadline)[:most]
+                taken = self._received(chosen)
+            self._finish_interrupted()
+            rest = None
+            if self._returning is not None and most is not None and len(taken) > most:
+                taken, others = taken.parted()  # of a call that was interrupted
+                rest = others, self._returning[1]
+        self._returning = rest  # from here to the caller no signal handler runs
+        return taken
+
+    def _choose(self, min_hosts: int | None, deadline: int | None) -> list[Host]:
+        """Return hosts that have a rollout which is not too old."""
+        max_lag = self._options.max_lag
+        while True:
+            began = now()
+            answered = self._fleet.wait(min_hosts, deadline)
+            self._waiting_ns += now() - began
+            if max_lag is None:
+                return answered
+            stale = [host for host in answered if self._lag_of(self._head(host).version) > max_lag]
+            if not stale:
+                return answered
+            for host in stale:
+                self._dropped += 1
+                self._give_up(host)
+
+    @staticmethod
+    def _head(host: Host) -> Packed:
+        answer = host.calls[0].answer
+        assert answer is not None
+        content: Packed = answer.content
+        return content
+
+    def _received(self, chosen: list[Host]) -> HostRollouts:
+        """Copy the rollouts of these hosts to a buffer."""
+        began = now()
+        buffer = self._buffers[0]
+        buffer.reserve(max(len(chosen), len(self._fleet.present)))
+        for position, host in enumerate(chosen):
+            buffer.write(self._head(host), position)
+        rollouts = []
+        for position, host in enumerate(chosen):
+            packed, answer = self._head(host), host.calls[0].answer
+            assert answer is not None
+            lengths, ended = packed.own()
+            rollouts.append(
+                HostRollout(
+                    **buffer.views(position),
+                    lengths=lengths,
+                    ended=ended,
+                    version=packed.version,
+                    lag=self._lag_of(packed.version),
+                    seconds=packed.seconds,
+                    memory=np.zeros(0, np.uint8),
+                    host=host.index,
+                    node=host.node,
+                    restarts=host.generation,
+                    number=host.calls[0].number,
+                    host_seconds=answer.seconds,
+                )
+            )
+        taken = HostRollouts(rollouts, buffer, self.num_envs)
+        self._bytes += sum(self._head(host).nbytes for host in chosen)
+        self._took += len(rollouts)
+        if rollouts:
+            self._lag = float(np.mean([one.lag for one in rollouts]))
+            # One statement: an interrupted call finds the rollouts once more, in the store or here.
+            self._returning, self._buffers = (
+                (taken, [(host, host.calls[0]) for host in chosen]),
+                [*self._buffers[1:], buffer],
+            )
+        self._receiving_ns += now() - began
+        return taken
+
+    def _finish_interrupted(self) -> None:
+        """Give up the answers of rollouts that are on their way to the caller."""
+        if self._returning is not None:
+            for host, call in self._returning[1]:
+                if host.calls and host.calls[0] is call:
+                    self._give_up(host)
+
+    def _give_up(self, host: Host) -> None:
+        """Give up a host's oldest answer, which then asks for another."""
+        seen = self._head(host).seen
+        if self._statistics is not None and seen is not None:
+            self._statistics.add(host.index, host.calls[0].number, seen)
+        self._fleet.take(host)
+
+    def __repr__(self) -> str:
+        return (
+            f"<pysampler.ray.Rollouts of {len(self.hosts)} hosts with {self.num_envs} envs each, "
+            f"horizon {self.horizon}{', closed' * self._closed}>"
+        )

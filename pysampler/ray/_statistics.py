@@ -1,0 +1,118 @@
+"""A normalizer over many hosts: each counts what its envs return, the driver counts them all.
+
+A request carries the statistics that the driver has, and says which of the host's rollouts these
+include; the host adds what it has seen since. An answer carries what was seen in its rollout.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pysampler._frames.spec import spec_of
+from pysampler._policies.normalize import (
+    arrays_of_moments,
+    moments_of_arrays,
+    normalization_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import gymnasium as gym
+    import numpy.typing as npt
+
+    from pysampler._policies.normalize import Normalization, Normalizer
+
+    Arrays = Mapping[str, npt.NDArray[Any]]
+
+__all__ = ["CommonStatistics", "DriverStatistics", "HostStatistics"]
+
+
+@dataclass(frozen=True)
+class CommonStatistics:
+    """What the driver sends a host before a rollout.
+
+    Attributes:
+        moments: The statistics, as arrays by name.
+        update: Whether to count what is normalised.
+        number: The number of the rollout.
+        included: The number of the last rollout of this host that the statistics include, or -1.
+    """
+
+    moments: Arrays
+    update: bool
+    number: int
+    included: int
+
+
+class DriverStatistics:
+    """The driver's side.
+
+    Args:
+        normalizer: The user's normalizer.
+        observation_space: The observation space of an env.
+        action_space: The action space of an env.
+        doing: What the sampler does, for errors.
+    """
+
+    def __init__(
+        self,
+        normalizer: Normalizer,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        doing: str,
+    ) -> None:
+        spec = spec_of(observation_space, action_space).shaped
+        normalization = normalization_of(normalizer, spec, doing)
+        assert normalization is not None
+        self._normalization = normalization
+        self._included: dict[int, int] = {}  # by host
+
+    def for_host(self, host: int, number: int) -> CommonStatistics:
+        """Return what to send a host before the rollout of this number."""
+        common = self._normalization
+        included = self._included.get(host, -1)
+        return CommonStatistics(arrays_of_moments(common.moments), common.update, number, included)
+
+    def add(self, host: int, number: int, seen: Arrays) -> None:
+        """Count, once, what a host has seen in a rollout."""
+        if number <= self._included.get(host, -1):
+            return
+        statistics, merged = self._normalization.statistics, dict(self._normalization.moments)
+        for name, moments in moments_of_arrays(seen).items():
+            merged[name] = merged[name].merged(moments)
+        # One statement without a call: if this is interrupted, the next call goes on from here.
+        statistics.moments, self._included[host] = merged, number
+
+
+class HostStatistics:
+    """A host's side.
+
+    Args:
+        normalization: What the host's sampler normalises with.
+    """
+
+    def __init__(self, normalization: Normalization) -> None:
+        self._normalization = normalization
+        self._pending: deque[tuple[int, dict[str, Any]]] = deque()  # which the driver lacks
+
+    def before(self, common: CommonStatistics) -> None:
+        """Go on with the driver's statistics, and with what this host has seen since."""
+        own, pending = self._normalization, self._pending
+        while pending and pending[0][0] <= common.included:
+            pending.popleft()
+        own.seen = None
+        own.moments = moments_of_arrays(common.moments)
+        own.statistics.update = common.update
+        for _, seen in pending:
+            own.add(seen)
+        own.seen = own.nothing_seen()
+
+    def after(self, number: int) -> Arrays:
+        """Return what was seen in a rollout."""
+        seen = self._normalization.seen
+        assert seen is not None
+        self._pending.append((number, seen))
+        return arrays_of_moments(seen)

@@ -1,0 +1,522 @@
+"""Hosts of samplers on Ray meet random faults, and everything that must not happen is counted.
+
+    python tests/faults/hosts.py --faults 100 --out benchmarks/results
+
+Rollouts and actors run on the same three nodes of a cluster on this machine. A node is removed
+without grace, and another takes its place; a host is killed or stopped, or its worker is. After
+each fault the hosts that it hit must come back, and those of others must go on without a gap, with
+the arrays that deterministic envs make. One seed decides which faults come, in which order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import gc
+import itertools
+import json
+import logging
+import os
+import random
+import signal
+import statistics
+import sys
+import threading
+import time
+import traceback
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import psutil
+from gymnasium import spaces
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from hosts_in_tests import MARK, HasWeights, cluster_of, orphans_of_hosts, processes_of_hosts
+
+import pysampler.ray
+from pysampler.errors import PysamplerError
+
+NODES, ENVS, HORIZON, WIDTH = 3, 2, 20, 2000
+HANG = 240.0  # seconds for one fault after which the process ends, and says where it was
+BACK = 90.0  # seconds in which the hosts that a fault hit must be back
+ENDED = 30.0  # seconds in which processes that were left behind must have ended
+STOPPED = 10.0  # seconds without an answer after which a host is killed
+
+# A node is removed in each phase of its hosts' work; the others are hit at any time.
+PHASES = ["making", "sampling", "publishing", "returning"]
+KINDS = [
+    *(f"node removed while {phase}" for phase in PHASES),
+    *("host killed", "host stopped", "worker killed", "worker stopped"),
+]
+
+
+class Numbered(gym.Env):
+    """Observes its seed and the steps of its life, and what follows from them."""
+
+    observation_space = spaces.Box(-1, 2.0**62, (WIDTH,), np.float64)
+    action_space = spaces.Discrete(1000)
+
+    def __init__(self):
+        self.number, self.life = -1, 0
+        time.sleep(0.1)  # making envs takes a while: faults meet it
+
+    def _observe(self):
+        return observed(np.array([self.number, self.life], np.float64))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.number = self.number if seed is None else seed
+        return self._observe(), {}
+
+    def step(self, action):
+        time.sleep(0.005)  # an env that leaves the CPU to others
+        self.life += 1
+        return self._observe(), float(self.life), self.life % 33 == 0, False, {}
+
+
+def observed(known):
+    """Return what envs observe whose (number, life) this is."""
+    number, life = known[..., :1] % 2**20, known[..., 1:2]
+    return np.concatenate([known, number * 1e6 + life + np.arange(WIDTH - 2)], axis=-1)
+
+
+class Versioned(HasWeights):
+    """A policy whose weights are all the same number, which it says."""
+
+    def __init__(self):
+        super().__init__(w=np.zeros(100_000))
+
+    def __call__(self, observations):
+        w = self.weights["w"]
+        if (w != w[0]).any():
+            raise AssertionError("torn weights")
+        actions = ((observations[:, 1] + w[0]) % 1000).astype(np.int64)
+        return actions, {"w": np.full(len(observations), w[0])}
+
+
+@dataclass
+class Report:
+    """What happened."""
+
+    faults: Counter = field(default_factory=Counter)
+    hosts_lost: int = 0
+    rollouts: int = 0
+    records: int = 0
+    steps: int = 0
+    hangs: int = 0
+    lost_of_others: int = 0
+    left_behind: list = field(default_factory=list)
+    back_after: dict = field(default_factory=lambda: defaultdict(list))  # seconds, by kind
+    wrong: list = field(default_factory=list)  # what must not happen
+
+
+class RolloutsUnderTest:
+    """Rollouts, whose arrays are checked."""
+
+    name = "rollouts"
+
+    def __init__(self, report, seed):
+        self.report, self.policy = report, Versioned()
+        self.last = {}  # of each host: restarts, number, the last (number, life) of its envs
+        self.hit = set()  # the hosts that faults have hit, until they are back
+        self.sampler = pysampler.ray.Rollouts(
+            *(Numbered, self.policy, HORIZON), seed=seed, in_flight=2, **options()
+        )
+
+    def publish(self):
+        """Change the policy; the next ``take`` sends it."""
+        self.policy.weights["w"] += 1
+
+    def take(self):
+        for one in self.sampler.take(timeout=0.3):
+            self.check(one)
+
+    def check(self, one):
+        report = self.report
+        report.rollouts += 1
+        report.steps += HORIZON * ENVS
+        known = one.observations[..., :2]
+        expect = report.wrong.append
+        if not (one.observations == observed(known)).all():
+            expect(f"observations of host {one.host}")
+        if not (np.diff(known[..., 1], axis=0) == 1).all():
+            expect(f"steps of host {one.host}: {known[..., 1].tolist()}")
+        if not (one.rewards == known[1:, :, 1]).all():
+            expect(f"rewards of host {one.host}")
+        if not (one.extras["w"] == one.version - 1).all():
+            expect(f"weights of host {one.host}: {one.extras['w'][0]}, version {one.version}")
+        if not (one.actions == (known[:-1, :, 1] + one.version - 1) % 1000).all():
+            expect(f"actions of host {one.host}")
+        restarts, number, before = self.last.get(one.host, (-1, -1, None))
+        if one.restarts > restarts:
+            if restarts >= 0 and one.host not in self.hit:
+                report.lost_of_others += 1
+                expect(f"host {one.host} of the rollouts was started again, not hit")
+            if not (known[0, :, 1] == 0).all():
+                expect(f"new envs of host {one.host} begin at {known[0, :, 1]}")
+        elif one.number != number + 1 or (known[0] != before).any():
+            report.lost_of_others += one.number - number - 1
+            expect(f"rollout {one.number} of host {one.host} after {number}")
+        self.last[one.host] = one.restarts, one.number, known[-1].copy()
+
+
+class ActorsUnderTest:
+    """Actors, whose records are checked."""
+
+    name = "actors"
+
+    def __init__(self, report, seed):
+        self.report, self.policy = report, Versioned()
+        self.last = {}  # of each env: number, lengths, terminated
+        self.hit = set()
+        self.sampler = pysampler.ray.Actors(
+            *(Numbered, self.policy), seed=seed, high=64, send_every=0.1, **options()
+        )
+
+    def publish(self):
+        self.policy.weights["w"] += 1
+        self.sampler.publish()
+
+    def take(self):
+        records = self.sampler.take(200, timeout=0.2, min_records=200)
+        if records is None:
+            self.report.wrong.append("the actors have ended")
+            return
+        known, came = records.observations[:, :2], records.next_observations[:, :2]
+        expect = self.report.wrong.append
+        if not (records.observations == observed(known)).all():
+            expect("observations of records")
+        if not (records.next_observations == observed(came)).all():
+            expect("next observations of records")
+        if not (came - known == (0, 1)).all():
+            expect("steps of records")
+        if not (records.w == records.version - 1).all():
+            expect("weights of records of another version")
+        if not (records.host == records.env // ENVS).all():
+            expect("hosts of records")
+        for env, number, life in zip(
+            records.env.tolist(), records.number.tolist(), known[:, 1].tolist(), strict=True
+        ):
+            self.check(env, number, life)
+        self.report.records += len(records)
+        self.report.steps += len(records)
+
+    def check(self, env, number, life):
+        host, before = env // ENVS, self.last.get(env, -1)
+        if number == 0 and before >= 0:
+            if host not in self.hit:
+                self.report.lost_of_others += 1
+                self.report.wrong.append(f"env {env} of the actors begins anew, not hit")
+        elif number != before + 1:
+            self.report.lost_of_others += max(0, number - before - 1)
+            self.report.wrong.append(f"record {number} of env {env} after {before}")
+        if life != number:
+            self.report.wrong.append(f"record {number} of env {env} is of step {life}")
+        self.last[env] = number
+
+
+def options():
+    return {
+        "hosts": NODES,
+        "num_envs": ENVS,
+        "cpus_per_host": 1,
+        "vector_kwargs": {"num_workers": 1},
+        "on_host_loss": "restart",
+        "max_restarts": 1_000_000,
+        "host_timeout": STOPPED,
+        "start_timeout": 120.0,
+    }
+
+
+class Campaign:
+    """Faults, one after another, on a cluster on which both samplers run."""
+
+    def __init__(self, cluster, seed, report):
+        self.cluster, self.report = cluster, report
+        self.dice = random.Random(seed)
+        self.both = [RolloutsUnderTest(report, seed), ActorsUnderTest(report, seed + 1000)]
+        self.deck = []
+
+    def close(self):
+        for one in self.both:
+            one.sampler.close()
+
+    # -- while nothing is wrong ------------------------------------------------------------------
+
+    def work(self, rounds=1):
+        """Take what both samplers have made, and publish now and then."""
+        for _ in range(rounds):
+            for one in self.both:
+                if self.dice.random() < 0.3:
+                    one.publish()
+                one.take()
+
+    def work_until(self, so, seconds):
+        """Work until something is so; return whether it is, in time."""
+        end = time.monotonic() + seconds
+        while not so():
+            if time.monotonic() > end:
+                return False
+            self.work()
+        return True
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def fault(self):
+        """Let the next fault happen, and wait until all is well again."""
+        if not self.deck:
+            self.deck = self.dice.sample(KINDS, len(KINDS))
+        kind = self.deck.pop()
+        faulthandler.dump_traceback_later(HANG, exit=True)
+        self.work(self.dice.randint(3, 8))
+        before = self.state()
+        self.report.faults[kind] += 1
+        began = time.monotonic()
+        if kind.startswith("node"):
+            hit = self.remove_node(kind.rpartition(" ")[2])
+        else:
+            hit = self.hit_host(*kind.split())
+        back = self.work_until(lambda: self.are_back(hit, before), BACK)
+        seconds = time.monotonic() - began
+        if back:
+            self.report.back_after[kind].append(round(seconds, 2))
+        else:
+            self.report.hangs += 1
+            self.report.wrong.append(f"{kind}: not back: {[o.sampler.stats() for o in self.both]}")
+        print(f"{kind}: {'back' if back else 'NOT BACK'} after {seconds:.1f} s", file=sys.stderr)
+        self.work(4)
+        for one in self.both:
+            one.hit.clear()
+        self.look_for_orphans()
+        faulthandler.cancel_dump_traceback_later()
+
+    def state(self):
+        return [[host.restarts for host in one.sampler.stats().hosts] for one in self.both]
+
+    def are_back(self, hit, before):
+        """Return whether all hosts serve, and those that were hit have been started again."""
+        for one, hosts, restarts in zip(self.both, hit, before, strict=True):
+            stats = one.sampler.stats().hosts
+            if not all(host.serves for host in stats):
+                return False
+            if not all(stats[host].restarts > restarts[host] for host in hosts):
+                return False
+        return True
+
+    def marked(self, hit):
+        """Note which hosts a fault hits; the samplers' others must not notice it."""
+        for one, hosts in zip(self.both, hit, strict=True):
+            one.hit.update(hosts)
+        return hit
+
+    def hosts_on(self, node):
+        """Return the hosts of both samplers that are on a node."""
+        return [
+            [
+                host.host
+                for host in one.sampler.stats().hosts
+                if f"({node.node_id[:8]})" in host.node
+            ]
+            for one in self.both
+        ]
+
+    def remove_node(self, phase):
+        """Remove a node without grace, and add another; return the hosts that were on it."""
+        node = self.dice.choice(list(self.cluster.worker_nodes))
+        hit = self.marked(self.hosts_on(node))
+        if phase == "making":  # they start again on the same node, and have not finished
+            for process in self.processes(hit):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            self.work_until(lambda: not self.serve(hit), 30)
+            time.sleep(self.dice.uniform(0, 2))  # the fault comes at any moment of starting again
+            self.remove(node)
+        elif phase == "sampling":
+            self.work()
+            self.remove(node)
+        elif phase == "publishing":
+            removing = threading.Timer(self.dice.uniform(0, 0.05), self.remove, [node])
+            removing.start()
+            for one in self.both:
+                one.publish()
+                one.take()
+            removing.join()
+        else:  # what was answered lies on that node, or is on its way from there
+            time.sleep(0.3)  # answers are made, which the learner does not ask for
+            removing = threading.Timer(self.dice.choice([0, 0, 0.002, 0.01]), self.remove, [node])
+            removing.start()
+            self.work()
+            removing.join()
+        self.cluster.node()
+        return hit
+
+    def remove(self, node):
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def serve(self, hit):
+        return any(
+            one.sampler.stats().hosts[host].serves
+            for one, hosts in zip(self.both, hit, strict=True)
+            for host in hosts
+        )
+
+    def processes(self, hit):
+        return [
+            psutil.Process(one.sampler.stats().hosts[host].pid)
+            for one, hosts in zip(self.both, hit, strict=True)
+            for host in hosts
+        ]
+
+    def hit_host(self, what, how):
+        """Kill or stop a host of one sampler, or its worker; return which was hit."""
+        which, host = self.dice.randrange(2), self.dice.randrange(NODES)
+        hit = [[host] if index == which else [] for index in range(2)]
+        [process] = self.processes(hit)
+        if what == "worker":
+            [process] = [one for one in process.children(recursive=True) if is_worker(one)]
+        time.sleep(self.dice.uniform(0, 0.1))  # the fault comes at any moment of a call
+        if (what, how) == ("worker", "stopped") and self.both[which].name == "actors":
+            return self.pause(process)
+        self.marked(hit)
+        process.send_signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        return hit
+
+    def pause(self, worker):
+        """Stop a worker of actors for a while: its host answers as before, without records."""
+        worker.suspend()
+        self.work_until(lambda: False, self.dice.uniform(1, 5))
+        before = dict(self.both[1].last)
+        worker.resume()
+        if not self.work_until(
+            lambda: all(self.both[1].last[env] > number for env, number in before.items()), BACK
+        ):
+            self.report.wrong.append(f"no records of all envs after {before}")
+        return [[], []]
+
+    def look_for_orphans(self):
+        """Count processes of hosts that are no more."""
+        end = time.monotonic() + ENDED
+        while orphans := orphans_of_hosts():
+            if time.monotonic() > end:
+                self.report.left_behind += [describe(one) for one in orphans]
+                for process in orphans:
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+                return
+            self.work()
+
+
+def is_worker(process):
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()[:1] != [] and "pysampler: worker" in process.cmdline()[0]
+    return False
+
+
+def describe(process):
+    with contextlib.suppress(psutil.Error):
+        return f"{process.pid} {process.status()} {' '.join(process.cmdline())[:80]}"
+    return f"{process.pid}"
+
+
+def shared_files():
+    return set(map(str, Path("/dev/shm").iterdir()))
+
+
+def marked_processes():
+    """Return all processes of the cluster, Ray's too."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(MARK) == str(os.getpid()):
+                found.append(process)
+    return found
+
+
+def left_after(look):
+    """Return what is left when processes have had time to end."""
+    end = time.monotonic() + ENDED
+    while (left := look()) and time.monotonic() < end:
+        time.sleep(0.05)  # there is nothing to wait on: they are nobody's children
+    return left
+
+
+def campaign(faults, seconds, seed):
+    """Run faults until their number is reached, or the time is over."""
+    report = Report()
+    files = shared_files()
+    faulthandler.dump_traceback_later(HANG, exit=True)
+    end = time.monotonic() + seconds
+    with cluster_of(NODES, cpus=2) as cluster:
+        running = Campaign(cluster, seed, report)
+        try:
+            for _ in itertools.islice(itertools.count(), faults):
+                if time.monotonic() > end:
+                    break
+                running.fault()
+        except PysamplerError:
+            report.wrong.append(traceback.format_exc())
+        faulthandler.dump_traceback_later(HANG, exit=True)
+        report.hosts_lost = sum(one.sampler.stats().lost for one in running.both)
+        running.close()
+        del running
+        gc.collect()
+        report.left_behind += [describe(one) for one in left_after(processes_of_hosts)]
+    report.left_behind += [describe(one) for one in left_after(marked_processes)]
+    report.left_behind += sorted(shared_files() - files)
+    faulthandler.cancel_dump_traceback_later()
+    return report
+
+
+def table(report):
+    def seconds(kind):
+        times = report.back_after[kind]
+        return f"{statistics.median(times):.1f} / {max(times):.1f}" if times else "-"
+
+    rows = [
+        ("faults", f"{sum(report.faults.values()):,}"),
+        ("hosts lost", f"{report.hosts_lost:,}"),
+        ("rollouts looked at", f"{report.rollouts:,}"),
+        ("records looked at", f"{report.records:,}"),
+        ("hangs", f"{report.hangs:,}"),
+        ("lost rollouts and records of others", f"{report.lost_of_others:,}"),
+        ("left behind: processes, shared memory", f"{len(report.left_behind):,}"),
+        ("wrong in any other way", f"{len(report.wrong):,}"),
+    ]
+    lines = ["| | |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows), ""]
+    lines += ["| fault | times | all hosts back after s, p50 / max |", "| --- | --- | --- |"]
+    lines += [f"| {kind} | {report.faults[kind]} | {seconds(kind)} |" for kind in KINDS]
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=7200)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--out", type=Path, help="folder to write the table to")
+    args = parser.parse_args()
+    logging.getLogger("pysampler.ray").setLevel(logging.ERROR)
+    print(f"seed {args.seed}", file=sys.stderr)
+    report = campaign(args.faults, args.seconds, args.seed)
+    text = table(report)
+    print(text, file=sys.stderr)
+    for what in (*report.wrong, *report.left_behind):
+        print(f"WRONG: {what}", file=sys.stderr)
+    if args.out is not None:
+        name = f"{time.strftime('%Y-%m-%d')}-hosts"
+        machine = f"{os.cpu_count()} CPUs, Linux {os.uname().release}"
+        head = f"# Faults of hosts, {name[:10]}, {machine}, {NODES} nodes, seed {args.seed}"
+        (args.out / f"{name}.md").write_text(f"{head}\n\n{text}")
+        (args.out / f"{name}.json").write_text(
+            json.dumps({"machine": machine, "seed": args.seed, **vars(report)}, indent=1)
+        )
+    return bool(report.wrong or report.left_behind or report.hangs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

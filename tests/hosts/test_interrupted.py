@@ -1,0 +1,263 @@
+"""Signal handlers that raise in the middle of a call, at any point: simulated hosts."""
+
+import functools
+import itertools
+import logging
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hosts_in_tests import HORIZON, Life, actors, rollouts
+from interrupts import Interrupted, at_each_point, at_point
+from simulated_ray import SimulatedRay, installed
+
+import pysampler.ray
+from pysampler.errors import EnvError, HostLostError
+
+
+def functions_in(package):
+    """Return the names of all functions that the modules of a package define."""
+    names = set()
+    for path in Path(package.__file__).parent.glob("*.py"):
+        left = [compile(path.read_text(), path, "exec")]
+        while left:
+            code = left.pop()
+            names.add(code.co_name)
+            left += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return names
+
+
+# A call that is interrupted while Ray sends it is lost with its answer; its number is missing then.
+SENDS = {"send"}
+OTHERS = functions_in(pysampler.ray) - SENDS
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Nobody reads what is logged of hundreds of losses."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def acting(weight):
+    def policy(observations):
+        return np.zeros(len(observations), np.int64), {"w": np.full(len(observations), weight[0])}
+
+    return policy
+
+
+class Gapless:
+    """Checks that the rollouts of each host follow one another, but for those that are missing."""
+
+    def __init__(self):
+        self.last = {}
+        self.missing = 0
+
+    def check(self, taken, where):
+        for one in taken:
+            number, life = self.last.get(one.host, (-1, 0))
+            missing, steps = one.number - number - 1, one.observations[0, :, 1] - life
+            self.missing += missing
+            # It may be that the call had not been sent when it was interrupted.
+            assert (steps == steps[0]).all(), where
+            assert 0 <= steps[0] <= missing * HORIZON, where
+            assert (np.diff(one.observations[:, :, 1], axis=0) == 1).all(), where
+            assert one.restarts == 0
+            self.last[one.host] = one.number, one.observations[-1, 0, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("only", [OTHERS, SENDS], ids=["", "sending"])
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_no_rollout_is_lost(simulated, in_flight, only):
+    weight, gapless = np.zeros(1), Gapless()
+    with rollouts(policy=acting(weight), in_flight=in_flight) as some:
+
+        def program():
+            weight[0] += 1
+            return some.take()
+
+        def check(result, where):
+            if result is not None:
+                gapless.check(result, where)
+            gapless.check([next(some)], where)
+            gapless.check(some.take(min_hosts=1), where)
+            for _ in range(in_flight - 1):
+                gapless.check(some.take(), where)
+            for one in (taken := some.take()):  # begun since the policy was changed
+                assert (one.extras["w"] == weight[0]).all(), where
+            gapless.check(taken, where)
+
+        points = at_each_point(program, check, only=only, step=2)
+    assert points > (200 if only is OTHERS else 10)
+    assert gapless.missing == 0 or only is SENDS
+
+
+@pytest.mark.slow
+def test_no_record_is_lost(simulated):
+    numbers = {}
+
+    def check(records, where):
+        for env, number in zip(records.env, records.number, strict=True):
+            assert number == numbers.get(env, -1) + 1, where
+            numbers[env] = number
+
+    with actors() as some:
+
+        def interrupted(result, where):
+            if result is not None:
+                check(result, where)
+            records = some.take(5)
+            assert len(records) <= 5, where
+            check(records, where)
+            check(some.take(20, min_records=20), where)
+
+        program = functools.partial(some.take, 30, min_records=30)
+        points = at_each_point(program, interrupted, only=OTHERS, step=2)
+        some.stop()
+        while (records := some.take(100)) is not None:
+            check(records, "at the end")
+        assert some.stats().taken == sum(numbers.values()) + 4
+    assert points > 200
+
+
+class Raising(Life):
+    """Raises once, on the first host."""
+
+    def step(self, action):
+        result = super().step(action)
+        if (self.life, self.number) == (13, 3):
+            raise ValueError("told to")
+        return result
+
+
+BOOKKEEPING = {
+    *("_look_after_hosts", "_go_on", "_begin", "_start", "_receive", "_receive_one", "_lose"),
+    *("_look_for_hung", "_kill", "_give_up", "_raise_errors", "_expect_return"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["killed", "stopped", "raises"])
+@pytest.mark.parametrize("mode", ["raise", "restart"])
+def test_each_loss_and_each_error_is_told_of_once(monkeypatch, loss, mode):
+    for point in itertools.count(1, 3):
+        with installed(SimulatedRay(), monkeypatch) as simulated:
+            told, where, reached = after_a_loss(simulated, loss, mode, point)
+            if loss == "raises":
+                assert len(told) == 1, where
+                assert isinstance(told[0], EnvError)
+                assert isinstance(told[0], ValueError)
+            elif mode == "raise":
+                assert [type(error) for error in told] == [HostLostError], where
+            else:
+                assert told == [], (told, where)
+        if not reached:
+            break
+    assert point > 40
+
+
+def after_a_loss(simulated, loss, mode, point):
+    """Lose a host while calls are interrupted at a point; return what was raised, and where."""
+    told = []
+    env = Raising if loss == "raises" else Life
+    kwargs = {"on_host_loss": mode, "host_timeout": 0.4, "num_envs": 1}
+    with rollouts(env, **kwargs) as some:
+        for _ in range(2):
+            some.take()
+        if loss == "killed":
+            simulated.kill_process(simulated.alive[0])
+        elif loss == "stopped":
+            simulated.process_on(simulated.alive[0]).stopped = True
+
+        def take(count):
+            for _ in range(count):
+                try:
+                    some.take(timeout=0.3)
+                except (EnvError, HostLostError) as error:
+                    told.append(error)
+                simulated.sleep(0.1)
+            return True
+
+        reached, _, where = at_point(point, lambda: take(8), only=BOOKKEEPING)
+        take(40)
+        stats = some.stats()
+        if loss == "raises":
+            expected = 0, [0, 0], [0, 1]
+        elif mode == "restart":
+            expected = 1, [1, 0], [0, 1]
+        else:
+            expected = 1, [0, 0], [1]
+        restarts = [host.restarts for host in stats.hosts]
+        assert (stats.lost, restarts, some.hosts) == expected, where
+        seeds = {one.host: one.observations[0, 0, 0] for one in some.take()}
+        assert seeds[1] == 4
+        assert seeds.get(0, 3) != 3 or loss == "raises" or mode == "raise", where
+    return told, where, reached
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [rollouts, actors])
+def test_a_close_that_is_interrupted_is_repeated(simulated, make):
+    for point in itertools.count(1):
+        some = make(num_envs=1)
+        some.take(1)
+        reached, _, where = at_point(point, some.close)
+        some.close()
+        assert some.closed
+        assert simulated.running == [], where
+        assert simulated.groups == [], where
+        if not reached:
+            break
+    assert point > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [rollouts, actors])
+def test_a_constructor_that_is_interrupted_leaves_nothing(monkeypatch, make):
+    for point in itertools.count(1, 9):
+        with installed(SimulatedRay(), monkeypatch):
+            reached, some, _ = at_point(point, lambda: make(num_envs=1))
+            if some is not None:
+                some.close()
+        if not reached:
+            break
+    assert point > 100
+
+
+@pytest.mark.slow
+def test_a_with_block_ends_all_if_it_is_interrupted(simulated):
+    def program():
+        with rollouts(num_envs=1) as some:
+            for node in simulated.alive:
+                node.seconds = 100
+            simulated.at(5, interrupt)
+            some.take()
+
+    def interrupt():
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        program()
+    assert simulated.running == []
+    assert simulated.groups == []
+
+
+def test_a_rollout_that_came_with_an_interrupt_is_taken_later(simulated):
+    gapless = Gapless()
+    with rollouts() as some:
+        simulated.alive[1].seconds = 10
+        gapless.check(some.take(), "")
+        gapless.check(some.take(), "")
+
+        def interrupt():
+            raise KeyboardInterrupt
+
+        for _ in range(3):
+            simulated.at(1, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                some.take(min_hosts=2)
+        gapless.check(some.take(), "")
+        gapless.check(some.take(), "")

@@ -1,0 +1,384 @@
+"""Hosts that die, hang or raise: simulated ones, whose clock passes only while one waits."""
+
+import logging
+import os
+
+import numpy as np
+import pytest
+from hosts_in_tests import Continuity, Life, rollouts
+
+from pysampler.errors import EnvError, HostLostError
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture(params=["killed", "stopped"])
+def lose(request, simulated):
+    """Ends the process of the host on a node, or stops it."""
+    if request.param == "killed":
+        return simulated.kill_process
+
+    def stop(node):
+        simulated.process_on(node).stopped = True
+
+    return stop
+
+
+def take_until(so, some, simulated, check=None):
+    """Take rollouts until something is so."""
+    end = simulated.time + 1000 * SECOND
+    while not so():
+        taken = some.take(min_hosts=1, timeout=1)
+        if check is not None:
+            check.check(taken)
+        simulated.sleep(0.1)
+        assert simulated.time < end
+
+
+# -- "raise" -------------------------------------------------------------------------------------
+
+
+def test_a_lost_host_is_told_of_once_and_the_others_go_on(simulated, lose):
+    check = Continuity()
+    with rollouts(host_timeout=30) as some:
+        check.check(some.take())
+        lose(simulated.alive[0])
+        with pytest.raises(HostLostError, match=r"^host 0 \(pid \d+ on node 10.0.0.0") as caught:
+            while True:
+                check.check(some.take(min_hosts=2))
+        assert caught.value.host == 0
+        for _ in range(5):
+            assert check.check(some.take()).hosts == [1]
+        assert some.hosts == [1]
+        stats = some.stats()
+        assert stats.lost == 1
+        assert [(host.serves, host.gone) for host in stats.hosts] == [(False, True), (True, False)]
+        assert len(simulated.running) == 1
+        lose(simulated.alive[1])
+        with pytest.raises(HostLostError, match="^host 1") as caught:
+            while True:
+                some.take()
+        assert caught.value.host == 1
+        for _ in range(2):
+            with pytest.raises(HostLostError, match="cannot sample rollouts: all hosts are gone"):
+                some.take()
+
+
+def test_each_of_two_hosts_lost_at_once_is_told_of(simulated):
+    with rollouts() as some:
+        some.take()
+        for node in simulated.alive:
+            simulated.kill_process(node)
+        told = []
+        for _ in range(2):
+            with pytest.raises(HostLostError) as caught:
+                some.take()
+            told.append(caught.value.host)
+        assert told == [0, 1]
+
+
+def test_a_host_is_as_late_as_it_is_while_the_learner_waits(simulated):
+    """Answers that are there have to be fetched: that takes a moment after a long absence."""
+    simulated.fetch_seconds = 0.001
+    with rollouts(host_timeout=10) as some:
+        for number in range(3):
+            taken = some.take()
+            assert [one.number for one in taken] == [number, number]
+            simulated.sleep(20)  # the learner learns
+        assert some.stats().lost == 0
+
+
+def test_a_host_may_take_nearly_as_long_as_the_timeout_each_time(simulated):
+    for node in simulated.alive:
+        node.seconds = 9
+    with rollouts(host_timeout=10, in_flight=3) as some:
+        for _ in range(6):
+            some.take()
+        assert some.stats().lost == 0
+        simulated.alive[0].seconds = 20
+        with pytest.raises(HostLostError, match=r"host 0 .*no answer for 10 s \(host_timeout\)"):
+            while True:
+                some.take()
+
+
+def test_without_a_timeout_a_host_may_take_for_ever(simulated):
+    with rollouts(host_timeout=None) as some:
+        some.take()
+        simulated.process_on(simulated.alive[0]).stopped = True
+        for _ in range(3):
+            some.take(timeout=1000)
+        assert some.stats().lost == 0
+        assert some.hosts == [0, 1]
+
+
+# -- "restart" -----------------------------------------------------------------------------------
+
+
+def test_a_lost_host_starts_again_with_new_envs(simulated, lose, caplog):
+    check = Continuity()
+    with rollouts(on_host_loss="restart", host_timeout=30) as some:
+        check.check(some.take())
+        lose(simulated.alive[0])
+        take_until(lambda: some.hosts == [1], some, simulated, check)
+        before = dict(check.counts)
+        assert check.check(some.take()).hosts == [1]  # it does not wait for the other
+        take_until(lambda: some.hosts == [0, 1], some, simulated, check)
+        for _ in range(3):
+            check.check(some.take())
+        assert check.counts[0] > before[0]
+        assert check.counts[1] > before[1]
+        stats = some.stats()
+        assert (stats.lost, [host.restarts for host in stats.hosts]) == (1, [1, 0])
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    assert caplog.messages[0].startswith("host 0 (pid")
+    assert caplog.messages[0].endswith("; it is started again")
+    assert caplog.messages[1].startswith("host 0 (pid")
+    assert caplog.messages[1].endswith(" is back, with new envs")
+
+
+def test_new_envs_have_other_seeds_which_the_seed_decides(simulated):
+    def seeds(losses):
+        with rollouts(on_host_loss="restart", hosts=1) as some:
+            for restarts in range(losses):
+                simulated.kill_process(simulated.alive[0])
+                take_until(
+                    lambda: some.stats().hosts[0].restarts > restarts and some.hosts,  # noqa: B023
+                    *(some, simulated),
+                )
+            [one] = some.take()
+            assert one.restarts == losses
+            return tuple(one.observations[0, :, 0])
+
+    first, second, third = seeds(0), seeds(1), seeds(2)
+    assert first == (3, 4)
+    assert len({*first, *second, *third}) == 6
+    assert (seeds(1), seeds(2)) == (second, third)
+
+
+def test_take_waits_for_the_only_host(simulated):
+    with rollouts(on_host_loss="restart", hosts=1) as some:
+        some.take()
+        simulated.kill_process(simulated.alive[0])
+        assert some.take(timeout=0.1).hosts == []
+        [one] = some.take()
+        assert one.restarts == 1
+
+
+def test_a_host_begins_again_with_the_newest_policy(simulated):
+    weight = np.zeros(1)
+
+    def policy(observations):
+        return np.zeros(len(observations), np.int64), {"w": np.full(len(observations), weight[0])}
+
+    with rollouts(policy=policy, on_host_loss="restart", hosts=1) as some:
+        some.take()
+        simulated.kill_process(simulated.alive[0])
+        some.take(timeout=0.1)
+        weight += 1
+        while not len(taken := some.take(timeout=0.1)):
+            pass
+        assert (taken[0].extras["w"] == 1).all()
+        assert (taken[0].version, taken[0].lag) == (2, 0)
+
+
+def test_a_host_that_is_lost_too_often_raises_all_the_same(simulated):
+    with rollouts(on_host_loss="restart", max_restarts=2, restart_window=100) as some:
+        for losses in range(2):
+            simulated.kill_process(simulated.alive[0])
+            take_until(lambda: some.stats().lost > losses, some, simulated)  # noqa: B023
+            take_until(lambda: some.hosts == [0, 1], some, simulated)
+        simulated.kill_process(simulated.alive[0])
+        with pytest.raises(HostLostError, match=r"host 0 .* lost: .*; 3 times in 100 s") as caught:
+            take_until(lambda: False, some, simulated)
+        assert caught.value.host == 0
+        assert some.hosts == [1]
+
+
+def test_losses_are_forgotten_after_a_while(simulated):
+    with rollouts(on_host_loss="restart", max_restarts=1, restart_window=100) as some:
+        for losses in range(4):
+            simulated.kill_process(simulated.alive[0])
+            take_until(lambda: some.stats().lost > losses, some, simulated)  # noqa: B023
+            simulated.sleep(101)
+            take_until(lambda: some.hosts == [0, 1], some, simulated)
+        assert some.stats().hosts[0].restarts == 4
+
+
+def test_no_restarts_are_allowed(simulated):
+    with rollouts(on_host_loss="restart", max_restarts=0) as some:
+        simulated.kill_process(simulated.alive[0])
+        with pytest.raises(HostLostError, match="1 times in 300"):
+            take_until(lambda: False, some, simulated)
+
+
+def test_an_env_that_ends_its_process_in_the_constructor_does_not_do_so_for_ever(simulated):
+    begun = []
+
+    def begins():
+        """The host dies whenever it makes its sampler, but for the first time."""
+        begun.append(simulated.time)
+        if len(begun) > 1:
+            process = simulated.running[0]
+            simulated.at(0, lambda: process.die(restart=True))
+
+    with rollouts(on_host_loss="restart", max_restarts=3, hosts=1) as some:
+        some.take()
+        simulated.when_called["begin"] = begins
+        begins()
+        simulated.kill_process(simulated.alive[0])
+        with pytest.raises(HostLostError, match=r"while it started.*; 4 times in 300"):
+            take_until(lambda: False, some, simulated)
+        assert len(begun) == 4
+
+
+def test_a_host_that_hangs_while_it_makes_its_envs_is_killed(simulated):
+    with rollouts(on_host_loss="restart", start_timeout=20, max_restarts=1) as some:
+        some.take()
+        process = simulated.process_on(simulated.alive[0])
+
+        def hangs():
+            process.stopped = True
+
+        simulated.when_called["begin"] = hangs
+        simulated.kill_process(simulated.alive[0])
+        began = simulated.time
+        with pytest.raises(HostLostError, match=r"has not made its sampler for 20 s"):
+            take_until(lambda: False, some, simulated)
+        assert simulated.time >= began + 20 * SECOND
+
+
+def test_a_host_may_wait_for_a_place_as_long_as_it_takes(simulated):
+    """start_timeout is for making the sampler, once there is a place for it."""
+    with rollouts(on_host_loss="restart", start_timeout=20) as some:
+        node = simulated.alive[0]
+        simulated.remove_node(node)
+        take_until(lambda: some.hosts == [1], some, simulated)
+        for _ in range(100):
+            simulated.sleep(1)
+            some.take()
+        simulated.add_node()
+        take_until(lambda: some.hosts == [0, 1], some, simulated)
+        assert some.stats().lost == 1
+
+
+def test_a_learner_that_is_away_does_not_make_a_host_late(simulated):
+    with rollouts(on_host_loss="restart", start_timeout=20) as some:
+        simulated.kill_process(simulated.alive[0])
+        some.take(1, timeout=0.1)
+        simulated.sleep(2)
+        some.take(1, timeout=0.1)  # asks it whether it is there
+        for _ in range(5):
+            simulated.sleep(30)
+            some.take(1, timeout=0.1)
+        take_until(lambda: some.hosts == [0, 1], some, simulated)
+        assert some.stats().lost == 1
+
+
+def test_a_learner_that_is_away_does_not_miss_the_return_of_the_only_host(simulated):
+    with rollouts(on_host_loss="restart", hosts=1, start_timeout=20) as some:
+        simulated.kill_process(simulated.alive[0])
+        assert some.take(timeout=0.1).hosts == []
+        simulated.sleep(30)
+        [one] = some.take()
+        assert one.restarts == 1
+
+
+def test_if_no_host_comes_back_for_long_that_is_an_error(simulated):
+    with rollouts(on_host_loss="restart", start_timeout=20) as some:
+        began = simulated.time
+        for node in simulated.alive:
+            simulated.remove_node(node)
+        with pytest.raises(HostLostError, match=r"no host has come back within .*, 20 s: hosts=2"):
+            some.take()
+        assert simulated.time >= began + 20 * SECOND
+        simulated.add_node()
+        while not len(taken := some.take(timeout=1)):
+            pass
+        assert taken[0].restarts == 1
+
+
+def test_a_host_that_dies_while_the_sampler_is_made(simulated):
+    for node in simulated.alive:
+        node.seconds = 2
+    simulated.at(3, lambda: simulated.kill_process(simulated.alive[0]))
+    with rollouts(on_host_loss="restart") as some:
+        assert [host.restarts for host in some.stats().hosts] == [1, 0]
+        assert some.take().hosts == [0, 1]
+    simulated.at(3, lambda: simulated.kill_process(simulated.alive[0]))
+    with pytest.raises(HostLostError, match="host 0 .*lost: while it started"):
+        rollouts()
+
+
+# -- envs and workers ----------------------------------------------------------------------------
+
+
+class Failing(Life):
+    """Fails in some step of its life, on the first host."""
+
+    def __init__(self, how, at, *, first=3):
+        super().__init__()
+        self.how, self.at, self.first = how, at, first
+
+    def step(self, action):
+        result = super().step(action)
+        if self.life == self.at and self.number == self.first:
+            if self.how == "raise":
+                raise ValueError("told to")
+            os._exit(7)
+        return result
+
+
+def test_an_env_that_raises_is_told_of_once_and_all_hosts_go_on(simulated):
+    check = Continuity()
+    with rollouts(lambda: Failing("raise", at=13)) as some:
+        for _ in range(2):
+            check.check(some.take())
+        with pytest.raises(ValueError, match=r"^host 0 \(pid \d+ on .*\): env 0 raised") as caught:
+            some.take()
+        assert isinstance(caught.value, EnvError)
+        assert caught.value.env == 0
+        assert "told to" in str(caught.value.__cause__)
+        taken = {one.host: one for one in some.take()}
+        check.check([taken[1]])
+        assert taken[0].starts[0].all()  # the host goes on with a reset
+        assert taken[0].restarts == 0
+        check.check([next(some)])
+        assert some.hosts == [0, 1]
+        assert some.stats().lost == 0
+
+
+def test_an_env_that_cannot_be_made_is_an_error_of_the_constructor(simulated):
+    def unmakeable():
+        raise KeyError("no such file")
+
+    with pytest.raises(KeyError, match="host 0.*no such file") as caught:
+        rollouts(unmakeable)
+    assert isinstance(caught.value, EnvError)
+    del caught
+    assert simulated.groups == []
+
+
+@pytest.mark.parametrize("on_worker_loss", ["raise", "restart"])
+@pytest.mark.parametrize("on_host_loss", ["raise", "restart"])
+def test_a_lost_worker(simulated, on_host_loss, on_worker_loss):
+    kwargs = {"num_workers": 2, "on_worker_loss": on_worker_loss}
+    with rollouts(
+        *(lambda: Failing("exit", at=8),), on_host_loss=on_host_loss, vector_kwargs=kwargs
+    ) as some:
+        some.take()
+        if on_worker_loss == "restart":  # on the host, which goes on
+            [one, other] = some.take()
+            assert one.lost.any()
+            assert not other.lost.any()
+            assert some.stats().lost == 0
+        elif on_host_loss == "restart":
+            take_until(lambda: some.stats().lost, some, simulated)
+            take_until(lambda: some.hosts == [0, 1], some, simulated)
+            assert some.stats().hosts[0].restarts == 1
+        else:
+            with pytest.raises(
+                HostLostError, match=r"^host 0 .* lost: .*worker 0 .*exit"
+            ) as caught:
+                some.take()
+            assert caught.value.host == 0
+            assert some.take().hosts == [1]

@@ -1,0 +1,315 @@
+"""What ``take`` of rollouts returns, and when: hosts that are simulated."""
+
+import itertools
+
+import numpy as np
+import pytest
+from gymnasium import Wrapper
+from hosts_in_tests import (
+    HORIZON,
+    Continuity,
+    Life,
+    assert_ended_equal,
+    assert_equal,
+    idle,
+    leaves,
+    local,
+    policy,
+    rollouts,
+    scripted,
+)
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def three(simulated):
+    """Three nodes, the second of which is slow, the third slower."""
+    simulated.add_node()
+    for node, seconds in zip(simulated.alive, (0.1, 0.2, 10), strict=True):
+        node.seconds = seconds
+    return simulated
+
+
+def answers(some, simulated):
+    """Wait until all calls on their way have been answered."""
+    some.take(timeout=0)  # which sends them
+    simulated.settle()
+
+
+def test_nothing_is_returned_if_no_host_has_answered_until_the_deadline(three):
+    with rollouts(hosts=3) as some:
+        began = three.time
+        taken = some.take(timeout=0.05)
+        assert three.time == began + SECOND // 20
+        assert len(taken) == 0
+        assert taken.hosts == []
+        assert list(taken) == []
+        assert len(taken.copy()) == 0
+        with pytest.raises(ValueError, match="cannot join rollouts: there are none"):
+            taken.joined  # noqa: B018
+        assert some.take().hosts == [0, 1, 2]  # the answers came later: none is lost
+        assert some.stats().taken == 3
+
+
+def test_it_waits_for_so_many_hosts(three):
+    with rollouts(hosts=3, in_flight=1) as some:
+        began = three.time
+        assert some.take(min_hosts=2).hosts == [0, 1]
+        assert three.time == began + SECOND // 5
+        assert some.take(min_hosts=1).hosts == [0]
+        assert some.take(min_hosts=3).hosts == [2, 1, 0]  # the third for the first time
+        assert three.time == began + 10 * SECOND
+        began = three.time
+        assert some.take().hosts == [2, 1, 0]
+        assert three.time == began + 10 * SECOND
+
+
+def test_at_the_deadline_it_returns_what_there_is(three):
+    with rollouts(hosts=3) as some:
+        began = three.time
+        assert some.take(min_hosts=3, timeout=1).hosts == [0, 1]
+        assert three.time == began + SECOND
+        assert some.take(timeout=0).hosts == [0, 1]  # the second rollouts of both
+        assert three.time == began + SECOND
+
+
+def test_the_host_that_has_waited_longest_is_first(three):
+    for node in three.alive:
+        node.seconds = 0.1
+    with rollouts(hosts=3) as some:
+        order = []
+        for rollout in itertools.islice(some, 9):
+            order.append((rollout.host, rollout.number))
+            three.settle()
+        assert order == [(host, number) for number in range(3) for host in range(3)]
+
+
+def test_a_slow_host_takes_its_turn_as_soon_as_it_answers(three):
+    with rollouts(hosts=3) as some:
+        hosts = []
+        while 2 not in hosts:
+            hosts.append(next(some).host)
+        # 10 s of the third host are 100 rollouts of the first and 50 of the second.
+        assert abs(hosts.count(0) - 100) <= 2
+        assert abs(hosts.count(1) - 50) <= 2
+
+
+def test_each_host_goes_on_where_it_was(three):
+    check = Continuity()
+    three.alive[2].seconds = 0.4
+    with rollouts(hosts=3, in_flight=3) as some:
+        for n in range(30):
+            check.check([next(some)] if n % 3 == 0 else some.take(n % 2 + 1, timeout=0.15))
+    assert sorted(check.counts) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((0,), "cannot take rollouts: min_hosts 0, expected a whole number of at least 1"),
+        ((3,), "cannot take rollouts: min_hosts 3, expected at most hosts, 2"),
+        ((1.5,), "cannot take rollouts: min_hosts 1.5, expected"),
+        ((None, -1), "cannot take rollouts: timeout -1, expected seconds >= 0 or None"),
+        ((1, "soon"), "cannot take rollouts: timeout 'soon', expected seconds"),
+    ],
+)
+def test_bad_arguments_are_refused(simulated, arguments, expected):
+    with rollouts() as some:
+        with pytest.raises(ValueError, match=expected):
+            some.take(*arguments)
+        assert some.take().hosts == [0, 1]
+
+
+# -- what is returned ----------------------------------------------------------------------------
+
+
+def test_joined_are_the_rollouts_side_by_side_in_the_same_memory(three):
+    with rollouts(scripted(), policy, hosts=3, info_keys=("life", "half")) as some:
+        for _ in range(3):
+            taken = some.take()
+            joined = taken.joined
+            assert joined.rewards.shape == (HORIZON, 6)
+            for position, one in enumerate(taken):
+                envs = slice(2 * position, 2 * position + 2)
+                np.testing.assert_array_equal(joined.lengths[envs], one.lengths)
+                for name in FIELDS:
+                    ours, theirs = dict(leaves(getattr(joined, name))), leaves(getattr(one, name))
+                    for path, array in theirs:
+                        np.testing.assert_array_equal(ours[path][:, envs], array, err_msg=path)
+                        assert np.shares_memory(ours[path][:, envs], array), path
+            ended = joined.ended
+            assert len(ended) == sum(len(one.ended) for one in taken)
+            assert (np.diff(ended.env) >= 0).all()
+            for env, step, total, length in zip(
+                *(ended.env, ended.step, ended.returns, ended.lengths), strict=True
+            ):
+                own = taken[env // 2].ended
+                [row] = np.flatnonzero((own.env == env % 2) & (own.step == step))
+                assert (own.returns[row], own.lengths[row]) == (total, length)
+                assert (joined.terminated | joined.truncated)[step, env]
+            assert joined.seconds.keys() == taken[0].seconds.keys()
+
+
+def test_joined_has_the_oldest_version(simulated):
+    weight = np.zeros(1)
+
+    def weighted(observations):
+        return np.zeros(len(observations), np.int64) + int(weight[0])
+
+    simulated.alive[1].seconds = 100
+    with rollouts(policy=weighted) as some:
+        for _ in range(3):
+            some.take(min_hosts=1)
+            weight += 1
+        taken = some.take(min_hosts=2)
+        assert taken.joined.version == min(one.version for one in taken) == 1
+        assert taken.joined.lag == max(one.lag for one in taken) == 3
+        assert len({one.version for one in taken}) == 2
+
+
+class Telling(Wrapper):
+    """Gives infos from some step of its life on, which its seed decides: so they differ by host."""
+
+    def __init__(self):
+        super().__init__(Life())
+
+    def step(self, action):
+        *results, _ = self.env.step(action)
+        life, host = self.unwrapped.life, (self.unwrapped.number - 3) // 2
+        kind, since = [(int, 8), (float, 3), (int, 1000)][host]
+        return *results, {"life": kind(life), "in": {"half": life / 2}} if life >= since else {}
+
+
+def test_infos_may_come_late_or_be_lacking_on_some_hosts(three):
+    keys = ("life", "in", "never")
+    own = [local(Telling, idle, host=host, info_keys=keys) for host in range(3)]
+    with rollouts(Telling, hosts=3, info_keys=keys) as some:
+        for n in range(4):
+            taken = some.take()
+            assert taken.hosts == [0, 1, 2]
+            for one in taken:
+                assert_equal(one, expected := next(own[one.host]))
+                assert_equal(taken.copy()[one.host], expected)
+            life, mask = taken.joined.infos["life"], taken.joined.info_masks["life"]
+            assert mask.any(axis=0).tolist() == [n > 0, n > 0, True, True, False, False]
+            assert not life[:, 4:].any()
+    for one in own:
+        one.close()
+
+
+def test_results_stay_for_keep_last_calls(simulated):
+    with rollouts(keep_last=3) as some:
+        kept = []
+        for _ in range(8):
+            taken = some.take()
+            kept.append((taken, taken.copy()))
+            for old, expected in kept[-3:]:
+                for one, other in zip(old, expected, strict=True):
+                    assert_equal(one, other)
+        overwritten, copied = kept[-4]
+        assert (overwritten[0].observations != copied[0].observations).any()
+
+
+def test_copies_stay_as_they_are(simulated):
+    with rollouts(scripted(), policy, info_keys=("life",)) as some:
+        taken = some.take()
+        copies = taken.copy(), [one.copy() for one in taken], [taken.joined.copy()]
+        first = local(scripted(), policy, host=0, info_keys=("life",))
+        expected = next(first)
+        some.take()
+        some.take()
+        for one in (copies[0][0], copies[1][0]):
+            assert_equal(one, expected)
+        np.testing.assert_array_equal(copies[2][0].rewards[:, :2], expected.rewards)
+        assert [one.number for one in copies[0]] == [0, 0]
+        assert copies[0].hosts == [0, 1]
+        assert_ended_equal(copies[0].joined.ended, copies[2][0].ended)
+        first.close()
+
+
+def test_rollouts_say_where_they_come_from(simulated):
+    with rollouts() as some:
+        for number in range(2):
+            for host, one in enumerate(some.take()):
+                assert (one.host, one.number, one.restarts) == (host, number, 0)
+                assert (one.version, one.lag) == (1, 0)
+                assert one.node == f"10.0.0.{host} (0000000{host})"
+        assert some.hosts == [0, 1]
+        stats = some.stats()
+        assert (stats.taken, stats.dropped, stats.lost, stats.version) == (4, 0, 0, 1)
+        assert [host.taken for host in stats.hosts] == [2, 2]
+        assert all(host.serves and not host.gone for host in stats.hosts)
+        size = 2 * sum(array.nbytes for name in FIELDS for _, array in leaves(getattr(one, name)))
+        assert stats.bytes_received == 2 * size
+
+
+FIELDS = [
+    *("observations", "actions", "rewards", "terminated", "truncated", "final_observations"),
+    *("starts", "valid", "lost", "extras", "state", "infos", "info_masks", "options"),
+]
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+def addresses(taken):
+    return {
+        (name, path): array.__array_interface__["data"][0]
+        for name in FIELDS
+        for path, array in leaves(getattr(taken.joined, name))
+    }
+
+
+class Mixed(Wrapper):
+    """Gives an info that is a whole number of the envs of the first host, a float of others."""
+
+    def step(self, action):
+        *results, _ = self.env.step(action)
+        number, life = self.unwrapped.number, self.unwrapped.life
+        return *results, {"life": life if number < 5 else life / 2}
+
+
+@pytest.mark.parametrize("keep_last", [1, 2])
+@pytest.mark.parametrize("env", [Life, lambda: Mixed(Life())], ids=["", "infos of two dtypes"])
+def test_the_same_memory_is_used_again(simulated, keep_last, env):
+    with rollouts(env, keep_last=keep_last, info_keys=("life",)) as some:
+        for _ in range(keep_last):
+            some.take()  # by now the dtypes of infos are known
+        before = [addresses(some.take()) for _ in range(keep_last)]
+        for n in range(2 * keep_last):
+            assert addresses(some.take()) == before[n % keep_last]
+
+
+def test_arrays_are_the_learners_own(simulated):
+    with rollouts(scripted(), policy, info_keys=("life",)) as some:
+        taken = some.take()
+        for one in (*taken, taken.joined, *taken.copy()):
+            for name in (*FIELDS, "lengths"):
+                for path, array in leaves(getattr(one, name)):
+                    assert array.flags.writeable, (name, path)
+            for name in ("env", "step", "returns", "lengths"):
+                assert getattr(one.ended, name).flags.writeable, name
+
+
+def test_what_the_learner_keeps_pins_nothing_in_the_store(simulated):
+    kept = []
+    with rollouts() as some:
+        some.take()
+        before = simulated.stored_bytes
+        for _ in range(5):
+            taken = some.take()
+            kept += [taken, taken.copy(), [one.copy() for one in taken], taken.joined]
+        assert simulated.stored_bytes <= before
+
+
+def test_copies_have_lengths_of_their_own(simulated):
+    def uneven(observations):
+        return np.zeros(len(observations), np.int64)
+
+    with rollouts(policy=uneven) as some:
+        one = some.take()[0].copy()
+        joined = some.take().joined.copy()
+        for later in some.take():
+            assert not np.shares_memory(one.lengths, later.lengths)
+            assert not np.shares_memory(joined.lengths, later.lengths)

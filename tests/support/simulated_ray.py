@@ -1,0 +1,480 @@
+"""A Ray in this process: what pysampler.ray calls of it, with nodes and a clock that are made up.
+
+``installed`` puts it in the place of ``ray`` in all modules of ``pysampler.ray``. Actors are then
+objects in this process, and run the code of real hosts. A call takes as long as its node is set to
+take, and time passes only while something waits. As in Ray
+
+- arguments and results are pickled, and arrays in results are read-only views of the store;
+- an actor dies when the last handle to it is gone;
+- a call to an actor that Ray starts again fails at once, one to an actor that has not been started
+  yet waits;
+- ``wait`` returns what is ready in the order in which it was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import pickle
+import sys
+import types
+import weakref
+from collections import deque
+
+import cloudpickle
+import numpy as np
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    GetTimeoutError,
+    RayTaskError,
+)
+
+import pysampler.ray  # noqa: F401 - its modules are changed here
+from pysampler._vector import arguments
+from pysampler.sync import now
+
+SECOND = 1_000_000_000
+CONTROL = {"load", "control", "kill_workers", "close"}
+
+
+class Ref:
+    """What will be an answer: a pickle in the store, or an exception."""
+
+    def __init__(self):
+        self.done = False
+        self.asked_at = None
+        self.done_at = 0
+        self.error = None
+        self.data, self.buffers = b"", []
+
+
+class Node:
+    """A node.
+
+    Attributes:
+        id: Its id.
+        address: Its address.
+        cpus: How many CPUs it has.
+        alive: Whether it has not been removed.
+        missed_at: When Ray notices that it was removed: heartbeats are missing for a while.
+        full: Whether something else has its CPUs, and no actor can start.
+        seconds: How long a call to an actor on it takes.
+    """
+
+    def __init__(self, number, cpus):
+        self.id, self.address, self.cpus = f"{number:08x}" + "0" * 48, f"10.0.0.{number}", cpus
+        self.alive, self.full, self.missed_at = True, False, 0
+        self.seconds = 0.01
+
+
+class Process:
+    """An actor, and the process that it has now.
+
+    Attributes:
+        options: What it was made with.
+        moves: Whether it starts again on another node when its own is removed.
+        state: "new", "starting" again, "running" or "dead".
+        stopped: Whether it does nothing, as after SIGSTOP.
+        calls: The calls that wait for it: (name, arguments, ref).
+        under_way: The call under way, as (ref, what it has returned, when it ends).
+    """
+
+    def __init__(self, ray, kind, place, moves):
+        self.ray, self.kind, self.place, self.moves = ray, kind, place, moves
+        self.state, self.stopped = "new", False
+        self.calls = deque()
+        self.instance = None
+        self.node = None
+        self.starts_at = ray.time
+        self.under_way = None
+
+    def submit(self, name, *args):
+        ref = Ref()
+        with untraced():
+            self.ray.requests.append(name)
+            args = [arg if isinstance(arg, Ref) else self.ray.put(arg) for arg in args]
+            if self.state == "dead":
+                self.ray.finish(ref, error=ActorDiedError())
+            elif self.state == "starting":
+                self.ray.finish(ref, error=self.why_not())
+            elif name in CONTROL and self.state == "running" and not self.stopped:
+                self.ray.finish(ref, *self.returned(name, args))
+            else:
+                self.calls.append((name, args, ref))
+                self.start_next()
+        return ref
+
+    def why_not(self):
+        """Return what a call raises while Ray starts the process again."""
+        node = self.place()
+        if self.moves or node.alive or self.ray.time < node.missed_at:
+            return ActorUnavailableError("The actor is temporarily unavailable", None)
+        return ActorUnschedulableError("The node does not exist any more")
+
+    def next_event(self):
+        """Return when something happens here; None if nothing will."""
+        if self.state in ("new", "starting"):
+            node = self.place()
+            if node is not None and node.alive and not node.full:
+                return max(self.starts_at, self.ray.time)
+        elif self.under_way is not None and not self.stopped:
+            return self.under_way[2]
+        return None
+
+    def step(self):
+        if self.under_way is None:
+            self.node, self.instance, self.state = self.place(), self.kind(), "running"
+        else:
+            (ref, returned, _), self.under_way = self.under_way, None
+            self.ray.finish(ref, *returned)
+        self.start_next()
+
+    def start_next(self):
+        """Begin with the next call: it acts now, and its result is there later."""
+        if self.state == "running" and not self.stopped and not self.under_way and self.calls:
+            name, args, ref = self.calls.popleft()
+            ends_at = self.ray.time + int(self.node.seconds * SECOND)
+            self.under_way = ref, self.returned(name, args), ends_at
+
+    def returned(self, name, args):
+        """Call a method; return its result and what it raised."""
+        self.ray.node, self.ray.options = self.node, self.options
+        self.ray.when_called.get(name, lambda: None)()
+        try:
+            return getattr(self.instance, name)(*(self.ray.get(arg) for arg in args)), None
+        except Exception as error:
+            return None, RayTaskError(name, repr(error), error)
+
+    def die(self, *, restart):
+        """End the process; an actor that does not start again is dead."""
+        if self.state == "dead":
+            return
+        instance, self.instance = self.instance, None
+        self.node, self.stopped = None, False
+        self.state = "starting" if restart else "dead"
+        self.starts_at = self.ray.time + int(self.ray.restart_seconds * SECOND)
+        refs = [ref for _, _, ref in self.calls]
+        if self.under_way is not None:
+            refs.append(self.under_way[0])
+        self.calls, self.under_way = deque(), None
+        for ref in refs:
+            self.ray.finish(ref, error=self.why_not() if restart else ActorDiedError())
+        if instance is not None:
+            traced = sys.gettrace() is not None
+            with untraced():
+                instance.close()  # its workers end with it
+                del instance
+                if traced:
+                    gc.collect()  # what would end with that process
+
+
+class Handle:
+    """A handle to an actor; when the last one is gone, so is the actor."""
+
+    def __init__(self, process):
+        self._process = process
+        weakref.finalize(self, process.die, restart=False).atexit = False
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        process = self._process
+        return types.SimpleNamespace(remote=lambda *args: process.submit(name, *args))
+
+
+class Group:
+    """A placement group; its bundles are on different nodes, and move when a node is removed."""
+
+    def __init__(self, ray, bundles, strategy):
+        self.ray, self.bundles, self.strategy = ray, bundles, strategy
+        self.bundle_count = len(bundles)
+        self.nodes = [None] * len(bundles)
+
+    def node(self, index):
+        if self.nodes[index] is not None and not self.nodes[index].alive:
+            self.nodes[index] = None
+        if self.nodes[index] is None:
+            free = [
+                node
+                for node in self.ray.alive
+                if node not in self.nodes and node.cpus >= self.bundles[index]["CPU"]
+            ]
+            self.nodes[index] = free[0] if free else None
+        return self.nodes[index]
+
+    def wait(self, seconds):
+        if all(self.node(index) is not None for index in range(self.bundle_count)):
+            return True
+        self.ray.pass_until(self.ray.time + int(seconds * SECOND))
+        return False
+
+
+class SimulatedRay:
+    """The module ``ray``.
+
+    Args:
+        nodes: How many nodes there are, with one CPU each.
+
+    Attributes:
+        nodes_by_age: The nodes.
+        restart_seconds: How long it takes until a process that died runs again.
+        miss_seconds: How long it takes until Ray notices that a node was removed.
+        fetch_seconds: How long a result takes to this node, once it was asked for.
+        processes: All actors that there have been.
+        groups: The placement groups that have not been removed.
+        requests: The names of the methods that were called.
+        when_called: Functions to call just before a method of this name begins.
+    """
+
+    def __init__(self, nodes=2):
+        self.time = now()
+        self.nodes_by_age = []
+        self.restart_seconds = 1.0
+        self.miss_seconds = 5.0
+        self.fetch_seconds = 0.0
+        self.processes, self.groups = [], []
+        self.requests = []
+        self.when_called = {}
+        self.later = []  # (when, what to call)
+        self.util = types.SimpleNamespace(get_node_ip_address=lambda: self.node.address)
+        self.node = None
+        self._stored = {}  # weak references to the arrays in the store
+        self._numbers = itertools.count()
+        for _ in range(nodes):
+            self.add_node()
+
+    # -- nodes and processes ---------------------------------------------------------------------
+
+    def add_node(self, cpus=1):
+        node = Node(next(self._numbers), cpus)
+        self.nodes_by_age.append(node)
+        return node
+
+    @property
+    def alive(self):
+        return [node for node in self.nodes_by_age if node.alive]
+
+    def remove_node(self, node):
+        """Remove a node without grace, with the processes on it."""
+        node.alive, node.missed_at = False, self.time + int(self.miss_seconds * SECOND)
+        for process in self.processes:
+            if node in (process.node, None if process.moves else process.place()):
+                process.die(restart=True)
+                process.starts_at = node.missed_at
+
+    @property
+    def running(self):
+        return [process for process in self.processes if process.state != "dead"]
+
+    def process_on(self, node):
+        [process] = [one for one in self.running if one.node is node]
+        return process
+
+    def kill_process(self, node):
+        """Kill the process of the actor on a node, as a signal does."""
+        self.process_on(node).die(restart=True)
+
+    def at(self, seconds, function):
+        """Call a function after a number of seconds."""
+        self.later.append((self.time + int(seconds * SECOND), function))
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def now(self):
+        return self.time
+
+    def monotonic(self):
+        return self.time / SECOND
+
+    def deadline(self, timeout, doing="receive"):
+        if arguments.deadline(timeout, doing) is None:
+            return None
+        return self.time + int(min(timeout, arguments.LONGEST) * SECOND)
+
+    def sleep(self, seconds):
+        self.pass_until(self.time + int(seconds * SECOND))
+
+    def pass_until(self, until, over=lambda: False):
+        """Let happen what happens until then, or until something is so."""
+        with untraced():
+            while not over():
+                events = [(at, function) for at, function in self.later]
+                events += [
+                    (at, process.step)
+                    for process in self.processes
+                    if (at := process.next_event()) is not None
+                ]
+                if not events or min(at for at, _ in events) > until:
+                    self.time = max(self.time, until)
+                    return
+                at, function = min(events, key=lambda event: event[0])
+                self.later = [one for one in self.later if one != (at, function)]
+                self.time = max(self.time, at)
+                function()
+
+    def settle(self):
+        """Let all that is under way end."""
+        self.pass_until(self.time + 3600 * SECOND, lambda: not self._busy())
+
+    def _busy(self):
+        return self.later or any(one.next_event() is not None for one in self.processes)
+
+    # -- the store -------------------------------------------------------------------------------
+
+    def put(self, value):
+        with untraced():
+            ref = Ref()
+            self.finish(ref, value)
+        return ref
+
+    def finish(self, ref, value=None, error=None):
+        ref.done, ref.done_at, ref.error = True, self.time, error
+        if error is None:
+            buffers = []
+            ref.data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+            for buffer in buffers:
+                array = np.frombuffer(bytes(buffer.raw()), np.uint8)
+                self._stored[id(array)] = weakref.ref(array)
+                ref.buffers.append(array)
+
+    @property
+    def stored_bytes(self):
+        """The size of all arrays in the store that something refers to."""
+        gc.collect()
+        arrays = [array() for array in self._stored.values()]
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    def get(self, ref, timeout=None):
+        until = 1 << 62 if timeout is None else self.time + int(timeout * SECOND)
+        self._ask([ref])
+        self.pass_until(until, lambda: self._here(ref))
+        if not self._here(ref):
+            raise GetTimeoutError
+        if ref.error is not None:
+            raise ref.error
+        with untraced():
+            return pickle.loads(ref.data, buffers=ref.buffers)
+
+    def _ask(self, refs):
+        for ref in refs:
+            if ref.asked_at is None:
+                ref.asked_at = self.time
+
+    def _here(self, ref):
+        if not ref.done:
+            return False
+        here_at = max(ref.done_at, ref.asked_at) + int(self.fetch_seconds * SECOND)
+        if not ref.buffers or here_at <= self.time:
+            return True
+        if not any(at == here_at for at, _ in self.later):
+            self.later.append((here_at, lambda: None))
+        return False
+
+    def wait(self, refs, *, num_returns=1, timeout=None):
+        if not isinstance(refs, list) or not refs or len(set(refs)) < len(refs):
+            raise ValueError("wait() takes a list of different references")
+        if not 0 < num_returns <= len(refs):
+            raise ValueError("num_returns")
+        until = 1 << 62 if timeout is None else self.time + int(timeout * SECOND)
+        self._ask(refs)
+        self.pass_until(until, lambda: sum(map(self._here, refs)) >= num_returns)
+        ready = [ref for ref in refs if self._here(ref)][:num_returns]
+        return ready, [ref for ref in refs if ref not in ready]
+
+    # -- actors ----------------------------------------------------------------------------------
+
+    def is_initialized(self):
+        return True
+
+    def nodes(self):
+        return [
+            {
+                "NodeID": node.id,
+                "Alive": node.missed_at == 0 or self.time < node.missed_at,
+                "Resources": {"CPU": float(node.cpus)},
+            }
+            for node in self.nodes_by_age
+        ]
+
+    def get_runtime_context(self):
+        return types.SimpleNamespace(
+            get_node_id=lambda: self.node.id,
+            get_assigned_resources=lambda: {"CPU": float(self.options["num_cpus"])},
+        )
+
+    def available_resources(self):
+        return {"CPU": float(sum(node.cpus for node in self.alive))}
+
+    def remote(self, **groups):
+        def decorated(kind):
+            checked = ray.remote(**groups)(kind)
+
+            def options(**options):
+                checked.options(**options)  # raises what is wrong
+                return types.SimpleNamespace(remote=lambda: self._actor(kind, options))
+
+            return types.SimpleNamespace(options=options)
+
+        return decorated
+
+    def _actor(self, kind, options):
+        strategy = options["scheduling_strategy"]
+        if (group := getattr(strategy, "placement_group", None)) is not None:
+            index = strategy.placement_group_bundle_index
+            process = Process(self, kind, lambda: group.node(index), moves=True)
+        else:
+            [node] = [node for node in self.nodes_by_age if node.id == strategy.node_id]
+            process = Process(self, kind, lambda: node, moves=False)
+        process.options = options
+        self.processes.append(process)
+        return Handle(process)
+
+    def kill(self, handle, *, no_restart=True):
+        handle._process.die(restart=not no_restart)
+
+    def placement_group(self, bundles, strategy="PACK"):
+        group = Group(self, bundles, strategy)
+        self.groups.append(group)
+        return group
+
+    def remove_placement_group(self, group):
+        if group in self.groups:
+            self.groups.remove(group)
+
+
+@contextlib.contextmanager
+def untraced():
+    """Run what would be in another process: signals of ``interrupts`` do not arrive there."""
+    trace = sys.gettrace()
+    sys.settrace(None)
+    try:
+        yield
+    finally:
+        sys.settrace(trace)
+
+
+@contextlib.contextmanager
+def installed(simulated, monkeypatch):
+    """Put a simulated Ray in the place of Ray; nothing of it may be left at the end."""
+    replaced = {
+        "ray": simulated,
+        "now": simulated.now,
+        "time": simulated,
+        "arguments": types.SimpleNamespace(**{**vars(arguments), "deadline": simulated.deadline}),
+        "placement_group": simulated.placement_group,
+        "remove_placement_group": simulated.remove_placement_group,
+    }
+    with monkeypatch.context() as patch:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("pysampler.ray."):
+                for attribute in vars(module).keys() & replaced.keys():
+                    patch.setattr(module, attribute, replaced[attribute])
+        yield simulated
+        if simulated.running:
+            gc.collect()  # handles in cycles
+        assert simulated.running == [], "processes are left"
+        assert simulated.groups == [], "placement groups are left"
