@@ -36,7 +36,6 @@ from hosting import (
     CASES,
     CHEETAH,
     IMAGE,
-    INLINE,
     Case,
     Linear,
     counted,
@@ -53,11 +52,10 @@ running.LIMIT = 300.0  # a cluster with many hosts takes its time to start
 
 NODES = [1, 2, 4]
 WARM = 0.4  # seconds before a slice is counted
-# Of which the throughput is compared: what samples, envs, and whether results come inline.
+# Of which the throughput is compared: what samples, and envs.
 COMPARED = [
-    *(("Rollouts", CARTPOLE, False), ("Rollouts", CARTPOLE, True)),
-    *(("Rollouts", CHEETAH, False), ("Rollouts", CHEETAH, True), ("Rollouts", IMAGE, False)),
-    *(("Actors", CARTPOLE, False), ("Actors", CHEETAH, False)),
+    *(("Rollouts", CARTPOLE), ("Rollouts", CHEETAH), ("Rollouts", IMAGE)),
+    *(("Actors", CARTPOLE), ("Actors", CHEETAH)),
 ]
 HORIZONS = [32, 128, 512, 2048]  # of CartPole, on two hosts
 LEARNS, PARAMETERS = 0.02, 250_000  # seconds that a learner takes for an update, and 1 MB
@@ -91,7 +89,6 @@ def hosts(nodes: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
             "vector_kwargs": {"num_workers": 1},
             "in_flight": cell["in_flight"],
             "seed": 0,
-            "actor_options": cell["actor_options"],
         }
         if cell["kind"] == "Actors":
             sampler = pysampler.ray.Actors(case.make(), Linear(name), high=case.high, **options)
@@ -402,32 +399,31 @@ def pairs(ours: Group, without: Group, repetitions: int, seconds: float) -> list
 
 
 def compared(
-    kinds: list[tuple[str, str, bool]], repetitions: int, seconds: float, nodes_list: list[int]
+    kinds: list[tuple[str, str]], repetitions: int, seconds: float, nodes_list: list[int]
 ) -> list[dict[str, Any]]:
     """Measure hosts beside samplers without Ray; first these alone, without a cluster."""
     rows: list[dict[str, Any]] = []
     for nodes in nodes_list:
         alone = {}
-        for kind, name in dict.fromkeys((kind, name) for kind, name, _ in kinds):
+        for kind, name in kinds:
             with plain_group(nodes, kind, CASES[name]) as group:
                 slices = [group.slice(seconds) for _ in range(max(2, repetitions // 3))]
                 alone[kind, name] = [one["rate"] for one in slices]
         with Group(("hosts", nodes)) as ours:
-            for kind, name, inline in kinds:
-                opened(ours, kind, CASES[name], actor_options=INLINE if inline else None)
+            for kind, name in kinds:
+                opened(ours, kind, CASES[name])
                 with plain_group(nodes, kind, CASES[name]) as without:
                     measured = pairs(ours, without, repetitions, seconds)
                 ours.ask(do="close")
-                row = {"kind": kind, "case": name, "inline": inline, "nodes": nodes}
+                row = {"kind": kind, "case": name, "nodes": nodes}
                 rows.append({**row, "pairs": measured, "alone": alone[kind, name]})
-                said = "inline" if inline else "as it is"
-                say(f"  {kind}, {name}, {said}, {nodes} nodes: {quartiles(ratios(rows[-1]))}")
+                say(f"  {kind}, {name}, {nodes} nodes: {quartiles(ratios(rows[-1]))}")
     return rows
 
 
 def opened(group: Group, kind: str, case: Case, **cell: Any) -> None:
     """Let a cluster open a sampler, and find its processes."""
-    defaults = {"in_flight": 2, "learns": False, "actor_options": None}
+    defaults = {"in_flight": 2, "learns": False}
     group.ask(do="open", kind=kind, case=data(case), **{**defaults, **cell})
     group.look()
 
@@ -436,14 +432,14 @@ def lengths(horizons: list[int], repetitions: int, seconds: float) -> list[dict[
     """Measure the same for rollouts of different lengths, on two hosts."""
     rows = []
     with Group(("hosts", 2)) as ours:
-        for horizon, inline in itertools.product(horizons, (False, True)):
+        for horizon in horizons:
             case = Case(CARTPOLE, CASES[CARTPOLE].envs, horizon)
-            opened(ours, "Rollouts", case, actor_options=INLINE if inline else None)
+            opened(ours, "Rollouts", case)
             with plain_group(2, "Rollouts", case) as without:
                 measured = pairs(ours, without, repetitions, seconds)
             ours.ask(do="close")
-            rows.append({"horizon": horizon, "inline": inline, "pairs": measured})
-            say(f"  horizon {horizon}, inline {inline}: {quartiles(ratios(rows[-1]))}")
+            rows.append({"horizon": horizon, "pairs": measured})
+            say(f"  horizon {horizon}: {quartiles(ratios(rows[-1]))}")
     return rows
 
 
@@ -541,10 +537,6 @@ def middle(row: list[dict[str, Any]], *path: str) -> float:
     return statistics.median(functools.reduce(lambda d, name: d[name], path, one) for one in row)
 
 
-def label(row: dict[str, Any]) -> str:
-    return f"{row['kind']}{', inline' * row['inline']}"
-
-
 def us_a_step(slices: list[dict[str, Any]]) -> float:
     """Return the CPU time of samplers, in us a step."""
     return statistics.median(1e6 * one["cpus"]["samplers"] / one["rate"] for one in slices)
@@ -561,7 +553,7 @@ def throughput_tables(results: dict[str, Any]) -> list[str]:
         measured = row["pairs"]
         rows.append(
             [
-                *(label(row), row["case"], str(row["nodes"])),
+                *(row["kind"], row["case"], str(row["nodes"])),
                 f"{middle(measured, 'hosts', 'rate'):,.0f}",
                 f"{middle(measured, 'plain', 'rate'):,.0f}",
                 f"{alone:,.0f}",
@@ -578,9 +570,7 @@ def throughput_tables(results: dict[str, Any]) -> list[str]:
         "stands by; *no cluster*: before that was started. The ratio is of a slice to the plain "
         f"ones before and after: median [quartiles], the target {TARGET:g}. This machine has "
         f"{results['machine']['cpus']} CPUs, which the learner, the hosts and all of Ray's "
-        "processes share: with as many nodes, what the others use, the samplers lack. *Inline*: "
-        "with `RAY_max_direct_call_object_size` of 4 MB for the hosts' actors, so that results "
-        "come with the answer and not through the stores of two nodes.\n\n"
+        "processes share: with as many nodes, what the others use, the samplers lack.\n\n"
     )
     parts = [text + table([*header, "no cluster, steps/s", "hosts / plain"], rows)]
     rows = []
@@ -589,7 +579,7 @@ def throughput_tables(results: dict[str, Any]) -> list[str]:
         one = measured[0]
         rows.append(
             [
-                *(label(row), row["case"], str(row["nodes"])),
+                *(row["kind"], row["case"], str(row["nodes"])),
                 f"{1e3 * row['nodes'] / middle(measured, 'answers'):.0f}",
                 f"{middle(measured, 'calls'):.2f}",
                 f"{one['bytes'] / 1e6:.2f}",
@@ -617,7 +607,7 @@ def throughput_tables(results: dict[str, Any]) -> list[str]:
     )
     rows = [
         [
-            f"{row['horizon']}{', inline' * row['inline']}",
+            str(row["horizon"]),
             f"{2e3 / middle(row['pairs'], 'hosts', 'answers'):.0f}",
             f"{middle(row['pairs'], 'hosts', 'bytes') / 1e6:.2f}",
             f"{middle(row['pairs'], 'hosts', 'rate'):,.0f}",

@@ -20,7 +20,6 @@ from hosts import LEARNS, PARAMETERS, middle
 from pictures import PICTURES, THEMES, Svg, newest
 from running import table
 from scale_model import (
-    INLINE,
     INLINE_LIMITS,
     RAYLET_THREADS,
     TEN_GBIT,
@@ -36,13 +35,10 @@ TOLERANCE = 0.15
 # -- the check -------------------------------------------------------------------------------------
 
 
-def row_of(results: dict[str, Any], case: str, nodes: int, *, inline: bool = False) -> Any:
+def row_of(results: dict[str, Any], case: str, nodes: int) -> Any:
     """Return what was measured of rollouts, beside samplers without Ray."""
     for row in results["compared"]:
-        if (row["kind"], row["case"], row["nodes"], row["inline"]) == (
-            *("Rollouts", case, nodes),
-            inline,
-        ):
+        if (row["kind"], row["case"], row["nodes"]) == ("Rollouts", case, nodes):
             return row
     return None
 
@@ -64,7 +60,7 @@ def checks(results: dict[str, Any], costs: Costs) -> list[dict[str, Any]]:
         one = replace(world, seconds=world_of(alone, cpus).seconds)
         found.append(
             {
-                "what": f"{row['case']}{', inline' * row['inline']}",
+                "what": row["case"],
                 "nodes": row["nodes"],
                 "measured": middle(measured, "rate"),
                 "same": simulated(costs, world).rate,
@@ -111,7 +107,6 @@ def world_of(row: dict[str, Any], cpus: int) -> World:
         variation=min(0.5, middle(plain, "variation")),
         min_hosts=1,
         cpus=cpus,
-        inline=row["inline"],
     )
 
 
@@ -135,7 +130,6 @@ def types(results: dict[str, Any]) -> dict[str, World]:
         one = replace(
             world_of(row, 1),
             cpus=None,
-            inline=INLINE,
             min_hosts=None,
             learns=LEARNS,
             policy_mb=4 * PARAMETERS / 1e6,
@@ -254,9 +248,7 @@ def predictions_part(results: dict[str, Any], costs: Costs) -> str:
 def limits_part(results: dict[str, Any], costs: Costs) -> str:
     rows = []
     for name, world in types(results).items():
-        for inline in (False, True):
-            if inline and world.mb > INLINE_LIMITS[True]:
-                continue
+        for inline in (True, False) if world.mb <= INLINE_LIMITS[True] else (False,):
             found = capacities(costs, world, inline=inline)
             rows.append([f"{name}{', inline' * inline}", *(count(one) for one in found.values())])
     names = list(capacities(costs, world, inline=False))

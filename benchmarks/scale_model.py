@@ -19,9 +19,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-# Whether results of up to 4 MB come with the answer, as RAY_max_direct_call_object_size can make
-# them, or through the stores of two nodes.
-INLINE = False
+# Up to which size results come with the answer, and not through the stores of two nodes: by Ray's
+# own setting, and by that of pysampler.ray.
 INLINE_LIMITS = {False: 0.1, True: 4 * 2**20 / 1e6}  # MB
 RAYLET_THREADS = 2  # that copy objects on the learner's node; Ray uses a quarter of its CPUs
 TEN_GBIT = 1250.0  # MB/s
@@ -236,7 +235,7 @@ class World:
             the learner's thread has one, and so has each thread of Ray's on its node.
         link: What the learner's link carries in a second, in MB.
         losses: How often a host is lost, in a second.
-        inline: Whether results of up to 4 MB come with the answer.
+        inline: Whether results of up to 4 MB come with the answer, as they do by default.
         length: How many rollouts of each host are simulated.
     """
 
@@ -252,7 +251,7 @@ class World:
     cpus: int | None = None
     link: float = TEN_GBIT
     losses: float = 0.0
-    inline: bool = INLINE
+    inline: bool = True
     length: int = 24
 
 

@@ -18,9 +18,13 @@ from pysampler._policies.trees import mapped
 from pysampler._rollouts.rollout import STEP_FIELDS, Ended, Rollout
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
 __all__ = ["HostRollout", "HostRollouts", "LearnerBuffer", "Packed", "packed"]
+
+_FINAL = "final_observations"
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +59,8 @@ class Packed:
     """A rollout on its way from a host: the fields of ``Rollout`` by name, and what it is.
 
     Attributes:
-        fields: Arrays, or trees of arrays.
+        fields: Arrays, or trees of arrays; of ``final_observations``, a row for each step that
+            ended an episode.
         lengths: The number of steps of each env.
         ended: The episodes that ended.
         version: The version of the policy that acted.
@@ -108,9 +113,13 @@ class LearnerBuffer:
         """Copy a host's rollout to its place."""
         envs = self._envs(position)
         for name, tree in packed.fields.items():
-            self._fields[name] = self._written(self._fields.get(name), tree, envs)
+            if name == _FINAL:
+                put = functools.partial(self._put_rows, _ends(packed.fields), envs)
+            else:
+                put = functools.partial(self._put, envs)
+            self._fields[name] = self._written(self._fields.get(name), tree, envs, put)
 
-    def _written(self, target: Any, tree: Any, envs: slice) -> Any:
+    def _written(self, target: Any, tree: Any, envs: slice, put: Callable[..., Any]) -> Any:
         """Copy a tree, and return the tree that it was copied to, which may have grown."""
         if isinstance(tree, Mapping):
             known = target if isinstance(target, dict) else {}
@@ -119,22 +128,34 @@ class LearnerBuffer:
                 mapped(functools.partial(_clear, envs), known[name])
             return {
                 **known,
-                **{name: self._written(known.get(name), part, envs) for name, part in tree.items()},
+                **{
+                    name: self._written(known.get(name), part, envs, put)
+                    for name, part in tree.items()
+                },
             }
         if isinstance(tree, (tuple, list)):
             parts = target if isinstance(target, tuple) else (None,) * len(tree)
             return tuple(
-                self._written(one, part, envs) for one, part in zip(parts, tree, strict=True)
+                self._written(one, part, envs, put) for one, part in zip(parts, tree, strict=True)
             )
-        return self._copied(target, tree, envs)
+        return put(target, tree)
 
-    def _copied(self, target: Any, array: npt.NDArray[Any], envs: slice) -> npt.NDArray[Any]:
+    def _put(self, envs: slice, target: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         shape = (array.shape[0], self._room * self._num_envs, *array.shape[2:])
         if target is None:
             target = np.zeros(shape, array.dtype)
         elif (dtype := np.result_type(target, array)) != target.dtype:
             target = target.astype(dtype)  # an info that was a whole number until now
         target[:, envs] = array
+        return np.asarray(target)
+
+    def _put_rows(
+        self, at: npt.NDArray[np.bool_], envs: slice, target: Any, rows: npt.NDArray[Any]
+    ) -> npt.NDArray[Any]:
+        if target is None:
+            shape = (len(at), self._room * self._num_envs, *rows.shape[1:])
+            target = np.zeros(shape, rows.dtype)
+        target[:, envs][at] = rows
         return np.asarray(target)
 
     def _envs(self, position: int, count: int = 1) -> slice:
@@ -159,7 +180,14 @@ def packed(
     """Return a rollout as it travels: Ray copies its arrays to its store."""
     fields = {name: getattr(rollout, name) for name in STEP_FIELDS}
     fields = {name: tree for name, tree in fields.items() if tree is not None}
+    at = _ends(fields)
+    fields[_FINAL] = mapped(lambda array: array[at], fields[_FINAL])
     return Packed(fields, rollout.lengths, rollout.ended, version, rollout.seconds, seen)
+
+
+def _ends(fields: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
+    """Return which steps ended an episode: ``final_observations`` has no data elsewhere."""
+    return np.asarray(fields["terminated"] | fields["truncated"])
 
 
 class HostRollouts(Sequence[HostRollout]):

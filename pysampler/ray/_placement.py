@@ -32,6 +32,10 @@ _SECOND = 1_000_000_000
 _QUIET_NS = 5 * _SECOND
 # How often to look for new nodes.
 _NODES_NS = 2 * _SECOND
+# Results up to this size come with a host's answer, not through the object stores of two nodes,
+# which takes six times as long for 1 MB (docs/results/hosts.md). A setting of Ray's, whose own
+# default is 100 KB.
+_INLINE = {"RAY_max_direct_call_object_size": str(4 * 2**20)}
 
 
 class Placement:
@@ -68,12 +72,16 @@ class Placement:
 
     def _actor(self, strategy: Any, cpus: int) -> Any:
         """Return a new actor, whose process Ray starts, and again whenever it dies."""
+        further = self._options.actor_options or {}
+        runtime_env = further.get("runtime_env") or {}
+        env_vars = {**_INLINE, **(runtime_env.get("env_vars") or {})}
         options = {
             "num_cpus": cpus,
             "scheduling_strategy": strategy,
             "max_restarts": -1,
             "max_task_retries": 0,
-            **(self._options.actor_options or {}),
+            **further,
+            "runtime_env": {**runtime_env, "env_vars": env_vars},
         }
         kind = ray.remote(concurrency_groups={"control": 1})(HostActor)
         return kind.options(**options).remote()
