@@ -315,7 +315,15 @@ class Fleet:
             self._give_up(host, error.with_traceback(None))
         except RayError as error:
             died = isinstance(error, _FOR_GOOD)
-            if host.begins or died:
+            if getattr(error, "actor_init_failed", False):  # and would fail again
+                self._give_up(
+                    host,
+                    HostLostError(
+                        f"cannot {self._doing}: host {host.index} cannot be made: "
+                        f"{_lines(error)[-1]}; expected pysampler and what it needs on each node"
+                    ),
+                )
+            elif host.begins or died:
                 # A host that was lost before is lost no second time while Ray brings it back.
                 known = not host.begins and host.generation > 0
                 why = f"while it started, {_text_of(error)}"
@@ -519,7 +527,13 @@ def _ready(refs: Sequence[Any], count: int, seconds: float) -> list[Any]:
 
 def _text_of(error: Exception) -> str:
     """Return what has happened to a host, and what Ray says of it."""
-    said = str(getattr(error, "error_msg", None) or error)
-    lines = [line.strip() for line in _COLOURS.sub("", said).splitlines() if line.strip()]
+    lines = _lines(error)
     detail = lines[0] if len(lines) < 2 else f"{lines[0]} ... {lines[-1]}"
-    return f"its process or its node died ({detail[:500]})" if lines else "its process died"
+    return f"its process or its node died ({detail[:500]})"
+
+
+def _lines(error: Exception) -> list[str]:
+    """Return the lines of what Ray says, of which there is at least one."""
+    said = _COLOURS.sub("", str(getattr(error, "error_msg", None) or error))
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines or [type(error).__name__]

@@ -382,3 +382,17 @@ def test_a_lost_worker(simulated, on_host_loss, on_worker_loss):
                 some.take()
             assert caught.value.host == 0
             assert some.take().hosts == [1]
+
+
+# -- what is not on a node -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_host_loss", ["raise", "restart"])
+def test_a_host_that_cannot_be_made_is_not_tried_again(simulated, monkeypatch, on_host_loss):
+    def lacks_something(self):
+        raise ImportError("no module named what it needs")
+
+    monkeypatch.setattr("pysampler.ray._host.HostActor.__init__", lacks_something)
+    with pytest.raises(HostLostError, match=r"host \d cannot be made: .*what it needs.*expected"):
+        rollouts(on_host_loss=on_host_loss)
+    assert not simulated.running

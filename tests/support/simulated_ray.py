@@ -127,7 +127,14 @@ class Process:
 
     def step(self):
         if self.under_way is None:
-            self.node, self.instance, self.state = self.place(), self.kind(), "running"
+            try:
+                self.node, self.instance, self.state = self.place(), self.kind(), "running"
+            except ImportError as error:
+                died = ActorDiedError(RayTaskError("__init__", f"...\n{error!r}", error))
+                calls, self.calls, self.state = self.calls, deque(), "dead"
+                for _, _, ref in calls:
+                    self.ray.finish(ref, error=died)
+                return
         else:
             (ref, returned, _), self.under_way = self.under_way, None
             self.ray.finish(ref, *returned)
