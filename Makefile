@@ -113,7 +113,7 @@ build/bench-hosts/.stamp: pyproject.toml
 
 bench-hosts: wheel build/bench-hosts/.stamp  ## hosts on Ray, beside the same samplers without it and beside others
 	build/bench-hosts/bin/python -m pip --disable-pip-version-check -q install --force-reinstall --no-deps dist/*.whl
-	build/bench-hosts/bin/python benchmarks/hosts.py --out benchmarks/results
+	cd build/bench-hosts && bin/python $(CURDIR)/benchmarks/hosts.py --out $(CURDIR)/benchmarks/results
 	build/bench-hosts/bin/python benchmarks/scale.py
 
 bench-smoke: $(VENV)/package.stamp $(VENV)/bench.stamp  ## short runs of some benchmarks, to see that they work
