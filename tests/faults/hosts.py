@@ -508,7 +508,8 @@ def main():
     for what in (*report.wrong, *report.left_behind):
         print(f"WRONG: {what}", file=sys.stderr)
     if args.out is not None:
-        name = f"{time.strftime('%Y-%m-%d')}-hosts"
+        name = f"{time.strftime('%Y-%m-%d')}-host-faults"
+        args.out.mkdir(parents=True, exist_ok=True)
         machine = f"{os.cpu_count()} CPUs, Linux {os.uname().release}"
         head = f"# Faults of hosts, {name[:10]}, {machine}, {NODES} nodes, seed {args.seed}"
         (args.out / f"{name}.md").write_text(f"{head}\n\n{text}")
