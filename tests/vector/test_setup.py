@@ -236,7 +236,11 @@ def test_errors_of_several_envs_are_one_error_with_notes(capfd):
     envs.close()
 
 
-def test_a_breakpoint_in_a_worker_says_what_to_do():
+# "" is what Python does by itself; the other is what Ray sets where it was initialised.
+@pytest.mark.parametrize("debugger", ["", "ray.util.rpdb._driver_set_trace"])
+def test_a_breakpoint_in_a_worker_says_what_to_do(debugger, monkeypatch):
+    monkeypatch.setenv("PYTHONBREAKPOINT", debugger)
+
     def make():
         env = TellingEnv()
         breakpoint()
@@ -244,6 +248,16 @@ def test_a_breakpoint_in_a_worker_says_what_to_do():
 
     with pytest.raises(EnvError, match="pass num_workers=0"):
         pysampler.VectorEnv([make], num_workers=1)
+
+
+def test_a_worker_keeps_a_debugger_that_the_user_chose(monkeypatch):
+    monkeypatch.setenv("PYTHONBREAKPOINT", "builtins.print")
+
+    def make():
+        breakpoint()  # prints
+        return TellingEnv()
+
+    pysampler.VectorEnv([make], num_workers=1).close()
 
 
 def test_tracebacks_show_lines_that_only_the_parent_knows():
