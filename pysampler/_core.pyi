@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'Ring', 'Segment', 'SharedRing', 'TimedReturn', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'TaskRows', 'TimedReturn', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     """
     What waiting costs on this machine.
@@ -892,6 +892,14 @@ class Meter:
         """
         Count time for no env from now on.
         """
+    def stepped(self, first: typing.SupportsInt | typing.SupportsIndex, count: typing.SupportsInt | typing.SupportsIndex, ns: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Count a step of this duration for each of these envs.
+        """
+    def was_reset(self, env: typing.SupportsInt | typing.SupportsIndex, ns: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Count a reset of this duration.
+        """
 class Block:
     def __reduce__(self) -> tuple:
         ...
@@ -1170,6 +1178,10 @@ class EnvBlock(Block):
         ...
     def __reduce__(self) -> tuple:
         ...
+    def ended(self, i: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Whether env i is reset by the next step.
+        """
     def replace(self, seeds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
         """
         Let the envs take the place of lost ones: these are the seeds of their next resets.
@@ -1181,6 +1193,10 @@ class EnvBlock(Block):
     def restore(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
         Write the results of the step in which the envs before these were lost.
+        """
+    def set_ended(self, i: typing.SupportsInt | typing.SupportsIndex, ended: bool) -> None:
+        """
+        Let the next step reset env i, or not.
         """
     def set_options(self, i: typing.SupportsInt | typing.SupportsIndex, options: typing.Any, version: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
@@ -1226,6 +1242,64 @@ class Batch:
     def write_some(self, parts: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], actions: typing.Any) -> bool:
         """
         Write actions, a row for each env last given to groups_of(), whose groups these are; return whether they are of a common kind.
+        """
+class PythonBlock(Block):
+    """
+    Base class of blocks in Python: step(frame) writes results into the frame and returns whether something is left over.
+    """
+    def __init__(self) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
+class Simulations:
+    def __init__(self, library: str, model: typing.SupportsInt | typing.SupportsIndex, count: typing.SupportsInt | typing.SupportsIndex, state: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
+    def begin(self, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None) -> int:
+        """
+        Compute all fields of some simulations, or all, from their states, as after a reset; return how many failed.
+        """
+    def error(self, simulation: typing.SupportsInt | typing.SupportsIndex) -> str:
+        """
+        Return why a simulation failed in its last call, or an empty text.
+        """
+    def field(self, name: str) -> typing.Any:
+        """
+        Return a field of mjData, which every call copies out from now on, as rows of bytes; None if there is no such field.
+        """
+    def rows(self) -> numpy.typing.NDArray[numpy.float64]:
+        """
+        Return the states, a row each: a view.
+        """
+    def step(self, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None, substeps: typing.SupportsInt | typing.SupportsIndex, forces: bool) -> int:
+        """
+        Step some simulations, or all if ids is None, and return how many failed.
+        """
+class TaskRows:
+    def __init__(self, first: typing.SupportsInt | typing.SupportsIndex, count: typing.SupportsInt | typing.SupportsIndex, meter: Meter, elapsed: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], limit: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
+    def add_column(self, key: typing.Any, values: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], mask: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]) -> None:
+        """
+        Write the infos of this key to these arrays.
+        """
+    def add_mask(self, mask: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]) -> None:
+        """
+        Clear this mask of infos, too, when a step begins.
+        """
+    def begin(self, frame: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Begin a step of all envs.
+        """
+    def use(self, frames: typing.Any, infos: bool) -> None:
+        """
+        Write to these frames from now on, with infos or without.
+        """
+    def write(self, frame: typing.SupportsInt | typing.SupportsIndex, observations: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], rewards: typing.Any, terminated: typing.Any, infos: dict) -> tuple[bool, typing.Any]:
+        """
+        Write the results of a step of all envs; return whether an episode has ended, and the infos without a column, or None.
         """
 def adopt_orphans() -> bool:
     """

@@ -15,7 +15,7 @@ import pytest
 
 import pysampler
 from pysampler import sync
-from pysampler.envs import meta
+from pysampler.envs import meta, mujoco
 from pysampler.envs.meta import plain
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +36,14 @@ DOCUMENTED = (
         if ">>>" in (getattr(kind, name).__doc__ or "")
     }
     | {"pysampler.envs.meta": (meta, meta.__doc__)}
+    | {
+        f"pysampler.envs.mujoco.{name}": (
+            sys.modules[getattr(mujoco, name).__module__],
+            getattr(mujoco, name).__doc__,
+        )
+        for name in mujoco.__all__
+        if ">>>" in (getattr(mujoco, name).__doc__ or "")
+    }
 )
 
 

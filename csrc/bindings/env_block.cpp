@@ -324,6 +324,9 @@ void register_env_block(py::module_& m) {
              "Write the results of the step in which the envs before these were lost.")
         .def("set_options", &EnvBlock::set_options, py::arg("i"), py::arg("options"),
              py::arg("version"), "Reset env i with these options from its next reset on.")
+        .def("ended", &EnvBlock::ended, py::arg("i"), "Whether env i is reset by the next step.")
+        .def("set_ended", &EnvBlock::set_ended, py::arg("i"), py::arg("ended"),
+             "Let the next step reset env i, or not.")
         .def("take_leftovers", &EnvBlock::take_leftovers,
              "Return and forget what had no place in the frame: (kind, env, object) each.");
     block.attr("INFO") = static_cast<int>(EnvBlock::kInfo);

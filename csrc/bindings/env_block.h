@@ -51,6 +51,10 @@ class EnvBlock : public Block {
     // version of the options of its episode is written with each step.
     void set_options(std::size_t i, const py::object& options, std::int64_t version);
 
+    // Whether env i is reset by the next step.
+    bool ended(std::size_t i) const { return ended_.at(i); }
+    void set_ended(std::size_t i, bool ended) { ended_.at(i) = ended; }
+
     // Returns and forgets the results that have no place in the frame: [(Leftover, index among the
     // envs of the frame, object)].
     py::list take_leftovers();

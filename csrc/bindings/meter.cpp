@@ -38,6 +38,17 @@ void register_meter(py::module_& m) {
             "at", [](Meter& self, std::int64_t env) { self.at(env, now_ns()); }, py::arg("env"),
             "Count time for this env from now on.")
         .def(
+            "stepped",
+            [](Meter& self, std::size_t first, std::size_t count, std::int64_t ns) {
+                for (std::size_t env = first; env < first + count; ++env) self.stepped(env, ns);
+            },
+            py::arg("first"), py::arg("count"), py::arg("ns"),
+            "Count a step of this duration for each of these envs.")
+        .def(
+            "was_reset",
+            [](Meter& self, std::size_t env, std::int64_t ns) { self.was_reset(env, ns); },
+            py::arg("env"), py::arg("ns"), "Count a reset of this duration.")
+        .def(
             "idle", [](Meter& self) { self.idle(now_ns()); }, "Count time for no env from now on.");
     meter.attr("BUCKETS") = Durations::kBuckets;
     meter.attr("FIRST_BUCKET") = Durations::kFirst;

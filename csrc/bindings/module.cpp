@@ -66,6 +66,9 @@ PYBIND11_MODULE(_core_of_main_interpreter, m) {
     register_infos(m);
     register_env_block(m);
     register_batch(m);
+    register_python_block(m);
+    register_simulations(m);
+    register_task_rows(m);
 }
 
 }  // namespace pysampler::bindings

@@ -31,5 +31,8 @@ void register_infos(py::module_&);
 void register_meter(py::module_&);
 void register_env_block(py::module_&);
 void register_batch(py::module_&);
+void register_python_block(py::module_&);
+void register_simulations(py::module_&);
+void register_task_rows(py::module_&);
 
 }  // namespace pysampler::bindings

@@ -83,4 +83,4 @@ class FreeRunningJob(Repeated):
 
 def envs_of(host: EnvHost) -> slice:
     """Return the envs of a worker as a slice of all envs."""
-    return slice(host.first, host.first + len(host.envs))
+    return slice(host.first, host.first + host.count)

@@ -162,9 +162,11 @@ class Spaces:
                 "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single "
                 f"and batch observation space, actual got {mode}"
             )
+        before = single
         for env, space in enumerate(observations):
-            if space is single:
+            if space is before:  # the envs of a worker share it
                 continue
+            before = space
             if mode == "same" and space != single:
                 raise RuntimeError(
                     "cannot batch observations: the sub-environments observation spaces are not "
@@ -177,8 +179,12 @@ class Spaces:
                     f"share a common shape and dtype. Env {env} has {space}, expected one like "
                     f"{single}."
                 )
+        before = actions[0]
         for env, space in enumerate(actions):
-            if space is not actions[0] and space != actions[0]:
+            if space is before:
+                continue
+            before = space
+            if space != actions[0]:
                 raise RuntimeError(
                     f"cannot batch actions: env {env} has the action space {space}, env 0 "
                     f"{actions[0]}; expected the same for all"

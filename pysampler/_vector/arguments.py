@@ -203,6 +203,23 @@ def indices(given: Iterable[int], envs: int) -> list[int]:
     return chosen
 
 
+def rows(given: Any) -> npt.NDArray[Any]:
+    """Return states of envs, an array or a list of its rows, as an array; or raise ValueError."""
+    array: npt.NDArray[Any]
+    if isinstance(given, np.ndarray):
+        array = given
+    else:
+        each = list(given)
+        array = np.empty(
+            len(each), each[0].dtype if each and isinstance(each[0], np.void) else object
+        )
+        for row, one in enumerate(each):
+            array[row] = one
+    if array.ndim != 1:
+        raise ValueError(f"cannot set state: an array of {array.ndim} axes, expected one")
+    return array
+
+
 def env_ids(given: Any) -> npt.NDArray[np.int64]:
     """Return ``given`` as an array of whole numbers, or raise TypeError."""
     ids = np.asarray(given)

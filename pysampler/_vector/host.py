@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
+import numpy as np
 
 from pysampler import _core
 from pysampler._frames.infos import Column, add_columns
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pysampler._frames.frames import Frames
     from pysampler.sync import Segment
 
-__all__ = ["Description", "EnvHost", "Leftovers", "call", "make_host"]
+__all__ = ["Description", "EnvHost", "Leftovers", "call", "layers_of", "make_host"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class EnvHost:
                 if isinstance(error, KeyboardInterrupt):  # the user's, not the env's
                     raise
                 raise Raised(first + i, "being made") from error
-        self.blocks: list[_core.EnvBlock] = []
+        self.blocks: list[Any] = []  # an EnvBlock for each group
         self.replaced: set[int] = set()  # blocks whose envs replaced lost ones, and did nothing yet
         self.seeds: Sequence[int] = ()  # of those envs
         self.acting: Any = None  # the policy of a sampler, where it is in the workers
@@ -157,6 +158,17 @@ class EnvHost:
         if raised is not None:
             raise raised
 
+    @property
+    def count(self) -> int:
+        """The number of envs."""
+        return len(self.envs)
+
+    @contextlib.contextmanager
+    def using(self, i: int, doing: str) -> Iterator[gym.Env[Any, Any]]:
+        """Yield env ``i``, for what is ``doing``; an exception in this context is one of it."""
+        with self.blaming(i, doing):
+            yield self.envs[i]
+
     @contextlib.contextmanager
     def blaming(self, i: int, doing: str) -> Iterator[None]:
         """Report an exception in this context as one of env ``i``."""
@@ -170,10 +182,56 @@ class EnvHost:
         finally:
             self._meter.idle()
 
+    def states(self, block: int, envs: Sequence[int]) -> Any:
+        """Return the states of some of a block's envs, which offer them, as an array of objects."""
+        states = np.empty(len(envs), object)
+        first = self.rows(block).start
+        for row, i in enumerate(envs):
+            with self.blaming(i, "get_state()"):
+                layers = list(layers_of(self.envs[i]))
+                elapsed = [vars(one).get("_elapsed_steps") for one in layers]
+                get_state = _offered(layers, "get_state")
+                states[row] = get_state(), elapsed, self.blocks[block].ended(i - first)
+        return states
+
+    def set_states(self, block: int, envs: Sequence[int], states: Any) -> None:
+        """Give some of a block's envs these states."""
+        first = self.rows(block).start
+        for i, (state, elapsed, ended) in zip(envs, states, strict=True):
+            with self.blaming(i, "set_state()"):
+                layers = list(layers_of(self.envs[i]))
+                _offered(layers, "set_state")(state)
+                for layer, steps in zip(layers, elapsed, strict=True):
+                    if steps is not None:
+                        layer._elapsed_steps = steps  # of a TimeLimit
+                    if "_has_reset" in vars(layer):  # of an OrderEnforcing
+                        vars(layer)["_has_reset"] = True
+                self.blocks[block].set_ended(i - first, ended)
+
     def rows(self, block: int) -> range:
         """Return which of the host's envs are those of a block."""
         at = sum(self.sizes[:block])
         return range(at, at + self.sizes[block])
+
+
+def layers_of(env: Any) -> Iterator[Any]:
+    """Yield an env's wrappers from the outermost on, and the env itself."""
+    while env is not env.unwrapped:
+        yield env
+        env = env.env
+    yield env
+
+
+def _offered(layers: Sequence[Any], name: str) -> Callable[..., Any]:
+    """Return a method of the outermost layer that offers both to get and to set a state."""
+    for layer in layers:
+        if all(callable(getattr(type(layer), both, None)) for both in ("get_state", "set_state")):
+            method: Callable[..., Any] = getattr(layer, name)
+            return method
+    raise AttributeError(
+        f"{type(layers[-1]).__name__} has no methods get_state() and set_state(state), by which "
+        "envs that are not simulated together offer their state"
+    )
 
 
 def call(env: gym.Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

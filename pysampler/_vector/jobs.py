@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -23,11 +23,13 @@ __all__ = [
     "AddColumns",
     "Apply",
     "AttachFrames",
+    "GetStates",
     "Replacements",
     "Reset",
     "Restore",
     "SetAttribute",
     "SetOptions",
+    "SetStates",
     "StepWith",
 ]
 
@@ -126,9 +128,42 @@ class Apply(Job):
         results = []
         for i in host.rows(block):
             if self.envs is None or host.first + i in self.envs:
-                with host.blaming(i, self.what):
-                    results.append(self.function(host.envs[i], *self.args))
+                with host.using(i, self.what) as env:
+                    results.append(self.function(env, *self.args))
         return results
+
+
+@dataclass(frozen=True)
+class GetStates(Job):
+    """Return the states of some envs of a group, a row each."""
+
+    envs: Sequence[int]
+    doing = "getting states of"
+
+    def run(self, host: EnvHost, block: int, frame: int) -> Any:  # noqa: ARG002
+        """Do the job in the worker."""
+        return host.states(block, [env - host.first for env in self.envs])
+
+
+@dataclass(frozen=True)
+class SetStates(Job):
+    """Give envs of a group, some or all, these states, a row each."""
+
+    envs: Sequence[int]
+    states: Any
+    of_all: bool
+    doing = "setting states of"
+
+    @property
+    def settles(self) -> Literal["none", "group"]:  # type: ignore[override]
+        """Whether envs that replace lost ones need no reset after this."""
+        return "group" if self.of_all else "none"
+
+    def run(self, host: EnvHost, block: int, frame: int) -> None:  # noqa: ARG002
+        """Do the job in the worker."""
+        host.set_states(block, [env - host.first for env in self.envs], self.states)
+        if self.of_all:
+            host.replaced.discard(block)
 
 
 @dataclass(frozen=True)
@@ -146,8 +181,8 @@ class SetAttribute(Job):
     def run(self, host: EnvHost, block: int, frame: int) -> None:  # noqa: ARG002
         """Do the job in the worker."""
         for i, value in zip(host.rows(block), self.values, strict=True):
-            with host.blaming(i, f"set_attr({self.name!r})"):
-                host.envs[i].set_wrapper_attr(self.name, value)
+            with host.using(i, f"set_attr({self.name!r})") as env:
+                env.set_wrapper_attr(self.name, value)
 
 
 @dataclass(frozen=True)

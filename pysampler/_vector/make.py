@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec, VectorizeMode
+from gymnasium.vector import AutoresetMode
 
 from pysampler._numbers import whole_number
+from pysampler._vector.mujoco.choice import choose, knows, maker_of_task
 from pysampler._vector.vector_env import VectorEnv
 
 if TYPE_CHECKING:
@@ -54,13 +57,17 @@ def make_vec(
     """Make a :class:`pysampler.VectorEnv` of an env, as ``gymnasium.make_vec`` does.
 
     Args:
-        id: An env id, an ``EnvSpec``, or a function that makes one env.
+        id: An env id, an ``EnvSpec``, a function that makes one env, or a class of MuJoCo tasks
+            (:class:`pysampler.envs.mujoco.Task`).
         num_envs: The number of envs.
         vectorization_mode: None or "async" make a ``pysampler.VectorEnv``; "sync" and
             "vector_entry_point" are left to gymnasium.
-        vector_kwargs: Further arguments of ``VectorEnv``.
+        vector_kwargs: Further arguments of ``VectorEnv``, and ``native``: whether gymnasium's
+            MuJoCo envs are simulated together, many in each worker, with the same results bit for
+            bit. "auto", the default: where it is possible and a trial beside real envs finds no
+            difference; True raises ValueError where it is not; False never.
         wrappers: Wrappers of each env.
-        **kwargs: Arguments of the env.
+        **kwargs: Arguments of the env, or of the task, and its ``max_episode_steps``.
 
     Returns:
         The vector env.
@@ -76,9 +83,11 @@ def make_vec(
             raise gym.error.Error(
                 f"Invalid id type: {type(id)}. Expected `str`, `EnvSpec` or a function"
             )
-        return _made(
-            EnvMaker(id, kwargs, tuple(wrappers or ())), num_envs, vector_options(vector_kwargs)
-        )
+        make, arguments = id, kwargs
+        if (make_task_env := maker_of_task(id)) is not None:
+            make, arguments = make_task_env, {"task": id, **kwargs}
+        maker = EnvMaker(make, arguments, tuple(wrappers or ()))
+        return _made(maker, num_envs, vector_options(vector_kwargs))
     spec = copy.deepcopy(id if isinstance(id, EnvSpec) else gym.spec(id))
     # An earlier make_vec has put these there, so that the spec makes the same again.
     env_kwargs = dict(spec.kwargs)
@@ -123,13 +132,42 @@ def vector_options(given: Any) -> dict[str, Any]:
 
 def _made(maker: EnvMaker, num_envs: int, vector_kwargs: dict[str, Any]) -> VectorEnv:
     count = whole_number("make vector env", "num_envs", num_envs, 1)
+    options = dict(vector_kwargs)
+    native = options.pop("native", "auto")
     try:
-        return VectorEnv([maker] * count, **vector_kwargs)
+        return VectorEnv([_chosen(maker, native, options)] * count, **options)
     except TypeError as error:
         for name in set(maker.kwargs) & set(inspect.signature(VectorEnv).parameters):
             if f"unexpected keyword argument {name!r}" in str(error):
                 error.add_note(f"{name} is of the VectorEnv: pass vector_kwargs={{{name!r}: ...}}")
         raise
+
+
+def _chosen(maker: EnvMaker, native: Any, options: dict[str, Any]) -> EnvMaker:
+    """Return what makes the envs: ordinary ones, or such as are simulated together."""
+    if not isinstance(native, (bool, np.bool_)) and native != "auto":
+        raise ValueError(
+            f"cannot make vector env: native {native!r}, expected 'auto', True or False"
+        )
+    native = native if native == "auto" else bool(native)
+    if native is False or (native == "auto" and not (maker.bare and knows(maker.entry_point))):
+        return maker
+    together = maker.together()
+    why_not = None
+    if maker.render_mode == "human":
+        why_not = "each step of an env with render_mode='human' draws a picture"
+    for name, usual in (("worker", None), ("observation_mode", "same")):
+        if not isinstance(given := options.get(name, usual), type(usual)) or given != usual:
+            why_not = f"{name} is given"
+    if why_not is not None:
+        if native == "auto":
+            return maker
+        raise ValueError(f"cannot make vector env: native=True, but {why_not}")
+
+    def two() -> VectorEnv:
+        return VectorEnv([together] * 2, num_workers=0, autoreset_mode=AutoresetMode.DISABLED)
+
+    return together if choose(native, maker, two) else maker
 
 
 class EnvMaker:
@@ -144,6 +182,31 @@ class EnvMaker:
         self._make = make
         self.kwargs = kwargs
         self._wrappers = wrappers
+        self.native = False  # whether envs are simulated together
+
+    @property
+    def bare(self) -> bool:
+        """Whether the envs have no wrappers."""
+        return not self._wrappers
+
+    @property
+    def entry_point(self) -> Any:
+        """What makes the envs, or its name."""
+        spec = self.kwargs.get("id")
+        return self._make if spec is None else spec.entry_point
+
+    @property
+    def render_mode(self) -> str | None:
+        """The render mode of the envs."""
+        mode: str | None = self.kwargs.get("render_mode")
+        spec = self.kwargs.get("id")
+        return spec.kwargs.get("render_mode") if mode is None and spec is not None else mode
+
+    def together(self) -> EnvMaker:
+        """Return a maker of the same envs, which are simulated together."""
+        maker = copy.copy(self)
+        maker.native = True
+        return maker
 
     def __call__(self) -> gym.Env[Any, Any]:
         env = self._make(**self.kwargs)

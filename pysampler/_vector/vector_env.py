@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -23,11 +24,13 @@ from pysampler._vector.core import Layout, VectorCore
 from pysampler._vector.host import Description, EnvHost, call, make_host
 from pysampler._vector.jobs import (
     Apply,
+    GetStates,
     Replacements,
     Reset,
     Restore,
     SetAttribute,
     SetOptions,
+    SetStates,
     StepWith,
 )
 from pysampler._vector.partial import Batches
@@ -176,6 +179,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         specs = registered() if self.num_workers > 0 and process != "fork" else b""
 
         functions = self.env_fns
+        alike = all(function is functions[0] for function in functions)
+        self._native = native = alike and getattr(functions[0], "native", False)
         if worker is not None:
             check_worker(worker)
             if "restart" in (on_worker_loss, on_hang):
@@ -186,6 +191,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             ]
 
         def make(share: Share) -> tuple[Callable[..., EnvHost], tuple[Any, ...]]:
+            if native:
+                from pysampler._vector.mujoco.host import make_task_host  # noqa: PLC0415
+
+                return make_task_host, (
+                    *(specs, functions[0], share.first, share.sizes, worker_init),
+                )
             chosen = functions[share.first : share.members.stop]
             return make_host, (specs, chosen, share.first, share.sizes, worker_init)
 
@@ -561,7 +572,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         >>> envs.close()
         """
         with self._core.enter("stats"):
-            return self._pool.stats()
+            return replace(self._pool.stats(), native=self._native)
 
     @property
     def late(self) -> list[int]:
@@ -652,19 +663,72 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         by_env = dict(zip(sorted(set(chosen)), results, strict=True))
         return tuple(by_env[env] for env in chosen)
 
-    def _answers(self, what: str, timeout: float | None) -> tuple[Any, ...]:
-        """Wait for a call, and return its results in the order of envs."""
+    def _answers(
+        self, what: str, timeout: float | None, *, by_group: bool = False
+    ) -> tuple[Any, ...]:
+        """Wait for a call, and return its results, in the order of envs or of groups."""
         core = self._core
 
         def read(answers: Sequence[Answer]) -> tuple[Any, ...]:
             if failures := [(g, said) for g, said, _ in answers if isinstance(said, Failure)]:
                 raise core.pool.error_of(*first(failures))
-            by_group = {group: said or () for group, said, _ in answers}
-            return tuple(one for group in sorted(by_group) for one in by_group[group])
+            said_by = {group: said for group, said, _ in answers}
+            each = [said_by[group] for group in sorted(said_by)]
+            return tuple(each) if by_group else tuple(one for said in each for one in said or ())
 
         core.keep(what, timeout, read)
         results: tuple[Any, ...] = core.hand_over()
         return results
+
+    def get_state(self, env_ids: Any = None) -> npt.NDArray[Any]:
+        """Return the states of envs, a row each, which ``set_state`` restores.
+
+        MuJoCo envs that are simulated together have rows with named parts: the state of the
+        physics, of the episode and of the random generator. Other envs offer their state by methods
+        ``get_state()`` and ``set_state(state)``, without which AttributeError is raised.
+
+        Args:
+            env_ids: The envs; None: all.
+        """
+        core = self._core
+        with core.enter("get_state"):
+            core.expect_idle("get_state")
+            envs = arguments.indices(self._indices(env_ids), self.num_envs)
+            chosen = [[env for env in envs if env in group] for group in core.groups]
+            core.request(dict(enumerate(map(GetStates, chosen))), "get_state")
+            states = np.concatenate(self._answers("get_state", None, by_group=True))
+        core.state = core.kept = None
+        order = np.argsort([env for ids in chosen for env in ids], kind="stable")
+        result: npt.NDArray[Any] = states[order[np.argsort(np.argsort(envs, kind="stable"))]]
+        return result
+
+    def set_state(self, states: npt.NDArray[Any], env_ids: Any = None) -> None:
+        """Give envs states that ``get_state`` has returned: their own, or those of other envs.
+
+        With ``np.repeat(envs.get_state([0]), envs.num_envs)`` all go on as the first would. Where a
+        worker was replaced and all envs of one of its groups are given states, no step tells that
+        the group was lost: it goes on from these.
+
+        Args:
+            states: A row for each env.
+            env_ids: The envs; None: all.
+        """
+        core = self._core
+        with core.enter("set_state"):
+            core.expect_idle("set_state")
+            envs = arguments.indices(self._indices(env_ids), self.num_envs)
+            states = arguments.rows(states)
+            if len(states) != len(envs):
+                raise ValueError(f"cannot set state: {len(states)} states, expected {len(envs)}")
+            row = {env: row for row, env in enumerate(envs)}
+            jobs = []
+            for group in core.groups:
+                ids = [env for env in row if env in group]
+                of_all = len(ids) == len(group)
+                jobs.append(SetStates(ids, states[[row[env] for env in ids]], of_all))
+            core.request(dict(enumerate(jobs)), "set_state")
+            self._answers("set_state", None)
+        core.state = core.kept = None
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return an attribute of each env.
@@ -789,7 +853,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         name = self._name if self.spec is None else self.spec.id
         return (
             f"{type(self).__name__}({name}, num_envs={self.num_envs}, "
-            f"num_workers={self.num_workers})"
+            f"num_workers={self.num_workers}{', native' * self._native})"
         )
 
 

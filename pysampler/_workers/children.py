@@ -199,8 +199,8 @@ def reap_unclaimed() -> None:
 def environment() -> dict[str, str]:
     """Return the environment of a worker.
 
-    Once Ray runs in this process, breakpoint() means Ray's debugger. In a worker, which Ray does not
-    know, that debugger does nothing or waits without end: so the worker does not get it.
+    Once Ray runs in this process, breakpoint() means Ray's debugger. In a worker, which Ray does
+    not know, that debugger does nothing or waits without end: so the worker does not get it.
     """
     variables = {**dict.fromkeys(_THREADS, "1"), **os.environ}
     if variables.get("PYTHONBREAKPOINT", "").startswith("ray."):

@@ -128,6 +128,8 @@ class Stats:
         yield_seconds: How long it yielded the CPU in waits.
         park_seconds: How long it slept in waits.
         losses: How often each worker was lost and replaced.
+        native: Whether the envs are simulated together. Then a step's time is that of its group,
+            divided by the number of envs.
     """
 
     steps: Times
@@ -139,6 +141,7 @@ class Stats:
     yield_seconds: npt.NDArray[np.float64]
     park_seconds: npt.NDArray[np.float64]
     losses: npt.NDArray[np.int64]
+    native: bool = False
 
     @classmethod
     def of(cls, counters: Counters, envs: list[range], losses: list[int]) -> Stats:
@@ -172,7 +175,8 @@ class Stats:
     def __str__(self) -> str:
         head = f"{'':>10}{'envs':>8}{'steps':>12}{'p50':>10}{'p99':>10}{'resets':>10}{'p50':>10}"
         head += f"{'p99':>10}{'spun':>8}{'yielded':>8}{'parked':>8}{'lost':>6}"
-        lines = [head]
+        lines = ["native: a group's envs step together, in the time of all / their number"]
+        lines = [*lines[: self.native], head]
         for worker in range(len(self.waits)):
             own = self.worker_of == worker
             lines.append(

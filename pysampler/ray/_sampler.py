@@ -94,7 +94,7 @@ class RemoteSampler(Uncopyable, Interruptible):
         self._waiting_ns = self._receiving_ns = self._publishing_ns = 0
         signature_of(policy, ("observations",), settings)  # raises what is wrong
         vector_kwargs = vector_options(vector_kwargs)
-        known = inspect.signature(VectorEnv).parameters.keys() - {"env_fns"}
+        known = inspect.signature(VectorEnv).parameters.keys() - {"env_fns"} | {"native"}
         if unknown := sorted(vector_kwargs.keys() - known):
             raise TypeError(
                 f"cannot {self._doing}: vector_kwargs has {unknown[0]!r}, expected arguments of "

@@ -30,11 +30,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 import psutil
 from gymnasium import spaces
 
 import pysampler
+from pysampler.envs.mujoco import Task
 from pysampler.errors import EnvError, EnvTimeoutError, PysamplerError, WorkerLostError
 from pysampler.sync import now
 
@@ -118,6 +120,43 @@ class Faulty(gym.Env):
         return observation, float(self.steps), ended, False, info
 
 
+class Simulated(Task):
+    """A MuJoCo env that shows what ``Faulty`` does. Simulations of it step together."""
+
+    MODEL = """<mujoco><worldbody><body><joint name="j"/><geom size="0.1"/></body></worldbody>
+        <actuator><motor joint="j" ctrlrange="-1 1"/></actuator></mujoco>"""
+
+    def __init__(self):
+        super().__init__(mujoco.MjModel.from_xml_string(self.MODEL))
+
+    def allocate(self):
+        self.shown = np.zeros((self.count, 3))
+
+    @property
+    def memory(self):
+        return (self.shown,)
+
+    def set_tasks(self, ids, tasks):
+        self.shown[ids, NUMBER] = tasks
+
+    def observe(self, d):
+        return self.shown[d.ids]
+
+    def reward(self, d, before, action):
+        self.shown[d.ids, STEPS] += 1
+        steps = self.shown[d.ids, STEPS]
+        return steps, {"steps": steps.copy()}
+
+    def terminated(self, d):
+        steps, episode = self.shown[d.ids, STEPS], self.shown[d.ids, EPISODE]
+        return steps >= 20 + episode % 9
+
+    def reset(self, rngs, ids):
+        self.shown[ids, STEPS] = 0
+        self.shown[ids, EPISODE] = [rng.integers(1 << 30) for rng in rngs]
+        return np.zeros((len(ids), 1)), np.zeros((len(ids), 1))
+
+
 @dataclass
 class Report:
     """What happened."""
@@ -133,6 +172,8 @@ class Report:
 
 
 class Case:
+    method = "_observe"  # of the envs
+
     def __init__(self, seed, report):
         self.seed, self.report = seed, report
         self.dice = dice = random.Random(seed)
@@ -230,8 +271,11 @@ class Case:
         if self.dice.random() < 0.3:
             self.reset()
             with contextlib.suppress(EnvError):
-                self.envs.call("_observe")
+                self.envs.call(self.method)
         self.count_losses()
+
+    def idle(self, count):
+        return np.zeros(count, np.int64)
 
     def goes_on(self):
         """Something has happened; whether more is to."""
@@ -274,7 +318,7 @@ class Case:
             return
 
     def all(self):
-        results = self.envs.step(np.zeros(self.count, np.int64))
+        results = self.envs.step(self.idle(self.count))
         self.look(range(self.count), results)
         if self.mode == "Disabled" and (over := results[2] | results[3]).any():
             observations, infos = self.envs.reset(options={"reset_mask": over})
@@ -288,7 +332,7 @@ class Case:
     def some(self):
         envs = self.envs
         if not envs.pending:
-            envs.send(np.zeros(self.count, np.int64))
+            envs.send(self.idle(self.count))
         least = self.dice.choice([None, 1, self.count // 2])
         results = envs.recv(min_envs=least, timeout=self.dice.choice([None, 0.001, 0.1]))
         ids = results[4]["env_id"]
@@ -300,7 +344,7 @@ class Case:
             for env in ids:
                 self.last[env] = None
         else:
-            envs.send(np.zeros(len(ids), np.int64), ids)
+            envs.send(self.idle(len(ids)), ids)
 
     def look(self, ids, results):
         """Nobody's step was lost or done twice, but for those whose worker was."""
@@ -354,6 +398,39 @@ class Case:
                     self.killed[victim.pid] = now()
                     victim.kill()
                     self.report.kills += 1
+
+
+class SimulatedCase(Case):
+    """Envs that are simulated together; their workers are killed."""
+
+    method = "render"
+
+    def __init__(self, seed, report):
+        super().__init__(seed, report)
+        self.hangs, self.faults = False, []
+        self.kills = self.dice.choice([0, 1, 3])
+
+    def make(self):
+        envs = pysampler.make_vec(
+            Simulated,
+            self.count,
+            vector_kwargs={
+                "native": True,
+                "num_workers": self.workers,
+                "groups": self.groups,
+                "autoreset_mode": self.mode,
+                "context": self.kind,
+                "copy": self.dice.random() < 0.5,
+                "infos": self.dice.choice(["all", "final", "none"]),
+                "on_worker_loss": "restart" if self.restart else "raise",
+                "max_restarts": 19 if self.dice.random() < 0.8 else 2,
+            },
+        )
+        envs.set_options(None, [{"task": env} for env in range(self.count)])
+        return envs
+
+    def idle(self, count):
+        return np.zeros((count, 1), np.float32)
 
 
 class Weighted:
@@ -458,6 +535,9 @@ class ActorCase(Case):
         self.before[env] = int(row["number"]), expected
 
 
+KINDS = [ActorCase, ActorCase, Case, Case, Case, SimulatedCase]
+
+
 def is_worker(process):
     with contextlib.suppress(psutil.Error):
         return process.cmdline()[:1] != [] and "pysampler: worker" in process.cmdline()[0]
@@ -498,7 +578,7 @@ def campaign(seconds, seed, cases=None):
         case_seed = seed + 1001 * report.cases
         print(f"case {case_seed}", file=sys.stderr, flush=True)
         faulthandler.dump_traceback_later(HANG, exit=True)
-        case = (ActorCase if case_seed % 5 < 2 else Case)(case_seed, report)
+        case = KINDS[case_seed % len(KINDS)](case_seed, report)
         case.run()
         # What envs had started ends with their workers where these come from a nursery that lives.
         if case.kill_nursery:  # the dead one is buried when another is needed

@@ -1,0 +1,246 @@
+"""MuJoCo envs that are simulated together, beside their physics alone, EnvPool and ordinary envs.
+
+    python benchmarks/mujoco_envs.py --out benchmarks/results
+    python benchmarks/mujoco_envs.py --envs HalfCheetah-v5 --counts 8 64
+    python benchmarks/mujoco_envs.py --quick --out build/bench-smoke
+
+The contenders of a case make the same rounds in turn, slice by slice. (This file is not called
+mujoco.py: programs beside it would import it in the place of the library.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import signal
+import statistics
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import running
+from mujoco_contenders import LEAST, Case
+from running import Contender, heading, machine, say, stolen_share, table, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+running.LIMIT = 300.0  # thousands of envs take their time to be made
+
+HERE = Path(__file__).parent
+CHEETAH = "HalfCheetah-v5"
+ENVS = [
+    *("Ant-v5", CHEETAH, "Hopper-v5", "Humanoid-v5", "HumanoidStandup-v5"),
+    *("InvertedDoublePendulum-v5", "InvertedPendulum-v5", "Pusher-v5", "Reacher-v5"),
+    *("Swimmer-v5", "Walker2d-v5"),
+]
+COUNTS = [64, 1024]  # of each env, and of HalfCheetah:
+CHEETAHS = [8, 64, 512, 1024, 4096, 32_000]
+MANY = 32_000  # of which memory is measured
+PHYSICS, NATIVE, POOL = "bare physics", "pysampler, native", "EnvPool"
+ORDINARY, SYNC = "pysampler, ordinary", "gymnasium SyncVectorEnv"
+ASYNC = "gymnasium AsyncVectorEnv"
+# Which part of the rounds of a slice those that are slower make, as their slices would be long.
+PARTS = {ORDINARY: 1 / 2, SYNC: 1 / 4, ASYNC: 1 / 8}
+
+
+def contenders_of(case: Case) -> list[str]:
+    names = [PHYSICS, NATIVE]
+    if case.envs <= 4096:
+        names.append(POOL)
+    if case.envs <= 64 or (case.env == CHEETAH and case.envs <= 1024):
+        names += [ORDINARY, SYNC]
+    if case.envs <= 64:
+        names.append(ASYNC)
+    return names
+
+
+def contender(name: str, case: Case) -> Contender:
+    return Contender(HERE / "mujoco_contenders.py", name, case.env, case.envs, case.workers)
+
+
+def measure(case: Case, repetitions: int, seconds: float) -> dict[str, Any]:
+    running: dict[str, Contender] = {}
+    try:
+        for name in contenders_of(case):
+            running[name] = contender(name, case)
+        plan = running[PHYSICS].measure(seconds=seconds, slices=repetitions)
+        rates: dict[str, list[float]] = {name: [] for name in running}
+        for repetition in range(repetitions if plan else 0):
+            for name in list(rates)[:: -1 if repetition % 2 else 1]:
+                rounds = max(LEAST, round(plan["rounds"] * PARTS.get(name, 1)))
+                if (said := running[name].measure(rounds=rounds)) is not None:
+                    rates[name].append(said["rate"])
+            say(f"  {repetition + 1}/{repetitions}", end="\r")
+        same = running[PHYSICS].measure(check=True)
+        versions = running[POOL].measure(versions=True) if POOL in running else None
+    finally:
+        for one in running.values():
+            one.end()
+    for name, one in running.items():
+        if one.trouble:
+            say(f"  {name} does not run: {one.trouble}")
+            del rates[name]
+    return {
+        "env": case.env,
+        "envs": case.envs,
+        "rates": rates,
+        "rounds": plan and plan["rounds"],
+        "same": same and same["same"],
+        "versions": versions or {},
+    }
+
+
+def measure_memory(count: int, workers: int, repetitions: int) -> list[dict[str, float]]:
+    measured = []
+    for _ in range(repetitions):
+        one = contender("memory", Case(CHEETAH, count, workers))
+        try:
+            said = one.measure()
+        finally:
+            one.end()
+        if said is None:
+            say(f"  memory is not measured: {one.trouble}")
+        else:
+            measured.append(said)
+    return measured
+
+
+# -- what it says ----------------------------------------------------------------------------------
+
+
+def ratios(case: dict[str, Any], other: str) -> list[float]:
+    """Return how many times as fast as another native envs are, in each repetition."""
+    rates = case["rates"]
+    return [a / b for a, b in zip(rates.get(NATIVE, []), rates.get(other, []), strict=False)]
+
+
+def quartiles(values: list[float]) -> str:
+    """Return the median and the quartiles as text."""
+    if len(values) < 2:
+        return f"{values[0]:.2f}" if values else "-"
+    low, middle, high = statistics.quantiles(values, method="inclusive")
+    return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def rows_of(cases: list[dict[str, Any]], first: Callable[[dict[str, Any]], str]) -> str:
+    others = [PHYSICS, POOL, ORDINARY, SYNC, ASYNC]
+    present = [name for name in others if any(ratios(case, name) for case in cases)]
+    rows = []
+    for case in cases:
+        native = case["rates"].get(NATIVE)
+        speed = f"{statistics.median(native):,.0f}" if native else "-"
+        rows.append([first(case), speed, *(quartiles(ratios(case, name)) for name in present)])
+    return table(["", "native, env steps/s", *(f"/ {name}" for name in present)], rows)
+
+
+def targets(results: dict[str, Any]) -> str:
+    def least(other: str, counts: list[int], envs: list[str]) -> tuple[float, str] | None:
+        found = [
+            (statistics.median(values), f"{case['env']}, {case['envs']:,}")
+            for case in results["cases"]
+            if case["envs"] in counts and case["env"] in envs and (values := ratios(case, other))
+        ]
+        return min(found) if found else None
+
+    at_least = [
+        ("of bare physics, 64 envs", 0.92, least(PHYSICS, [64], ENVS)),
+        ("of bare physics, 1,024 envs", 0.97, least(PHYSICS, [1024], ENVS)),
+        ("of EnvPool, 64 HalfCheetah-v5", 1.35, least(POOL, [64], [CHEETAH])),
+        ("of EnvPool, 64 Swimmer-v5", 1.1, least(POOL, [64], ["Swimmer-v5"])),
+        ("of EnvPool, any", 1.0, least(POOL, COUNTS, ENVS)),
+        ("of ordinary envs, 8 HalfCheetah-v5", 1.3, least(ORDINARY, [8], [CHEETAH])),
+    ]
+    rows = []
+    for name, target, found in at_least:
+        value, where = found or (0.0, "")
+        met = "not measured" if found is None else "met" if value >= target else "missed"
+        said = f"{value:.2f} ({where})" if found else "-"
+        rows.append([name, f"at least {target:.2f}", said, met])
+    memory = results["memory"]["measured"] if results["memory"]["envs"] == MANY else []
+    at_most = [("MB", "megabytes", 1000.0), ("s to make", "make", 10.0)]
+    for name, key, target in at_most:
+        value = statistics.median(one[key] for one in memory) if memory else 0.0
+        met = "not measured" if not memory else "met" if value < target else "missed"
+        said = f"{value:,.1f}" if memory else "-"
+        rows.append([f"{MANY:,} {CHEETAH}, {name}", f"less than {target:,.0f}", said, met])
+    return table(["", "target", "measured (the least)", ""], rows)
+
+
+def tables(results: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    differing = [f"{c['env']}, {c['envs']:,}" for c in results["cases"] if not c["same"]]
+    exceptions = f", **but not of** {'; '.join(differing)}" if differing else ""
+    parts = [
+        heading("MuJoCo envs that are simulated together", results["machine"]),
+        (
+            f"{versions}. {results['workers']} workers, processes of bare physics and threads of "
+            "EnvPool. Random actions. Each column after the second is how many times as fast "
+            "native envs are: medians [quartiles] of repetitions in turn, all on the same rounds.\n"
+        ),
+        (
+            "*Bare physics* are processes that never communicate. Each makes what its share of "
+            "the simulations made in the vector env, step by step and reset by reset, from the "
+            "same states with the same actions, and nothing else: no observations, rewards or "
+            "infos, no random numbers. It has `mj_rnePostConstraint` where the env needs it. In "
+            f"the end the states are the same, bit for bit{exceptions}.\n"
+        ),
+    ]
+    for count in sorted({case["envs"] for case in results["cases"] if case["env"] != CHEETAH}):
+        cases = [case for case in results["cases"] if case["envs"] == count]
+        parts.append(f"## {count:,} envs\n\n" + rows_of(cases, lambda case: case["env"]))
+    if cases := [case for case in results["cases"] if case["env"] == CHEETAH]:
+        parts.append(f"## {CHEETAH}\n\n" + rows_of(cases, lambda case: f"{case['envs']:,} envs"))
+    if measured := results["memory"]["measured"]:
+        keys = "make", "reset", "megabytes"
+        make, reset, size = (statistics.median(one[key] for one in measured) for key in keys)
+        parts.append(
+            f"## {results['memory']['envs']:,} {CHEETAH}\n\nMade in {make:.2f} s, the first in a "
+            f"program, and reset in {reset:.2f} s. The program and its workers, with all that "
+            f"they have imported, use {size:,.0f} MB (proportional set size).\n"
+        )
+    parts.append("## Targets\n\n" + targets(results))
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--envs", nargs="+", default=ENVS, choices=ENVS, metavar="ID")
+    parser.add_argument("--counts", nargs="+", type=int, help="of each env; by default several")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.2, help="that a slice takes")
+    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
+    parser.add_argument("--out", type=Path, help="folder to write results to")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that contenders are ended
+    if options.quick:
+        options.envs, options.counts = options.envs[1:3] or options.envs, [8]
+        options.repetitions, options.seconds = 2, 0.02
+    results: dict[str, Any] = {
+        "machine": machine(),
+        "workers": options.workers,
+        "versions": {name: importlib.metadata.version(name) for name in ("mujoco", "gymnasium")},
+        "cases": [],
+    }
+    with stolen_share(results["machine"]):
+        for env in options.envs:
+            for count in options.counts or (CHEETAHS if env == CHEETAH else COUNTS):
+                say(f"{env}, {count}")
+                repetitions = min(options.repetitions, 15 if count <= 1024 else 7)
+                case = Case(env, count, options.workers)
+                results["cases"].append(measure(case, repetitions, options.seconds))
+                results["versions"].update(results["cases"][-1].pop("versions"))
+        count = 64 if options.quick else MANY
+        wanted = CHEETAH in options.envs and (options.quick or MANY in (options.counts or CHEETAHS))
+        say("memory")
+        measured = measure_memory(count, options.workers, 3) if wanted else []
+        results["memory"] = {"envs": count, "measured": measured}
+    text = tables(results)
+    print(text)
+    if options.out:
+        write(options.out, "mujoco", results, text)
+
+
+if __name__ == "__main__":
+    main()

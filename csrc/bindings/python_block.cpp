@@ -1,0 +1,25 @@
+// A block whose step is a method of a Python class.
+#include "block.h"
+#include "support.h"
+
+namespace pysampler::bindings {
+namespace {
+
+class PythonBlock : public Block {
+ public:
+    bool step(std::uint32_t frame) override {
+        PYBIND11_OVERRIDE_PURE(bool, PythonBlock, step, frame);
+    }
+};
+
+}  // namespace
+
+void register_python_block(py::module_& m) {
+    Class<PythonBlock, Block>(
+        m, "PythonBlock",
+        "Base class of blocks in Python: step(frame) writes results into the frame and returns "
+        "whether something is left over.")
+        .def(py::init<>());
+}
+
+}  // namespace pysampler::bindings

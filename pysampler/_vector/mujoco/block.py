@@ -1,0 +1,557 @@
+"""A block of simulations of one task: steps and resets them, and writes results into frame rows.
+
+It does what csrc/bindings/env_block.cpp does with envs, for all envs of a group at once: three ways
+to reset, seeds, options, infos with masks, and the results of envs that replace lost ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+
+from pysampler import _core
+from pysampler._frames.frames import FINAL
+from pysampler._vector.mujoco.columns import InfoColumns, row_of
+from pysampler.envs.mujoco.task import STATE_FIELDS, Simulations
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from pysampler._frames.frames import Frames
+    from pysampler._frames.infos import Column
+    from pysampler._vector.host import Leftovers
+    from pysampler.envs.mujoco.task import Task
+
+    Array = npt.NDArray[Any]
+
+__all__ = ["STATE", "TaskBlock"]
+
+STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+_COMPONENTS = {name: getattr(mujoco.mjtState, f"mjSTATE_{name.upper()}") for name in STATE_FIELDS}
+_INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
+# dtypes by NumPy's numbers of them.
+_CODES = np.typecodes["AllInteger"] + "?efdgFD"
+_DTYPES: dict[int, np.dtype[Any]] = {np.dtype(code).num: np.dtype(code) for code in _CODES}
+_TYPE = 0xFFFF  # without the bit that says that actions were Python's own numbers
+_LOW = (1 << 64) - 1
+_NONE: dict[str, Any] = {}
+# Bytes of a seed in a state.
+_SEED = 32
+# More steps than an episode has.
+_NEVER = 1 << 62
+
+
+class TaskBlock(_core.PythonBlock):
+    """Simulations of a task, which are the envs ``first`` to ``first + count``.
+
+    Args:
+        task: The task.
+        count: How many simulations there are.
+        first: The index of the first env.
+        max_episode_steps: After how many steps an episode is truncated; None for no limit.
+        meter: Counts what they do.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        count: int,
+        first: int,
+        max_episode_steps: int | None,
+        meter: _core.Meter,
+    ) -> None:
+        super().__init__()
+        self.task = task.for_simulations(count)
+        self.count = count
+        self.first = first
+        self.all: Array = np.arange(count, dtype=np.int32)
+        self._meter = meter
+        self._limit = max_episode_steps or _NEVER
+        self._make_simulations()
+        self.rngs: list[np.random.Generator | None] = [None] * count
+        self.rng_seeds: list[int | None] = [None] * count
+        self.elapsed = np.zeros(count, np.int64)
+        # Writes a step of all simulations.
+        self._rows = _core.TaskRows(first, count, meter, self.elapsed, max_episode_steps or _NEVER)
+        self.begun = np.zeros(count, bool)  # reset at least once
+        self._all_begun = False
+        self.ended = np.zeros(count, bool)  # to be reset by the next step
+        self._any_ended = False
+        self._seeds: dict[int, int] = {}  # of next resets, unless those are given one
+        self._options: dict[int, tuple[Any, int]] = {}
+        self._used = np.zeros(count, np.int64)  # the version of the options of an episode
+        self._leftovers: Leftovers = []
+
+    def _make_simulations(self) -> None:
+        task, model = self.task, self.task.model
+        [library] = Path(mujoco.__file__).parent.glob("libmujoco.so*")
+        self.simulations = _core.Simulations(str(library), model._address, self.count, STATE)
+        self.rows = self.simulations.rows()
+        data = mujoco.MjData(model)
+        self._fresh = np.empty(self.rows.shape[1])
+        mujoco.mj_getState(model, data, self._fresh, STATE)
+        self.rows[:] = self._fresh
+        fields = {name: self._component(data, name) for name in STATE_FIELDS}
+        self.derived = {name: self._derived(data, name) for name in task.fields}
+        self.fields = {**fields, **self.derived}
+        self._d = Simulations(self.fields)
+        self._ctrl = self.fields["ctrl"]
+
+    def _component(self, data: mujoco.MjData, name: str) -> Array:
+        """Return a part of the state as a view of the rows."""
+        model, bit = self.task.model, _COMPONENTS[name]
+        begin = mujoco.mj_stateSize(model, STATE & (int(bit) - 1))
+        size = mujoco.mj_stateSize(model, int(bit))
+        view = self.rows[:, begin : begin + size]
+        return (
+            view[:, 0] if name == "time" else view.reshape(self.count, *getattr(data, name).shape)
+        )
+
+    def _derived(self, data: mujoco.MjData, name: str) -> Array:
+        """Return a field that every call copies out of ``mjData``."""
+        if name in STATE_FIELDS:
+            raise ValueError(f"cannot make simulations: {name!r} need not be in Task.fields")
+        raw, one = self.simulations.field(name), getattr(data, name, None)
+        if raw is None or not isinstance(one, np.ndarray):
+            raise ValueError(
+                f"cannot make simulations: field {name!r}, expected one of mjData that has a size"
+            )
+        field: Array = raw.view(one.dtype).reshape(self.count, *one.shape)
+        return field
+
+    # -- frames ----------------------------------------------------------------------------------
+
+    def use(self, frames: Frames, autoreset: str, keep: str) -> None:
+        """Use these frames from now on; the simulations stay as they are."""
+        rows = slice(self.first, self.first + self.count)
+        self._frame_rows = rows
+        self._autoreset, self._keep = autoreset, keep
+        [observations] = frames.observations
+        self._observations = observations[:, rows]
+        self._finals = frames.final_observations[0][:, rows] if frames.final_observations else None
+        self._rewards = frames.rewards[:, rows]
+        self._terminated = frames.terminated[:, rows]
+        self._truncated = frames.truncated[:, rows]
+        self._has_final = frames.has_final[:, rows]
+        self._versions = frames.options_versions[:, rows]
+        self._types = frames.action_types[:, self.first, 0]
+        self._frames = frames
+        self._actions: dict[int, Array] = {}
+        self._rows.use(frames, keep == "ALL")
+        self._infos = InfoColumns(frames, self._rows)
+
+    def add_columns(self, columns: Sequence[Column]) -> None:
+        """Put infos in these columns, too, from now on."""
+        self._infos.add(columns)
+
+    def _actions_of(self, frame: int) -> Array:
+        number = int(self._types[frame]) & _TYPE  # lists of numbers are arrays here
+        if number not in self._actions:
+            of_all = self._frames.actions_as(0, _DTYPES[number])
+            self._actions[number] = of_all[:, self._frame_rows]
+        actions: Array = self._actions[number][frame]
+        return actions
+
+    def _begin(self, frame: int) -> None:
+        if self._keep != "NONE":
+            self._infos.clear(frame, self._frame_rows)
+        self._has_final[frame] = 0
+
+    # -- what workers call -----------------------------------------------------------------------
+
+    def step(self, frame: int, actions: Sequence[Any] | None = None) -> bool:
+        """Step every simulation, or reset it if its episode has ended.
+
+        Returns:
+            Whether something is left that has no place in the frame.
+        """
+        try:
+            if self._all_begun and not self._any_ended and actions is None:
+                self._rows.begin(frame)
+                self._step_together(frame)
+            else:
+                self._meter.at(self.first)
+                self._begin(frame)
+                self._step_some(frame, actions)
+                self._meter.idle()
+        except KeyboardInterrupt:  # the user's, not the task's
+            raise
+        except BaseException as error:
+            self._meter.idle()
+            self._leave(_ERROR, 0, error)
+        return self._done(frame)
+
+    def _done(self, frame: int) -> bool:
+        """Note which options the episodes have; return whether something has no place."""
+        if self._options:
+            self._versions[frame] = self._used
+        return bool(self._leftovers)
+
+    def _step_together(self, frame: int) -> None:
+        """Step all simulations with the actions in the frame."""
+        task, d, actions = self.task, self._d, self._actions_of(frame)
+        before = task.before(d)
+        self._ctrl[:] = actions
+        failed = self.simulations.step(None, task.frame_skip, task.forces)
+        result = task.reward(d, before, actions)
+        rewards, infos = result if isinstance(result, tuple) else (result, _NONE)
+        terminated = task.terminated(d)
+        observations = task.observe(d)
+        any_over, rest = self._rows.write(frame, observations, rewards, terminated, infos)
+        if failed:
+            self._blame(None)
+        if rest is not None:
+            going = self.all
+            if any_over and self._autoreset == "SAME_STEP":  # those of ended episodes are final
+                going = self.all[~(self._terminated[frame] | self._truncated[frame])]
+            self._leave_infos(going, {key: array[going] for key, array in rest.items()})
+        if any_over:
+            self._end_some(frame, observations, infos)
+
+    def begin_episode(self, i: int) -> None:
+        """Note that simulation ``i`` was reset by a call of its env."""
+        self.begun[i] = True
+        self._all_begun = bool(self.begun.all())
+
+    def _end_some(self, frame: int, observations: Array, infos: dict[str, Array]) -> None:
+        """Do what follows where episodes ended in a step of all simulations."""
+        over = self._terminated[frame] | self._truncated[frame]
+        if self._autoreset == "NEXT_STEP":
+            self.ended[:] = over
+            self._any_ended = True
+        if self._autoreset == "SAME_STEP":
+            self._end_episodes(frame, None, over, observations, infos)
+        elif self._keep == "FINAL":
+            chosen = {key: array[over] for key, array in infos.items()}
+            self._write_infos(frame, self.all[over], chosen)
+
+    def _step_some(self, frame: int, actions: Sequence[Any] | None) -> None:
+        """Step the simulations that have begun an episode, and reset those that have ended one."""
+        given = self._actions_of(frame) if actions is None else self._stacked(actions)
+        resets = np.flatnonzero(self.ended)
+        if len(resets):
+            self._reset(frame, resets.astype(np.int32), [None] * len(resets), [None] * len(resets))
+        began = now()
+        going = self.begun.copy()
+        going[resets] = False
+        steps: Array = np.flatnonzero(going).astype(np.int32)
+        if not self._all_begun:
+            for i in np.flatnonzero(~self.begun):
+                text = "Cannot call env.step() before calling env.reset()"
+                self._leave(_ERROR, int(i), gym.error.ResetNeeded(text))
+        if given is not None:
+            alike = [(steps, given[steps])] if len(steps) else []
+        else:
+            assert actions is not None
+            alike = self._alike(steps, actions)
+        for ids, chosen in alike:
+            self._step(frame, ids, chosen)
+        each = (now() - began) // max(1, len(steps))
+        for ids, _ in alike:
+            for i in ids:
+                self._meter.stepped(self.first + int(i), 1, each)
+
+    def _stacked(self, actions: Sequence[Any]) -> Array | None:
+        """Return actions of any type as one array, or None if they are not alike."""
+        arrays = [np.asarray(action) for action in actions]
+        shape = (self.task.model.nu,)
+        if any(array.shape != shape or array.dtype != arrays[0].dtype for array in arrays):
+            return None
+        return np.stack(arrays)
+
+    def _alike(self, steps: Array, actions: Sequence[Any]) -> list[tuple[Array, Array]]:
+        """Return the simulations whose actions can be applied, and these, by dtype."""
+        shape = (self.task.model.nu,)
+        by_type: dict[Any, list[tuple[int, Array]]] = {}
+        for i in steps.tolist():
+            array = np.asarray(actions[i])
+            if array.shape == shape and array.dtype.kind in "biuf":
+                by_type.setdefault(array.dtype, []).append((i, array))
+            else:
+                text = f"Action dimension mismatch. Expected {shape}, found {array.shape}"
+                self._leave(_ERROR, i, ValueError(text))
+        return [
+            (np.array([i for i, _ in some], np.int32), np.stack([array for _, array in some]))
+            for some in by_type.values()
+        ]
+
+    def _step(self, frame: int, ids: Array, actions: Array) -> None:
+        """Step some simulations, and write their results."""
+        task = self.task
+        before = task.before(Simulations(self.fields, ids))
+        self._ctrl[ids] = actions
+        failed = self.simulations.step(ids, task.frame_skip, task.forces)
+        d = Simulations(self.fields, ids)
+        result = task.reward(d, before, actions)
+        rewards, infos = result if isinstance(result, tuple) else (result, {})
+        self.elapsed[ids] += 1
+        self._truncated[frame, ids] = self.elapsed[ids] >= self._limit
+        self._rewards[frame, ids] = rewards
+        self._terminated[frame, ids] = task.terminated(d)
+        observations = task.observe(d)
+        over = self._terminated[frame, ids] | self._truncated[frame, ids]
+        any_over = over.any()
+        if failed:
+            self._blame(ids)
+        if any_over and self._autoreset == "SAME_STEP":
+            self._end_episodes(frame, ids, over, observations, infos)
+            return
+        self._observations[frame, ids] = observations
+        if self._autoreset == "NEXT_STEP":
+            self.ended[ids] = over
+            self._any_ended = bool(self.ended.any())
+        if self._keep == "ALL":
+            self._write_infos(frame, ids, infos)
+        elif self._keep == "FINAL" and any_over:
+            self._write_infos(frame, ids[over], {key: array[over] for key, array in infos.items()})
+
+    def _end_episodes(
+        self, frame: int, ids: Array | None, over: Array, observations: Array, infos: Any
+    ) -> None:
+        """Write last observations of episodes, and begin others in the same step."""
+        if ids is None:  # the results of all are in the frame
+            going, ended = self.all[:0], self.all[over]
+            self._infos.clear(frame, self.first + ended)
+        else:
+            going, ended = ids[~over], ids[over]
+            self._observations[frame, going] = observations[~over]
+        assert self._finals is not None
+        self._finals[frame, ended] = observations[over]
+        self._has_final[frame, ended] = FINAL
+        if self._keep != "NONE":
+            finals = {key: array[over] for key, array in infos.items()}
+            rest = self._infos.write_final(frame, self.first + ended, finals)
+            if rest is not None:
+                for row, i in enumerate(ended):
+                    self._leave(_INFO, int(i), {"final_info": row_of(rest, row)})
+        if self._keep == "ALL" and len(going):
+            self._write_infos(frame, going, {key: array[~over] for key, array in infos.items()})
+        self._reset(frame, ended, [None] * len(ended), [None] * len(ended), clear=False)
+
+    def reset(self, frame: int, calls: Sequence[tuple[int | None, Any] | None]) -> bool:
+        """Reset each simulation with its (seed, options), or leave it as it is if that is None."""
+        self._meter.at(self.first)
+        self._begin(frame)
+        try:
+            ids = [i for i, call in enumerate(calls) if call is not None]
+            kept = [i for i, call in enumerate(calls) if call is None]
+            left = np.array([i for i in kept if self.begun[i]], np.int32)
+            if len(left):
+                self._observations[frame, left] = self.task.observe(Simulations(self.fields, left))
+            chosen = [call for call in calls if call is not None]
+            self._reset(
+                frame,
+                np.array(ids, np.int32),
+                [seed for seed, _ in chosen],
+                [options for _, options in chosen],
+            )
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._leave(_ERROR, 0, error)
+        self._meter.idle()
+        return self._done(frame)
+
+    def _reset(
+        self,
+        frame: int,
+        ids: Array,
+        seeds: Sequence[int | None],
+        options: Sequence[Any],
+        *,
+        clear: bool = True,
+    ) -> None:
+        """Begin episodes of some simulations, and write their first observations."""
+        began = now()
+        ids = self._seeded(ids, seeds)
+        if not len(ids):
+            return
+        self._take_options(ids, options)
+        self.rows[ids] = self._fresh
+        rngs = [self.rngs[i] for i in ids]
+        qpos, qvel = self.task.reset(rngs, ids)
+        self.fields["qpos"][ids] = qpos
+        self.fields["qvel"][ids] = qvel
+        if self.simulations.begin(ids):
+            self._blame(ids)
+        d = Simulations(self.fields, ids)
+        self._observations[frame, ids] = self.task.observe(d)
+        self.elapsed[ids] = 0
+        self.begun[ids] = True
+        self._all_begun = bool(self.begun.all())
+        self.ended[ids] = False
+        self._any_ended = bool(self.ended.any())
+        if clear:
+            self._rewards[frame, ids] = 0
+            self._terminated[frame, ids] = False
+            self._truncated[frame, ids] = False
+        if self._keep == "ALL":
+            self._write_infos(frame, ids, self.task.reset_info(d))
+        each = (now() - began) // len(ids)
+        for i in ids:
+            self._meter.was_reset(self.first + int(i), each)
+
+    def _seeded(self, ids: Array, seeds: Sequence[int | None]) -> Array:
+        """Give simulations generators; return those that could be given one."""
+        kept = []
+        for place, seed in zip(ids.tolist(), seeds, strict=False):
+            own = self._seeds.pop(place, None)
+            chosen = own if seed is None else seed
+            try:
+                if chosen is not None or self.rngs[place] is None:
+                    self.rngs[place], self.rng_seeds[place] = gym.utils.seeding.np_random(chosen)
+                kept.append(place)
+            except Exception as error:
+                self._leave(_ERROR, place, error)
+        return np.array(kept, np.int32)
+
+    def _take_options(self, ids: Array, options: Sequence[Any]) -> None:
+        """Note the options of each reset, and set the tasks that they hold."""
+        chosen, tasks = [], []
+        for place, given in zip(ids.tolist(), options, strict=False):
+            self._used[place] = 0
+            if not given and place in self._options:
+                given, self._used[place] = self._options[place]
+            if given and "task" in given:
+                chosen.append(place)
+                tasks.append(given["task"])
+        if chosen:
+            self.task.set_tasks(np.array(chosen, np.int32), tasks)
+
+    def replace(self, seeds: Sequence[int]) -> None:
+        """Take the place of lost simulations: these are the seeds of the next resets."""
+        self._seeds = dict(enumerate(seeds))
+        self.ended[:] = self._autoreset == "NEXT_STEP"
+        self._any_ended = self._autoreset == "NEXT_STEP"
+
+    def restore(self, frame: int) -> bool:
+        """Write the results of the step in which the simulations before these were lost."""
+        self._begin(frame)
+        if self._autoreset == "SAME_STEP":
+            none = [None] * self.count
+            try:
+                self._reset(frame, self.all, none, none)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                self._leave(_ERROR, 0, error)
+        else:
+            self._rewards[frame] = 0
+            self._terminated[frame] = False
+            self._truncated[frame] = False
+        return self._done(frame)
+
+    def set_options(self, i: int, options: Any, version: int) -> None:
+        """Reset simulation ``i`` with these options from its next reset on."""
+        self._options[i] = options, version
+
+    def take_leftovers(self) -> Leftovers:
+        """Return and forget what had no place in the frame."""
+        left, self._leftovers = self._leftovers, []
+        return left
+
+    # -- states ----------------------------------------------------------------------------------
+
+    @property
+    def _state_type(self) -> np.dtype[Any]:
+        """What a simulation is, as a row: of the physics, of the task, and of its episode."""
+        memory = [(f"memory_{k}", one) for k, one in enumerate(self.task.memory)]
+        arrays = [("physics", self.rows), *self.derived.items(), *memory]
+        return np.dtype(
+            [
+                *((name, array.dtype, array.shape[1:]) for name, array in arrays),
+                *(("elapsed", np.int64), ("begun", np.bool_), ("ended", np.bool_)),
+                *(("seeded", np.bool_), ("seed", np.uint8, _SEED), ("generator", np.uint64, 6)),
+            ]
+        )
+
+    def _state_arrays(self) -> dict[str, Array]:
+        memory = {f"memory_{k}": one for k, one in enumerate(self.task.memory)}
+        episode = {"elapsed": self.elapsed, "begun": self.begun, "ended": self.ended}
+        return {"physics": self.rows, **self.derived, **memory, **episode}
+
+    def states(self, ids: Sequence[int]) -> Array:
+        """Return the states of simulations, a row each."""
+        states = np.zeros(len(ids), self._state_type)
+        for name, array in self._state_arrays().items():
+            states[name] = array[ids]
+        for row, i in enumerate(ids):
+            if (rng := self.rngs[i]) is not None:
+                states["seeded"][row] = True
+                states["seed"][row] = _bytes_of_seed(self.rng_seeds[i])
+                states["generator"][row] = _numbers_of(rng)
+        return states
+
+    def set_states(self, ids: Sequence[int], states: Array) -> None:
+        """Give simulations these states."""
+        if states.dtype != self._state_type:
+            raise ValueError("cannot set state: it is that of other envs")
+        for name, array in self._state_arrays().items():
+            array[ids] = states[name]
+        self.ended &= self._autoreset == "NEXT_STEP"  # it may be a state of envs with another mode
+        for row, i in enumerate(ids):
+            self._seeds.pop(i, None)
+            if states["seeded"][row]:
+                self.rngs[i] = _generator_of(states["generator"][row])
+                self.rng_seeds[i] = int.from_bytes(states["seed"][row], "little", signed=True)
+            else:
+                self.rngs[i] = self.rng_seeds[i] = None
+        self._all_begun = bool(self.begun.all())
+        self._any_ended = bool(self.ended.any())
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _write_infos(self, frame: int, ids: Array, infos: dict[str, Array]) -> None:
+        if rest := self._infos.write(frame, self.first + ids, infos):
+            self._leave_infos(ids, rest)
+
+    def _leave_infos(self, ids: Array, infos: dict[str, Array]) -> None:
+        for row, i in enumerate(ids):
+            self._leave(_INFO, int(i), row_of(infos, row))
+
+    def _blame(self, ids: Array | None) -> None:
+        """Leave an error for each simulation in which MuJoCo failed."""
+        for i in self.all if ids is None else ids:
+            if text := self.simulations.error(int(i)):
+                self._leave(_ERROR, int(i), mujoco.FatalError(text))
+
+    def _leave(self, kind: int, i: int, thing: Any) -> None:
+        self._leftovers.append((kind, self.first + i, thing))
+
+
+def _bytes_of_seed(seed: int | None) -> Array:
+    """Return a seed, which may be of any size, as bytes; -1 stands for none, as in gymnasium."""
+    try:
+        seed_bytes = (-1 if seed is None else seed).to_bytes(_SEED, "little", signed=True)
+    except OverflowError:
+        raise ValueError(f"cannot get state: a seed of more than {8 * _SEED - 1} bits") from None
+    return np.frombuffer(seed_bytes, np.uint8)
+
+
+def _numbers_of(rng: np.random.Generator) -> list[int]:
+    """Return the state of a generator as six numbers of 64 bits."""
+    state: Any = rng.bit_generator.state
+    if state["bit_generator"] != "PCG64":
+        raise ValueError(f"cannot get state: the generator is {state['bit_generator']}")
+    wide = state["state"]["state"], state["state"]["inc"]
+    halves = [part for number in wide for part in (number & _LOW, number >> 64)]
+    return [*halves, state["has_uint32"], state["uinteger"]]
+
+
+def _generator_of(numbers: Array) -> np.random.Generator:
+    low, high, inc_low, inc_high, has_uint32, uinteger = (int(number) for number in numbers)
+    generator = np.random.PCG64()
+    generator.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": low | high << 64, "inc": inc_low | inc_high << 64},
+        "has_uint32": has_uint32,
+        "uinteger": uinteger,
+    }
+    return np.random.Generator(generator)

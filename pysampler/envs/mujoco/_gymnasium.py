@@ -1,0 +1,95 @@
+"""What gymnasium's v5 MuJoCo envs have in common, as tasks: bit for bit the same numbers."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler.envs.mujoco.task import Task, draw
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+__all__ = ["GymnasiumTask", "between", "dot", "flat", "norm", "squares"]
+
+# NumPy 1 computes a Python number times one float32 in float64, but not times an array of float32.
+_NUMPY_1 = np.lib.NumpyVersion(np.__version__) < "2.0.0"
+
+
+class GymnasiumTask(Task):
+    """Base class: takes its arguments from an env, and draws where an episode begins."""
+
+    reset_noise_scale: float
+
+    @classmethod
+    def of(cls, env: Any) -> Self:
+        """Return the task of an env of gymnasium, which keeps its arguments as attributes."""
+        task = cls(env.model, **cls.arguments_of(env))
+        task.init_qpos = env.init_qpos.copy()
+        task.init_qvel = env.init_qvel.copy()
+        return task
+
+    @classmethod
+    def arguments_of(cls, env: Any) -> dict[str, Any]:
+        """Return the arguments of the task that an env was made with."""
+        names = [name for name in inspect.signature(cls).parameters if name != "model"]
+        return {name: getattr(env, name if name == "frame_skip" else f"_{name}") for name in names}
+
+    def write_to(self, env: Any, i: int) -> None:
+        """Give gymnasium's env the attributes that it has of an episode: most have none."""
+
+    def read_from(self, env: Any, i: int) -> None:
+        """Take them over from gymnasium's env."""
+
+    def reset(self, rngs: Sequence[np.random.Generator], ids: Array) -> tuple[Array, Array]:  # noqa: ARG002
+        """Begin near the initial state, all within ``reset_noise_scale``."""
+        model = self.model
+        return (
+            self.init_qpos + self.uniform(rngs, model.nq),
+            self.init_qvel + self.uniform(rngs, model.nv),
+        )
+
+    def uniform(self, rngs: Sequence[np.random.Generator], size: int) -> Array:
+        """Draw numbers within ``reset_noise_scale``."""
+        scale = self.reset_noise_scale
+        return draw(rngs, lambda rng: rng.uniform(low=-scale, high=scale, size=size))
+
+    def normal(self, rngs: Sequence[np.random.Generator], size: int) -> Array:
+        """Draw from a normal distribution, ``reset_noise_scale`` wide."""
+        return self.reset_noise_scale * draw(rngs, lambda rng: rng.standard_normal(size))
+
+
+def between(values: Array, limits: tuple[float, float]) -> Array:
+    """Return which values lie between two limits; no NaN does."""
+    low, high = limits
+    return (low < values) & (values < high)
+
+
+def squares(action: Array) -> Array:
+    """Return the sum of the squares of each row, in the dtype that gymnasium's costs have."""
+    total: Array = np.square(action).sum(axis=1)
+    if _NUMPY_1 and total.dtype in (np.float16, np.float32):
+        return total.astype(np.float64)
+    return total
+
+
+def dot(a: Array, b: Array) -> Array:
+    """Return the product of each row of ``a`` with that of ``b``, by BLAS as of two vectors."""
+    return np.matmul(a[:, None, :], b[:, :, None])[:, 0, 0]
+
+
+def norm(rows: Array) -> Array:
+    """Return the length of each row, computed as ``np.linalg.norm`` computes that of one."""
+    return np.sqrt(dot(rows, rows))
+
+
+def flat(field: Array) -> Array:
+    """Return a field with a row for each body, of which the world is the first, in one row."""
+    return field.reshape(len(field), field.shape[1] * field.shape[2])

@@ -1,0 +1,216 @@
+"""A MuJoCo env written once for many simulations, in NumPy over ``[n, ...]``."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import mujoco
+import numpy as np
+from gymnasium import spaces
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Self
+
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+__all__ = ["Simulations", "Task", "draw"]
+
+# Fields that every task has: the state, as far as it can be written at a reset, and the controls.
+STATE_FIELDS = ("time", "qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat")
+
+
+class Simulations:
+    """Some simulations as a task sees them: fields of ``mjData`` as arrays ``[n, ...]``.
+
+    Each field has the name that it has in ``mjData``: ``d.time``, ``d.qpos``, ``d.qvel``,
+    ``d.act``, ``d.ctrl``, ``d.mocap_pos``, ``d.mocap_quat``, and those in ``Task.fields``. They are
+    to be read; the next step writes to the same memory.
+
+    Args:
+        fields: The arrays, of all simulations.
+        ids: The indices of those that are seen; None for all.
+
+    Attributes:
+        ids: What selects them from an array of all: ``self.goals[d.ids]``.
+    """
+
+    ids: Any
+
+    def __init__(
+        self, fields: Mapping[str, Array], ids: npt.NDArray[np.int32] | None = None
+    ) -> None:
+        self._fields = fields
+        if ids is None:
+            self.ids = slice(None)
+            self.__dict__.update(fields)
+        else:
+            self.ids = ids
+
+    def __getattr__(self, name: str) -> Array:  # of a field, when it is first read
+        if name.startswith("_") or name not in self._fields:
+            known = ", ".join(sorted(self._fields))
+            raise AttributeError(f"no field {name!r}, expected one in Task.fields, or of {known}")
+        array = self._fields[name][self.ids]
+        self.__dict__[name] = array
+        return array
+
+    def __len__(self) -> int:
+        return len(self.qpos)
+
+
+class Task:
+    """A MuJoCo env: its model, what it observes, its rewards and its ends.
+
+    A subclass defines ``observe``, ``reward`` and ``reset``, and what else it needs. All its
+    methods are for many simulations at once: arrays have a row for each. ``pysampler.make_vec``
+    makes a vector env of it, and ``TaskEnv`` one ordinary env.
+
+    >>> class Balance(Task):
+    ...     def __init__(self):
+    ...         pole = '''<mujoco><option timestep="0.02"/><worldbody><body>
+    ...             <joint name="hinge" axis="0 1 0"/><geom size="0.1" pos="0 0 0.5"/>
+    ...         </body></worldbody><actuator><motor joint="hinge" ctrlrange="-1 1"/></actuator>
+    ...         </mujoco>'''
+    ...         super().__init__(mujoco.MjModel.from_xml_string(pole))
+    ...
+    ...     def observe(self, d):
+    ...         return np.concatenate((d.qpos, d.qvel), axis=1)
+    ...
+    ...     def reward(self, d, before, action):
+    ...         return np.cos(d.qpos[:, 0])
+    ...
+    ...     def terminated(self, d):
+    ...         return np.abs(d.qpos[:, 0]) > 1.0
+    ...
+    ...     def reset(self, rngs, ids):
+    ...         return draw(rngs, lambda rng: rng.uniform(-0.1, 0.1, 1)), np.zeros((len(ids), 1))
+    >>> import pysampler
+    >>> envs = pysampler.make_vec(Balance, num_envs=3, vector_kwargs={"num_workers": 1})
+    >>> observations, infos = envs.reset(seed=1)
+    >>> observations.shape
+    (3, 2)
+    >>> envs.close()
+
+    Args:
+        model: The model, of which all simulations are.
+        frame_skip: How many steps of MuJoCo's a step is.
+
+    Attributes:
+        fields: Further fields of ``mjData`` that the methods read: ``("xpos",)``.
+        forces: Whether ``cfrc_ext``, ``cfrc_int`` and ``cacc`` are computed after each step.
+        max_episode_steps: After how many steps an episode is truncated; None for no limit.
+        dt: How many seconds of the simulation a step is.
+        init_qpos: The positions of the model, which resets may begin from.
+        init_qvel: The velocities of the model.
+        action_space: The range of the actuators, float32.
+        count: How many simulations there are.
+    """
+
+    fields: Sequence[str] = ()
+    forces: bool = False
+    # What an env has of its episode in attributes of its own: see ``write_to``.
+    attributes: Sequence[str] = ()
+    max_episode_steps: int | None = None
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, model: mujoco.MjModel, frame_skip: int = 1) -> None:
+        self.model = model
+        self.frame_skip = frame_skip
+        self.dt = model.opt.timestep * frame_skip
+        data = mujoco.MjData(model)
+        self.init_qpos = data.qpos.copy()
+        self.init_qvel = data.qvel.copy()
+        low, high = model.actuator_ctrlrange.astype(np.float32).T
+        self.action_space = spaces.Box(low, high, dtype=np.float32)
+        self.count = 0
+
+    def for_simulations(self, count: int) -> Self:
+        """Return a copy for that many simulations, which has memory of its own."""
+        task = copy.copy(self)
+        task.count = count
+        task.allocate()
+        return task
+
+    def allocate(self) -> None:
+        """Make the arrays of what each of ``count`` simulations remembers, if it remembers any."""
+
+    @property
+    def memory(self) -> Sequence[Array]:
+        """The arrays of what each simulation remembers, a row each, for ``get_state``."""
+        return ()
+
+    @property
+    def observation_space(self) -> spaces.Box:
+        """The space of a row of ``observe``."""
+        data = mujoco.MjData(self.model)
+        mujoco.mj_forward(self.model, data)
+        row = self.for_simulations(1).observe(Simulations(fields_of(data, self.fields)))[0]
+        return spaces.Box(-np.inf, np.inf, row.shape, row.dtype)
+
+    def observe(self, d: Simulations) -> Array:
+        """Return an observation of each simulation; called after ``reward`` and ``terminated``."""
+        raise NotImplementedError
+
+    def before(self, d: Simulations) -> Any:  # noqa: ARG002 - nothing by default
+        """Return what ``reward`` needs of the moment before a step: copies."""
+        return None
+
+    def reward(
+        self, d: Simulations, before: Any, action: Array
+    ) -> Array | tuple[Array, dict[str, Array]]:
+        """Return the rewards of a step; or these and the infos, each an array.
+
+        Args:
+            d: The simulations after the step.
+            before: What ``before`` returned.
+            action: The actions, with the dtype that they were given with.
+        """
+        raise NotImplementedError
+
+    def terminated(self, d: Simulations) -> Array | bool:  # noqa: ARG002 - never by default
+        """Return which simulations have terminated; called after ``reward``."""
+        return False
+
+    def reset(self, rngs: Sequence[np.random.Generator], ids: Array) -> tuple[Array, Array]:
+        """Return the positions and velocities that episodes begin with.
+
+        Args:
+            rngs: The random generator of each simulation that is reset.
+            ids: Their indices.
+        """
+        raise NotImplementedError
+
+    def reset_info(self, d: Simulations) -> dict[str, Array]:  # noqa: ARG002 - none by default
+        """Return the infos of a reset, each an array."""
+        return {}
+
+    def set_tasks(self, ids: Array, tasks: Sequence[Any]) -> None:
+        """Set what simulations are to do from their next reset on: ``options={"task": ...}``."""
+
+    # For calls of single envs, which one real env answers with the state of a simulation.
+
+    def write_to(self, env: Any, i: int) -> None:
+        """Give an env what simulation ``i`` remembers."""
+        for own, every in zip(env.task.memory, self.memory, strict=True):
+            own[0] = every[i]
+
+    def read_from(self, env: Any, i: int) -> None:
+        """Let simulation ``i`` remember what an env does."""
+        for own, every in zip(env.task.memory, self.memory, strict=True):
+            every[i] = own[0]
+
+
+def draw(rngs: Sequence[np.random.Generator], of: Any) -> Array:
+    """Return what a function draws from each generator, a row each."""
+    return np.stack([of(rng) for rng in rngs])
+
+
+def fields_of(data: mujoco.MjData, names: Sequence[str]) -> dict[str, Array]:
+    """Return the fields of one simulation as arrays with a row, which are views."""
+    fields = {name: getattr(data, name) for name in (*STATE_FIELDS[1:], *names)}
+    fields = {name: np.asarray(array)[None] for name, array in fields.items()}
+    return {"time": np.array([data.time]), **fields}

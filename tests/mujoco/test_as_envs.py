@@ -1,0 +1,350 @@
+"""Single envs among those that are simulated together: their attributes, methods and pictures."""
+
+import contextlib
+import functools
+import types
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.mujoco import mujoco_rendering
+from mujoco_in_tests import (
+    CHEETAH,
+    IDS,
+    compare,
+    drawn_actions,
+    identical,
+    one_by_one,
+    ordinary,
+    together,
+)
+
+from pysampler.errors import EnvError
+
+WORKERS = pytest.mark.parametrize(("workers", "groups"), [(0, 2), (2, 2)])
+
+
+@contextlib.contextmanager
+def stepped(env_id=CHEETAH, count=4, arguments=None, steps=5, **options):
+    """Envs simulated together, and gymnasium's own, after some steps."""
+    ours = together(env_id, count, arguments, **options)
+    theirs = one_by_one(env_id, count, arguments)
+    identical(ours.reset(seed=2), theirs.reset(seed=2))
+    compare(ours, theirs, drawn_actions(theirs.action_space, 3, steps))
+    yield ours, theirs
+    compare(ours, theirs, drawn_actions(theirs.action_space, 4, 5))
+    ours.close()
+    theirs.close()
+
+
+ATTRIBUTES = [
+    *("_elapsed_steps", "np_random_seed", "dt", "frame_skip", "metadata", "render_mode"),
+    *("_reset_noise_scale", "init_qpos", "init_qvel", "spec", "has_reset"),
+]
+
+
+@WORKERS
+def test_attributes_are_those_of_each_env(workers, groups):
+    with stepped(num_workers=workers, groups=groups) as (ours, theirs):
+        for name in ATTRIBUTES:
+            identical(ours.get_attr(name), theirs.get_attr(name), name)
+        generators = ours.np_random
+        theirs_too = theirs.get_attr("np_random")
+        for one, other in zip(generators, theirs_too, strict=True):
+            assert one.bit_generator.state == other.bit_generator.state
+        assert ours.np_random_seed == (2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_methods_see_the_state_of_each_env(env_id):
+    """What follows from the state, and what a task reads of the last step."""
+    names = ["state_vector", "_get_obs", "_get_reset_info"]
+    names += [name for name in ("is_healthy", "contact_cost") if offers(env_id, name)]
+    with stepped(env_id, arguments={"max_episode_steps": 4}) as (ours, theirs):
+        for name in names:
+            identical(ours.call(name), theirs.call(name), name)
+        assert len({row.tobytes() for row in ours.call("state_vector")}) == 4
+        identical(
+            ours.apply(lambda env: (env.unwrapped.data.time, env.unwrapped.data.ctrl.copy())),
+            tuple((e.unwrapped.data.time, e.unwrapped.data.ctrl.copy()) for e in theirs.envs),
+        )
+
+
+@functools.cache
+def offers(env_id, name):
+    return hasattr(type(gym.make(env_id).unwrapped), name)
+
+
+@WORKERS
+def test_a_state_that_a_method_sets_is_that_of_the_env(workers, groups):
+    with stepped("Ant-v5", num_workers=workers, groups=groups) as (ours, theirs):
+        model = theirs.envs[0].unwrapped.model
+        qpos, qvel = np.linspace(0.1, 0.9, model.nq), np.linspace(-1, 1, model.nv)
+        for envs in (ours, theirs):
+            envs.call("set_state", qpos, qvel)
+
+
+def push(env, force):
+    """Forces that act on from now on."""
+    env.unwrapped.data.xfrc_applied[1] = force
+    env.unwrapped.data.qvel[0] += 0.25
+    return env.unwrapped.data.qvel[0]
+
+
+@WORKERS
+def test_what_is_done_to_the_simulation_stays(workers, groups):
+    with stepped(num_workers=workers, groups=groups) as (ours, theirs):
+        force = np.array([40.0, 0, 30, 0, 5, 0])
+        seen = ours.apply(push, force, envs=[3, 0])
+        identical(seen, tuple(push(theirs.envs[i], force) for i in (3, 0)))
+
+
+@WORKERS
+def test_calls_that_reset_or_step_one_env(workers, groups):
+    """``apply`` may do what it likes with an env."""
+
+    def restart(env):
+        env.reset(seed=77)
+        env.step(np.ones(6, np.float32))
+        return env.step(np.ones(6, np.float32))[0]
+
+    with stepped(num_workers=workers, groups=groups) as (ours, theirs):
+        identical(ours.apply(restart, envs=[1]), (restart(theirs.envs[1]),))
+        assert ours.get_attr("_elapsed_steps") == (5, 2, 5, 5)
+        assert ours.np_random_seed == (2, 77, 4, 5)
+
+
+@WORKERS
+def test_generators_that_are_set(workers, groups):
+    with stepped(num_workers=workers, groups=groups) as (ours, theirs):
+        for envs in (ours, theirs):
+            envs.set_attr("np_random", [np.random.Generator(np.random.PCG64(i)) for i in range(4)])
+        identical(ours.reset(), theirs.reset())
+        for envs in (ours, theirs):
+            envs.set_attr(
+                "np_random", [np.random.Generator(np.random.MT19937(i)) for i in range(4)]
+            )
+        identical(ours.reset(), theirs.reset())
+        with pytest.raises(EnvError, match="cannot get state: the generator is MT19937"):
+            ours.get_state()
+
+
+def test_before_the_first_reset():
+    ours, theirs = together(CHEETAH), one_by_one(CHEETAH)
+    for name in ("_elapsed_steps", "_has_reset"):
+        assert ours.get_attr(name) == theirs.get_attr(name)
+    seeds = ours.np_random_seed
+    assert len(set(seeds)) == 3
+    assert ours.np_random_seed == seeds
+    ours.close()
+    theirs.close()
+
+
+# -- attributes -----------------------------------------------------------------------------------
+
+
+@WORKERS
+def test_attributes_of_their_own(workers, groups):
+    with stepped(num_workers=workers, groups=groups) as (ours, theirs):
+        for envs in (ours, theirs):
+            envs.set_attr("label", ["a", "b", "c", "d"])
+        assert ours.get_attr("label") == theirs.get_attr("label") == ("a", "b", "c", "d")
+        for envs in (ours, theirs):
+            envs.set_attr("label", 7)
+            envs.set_attr("other", (1, 2, 3, 4))
+        assert ours.get_attr("label") == theirs.get_attr("label") == (7,) * 4
+        assert ours.get_attr("other") == theirs.get_attr("other") == (1, 2, 3, 4)
+        ours.apply(lambda env: vars(env.unwrapped).setdefault("count", []).append(1), envs=[1, 2])
+        ours.apply(lambda env: vars(env.unwrapped).setdefault("count", []).append(1), envs=[1])
+        assert ours.apply(lambda env: len(getattr(env.unwrapped, "count", []))) == (0, 2, 1, 0)
+
+
+@WORKERS
+def test_attributes_that_only_some_have_are_of_those(workers, groups):
+    with stepped(num_workers=workers, groups=groups) as (ours, _):
+        ours.apply(lambda env: setattr(env.unwrapped, "mine", 5), envs=[2])
+        has = ours.apply(lambda env: hasattr(env.unwrapped, "mine"))
+        assert has == (False, False, True, False)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_attribute_may_be_taken_away_again(workers):
+    with stepped(num_workers=workers) as (ours, _):
+        ours.set_attr("label", "a")
+        ours.apply(lambda env: vars(env).pop("label"), envs=[1])
+        assert ours.apply(lambda env: "label" in vars(env)) == (True, False, True, True)
+
+
+def take_away_data(env):
+    del env.unwrapped.data
+
+
+REFUSED = {
+    "a weight": lambda envs: envs.set_attr("_ctrl_cost_weight", 0.5),
+    "a weight of one": lambda envs: envs.apply(
+        lambda env: setattr(env.unwrapped, "_ctrl_cost_weight", 0.5), envs=[1]
+    ),
+    "how long a step is": lambda envs: envs.set_attr("frame_skip", 2),
+    "the time limit": lambda envs: envs.set_attr("_max_episode_steps", 3),
+    "a mass": lambda envs: envs.apply(
+        lambda env: env.unwrapped.model.body_mass.__imul__(2.0).sum(), envs=[2]
+    ),
+    "gravity": lambda envs: envs.apply(
+        lambda env: env.unwrapped.model.opt.gravity.__setitem__(2, -1.0)
+    ),
+    "where episodes begin": lambda envs: envs.set_attr("init_qpos", np.zeros(9)),
+    "the same in place": lambda envs: envs.apply(
+        lambda env: env.unwrapped.init_qpos.__iadd__(0.5).sum()
+    ),
+    "a method": lambda envs: envs.set_attr("_get_rew", lambda velocity, action: (0.0, {})),
+    "its physics": lambda envs: envs.apply(take_away_data, envs=[1]),
+}
+
+
+@WORKERS
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_envs_do_cannot_be_changed(what, workers, groups):
+    """Blocks have copies of it. Nothing is changed: the envs go on as they were."""
+    with stepped(num_workers=workers, groups=groups) as (ours, theirs):
+        with pytest.raises(EnvError, match=r"cannot change .*\{'native': False\}") as caught:
+            REFUSED[what](ours)
+        assert isinstance(caught.value, AttributeError)
+        assert caught.value.env in range(4)
+        identical(ours.reset(seed=5), theirs.reset(seed=5))
+        ours.get_attr("spec")
+
+
+def test_ordinary_envs_may_be_changed():
+    """As the error says."""
+    envs = ordinary(CHEETAH)
+    for change in REFUSED.values():
+        if change is not REFUSED["a method"]:  # a lambda cannot be pickled
+            change(envs)
+    assert envs.get_attr("_ctrl_cost_weight") == (0.5,) * 3
+    envs.close()
+
+
+@WORKERS
+def test_the_number_of_a_task_may_be_set(workers, groups):
+    """As of ordinary envs: it is an attribute of each."""
+    options = {"num_workers": workers, "groups": groups}
+    with stepped("HalfCheetahDir-v5", **options) as (ours, theirs):
+        for envs in (ours, theirs):
+            envs.set_attr("direction", [-1.0, 1.0, 0.5, -1.0])
+        assert ours.get_attr("direction") == (-1.0, 1.0, 0.5, -1.0)
+        assert ours.get_attr("task") == theirs.get_attr("task") == (None,) * 4
+        tasks = {"options": {"task": {"direction": -1.0}}}
+        identical(ours.reset(**tasks), theirs.reset(**tasks))
+        assert ours.get_attr("task") == theirs.get_attr("task")
+        for envs in (ours, theirs):
+            envs.call("reset_task", {"direction": 1.0})
+
+
+@pytest.mark.parametrize("env_id", ["Reacher-v5", "Pusher-v5"])
+def test_attributes_of_an_episode(env_id):
+    with stepped(env_id) as (ours, theirs):
+        names = {"Reacher-v5": ["goal"], "Pusher-v5": ["goal_pos", "cylinder_pos"]}[env_id]
+        for name in names:
+            identical(ours.get_attr(name), theirs.get_attr(name))
+        ours.apply(lambda env: env.reset(seed=3)[1], envs=[1])
+        theirs.envs[1].reset(seed=3)
+        for name in names:
+            identical(ours.get_attr(name), theirs.get_attr(name))
+
+
+def test_what_a_call_does_before_it_raises_is_done():
+    """As to an ordinary env; and what it must not change is not."""
+
+    def fail(env):
+        env.step(np.ones(6))
+        env.unwrapped.model.opt.gravity[2] = -1.0
+        env.unwrapped.frame_skip = 1
+        raise ZeroDivisionError
+
+    with stepped() as (ours, theirs):
+        with pytest.raises(ZeroDivisionError):
+            ours.apply(fail, envs=[2])
+        theirs.envs[2].step(np.ones(6))
+        assert ours.get_attr("frame_skip") == (5,) * 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_options_with_tasks_that_an_env_does_not_know(workers):
+    """gymnasium's own do not look at options."""
+    with stepped(num_workers=workers) as (ours, theirs):
+        options = {"options": {"task": 3}}
+        identical(ours.reset(**options), theirs.reset(**options))
+        identical(ours.call("state_vector"), theirs.call("state_vector"))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_name_that_does_not_exist_is_an_error_of_its_env(workers):
+    with stepped(num_workers=workers) as (ours, _):
+        with pytest.raises(AttributeError, match="no_such") as caught:
+            ours.get_attr("no_such")
+        assert caught.value.env == 0
+        with pytest.raises(EnvError, match="env 2 .*raised ZeroDivisionError"):
+            ours.apply(lambda env: 1 / 0, envs=[2])
+
+
+# -- pictures -------------------------------------------------------------------------------------
+
+
+class Viewer:
+    """Needs no GL library: the bytes of a picture are when, how and where the first body is, and
+    where the camera looks, which is where the bodies were when it was made, as in gymnasium's."""
+
+    def __init__(self, model, data, *_):
+        self.data = data
+        self.cam = types.SimpleNamespace(lookat=np.median(data.geom_xpos, axis=0))
+
+    def render(self, render_mode, camera_id):
+        assert render_mode == "rgb_array"
+        data = self.data
+        numbers = np.concatenate(([data.time], data.qpos, data.xpos[1], self.cam.lookat))
+        return np.repeat(numbers.view(np.uint8)[None, :, None], 3, axis=2)
+
+    def close(self):
+        pass
+
+
+def seen_in(pictures):
+    return [picture[0, :, 0].copy().view(np.float64) for picture in pictures]
+
+
+@pytest.fixture
+def without_gl(monkeypatch):
+    monkeypatch.setattr(mujoco_rendering, "OffScreenViewer", Viewer)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_pictures_of_each_env_after_a_reset(env_id, without_gl):
+    mode = {"render_mode": "rgb_array"}
+    with stepped(env_id, arguments=mode) as (ours, theirs):
+        identical(ours.reset(seed=4), theirs.reset(seed=4))
+        for _ in range(2):
+            identical(seen_in(ours.render()), seen_in(theirs.render()))
+        assert len({picture.tobytes() for picture in ours.render()}) == 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pictures_of_each_env(workers, without_gl):
+    """Workers that are forked have what is put in the place of the renderer."""
+    arguments, options = {"render_mode": "rgb_array"}, {"num_workers": workers, "context": "fork"}
+    with stepped(arguments=arguments, **options) as (ours, theirs):
+        for actions in drawn_actions(theirs.action_space, 9, 3):
+            pictures, expected = seen_in(ours.render()), seen_in(theirs.render())
+            # In gymnasium's, where bodies are is a substep older than the state.
+            identical(*([one[:-6] for one in some] for some in (pictures, expected)))
+            np.testing.assert_allclose(pictures, expected, atol=0.2)
+            compare(ours, theirs, [actions])
+
+
+def test_a_collector_of_frames_has_one_for_each_step(without_gl):
+    """As a video is made: an env draws between steps, which nothing else notices."""
+    with stepped(arguments={"render_mode": "rgb_array"}) as (ours, theirs):
+        seen = set()
+        for actions in drawn_actions(theirs.action_space, 9, 6):
+            compare(ours, theirs, [actions])
+            seen.update(picture.tobytes() for picture in ours.render())
+        assert len(seen) == 24

@@ -1,0 +1,161 @@
+"""When envs are simulated together, and when they are ordinary ones."""
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
+from mujoco_in_tests import CHEETAH, IDS, META_IDS, identical, is_native, made
+
+import pysampler
+
+
+@pytest.mark.parametrize("env_id", [*IDS, *META_IDS])
+@pytest.mark.parametrize("native", ["auto", True])
+def test_gymnasiums_envs_are_simulated_together(env_id, native):
+    assert is_native(made(env_id, native))
+
+
+def test_it_is_what_happens_without_being_asked_for():
+    envs = pysampler.make_vec(CHEETAH, 2, vector_kwargs={"num_workers": 0})
+    assert is_native(envs)
+
+
+class Own(HalfCheetahEnv):
+    """A user's own class: what it overrides nobody knows."""
+
+
+class Elsewhere(HalfCheetahEnv):
+    pass
+
+
+Elsewhere.__name__ = Elsewhere.__qualname__ = "HalfCheetahEnv"  # in another module
+
+# What is made, and what is told where it has to be native.
+ORDINARY = {
+    "another env": (lambda native: made("CartPole-v1", native), "CartPoleEnv has no task"),
+    "an older version": (
+        lambda native: made("HalfCheetah-v4", native),
+        "HalfCheetahEnv has no task",
+    ),
+    "a wrapper of the spec": (
+        lambda native: made(gym.wrappers.ClipAction(gym.make(CHEETAH)).spec, native),
+        "the wrapper ClipAction is Python code for one env",
+    ),
+    "wrappers": (
+        lambda native: made(native=native, wrappers=[gym.wrappers.ClipAction]),
+        "the wrapper ClipAction is Python code for one env",
+    ),
+    "a subclass": (lambda native: made(Own, native), "Own has no task"),
+    "a class of the same name": (lambda native: made(Elsewhere, native), "has no task"),
+    "a function of another env": (
+        lambda native: made(lambda: gym.make("CartPole-v1"), native),
+        "CartPoleEnv has no task",
+    ),
+    "a worker of the user's": (
+        lambda native: made(native=native, worker=print),
+        "worker is given",
+    ),
+    "different spaces": (
+        lambda native: made(native=native, observation_mode="different"),
+        "observation_mode is given",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*out of date")
+@pytest.mark.parametrize("what", [name for name in ORDINARY if name != "a worker of the user's"])
+def test_others_are_ordinary_and_nobody_is_warned(what):
+    make, _ = ORDINARY[what]
+    assert not is_native(make(native="auto"))
+    assert not is_native(make(native=False))
+
+
+@pytest.mark.filterwarnings("ignore:.*out of date")
+@pytest.mark.parametrize("what", ORDINARY)
+def test_whoever_insists_is_told_why_not(what):
+    make, why = ORDINARY[what]
+    with pytest.raises(ValueError, match=f"cannot make vector env: native=True, but .*{why}"):
+        make(native=True)
+
+
+def test_nobody_who_says_no_gets_them():
+    assert not is_native(made(native=False))
+
+
+def test_answers_of_numpy():
+    assert is_native(made(native=np.True_))
+    assert not is_native(made(native=np.False_))
+
+
+def test_arguments_that_cannot_be_pickled():
+    """Nothing has to travel, where the envs are in this process."""
+
+    def make(arguments):
+        return HalfCheetahEnv(ctrl_cost_weight=arguments.send(None))
+
+    def weights():
+        while True:
+            yield 0.25
+
+    assert is_native(
+        pysampler.make_vec(
+            make, 2, arguments=weights(), vector_kwargs={"num_workers": 0, "native": True}
+        )
+    )
+
+
+@pytest.mark.parametrize("native", ["yes", 2, 0, 1, None, "True"])
+def test_another_answer_is_refused(native):
+    with pytest.raises(ValueError, match="native .*, expected 'auto', True or False"):
+        made(native=native)
+
+
+def test_a_list_of_functions_is_of_ordinary_envs():
+    envs = pysampler.VectorEnv([functools.partial(gym.make, CHEETAH)] * 2, num_workers=0)
+    assert not is_native(envs)
+
+
+def test_functions_that_make_different_envs_are_of_ordinary_ones():
+    """Also where the first of them are such as another vector env simulates together."""
+    first, other = made(), made(arguments={"ctrl_cost_weight": 3.0})
+    functions = [*first.env_fns, *other.env_fns, functools.partial(gym.make, "Hopper-v5")]
+    for mixed in (functions[:2], functions[:3]):
+        envs = pysampler.VectorEnv(mixed, num_workers=0)
+        theirs = gym.vector.SyncVectorEnv(mixed)
+        envs.reset()
+        theirs.reset()
+        actions = np.ones((len(mixed), 6))
+        costs = [one.step(actions)[4]["reward_ctrl"] for one in (envs, theirs)]
+        identical(*costs)
+        envs.close()
+        theirs.close()
+    with pytest.raises(RuntimeError, match="spaces are not equivalent"):
+        pysampler.VectorEnv(functions, num_workers=0)
+
+
+def test_a_function_that_makes_such_an_env_may_be_insisted_on():
+    make = functools.partial(gym.make, CHEETAH)
+    assert not is_native(made(make))  # what it makes nobody knows beforehand
+    assert is_native(made(make, native=True))
+    assert is_native(made(HalfCheetahEnv))
+
+
+def test_envs_that_are_to_be_seen_are_ordinary(monkeypatch):
+    """Each of their steps draws a picture in a window."""
+    drawn = []
+    monkeypatch.setattr(HalfCheetahEnv, "render", lambda env: drawn.append(env))
+    human = {"render_mode": "human"}
+    envs = made(arguments=human)
+    assert "native" not in repr(envs)
+    envs.reset()
+    envs.step(np.zeros((2, 6)))
+    assert len(drawn) == 4
+    envs.close()
+    with pytest.raises(ValueError, match="native=True, but .*human"):
+        made(native=True, arguments=human)
+
+
+def test_envs_that_are_pictured_on_demand_are_not():
+    assert is_native(made(arguments={"render_mode": "rgb_array"}))

@@ -1,0 +1,229 @@
+"""Envs that are simulated together return just what SyncVectorEnv of the same envs returns."""
+
+import contextlib
+import copy
+import itertools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from mujoco_in_tests import (
+    CHEETAH,
+    DISABLED,
+    IDS,
+    META_IDS,
+    MODES,
+    NEXT_STEP,
+    SAME_STEP,
+    compare,
+    drawn_actions,
+    identical,
+    one_by_one,
+    ordinary,
+    together,
+)
+
+# Some terminate within a few steps, some never: all are cut off now and then.
+SHORT = {"max_episode_steps": 17}
+
+
+def both(env_id, count, mode, arguments=None, **vector_kwargs):
+    stack = contextlib.ExitStack()
+    ours = together(env_id, count, arguments, autoreset_mode=mode, **vector_kwargs)
+    theirs = one_by_one(env_id, count, arguments, mode)
+    stack.callback(ours.close)
+    stack.callback(theirs.close)
+    return stack, ours, theirs
+
+
+def reset_alike(ours, theirs, **arguments):
+    """``options`` are copied: SyncVectorEnv takes the mask out of them."""
+    results = []
+    for envs in (ours, theirs):
+        given = {name: dict(v) if name == "options" else v for name, v in arguments.items()}
+        results.append(envs.reset(**given))
+    identical(*results, f"reset with {arguments}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", IDS)
+def test_a_thousand_steps_with_resets_in_between(env_id):
+    """Uneven groups; episodes end by themselves, by the time limit, and by resets of all kinds."""
+    number = IDS.index(env_id)
+    arguments = {"max_episode_steps": 90}
+    stack, ours, theirs = both(env_id, 3, MODES[number % 3], arguments, num_workers=2)
+    with stack:
+        reset_alike(ours, theirs, seed=number)
+        actions = list(drawn_actions(theirs.action_space, number, 1000, beyond=1.5))
+        between = [
+            {},
+            {"options": {"reset_mask": np.array([True, False, True])}},
+            {"seed": [5, None, 5]},
+            {"seed": 100, "options": {"reset_mask": np.array([False, True, True])}},
+            {"options": {"unknown": 1}},
+            {"seed": 2**40},
+            {"options": {"reset_mask": np.ones(3, bool)}},
+        ]
+        ended = 0
+        for piece, arguments in enumerate([*between, None]):
+            ended += compare(ours, theirs, actions[125 * piece : 125 * (piece + 1)])
+            if arguments is not None:
+                reset_alike(ours, theirs, **arguments)
+        assert ended >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("env_id", IDS)
+def test_any_number_of_workers(env_id, mode):
+    """Seven envs in uneven groups, beside what SyncVectorEnv returned once."""
+    theirs = one_by_one(env_id, 7, SHORT, mode)
+    actions = list(drawn_actions(theirs.action_space, 3, 32))
+    mask = np.array([True, False, True, True, False, False, True])
+    calls = [("reset", {"seed": 3}), *(("step", {"actions": row}) for row in actions[:19])]
+    calls += [("reset", {"options": {"reset_mask": mask}})]
+    calls += [("step", {"actions": row}) for row in actions[19:]]
+    calls += [("reset", {"seed": list(range(7))}), ("step", {"actions": actions[0]})]
+    expected = []
+    for name, arguments in calls:
+        result = getattr(theirs, name)(**_copied(arguments))
+        expected.append((name, arguments, result))
+        if mode == DISABLED and name == "step" and (over := result[2] | result[3]).any():
+            arguments = {"options": {"reset_mask": over}}
+            expected.append(("reset", arguments, theirs.reset(**_copied(arguments))))
+    theirs.close()
+    # Each env and each mode has all of them.
+    others = [(0, 2), (5, 1)], [(1, 3)]
+    for workers, groups in ((2, 2), *others[(IDS.index(env_id) + MODES.index(mode)) % 2]):
+        ours = together(env_id, 7, SHORT, num_workers=workers, groups=groups, autoreset_mode=mode)
+        for at, (name, arguments, result) in enumerate(expected):
+            ours_now = getattr(ours, name)(**_copied(arguments))
+            identical(ours_now, result, f"{workers} workers, {name} {at}")
+        ours.close()
+
+
+def _copied(arguments):
+    return {name: dict(v) if name == "options" else v for name, v in arguments.items()}
+
+
+@pytest.mark.parametrize("env_id", META_IDS)
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_envs_of_many_tasks(env_id, mode):
+    """The tasks of single resets, and of all that follow, automatic or not."""
+    stack, ours, theirs = both(env_id, 3, mode, {"max_episode_steps": 6}, groups=2)
+    with stack:
+        [name] = {"direction", "velocity"} & set(dir(theirs.envs[0].unwrapped))
+        reset_alike(ours, theirs, seed=1)
+        actions = list(drawn_actions(theirs.action_space, 1, 30))
+        compare(ours, theirs, actions[:10])
+        reset_alike(ours, theirs, options={"task": {name: 0.7}})
+        compare(ours, theirs, actions[10:20])
+        reset_alike(ours, theirs, seed=4)
+        assert ours.get_attr(name) == theirs.get_attr(name) == (0.7,) * 3
+        compare(ours, theirs, actions[20:])
+
+
+DTYPES = ["f2", "f4", "f8", "g", "i1", "i4", "i8", "u1", "u8", "?"]
+
+
+@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.filterwarnings("ignore")  # of overflows, and gymnasium's of rewards
+def test_actions_of_any_dtype(env_id):
+    stack, ours, theirs = both(env_id, 3, NEXT_STEP, SHORT)
+    with stack:
+        reset_alike(ours, theirs, seed=1)
+        rng = np.random.default_rng(2)
+        for _, dtype in itertools.product(range(3), DTYPES):
+            numbers = rng.integers(0, 20, theirs.action_space.shape) - 10 * (dtype[0] != "u")
+            compare(ours, theirs, [(numbers / (1 if dtype[0] in "iu" else 7)).astype(dtype)])
+
+
+def _mixed(rows):
+    return [row.astype(dtype) for row, dtype in zip(rows, ("f8", "f4", "i8"), strict=True)]
+
+
+KINDS = {
+    "list of arrays": list,
+    "tuple of arrays": tuple,
+    "lists of numbers": lambda rows: rows.tolist(),
+    "lists of whole numbers": lambda rows: rows.astype(int).tolist(),
+    "tuples of numbers": lambda rows: [tuple(row) for row in rows.tolist()],
+    "arrays of several dtypes": _mixed,
+    "column-major": np.asfortranarray,
+    "every other of a larger array": lambda rows: np.repeat(rows, 2, axis=1)[:, ::2],
+    "objects": lambda rows: rows.astype(object),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore")
+def test_actions_of_any_kind(kind, workers):
+    stack, ours, theirs = both(CHEETAH, 3, NEXT_STEP, {"max_episode_steps": 4}, num_workers=workers)
+    with stack:
+        reset_alike(ours, theirs, seed=1)
+        drawn = drawn_actions(theirs.action_space, 1, 12, beyond=4)
+        compare(ours, theirs, [KINDS[kind](row.astype(np.float64)) for row in drawn])
+
+
+@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("odd", [np.nan, np.inf, 1e30], ids=str)
+@pytest.mark.filterwarnings("ignore")
+def test_actions_that_make_no_sense(env_id, odd):
+    """MuJoCo ignores the controls, or begins the simulation anew; others go on as ever."""
+    stack, ours, theirs = both(env_id, 3, SAME_STEP, SHORT)
+    with stack:
+        reset_alike(ours, theirs, seed=1)
+        actions = list(drawn_actions(theirs.action_space, 1, 24))
+        for at in (3, 4, 15):
+            actions[at][1, -1] = odd
+        compare(ours, theirs, actions)
+
+
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "InvertedPendulum-v5", "Ant-v5"])
+@pytest.mark.filterwarnings("ignore")
+def test_simulations_that_blow_up(env_id):
+    """MuJoCo resets such a simulation in the middle of a step."""
+    stack, ours, theirs = both(env_id, 3, NEXT_STEP, SHORT)
+    with stack:
+        reset_alike(ours, theirs, seed=1)
+        actions = list(drawn_actions(theirs.action_space, 1, 8))
+        compare(ours, theirs, actions[:4])
+        model = theirs.envs[1].unwrapped.model
+        for envs in (ours, theirs):
+            envs.call("set_state", np.zeros(model.nq), np.full(model.nv, 1e9))
+        compare(ours, theirs, actions[4:])
+
+
+@pytest.mark.parametrize("env_id", [CHEETAH, "Humanoid-v5", "InvertedPendulum-v5", "Reacher-v5"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("infos", ["final", "none"])
+def test_infos_that_are_left_out(env_id, mode, infos):
+    """The columns that are left have the values, dtypes and masks of ordinary envs."""
+    options = {"autoreset_mode": mode, "infos": infos}
+    ours, theirs = (make(env_id, 3, SHORT, **options) for make in (together, ordinary))
+    identical(ours.reset(seed=1), theirs.reset(seed=1))
+    assert compare(ours, theirs, drawn_actions(theirs.action_space, 1, 25)) > 0
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Reacher-v5"])
+def test_the_shorter_of_two_time_limits(env_id):
+    spec = copy.deepcopy(gym.spec(env_id))
+    spec.max_episode_steps = 9
+    ours = together(spec, 2)
+    theirs = gym.vector.SyncVectorEnv([lambda: gym.make(spec)] * 2)
+    identical(ours.reset(seed=1), theirs.reset(seed=1))
+    assert compare(ours, theirs, drawn_actions(theirs.action_space, 1, 21)) == 4
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_episodes_without_a_seed_differ(count):
+    """Each generator is seeded by the system, and goes on where the last episode ended."""
+    envs = together(CHEETAH, count)
+    seen = [row.tobytes() for _ in range(3) for row in envs.reset()[0]]
+    assert len(set(seen)) == 3 * count
+    envs.close()

@@ -1,0 +1,280 @@
+"""Lost workers, whose envs were simulated together: what follows is what ordinary envs do."""
+
+import contextlib
+import os
+import signal
+
+import mujoco
+import numpy as np
+import pytest
+from mujoco_in_tests import (
+    CHEETAH,
+    DISABLED,
+    MODES,
+    NEXT_STEP,
+    SAME_STEP,
+    drawn_actions,
+    identical,
+    ordinary,
+    together,
+)
+
+import pysampler
+from pysampler.envs.mujoco import Task, draw
+from pysampler.errors import EnvError, WorkerLostError
+
+BOTH = together, ordinary
+RESTART = {"num_workers": 3, "on_worker_loss": "restart"}
+LOST = [False, False, True, True, False, False]  # of six envs, those of worker 1
+
+
+def kill(envs, worker):
+    """Kill an idle worker, and wait until that is known."""
+    os.kill(envs._pool.pids[worker], signal.SIGKILL)
+    envs._pool._links.watch.wait()
+
+
+@contextlib.contextmanager
+def running(env_id, count=6, arguments=None, **options):
+    """Envs simulated together, and ordinary ones."""
+    pair = [make(env_id, count, arguments, **RESTART | options) for make in BOTH]
+    for envs in pair:
+        envs.reset(seed=3)
+    yield pair
+    for envs in pair:
+        envs.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_step_of_a_loss_ends_its_episodes_and_no_other(mode, groups):
+    with running(CHEETAH, autoreset_mode=mode, groups=groups) as pair:
+        ours = pair[0]
+        actions = list(drawn_actions(ours.action_space, 1, 8))
+        before = [ours.step(row) for row in actions[:3]][-1][0]
+        expected = [pair[1].step(row) for row in actions[:4]][-1]
+        kill(ours, 1)
+        observations, rewards, terminated, truncated, infos = ours.step(actions[3])
+        lost = np.array(LOST)
+        assert truncated.tolist() == infos["worker_lost"].tolist() == LOST
+        assert infos["_worker_lost"].tolist() == LOST
+        assert not terminated.any()
+        identical(rewards, np.where(lost, 0.0, expected[1]))
+        identical(observations[~lost], expected[0][~lost])
+        if mode == SAME_STEP:
+            identical(np.stack(infos["final_obs"][lost]), before[lost])
+            assert infos["final_info"]["worker_lost"].tolist() == LOST
+        else:
+            identical(observations[lost], before[lost])
+            if mode == NEXT_STEP:
+                assert ours.step(actions[4])[3].tolist() == [False] * 6
+            else:
+                ours.reset(options={"reset_mask": lost})
+        assert np.array(ours.get_attr("_elapsed_steps"))[lost].tolist() == [0, 0]
+        seeds = np.array(ours.np_random_seed)
+        assert seeds[~lost].tolist() == [3, 4, 7, 8]
+        assert len(set(seeds[lost]) - set(range(3, 9))) == 2
+        assert ours.stats().losses.tolist() == [0, 1, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env_id", "mode"), [("Ant-v5", NEXT_STEP), (CHEETAH, SAME_STEP), ("Humanoid-v5", DISABLED)]
+)
+def test_all_that_follows_is_what_ordinary_envs_do(env_id, mode):
+    """Fresh seeds and all; one worker after the other, and one of them twice."""
+    times = {4: 1, 13: 0, 14: 1}  # which worker is lost when
+    limit = {"max_episode_steps": 6}
+    with running(env_id, arguments=limit, autoreset_mode=mode, groups=2) as pair:
+        for step, actions in enumerate(drawn_actions(pair[0].action_space, 1, 30)):
+            if step in times:
+                for envs in pair:
+                    kill(envs, times[step])
+            a, b = (envs.step(actions) for envs in pair)
+            identical(a, b, f"step {step}")
+            assert ("worker_lost" in a[4]) == (step in times)
+            if mode == DISABLED and (over := a[2] | a[3]).any():
+                resets = [envs.reset(options={"reset_mask": over}) for envs in pair]
+                identical(*resets, f"reset after step {step}")
+        identical(*(envs.reset(seed=8) for envs in pair))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reset_is_done_by_the_successors(mode):
+    with running(CHEETAH, autoreset_mode=mode) as pair:
+        for envs in pair:
+            envs.step(np.ones((6, 6)))
+            kill(envs, 1)
+        identical(*(envs.reset(seed=10) for envs in pair))
+        identical(*(envs.step(np.ones((6, 6))) for envs in pair))
+        for envs in pair:
+            kill(envs, 2)
+        mask = np.array([True, False, False, False, False, True])
+        identical(*(envs.reset(options={"reset_mask": mask}) for envs in pair))
+        identical(*(envs.step(np.ones((6, 6))) for envs in pair))
+
+
+def test_groups_of_a_lost_worker_end_with_their_own_next_steps():
+    with running(CHEETAH, groups=2) as pair:
+        for envs in pair:
+            kill(envs, 0)
+        for ids in ([2, 3, 4, 5], [1], [0], [0, 1]):
+            batches = []
+            for envs in pair:
+                envs.send(np.ones((len(ids), 6)), ids)
+                batches.append(envs.recv())
+            order = [np.argsort(batch[4]["env_id"]) for batch in batches]
+            for one, other in zip(*batches, strict=True):
+                if not isinstance(one, dict):
+                    identical(one[order[0]], other[order[1]])
+            lost = batches[0][4].get("worker_lost", np.zeros(len(ids), bool))
+            assert lost.tolist() == [ids in ([0], [1])] * len(ids)
+
+
+def test_tasks_of_lost_envs_are_those_of_their_successors():
+    options = {"autoreset_mode": SAME_STEP}
+    with running("HalfCheetahVel-v5", **options) as pair:
+        for envs in pair:
+            envs.set_options([2, 5], {"task": {"velocity": 0.25}})
+            kill(envs, 1)
+        identical(*(envs.step(np.ones((6, 6))) for envs in pair))
+        velocities = [envs.get_attr("velocity") for envs in pair]
+        assert velocities[0] == velocities[1] == (1.0, 1.0, 0.25, 1.0, 1.0, 1.0)
+
+
+def dies(env):
+    os._exit(9)
+
+
+def test_a_call_that_ends_a_worker_raises_and_the_rest_goes_on():
+    with running(CHEETAH) as pair:
+        for envs in pair:
+            envs.step(np.ones((6, 6)))
+            with pytest.raises(WorkerLostError, match=r"exit code 9 while calling dies\(\) of"):
+                envs.apply(dies, envs=[2])
+        identical(*(envs.step(np.ones((6, 6))) for envs in pair))
+        identical(*(envs.step(np.ones((6, 6))) for envs in pair))
+
+
+def test_states_outlive_a_worker():
+    """Envs of the lost worker go on from states that were taken before, as if nothing had been."""
+    with running(CHEETAH, autoreset_mode=SAME_STEP) as (envs, _):
+        actions = list(drawn_actions(envs.action_space, 1, 10))
+        for row in actions[:4]:
+            envs.step(row)
+        states = envs.get_state()
+        expected = [envs.step(row) for row in actions[4:]]
+        kill(envs, 1)
+        assert envs.step(actions[0])[3].tolist() == LOST
+        envs.set_state(states)
+        for row, result in zip(actions[4:], expected, strict=True):
+            identical(envs.step(row), result)
+
+
+def test_states_that_are_given_to_a_new_worker():
+    """Before it has done anything: no step is left to tell of the loss, and none is reset."""
+    with running(CHEETAH) as (envs, _):
+        actions = list(drawn_actions(envs.action_space, 1, 10))
+        states = envs.get_state()
+        expected = [envs.step(row) for row in actions]
+        kill(envs, 1)
+        with pytest.raises(WorkerLostError):
+            envs.get_attr("spec")
+        envs.set_state(states)
+        for row, result in zip(actions, expected, strict=True):
+            identical(envs.step(row), result)
+
+
+def test_without_restarts_a_loss_raises():
+    envs = together(CHEETAH, 4, num_workers=2)
+    envs.reset()
+    kill(envs, 0)
+    with pytest.raises(WorkerLostError, match="signal 9"):
+        envs.step(np.ones((4, 6)))
+    assert envs.closed
+
+
+def test_actors_go_on():
+    with contextlib.closing(together(CHEETAH, 6, {"max_episode_steps": 9}, **RESTART)) as envs:
+        actors = pysampler.Actors(envs, _still, seed=1)
+        actors.take(50)
+        os.kill(envs._pool.pids[1], signal.SIGKILL)
+        while envs.stats().losses.tolist() != [0, 1, 0]:
+            actors.take(50)
+        seen = set()
+        while seen != set(range(6)):
+            seen.update(actors.take(50).env.tolist())
+        actors.stop()
+
+
+def _still(observations):
+    return np.zeros((len(observations), 6), np.float32)
+
+
+# -- in the middle of a step ----------------------------------------------------------------------
+
+
+class Deadly(Task):
+    """A cart on a rail. An action of 7 ends the process, one of 6 raises: in the reward, or in
+    what the task is to do before or after it."""
+
+    def __init__(self, where="reward"):
+        super().__init__(
+            mujoco.MjModel.from_xml_string("""<mujoco><worldbody><body>
+            <joint name="rail" type="slide" axis="1 0 0"/><geom size="0.1"/>
+            </body></worldbody><actuator><motor joint="rail" ctrlrange="-9 9"/></actuator>
+            </mujoco>""")
+        )
+        self.where = where
+
+    def fault(self, where, numbers):
+        if where == self.where and (numbers == 7).any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if where == self.where and (numbers == 6).any():
+            raise ArithmeticError("told to")
+
+    def observe(self, d):
+        self.fault("observe", d.ctrl)
+        return np.concatenate((d.qpos, d.qvel), axis=1)
+
+    def reward(self, d, before, action):
+        self.fault("reward", action)
+        return -np.abs(d.qpos[:, 0])
+
+    def terminated(self, d):
+        self.fault("terminated", d.ctrl)
+        return False
+
+    def reset(self, rngs, ids):
+        return draw(rngs, lambda rng: rng.uniform(-1, 1, 1)), np.zeros((len(ids), 1))
+
+
+@pytest.mark.parametrize(
+    ("where", "mode"), [("reward", DISABLED), ("terminated", NEXT_STEP), ("observe", SAME_STEP)]
+)
+def test_a_task_that_ends_its_process(where, mode):
+    with running(Deadly, arguments={"where": where}, autoreset_mode=mode) as pair:
+        for step in range(6):
+            actions = np.full((6, 1), 0.5)
+            actions[3] = 7 if step == 2 else 0.5
+            a, b = (envs.step(actions) for envs in pair)
+            identical(a, b, f"step {step}")
+            if step == 2:
+                assert a[4]["worker_lost"].tolist() == LOST
+            if mode == DISABLED and (over := a[2] | a[3]).any():
+                identical(*(envs.reset(options={"reset_mask": over}) for envs in pair))
+
+
+@pytest.mark.parametrize("where", ["reward", "terminated", "observe"])
+@pytest.mark.parametrize("workers", [0, 3])
+def test_a_task_that_raises_is_an_error_that_names_an_env_of_its_group(where, workers):
+    with running(Deadly, arguments={"where": where}, num_workers=workers, groups=1) as pair:
+        actions = np.full((6, 1), 0.5)
+        actions[3] = 6
+        with pytest.raises(EnvError, match="raised ArithmeticError stepping: told to") as caught:
+            pair[0].step(actions)
+        assert isinstance(caught.value, ArithmeticError)
+        assert caught.value.env in (range(6) if workers == 0 else (2, 3))
+        assert not pair[0].closed
+        identical(*(envs.reset(seed=5) for envs in pair))
+        identical(*(envs.step(np.ones((6, 1))) for envs in pair))

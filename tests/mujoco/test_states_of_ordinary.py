@@ -1,0 +1,104 @@
+"""States of ordinary envs: those that offer them, and those that do not."""
+
+import contextlib
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from mujoco_in_tests import CHEETAH, MODES, identical, ordinary, together, walk
+
+import pysampler
+from pysampler.errors import EnvError
+
+WAYS = pytest.mark.parametrize(("workers", "groups"), [(0, 1), (0, 3), (2, 2)])
+
+
+class Walker(gym.Env):
+    """A random walk whose state anyone may have."""
+
+    observation_space = spaces.Box(-1e9, 1e9, (2,), np.float64)
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = self.np_random.normal()
+        self.steps = 0
+        return np.array([self.at, self.steps]), {}
+
+    def step(self, action):
+        self.at += action * self.np_random.normal()
+        self.steps += 1
+        return np.array([self.at, self.steps]), self.at, self.steps >= 9, False, {}
+
+    def get_state(self):
+        return {"at": self.at, "steps": self.steps, "rng": self.np_random.bit_generator.state}
+
+    def set_state(self, state):
+        self.at, self.steps = state["at"], state["steps"]
+        self.np_random.bit_generator.state = state["rng"]
+
+
+@WAYS
+@pytest.mark.parametrize("mode", MODES)
+def test_ordinary_envs_that_offer_their_state(mode, workers, groups):
+    """Their time limit and whether they are to be reset belong to it, too."""
+    fns = [lambda: gym.wrappers.TimeLimit(Walker(), 6)] * 5
+    options = {"num_workers": workers, "groups": groups, "autoreset_mode": mode}
+    with contextlib.closing(pysampler.VectorEnv(fns, **options)) as envs:
+        envs.reset(seed=1)
+        actions = [np.full(5, k % 3) for k in range(20)]
+        for start in (3, 1, 1, 1):
+            walk(envs, actions[:start])
+            states = envs.get_state()
+            assert states.shape == (5,)
+            first = walk(envs, actions)
+            envs.reset(seed=7)
+            envs.set_state(states)
+            identical(walk(envs, actions), first)
+        envs.set_state(np.repeat(envs.get_state([4]), 5))
+        observations = envs.step(actions[1])[0]
+        assert (observations == observations[0]).all()
+
+
+class GetsOnly(Walker):
+    set_state = None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "make", [GetsOnly, lambda: gym.make("CartPole-v1"), lambda: gym.make(CHEETAH)]
+)
+def test_ordinary_envs_that_do_not_say_so(make, workers):
+    """gymnasium's own ``set_state`` of MuJoCo is no offer: nothing gets one."""
+    with contextlib.closing(pysampler.VectorEnv([make] * 2, num_workers=workers)) as envs:
+        envs.reset()
+        with pytest.raises(EnvError, match=r"has no methods get_state\(\) and set_state") as caught:
+            envs.get_state()
+        assert isinstance(caught.value, AttributeError)
+        assert caught.value.env == 0
+        envs.step(envs.action_space.sample())
+
+
+def test_a_state_that_raises_is_an_error_of_its_env():
+    class Refuses(Walker):
+        def set_state(self, state):
+            raise RuntimeError("not mine")
+
+    with contextlib.closing(pysampler.VectorEnv([Walker, Refuses], num_workers=0)) as envs:
+        envs.reset(seed=1)
+        states = envs.get_state()
+        with pytest.raises(EnvError, match="env 1 raised RuntimeError .*: not mine") as caught:
+            envs.set_state(states)
+        assert caught.value.env == 1
+
+
+def test_ordinary_mujoco_envs_and_those_simulated_together_do_not_mix():
+    with (
+        contextlib.closing(together(CHEETAH, 2)) as envs,
+        contextlib.closing(ordinary(CHEETAH, 2)) as others,
+    ):
+        envs.reset()
+        others.reset()
+        with pytest.raises(EnvError):
+            others.set_state(envs.get_state())

@@ -1,0 +1,197 @@
+"""Before envs are simulated together they are tried beside real ones."""
+
+import sys
+import warnings
+
+import mujoco
+import mujoco_in_tests
+import numpy as np
+import pytest
+from mujoco_in_tests import CHEETAH, drawn_actions, identical, is_native, made, one_by_one
+
+import pysampler.envs.mujoco as tasks
+from pysampler._vector.mujoco import choice
+from pysampler.envs.mujoco import _gymnasium, ant, half_cheetah, pendulums
+
+
+@pytest.fixture(autouse=True)
+def nothing_tried(monkeypatch):
+    """What earlier trials have found is forgotten, and what is found here, too."""
+    monkeypatch.setattr(choice, "_tried", {})
+
+
+def plain_sum(action):
+    """One after the other, not in pairs."""
+    total = np.zeros(len(action), action.dtype)
+    for column in np.square(action).T:
+        total += column
+    return total
+
+
+def multiplied(x, exponent):
+    assert exponent == 2
+    return x * x
+
+
+def in_time(cls):
+    """A class whose positions of bodies do not lag a substep behind."""
+
+    class InTime(cls):
+        def reward(self, d, before, action):
+            data = mujoco.MjData(self.model)
+            for i in range(len(d)):
+                data.qpos[:] = d.qpos[i]
+                mujoco.mj_kinematics(self.model, data)
+                d.xpos[i] = data.xpos
+            return super().reward(d, before, action)
+
+    return InTime
+
+
+def breaking(trap, monkeypatch):
+    """Return the id of an env whose trap is broken, and the arguments with which that shows."""
+    if trap == "pairwise sum":
+        monkeypatch.setattr(ant, "squares", plain_sum)
+        return "Ant-v5"
+    if trap == "pow":
+        monkeypatch.setattr(np, "float_power", multiplied)
+        return "InvertedDoublePendulum-v5"
+    if trap == "lagging substep":
+        monkeypatch.setattr(tasks, "Ant", in_time(tasks.Ant))
+        return "Ant-v5"
+    if trap == "draws":
+        normal = _gymnasium.GymnasiumTask.normal
+        swapped = {"normal": _gymnasium.GymnasiumTask.uniform, "uniform": normal}
+        for name, method in swapped.items():
+            monkeypatch.setattr(_gymnasium.GymnasiumTask, name, method)
+        return CHEETAH
+    if trap == "dtype":
+        rewarding = half_cheetah.HalfCheetah.reward
+
+        def in_doubles(*given):
+            rewards, infos = rewarding(*given)
+            return rewards, {**infos, "reward_ctrl": infos["reward_ctrl"].astype(np.float64)}
+
+        monkeypatch.setattr(half_cheetah.HalfCheetah, "reward", in_doubles)
+        return CHEETAH
+    if trap == "a whole number":
+        reward = pendulums.InvertedPendulum.reward
+        monkeypatch.setattr(
+            pendulums.InvertedPendulum,
+            "reward",
+            lambda *a: (reward(*a)[0], {"reward_survive": reward(*a)[0] * 1.0}),
+        )
+        return "InvertedPendulum-v5"
+    if trap == "an info":
+        monkeypatch.setattr(half_cheetah.HalfCheetah, "reset_info", lambda task, d: {})
+        return CHEETAH
+    raise AssertionError(trap)
+
+
+TRAPS = {
+    "pairwise sum": r"rewards\[\d\]: .*, expected .* of a step",
+    "pow": r"\d+, expected .* of a step",
+    "lagging substep": r"rewards\[\d\]: .*, expected .* of a step",
+    "draws": r"observations\[0, \d+\]: .*, expected .* of a reset",
+    "dtype": r"infos\['reward_ctrl'\]: float64\(2,\), expected float32\(2,\) of a step",
+    "a whole number": r"infos\['reward_survive'\]: float64\(2,\), expected int64\(2,\)",
+    "an info": r"the keys of infos \(_x_position, x_position\) of a reset",
+}
+
+
+# A square that is rounded differently shows in one step of some hundreds: later than a trial ends.
+@pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap != "pow"])
+def test_a_difference_is_told_of_once_and_the_envs_are_ordinary(trap, monkeypatch):
+    env_id = breaking(trap, monkeypatch)
+    said = rf"the envs cannot be simulated together: .*{TRAPS[trap]}.*; they run as ordinary envs"
+    with pytest.warns(UserWarning, match=said) as told:
+        envs = made(env_id)
+    assert len(told) == 1
+    assert told[0].filename == mujoco_in_tests.__file__  # who called make_vec
+    theirs = one_by_one(env_id, 2)
+    identical(envs.reset(seed=1), theirs.reset(seed=1))
+    for actions in drawn_actions(theirs.action_space, 1, 10):
+        identical(envs.step(actions), theirs.step(actions))
+    assert not is_native(envs)
+    with pytest.raises(ValueError, match=f"native=True, but {said.partition(';')[0]}"):
+        made(env_id, native=True)
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_a_difference_shows_in_the_tests_of_equality(trap, monkeypatch):
+    """Without the trial: no test above could pass by chance."""
+    env_id = breaking(trap, monkeypatch)
+    monkeypatch.setattr(choice, "_difference", lambda *_: None)
+    ours, theirs = made(env_id, native=True), one_by_one(env_id, 2)
+    with pytest.raises(AssertionError):
+        for seed in range(10):
+            identical(ours.reset(seed=seed), theirs.reset(seed=seed))
+            for actions in drawn_actions(theirs.action_space, 1, 20):
+                identical(ours.step(actions), theirs.step(actions))
+    assert is_native(ours)
+    theirs.close()
+
+
+def test_what_was_tried_is_not_tried_again(monkeypatch):
+    tried = []
+    difference = choice._difference
+    monkeypatch.setattr(
+        choice, "_difference", lambda *given: tried.append(given) or difference(*given)
+    )
+    for _ in range(3):
+        assert is_native(made())
+    assert len(tried) == 1
+    assert is_native(made(arguments={"ctrl_cost_weight": 0.3}))
+    assert len(tried) == 2
+
+
+def test_a_difference_is_told_of_each_time_but_tried_once(monkeypatch):
+    tried = []
+    monkeypatch.setattr(choice, "_difference", lambda *_: tried.append(1) or "this and that")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="together: this and that; they run as ordinary"):
+            assert not is_native(made())
+    assert len(tried) == 1
+
+
+def test_simulations_that_cannot_be_made_are_a_difference(monkeypatch):
+    """A MuJoCo, say, whose functions are called otherwise."""
+
+    def fails(task, count):
+        raise OSError("no such function")
+
+    monkeypatch.setattr(half_cheetah.HalfCheetah, "for_simulations", fails)
+    with pytest.warns(UserWarning, match="OSError.*no such function; they run as ordinary envs"):
+        assert not is_native(made())
+
+
+def test_a_mujoco_without_batches(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mujoco.batch", None)
+    monkeypatch.delattr(mujoco, "batch", raising=False)
+    with warnings.catch_warnings(action="error"):
+        assert not is_native(made())
+    version = mujoco.__version__
+    said = f"native=True, but mujoco {version} has no batches, expected 3.17 or newer"
+    with pytest.raises(ValueError, match=said):
+        made(native=True)
+
+
+def test_a_mujoco_of_single_precision(monkeypatch):
+    monkeypatch.setattr(mujoco, "MJTNUM_DTYPE", np.float32, raising=False)
+    assert not is_native(made())
+    with pytest.raises(ValueError, match="this MuJoCo computes in single precision"):
+        made(native=True)
+
+
+def test_an_episode_that_ends_during_the_trial():
+    for limit in (1, 2, 7, 8):
+        assert is_native(made(native=True, arguments={"max_episode_steps": limit}))
+
+
+def test_the_trial_leaves_the_random_numbers_alone():
+    """What the program draws of NumPy's and of spaces does not depend on it."""
+    np.random.seed(1)
+    made().close()
+    first = np.random.random()
+    np.random.seed(1)
+    assert first == np.random.random()

@@ -1,0 +1,144 @@
+"""gymnasium's MuJoCo envs simulated together, and the same envs one by one."""
+
+import functools
+import importlib
+import inspect
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from made_up import same
+
+import pysampler
+import pysampler.envs.meta  # registers some
+from pysampler._vector.mujoco.host import TaskHost
+
+MODES = NEXT_STEP, SAME_STEP, DISABLED = list(AutoresetMode)
+IDS = [
+    f"{name}-v5"
+    for name in (
+        *("HalfCheetah", "Hopper", "Walker2d", "Swimmer", "Ant", "Humanoid", "HumanoidStandup"),
+        *("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Pusher"),
+    )
+]
+META_IDS = ["HalfCheetahDir-v5", "HalfCheetahVel-v5", "AntDir-v5", "AntVel-v5"]
+CHEETAH = "HalfCheetah-v5"
+
+
+def together(env_id, count=3, arguments=None, wrappers=None, **vector_kwargs):
+    """Envs that are simulated together, in this process by default."""
+    vector_kwargs = {"num_workers": 0, "native": True, **vector_kwargs}
+    return pysampler.make_vec(
+        env_id, count, vector_kwargs=vector_kwargs, wrappers=wrappers, **(arguments or {})
+    )
+
+
+def ordinary(env_id, count=3, arguments=None, **vector_kwargs):
+    """The same, each env simulated by itself."""
+    return together(env_id, count, arguments, native=False, **vector_kwargs)
+
+
+def one_by_one(env_id, count=3, arguments=None, mode=NEXT_STEP):
+    """The same envs in gymnasium's own vector env."""
+    env_fns = [functools.partial(gym.make, env_id, **(arguments or {}))] * count
+    return SyncVectorEnv(env_fns, autoreset_mode=mode)
+
+
+def drawn_actions(space, seed, steps, beyond=1.0):
+    """Actions of some steps, a few of them out of the range by a factor; dtypes in turn."""
+    rng = np.random.default_rng(seed)
+    for step in range(steps):
+        factor = beyond if step % 5 == 0 else 1.0
+        actions = factor * rng.uniform(space.low, space.high)
+        yield actions.astype((np.float32, np.float64)[step % 2])
+
+
+def identical(ours, theirs, place=""):
+    """Assert that two results are the same, down to the sign of each zero."""
+    same(ours, theirs, place)
+    for one, other in zip(_leaves(ours), _leaves(theirs), strict=True):
+        there = ~np.isnan(one)
+        np.testing.assert_array_equal(np.signbit(one[there]), np.signbit(other[there]), place)
+
+
+def _leaves(value):
+    """Every array of floats in a result."""
+    if isinstance(value, dict):
+        for key in sorted(value):
+            yield from _leaves(value[key])
+    elif isinstance(value, (tuple, list)) or (
+        isinstance(value, np.ndarray) and value.dtype == object
+    ):
+        for one in value:
+            yield from _leaves(one)
+    elif isinstance(value, (float, np.floating, np.ndarray)):
+        value = np.asarray(value)
+        if value.dtype.kind == "f":
+            yield value
+
+
+def compare(ours, theirs, actions):
+    """Step both with the same actions, and assert that all they return is the same.
+
+    Where nothing resets what has ended, both are told to.
+
+    Returns:
+        How many episodes ended.
+    """
+    ended = 0
+    for step, row in enumerate(actions):
+        a, b = ours.step(row), theirs.step(row)
+        identical(a, b, f"step {step}")
+        over = b[2] | b[3]
+        ended += int(over.sum())
+        if theirs.metadata["autoreset_mode"] is DISABLED and over.any():
+            resets = [one.reset(options={"reset_mask": over}) for one in (ours, theirs)]
+            identical(*resets, f"reset after step {step}")
+    return ended
+
+
+def walk(envs, actions):
+    """What some steps return, and the resets of what ended, where nothing else does that."""
+    results = []
+    for row in actions:
+        results.append(envs.step(row))
+        over = results[-1][2] | results[-1][3]
+        if envs.autoreset_mode is DISABLED and over.any():
+            results.append(envs.reset(options={"reset_mask": over}))
+    return results
+
+
+def made(env_id=CHEETAH, native="auto", wrappers=None, arguments=None, **vector_kwargs):
+    """Two envs in this process, of the kind that is chosen."""
+    return together(env_id, 2, arguments, wrappers, native=native, **vector_kwargs)
+
+
+def is_native(envs):
+    """As its name, its stats and where it steps its envs say."""
+    told = "native" in repr(envs)
+    assert envs.stats().native == told
+    assert isinstance(envs._pool._host, TaskHost) == told
+    envs.close()
+    return told
+
+
+def assert_equal(env_id, arguments, mode=SAME_STEP, steps=30):
+    """Assert that envs with these arguments are those of SyncVectorEnv, in short episodes."""
+    arguments = {"max_episode_steps": 13, **arguments}
+    ours = together(env_id, 3, arguments, autoreset_mode=mode, groups=2)
+    theirs = one_by_one(env_id, 3, arguments, mode)
+    assert ours.observation_space == theirs.observation_space
+    assert ours.action_space == theirs.action_space
+    assert ours.metadata == theirs.metadata
+    assert ours.render_mode == theirs.render_mode
+    identical(ours.reset(seed=5), theirs.reset(seed=5), "reset")
+    compare(ours, theirs, drawn_actions(theirs.action_space, 5, steps, beyond=2))
+    ours.close()
+    theirs.close()
+
+
+def arguments_of(env_id):
+    """Return the names and defaults of the arguments of an env's class."""
+    module, _, name = gym.spec(env_id).entry_point.partition(":")
+    parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+    return {name: one.default for name, one in parameters.items() if name != "kwargs"}
