@@ -16,7 +16,7 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
       final_leaves_(leaves_of(frames.attr("final_observations"))),
       obs_(frames.attr("spec").attr("observation_tree"), obs_leaves_),
       has_unshaped_(obs_.has_unshaped()),
-      action_leaves_(leaves_of(frames.attr("default_actions"))),
+      action_leaves_(leaves_of(frames.attr("actions"))),
       action_types_(frames.attr("action_types")),
       has_final_(frames.attr("has_final")),
       envs_(frames.attr("envs").cast<std::size_t>()),
@@ -31,9 +31,9 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
         for (std::size_t env = first; env < first + count; ++env) group_of_.at(env) = group;
     }
     if (single_action_) {
-        const auto bytes = py::list(frames.attr("actions"))[0].cast<py::array>();
-        const auto actions = py::list(frames.attr("default_actions"))[0].cast<py::array>();
-        const std::vector<py::ssize_t> shape(actions.shape() + 1, actions.shape() + actions.ndim());
+        const auto bytes = py::list(frames.attr("other_actions"))[0].cast<py::array>();
+        const auto actions = py::list(frames.attr("actions"))[0].cast<py::array>();
+        const std::vector<py::ssize_t> shape(actions.shape() + 2, actions.shape() + actions.ndim());
         for (const int type : {py::detail::npy_api::NPY_INT64_, py::detail::npy_api::NPY_DOUBLE_}) {
             python_actions_.push_back(action_leaf(bytes, kPythonNumbers + type, shape));
         }

@@ -30,7 +30,7 @@ EnvBlock::EnvBlock(const py::list& envs, std::size_t first, const py::object& fr
     : first_(first),
       count_(envs.size()),
       obs_(frames.attr("spec").attr("observation_tree"), leaves_of(frames.attr("observations"))),
-      action_(frames.attr("spec").attr("action_tree"), leaves_of(frames.attr("default_actions"))),
+      action_(frames.attr("spec").attr("action_tree"), leaves_of(frames.attr("actions"))),
       meter_(meter),
       ended_(count_, false),
       seeds_(count_),
@@ -46,7 +46,7 @@ void EnvBlock::use(const py::object& frames, const std::shared_ptr<Infos>& infos
     keep_ = keep_of(keep);
     obs_leaves_ = leaves_of(frames.attr("observations"));
     final_leaves_ = leaves_of(frames.attr("final_observations"));
-    action_leaves_ = leaves_of(frames.attr("default_actions"));
+    action_leaves_ = space_leaves_ = leaves_of(frames.attr("actions"));
     action_types_ = py::array_t<std::int32_t>(frames.attr("action_types"));
     rewards_ = py::array_t<double>(frames.attr("rewards"));
     terminated_ = py::array_t<bool>(frames.attr("terminated"));
@@ -54,14 +54,14 @@ void EnvBlock::use(const py::object& frames, const std::shared_ptr<Infos>& infos
     has_final_ = py::array_t<std::uint8_t>(frames.attr("has_final"));
     options_versions_ = py::array_t<std::int64_t>(frames.attr("options_versions"));
     action_bytes_.clear();
-    for (const py::handle array : frames.attr("actions")) {
+    for (const py::handle array : frames.attr("other_actions")) {
         action_bytes_.push_back(array.cast<py::array>());
     }
     action_shapes_.clear();
     types_in_use_.clear();
-    for (const py::handle array : frames.attr("default_actions")) {
+    for (const py::handle array : frames.attr("actions")) {
         const auto values = array.cast<py::array>();
-        action_shapes_.emplace_back(values.shape() + 1, values.shape() + values.ndim());
+        action_shapes_.emplace_back(values.shape() + 2, values.shape() + values.ndim());
         types_in_use_.push_back(values.dtype().num());
     }
     infos_ = infos;
@@ -73,7 +73,10 @@ void EnvBlock::use_action_types(std::uint32_t frame) {
     for (std::size_t leaf = 0; leaf < types_in_use_.size(); ++leaf) {
         const std::int32_t type = action_types_.at(frame, first_, leaf);
         if (type == types_in_use_[leaf]) continue;
-        action_leaves_[leaf] = action_leaf(action_bytes_[leaf], type, action_shapes_[leaf]);
+        action_leaves_[leaf] =
+            type == space_leaves_[leaf].type_num()
+                ? space_leaves_[leaf]
+                : action_leaf(action_bytes_[leaf], type, action_shapes_[leaf]);
         types_in_use_[leaf] = type;
     }
 }

@@ -87,7 +87,8 @@ class EnvBlock : public Block {
     std::vector<std::vector<py::ssize_t>> action_shapes_;
     py::array_t<std::int32_t> action_types_;
     std::vector<std::int32_t> types_in_use_;
-    std::vector<Leaf> action_leaves_;
+    std::vector<Leaf> space_leaves_;   // actions of the space's types
+    std::vector<Leaf> action_leaves_;  // of the types in use
     Space action_;
     py::array_t<double> rewards_;
     py::array_t<bool> terminated_;

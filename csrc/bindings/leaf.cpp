@@ -55,6 +55,7 @@ Leaf::Leaf(const py::array& array, bool python)
       row_bytes_(static_cast<std::size_t>(
           std::accumulate(array.shape() + 2, array.shape() + array.ndim(), array.itemsize(),
                           std::multiplies<py::ssize_t>()))),
+      stride_(static_cast<std::size_t>(array.strides(1))),
       dtype_(array.dtype()),
       type_num_(dtype_.num()),
       c_type_(native(dtype_) ? type_num_ : -1),
@@ -64,11 +65,23 @@ Leaf::Leaf(const py::array& array, bool python)
       shape_(array.shape() + 2, array.shape() + array.ndim()),
       batch_shape_(array.shape() + 1, array.shape() + array.ndim()) {}
 
-Leaf action_leaf(const py::array& bytes, std::int32_t type, std::vector<py::ssize_t> shape) {
-    shape.insert(shape.begin(), bytes.shape(0));
+Leaf action_leaf(const py::array& bytes, std::int32_t type, const std::vector<py::ssize_t>& shape) {
     const py::dtype dtype(type % kPythonNumbers);
-    return Leaf(over_frames(dtype, shape, bytes.strides(0), bytes.data(), bytes),
-                type >= kPythonNumbers);
+    std::vector<py::ssize_t> all{bytes.shape(0), bytes.shape(1)};
+    all.insert(all.end(), shape.begin(), shape.end());
+    std::vector<py::ssize_t> strides(all.size());
+    py::ssize_t packed = dtype.itemsize();
+    for (std::size_t i = all.size(); i-- > 2;) {
+        strides[i] = packed;
+        packed *= all[i];
+    }
+    if (packed > bytes.shape(2)) {
+        throw py::value_error("cannot read actions: " + std::to_string(packed) +
+                              " bytes, expected at most " + std::to_string(bytes.shape(2)));
+    }
+    strides[0] = bytes.strides(0);
+    strides[1] = bytes.strides(1);
+    return Leaf(py::array(dtype, all, strides, bytes.data(), bytes), type >= kPythonNumbers);
 }
 
 // Whether it is a contiguous array of this dtype.

@@ -67,7 +67,7 @@ class Leaf {
     explicit Leaf(const py::array& array, bool python = false);
 
     std::byte* row(std::uint32_t frame, std::size_t env) const {
-        return base_ + frame * frame_bytes_ + env * row_bytes_;
+        return base_ + frame * frame_bytes_ + env * stride_;
     }
 
     // Writes a value to a row, as numpy assignment would. Returns whether it was what load() would
@@ -130,6 +130,7 @@ class Leaf {
     std::byte* base_;
     std::size_t frame_bytes_;
     std::size_t row_bytes_;
+    std::size_t stride_;  // from a row to the next; rows are packed but for action_leaf()
     py::dtype dtype_;
     int type_num_;
     int c_type_;  // the same; -1 where C would read it in the wrong byte order
@@ -143,9 +144,10 @@ class Leaf {
 // stand for Python's own ints and floats.
 inline constexpr std::int32_t kPythonNumbers = 1 << 16;
 
-// The field of actions of that type, in the `bytes` [frames, ...] that frames have for actions;
-// `shape` is that of one frame.
-Leaf action_leaf(const py::array& bytes, std::int32_t type, std::vector<py::ssize_t> shape);
+// The field of actions of a type that is not the space's, in the `bytes` [frames, envs, bytes] that
+// frames have for those; `shape` is that of one action. Where a row lies does not depend on the
+// type: groups that are at work at the same time may have different ones.
+Leaf action_leaf(const py::array& bytes, std::int32_t type, const std::vector<py::ssize_t>& shape);
 
 // A leaf for each array of a sequence.
 inline std::vector<Leaf> leaves_of(const py::object& arrays) {

@@ -18,6 +18,7 @@ class PySimulations : public Simulations {
                       count, state) {}
 
     int step_some(const std::optional<Ids>& ids, int substeps, bool forces) {
+        if (substeps < 1) throw py::value_error("cannot step simulations: no substeps");
         return with(ids, [&](const int* first, int n) { return step(first, n, substeps, forces); });
     }
 
@@ -44,7 +45,12 @@ class PySimulations : public Simulations {
             return call(nullptr, count());
         }
         if (ids->ndim() != 1) throw py::value_error("ids of simulations: expected one axis");
-        for (py::ssize_t i = 0; i < ids->size(); ++i) check(ids->at(i));
+        for (py::ssize_t i = 0; i < ids->size(); ++i) {
+            check(ids->at(i));
+            if (i > 0 && ids->at(i) <= ids->at(i - 1)) {  // MuJoCo would end the process
+                throw py::value_error("ids of simulations: expected increasing numbers");
+            }
+        }
         const py::gil_scoped_release released;
         return call(ids->data(), static_cast<int>(ids->size()));
     }

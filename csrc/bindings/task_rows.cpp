@@ -23,9 +23,8 @@ class FrameRows {
     FrameRows(const py::array& array, std::size_t first)
         : owner_(array), frame_bytes_(static_cast<std::size_t>(array.strides(0))) {
         row_bytes_ = static_cast<std::size_t>(array.itemsize());
-        for (py::ssize_t axis = 2; axis < array.ndim(); ++axis) {
-            row_bytes_ *= static_cast<std::size_t>(array.shape(axis));
-        }
+        shape_.assign(array.shape() + 2, array.shape() + array.ndim());
+        for (const py::ssize_t size : shape_) row_bytes_ *= static_cast<std::size_t>(size);
         bytes_ = static_cast<std::byte*>(const_cast<void*>(array.data())) + first * row_bytes_;
     }
 
@@ -34,9 +33,16 @@ class FrameRows {
         return reinterpret_cast<T*>(bytes_ + frame * frame_bytes_);
     }
     std::size_t row_bytes() const { return row_bytes_; }
+    // Whether an array has `count` rows of this shape.
+    bool is_shape_of(const py::array& array, std::size_t count) const {
+        return static_cast<std::size_t>(array.ndim()) == shape_.size() + 1 &&
+               static_cast<std::size_t>(array.shape(0)) == count &&
+               std::equal(shape_.begin(), shape_.end(), array.shape() + 1);
+    }
 
  private:
     py::array owner_;
+    std::vector<py::ssize_t> shape_;  // of a row
     std::byte* bytes_ = nullptr;
     std::size_t frame_bytes_ = 0;
     std::size_t row_bytes_ = 0;
@@ -151,9 +157,9 @@ class TaskRows {
 
     // Copies rows of an array with one for each env, if it is of the type and shape of the target.
     bool copied(const py::array& array, int type, const FrameRows& to, std::uint32_t frame) {
-        if (array.dtype().num() != type || array.ndim() < 1 ||
-            static_cast<std::size_t>(array.shape(0)) != count_ ||
-            static_cast<std::size_t>(array.nbytes()) != count_ * to.row_bytes()) {
+        const char order = array.dtype().byteorder();
+        if (array.dtype().num() != type || (order != '=' && order != '|') ||
+            !to.is_shape_of(array, count_)) {
             return false;
         }
         const py::array rows = py::array::ensure(array, py::array::c_style);

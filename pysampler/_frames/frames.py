@@ -1,15 +1,16 @@
 """The ring of frames: each frame holds the arrays of one step of all envs.
 
-Every field but actions and infos is one array ``[frames, envs, ...]``. So workers write the rows of
+Every field but the infos is one array ``[frames, envs, ...]``. So workers write the rows of
 their envs in place, a frame is read without a copy, and T consecutive frames are a rollout.
 
 ============================== ================================================================
 ``observations``               one array for each leaf of the observation space
 ``final_observations``         last observations of episodes that ended in this step, where envs
                                are reset in the same step
-``actions``                    bytes, so that actions keep the dtype that they were given with
-``action_types``               NumPy's number of that dtype, by leaf, in the row of the first env
-                               of each group
+``actions``                    of the dtypes of the action space
+``other_actions``              bytes, for actions that were given with another dtype, which they keep
+``action_types``               NumPy's number of the dtype, by leaf, in the row of the first env of
+                               each group
 ``rewards``                    float64
 ``terminated`` ``truncated``   bool
 ``has_final``                  0, FINAL, FINAL_BY_MAIL (the object itself, too, is a message), or
@@ -78,7 +79,8 @@ class Plan:
         return [
             *(("observations", *field) for field in observations),
             *(("final_observations", *field) for field in observations if self.final),
-            *(("actions", (_action_bytes(f, envs),), np.uint8) for f in spec.actions),
+            *(("actions", (envs, *f.shape), f.dtype) for f in spec.actions),
+            *(("other_actions", (envs, _other_bytes(f)), np.uint8) for f in spec.actions),
             ("action_types", (envs, len(spec.actions)), np.int32),
             ("rewards", (envs,), np.float64),
             ("terminated", (envs,), np.bool_),
@@ -114,6 +116,7 @@ class Frames:
             "observations": [],
             "final_observations": [],
             "actions": [],
+            "other_actions": [],
             "extras": [],
         }
         begin = 0
@@ -125,6 +128,7 @@ class Frames:
         self.observations = arrays["observations"]
         self.final_observations = arrays["final_observations"]
         self.actions = arrays["actions"]
+        self.other_actions = arrays["other_actions"]
         self.extras = arrays["extras"]
         [self.action_types] = arrays["action_types"]
         [self.rewards] = arrays["rewards"]
@@ -148,24 +152,21 @@ class Frames:
         self.memory = self._segment.array((total,), np.dtype(np.uint8), self.offset)[1]
         self._infos_backed = new
 
-    @property
-    def default_actions(self) -> list[npt.NDArray[Any]]:
-        """The actions as arrays of the dtypes of the action space."""
-        return [self.actions_as(i, field.dtype) for i, field in enumerate(self.spec.actions)]
-
     def actions_as(self, leaf: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return the actions of a leaf as ``dtype``: that of the space, or of at most 8 bytes."""
-        shape = (self.envs, *self.spec.actions[leaf].shape)
-        array: npt.NDArray[Any] = self.actions[leaf][:, : _bytes(shape, dtype)].view(dtype)
-        return array.reshape(self.count, *shape)
+        if dtype.num == self.actions[leaf].dtype.num:
+            return self.actions[leaf]
+        shape = self.spec.actions[leaf].shape
+        rows: npt.NDArray[Any] = self.other_actions[leaf][:, :, : _bytes(shape, dtype)]
+        return rows.view(dtype).reshape(self.count, self.envs, *shape)
 
 
 def _bytes(shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
     return math.prod(shape) * np.dtype(dtype).itemsize
 
 
-def _action_bytes(field: Field, envs: int) -> int:
-    return math.prod(field.shape) * max(field.dtype.itemsize, _MAX_ACTION_ITEMSIZE) * envs
+def _other_bytes(field: Field) -> int:
+    return math.prod(field.shape) * _MAX_ACTION_ITEMSIZE
 
 
 def _lines(size: int) -> int:

@@ -150,7 +150,7 @@ def _chosen(maker: EnvMaker, native: Any, options: dict[str, Any]) -> EnvMaker:
             f"cannot make vector env: native {native!r}, expected 'auto', True or False"
         )
     native = native if native == "auto" else bool(native)
-    if native is False or (native == "auto" and not (maker.bare and knows(maker.entry_point))):
+    if native is False or (native == "auto" and not knows(maker.entry_point, maker.wrappers)):
         return maker
     together = maker.together()
     why_not = None
@@ -181,13 +181,8 @@ class EnvMaker:
     ) -> None:
         self._make = make
         self.kwargs = kwargs
-        self._wrappers = wrappers
+        self.wrappers = wrappers
         self.native = False  # whether envs are simulated together
-
-    @property
-    def bare(self) -> bool:
-        """Whether the envs have no wrappers."""
-        return not self._wrappers
 
     @property
     def entry_point(self) -> Any:
@@ -210,7 +205,7 @@ class EnvMaker:
 
     def __call__(self) -> gym.Env[Any, Any]:
         env = self._make(**self.kwargs)
-        for wrapper in self._wrappers:
+        for wrapper in self.wrappers:
             env = wrapper(env)
         return env
 

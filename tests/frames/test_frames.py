@@ -137,14 +137,25 @@ def test_actions_keep_a_dtype_of_at_most_eight_bytes(dtype):
     again = frames.actions_as(0, given.dtype)
     assert again.dtype == dtype
     np.testing.assert_array_equal(again, given)
-    assert [array.dtype for array in frames.default_actions] == [np.float16]
-    assert np.shares_memory(again, frames.default_actions[0])
+    assert [array.dtype for array in frames.actions] == [np.float16]
+    assert frames.actions_as(0, np.dtype(np.float16)) is frames.actions[0]
+
+
+def test_where_an_action_lies_does_not_depend_on_the_types_of_others():
+    """Groups that are at work at the same time may have been given actions of other dtypes."""
+    spec = spec_of(spaces.Discrete(2), spaces.Box(-1, 1, (3,), np.float32))
+    frames, _ = laid_out(Plan(spec, 5, 2, final=False))
+    dtypes = [np.dtype(name) for name in ("f4", "f8", "i1", "f2", "i8")]
+    for env, dtype in enumerate(dtypes):
+        frames.actions_as(0, dtype)[1, env] = env + 1
+    for env, dtype in enumerate(dtypes):
+        assert frames.actions_as(0, dtype)[1, env].tolist() == [env + 1] * 3
 
 
 def test_each_frame_has_actions_of_its_own():
     frames, _ = laid_out(plain())
-    frames.default_actions[0][1] = -1
-    assert frames.default_actions[0].tolist() == [[0] * 4, [-1] * 4, [0] * 4]
+    frames.actions[0][1] = -1
+    assert frames.actions[0].tolist() == [[0] * 4, [-1] * 4, [0] * 4]
 
 
 # -- infos ----------------------------------------------------------------------------------------

@@ -358,3 +358,39 @@ def test_ctrl_c_in_an_env_of_this_process():
     envs.send(np.zeros(2, np.int64))
     assert envs.recv()[4]["env_id"].tolist() == [0, 1]
     envs.close()
+
+
+class Adds(gym.Env):
+    """Its reward is the sum of its action."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Box(-10, 10, (6,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        told = {"dtype": np.dtype(action.dtype).num}
+        return np.zeros(1, np.float32), float(action.sum()), False, False, told
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_groups_at_work_may_have_actions_of_different_dtypes(num_workers):
+    """In one frame: none is written over those of another."""
+    dtypes = [np.float32, np.float64, np.int8, np.float16]
+    envs = pysampler.VectorEnv([Adds] * 4, num_workers=num_workers, groups=4 // (num_workers or 1))
+    envs.async_reset()
+    for _ in range(4):
+        envs.recv(min_envs=1, max_envs=1)
+    for value in range(1, 20):
+        for env, dtype in enumerate(dtypes):
+            envs.send(np.full((1, 6), value + env, dtype), [env])
+        rewards = np.zeros(4)
+        for _ in range(4):
+            batch = envs.recv(min_envs=1, max_envs=1)
+            [env] = batch.env_ids
+            rewards[env] = batch.rewards[0]
+            assert batch.infos["dtype"][0] == np.dtype(dtypes[env]).num
+        assert rewards.tolist() == [6.0 * (value + env) for env in range(4)]
+    envs.close()

@@ -156,7 +156,7 @@ class TaskBlock(_core.PythonBlock):
         if number not in self._actions:
             of_all = self._frames.actions_as(0, _DTYPES[number])
             self._actions[number] = of_all[:, self._frame_rows]
-        actions: Array = self._actions[number][frame]
+        actions: Array = np.ascontiguousarray(self._actions[number][frame])
         return actions
 
     def _begin(self, frame: int) -> None:

@@ -14,9 +14,10 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from pysampler._vector.mujoco.compare import first_difference
 from pysampler._workers.remote import dumps
+from pysampler.envs.meta.tasks import TaskWrapper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Literal
 
     from pysampler._vector.vector_env import VectorEnv
@@ -49,7 +50,8 @@ _TASKS = {
     (_META, "HalfCheetahDir"): "HalfCheetahDir",
     (_META, "HalfCheetahVel"): "HalfCheetahVel",
 }
-_WRAPPERS = TimeLimit, OrderEnforcing, PassiveEnvChecker
+# What blocks do themselves.
+_WRAPPERS = TimeLimit, OrderEnforcing, PassiveEnvChecker, TaskWrapper
 
 # Steps that are compared, and after how many of them the envs are reset.
 _STEPS, _RESET_AT = 12, 7
@@ -57,8 +59,10 @@ _STEPS, _RESET_AT = 12, 7
 _tried: dict[bytes | None, str | None] = {}
 
 
-def knows(entry_point: Any) -> bool:
+def knows(entry_point: Any, wrappers: Sequence[Any]) -> bool:
     """Return whether the envs of an entry point may be such as can be simulated together."""
+    if any(wrapper not in _WRAPPERS for wrapper in wrappers):
+        return False
     if not isinstance(entry_point, str):
         entry_point = f"{entry_point.__module__}:{getattr(entry_point, '__qualname__', '')}"
     return entry_point == "pysampler.envs.mujoco.env:make_env" or (

@@ -39,7 +39,10 @@ class TaskEnv(gym.Env[Any, Any]):
     Attributes:
         model: The model.
         data: The simulation.
+        takes_tasks: Tells samplers that ``reset`` takes ``options={"task": task}``.
     """
+
+    takes_tasks = True
 
     def __init__(self, task: Task, render_mode: str | None = None) -> None:
         self.task = task.for_simulations(1)
@@ -66,11 +69,10 @@ class TaskEnv(gym.Env[Any, Any]):
             The first observation and its info.
         """
         super().reset(seed=seed)
-        only = np.zeros(1, np.int32)
         if options and "task" in options:
-            self.task.set_tasks(only, [options["task"]])
+            self.reset_task(options["task"])
         mujoco.mj_resetData(self.model, self.data)
-        qpos, qvel = self.task.reset([self.np_random], only)
+        qpos, qvel = self.task.reset([self.np_random], np.zeros(1, np.int32))
         self.data.qpos[:], self.data.qvel[:] = qpos[0], qvel[0]
         mujoco.mj_forward(self.model, self.data)
         self._fields["time"][0] = self.data.time
@@ -97,6 +99,14 @@ class TaskEnv(gym.Env[Any, Any]):
 
     def _observation(self) -> npt.NDArray[Any]:
         return self.task.observe(self._d)[0].copy()
+
+    def sample_tasks(self, count: int) -> list[Any]:
+        """Draw tasks with the random generator of the env."""
+        return self.task.sample_tasks(count, self.np_random)
+
+    def reset_task(self, task: Any) -> None:
+        """Set what the simulation is to do from the next reset on."""
+        self.task.set_tasks(np.zeros(1, np.int32), [task])
 
     def render(self) -> npt.NDArray[np.uint8] | None:
         """Return an image, if the render mode is "rgb_array"."""

@@ -191,6 +191,10 @@ class Task:
     def set_tasks(self, ids: Array, tasks: Sequence[Any]) -> None:
         """Set what simulations are to do from their next reset on: ``options={"task": ...}``."""
 
+    def sample_tasks(self, count: int, rng: np.random.Generator) -> list[Any]:
+        """Return tasks drawn with ``rng``, for ``MultiTaskSampler.sample_tasks``."""
+        raise NotImplementedError(f"{type(self).__name__} has no sample_tasks(count, rng)")
+
     # For calls of single envs, which one real env answers with the state of a simulation.
 
     def write_to(self, env: Any, i: int) -> None:
