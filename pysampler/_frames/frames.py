@@ -8,7 +8,7 @@ their envs in place, a frame is read without a copy, and T consecutive frames ar
 ``final_observations``         last observations of episodes that ended in this step, where envs
                                are reset in the same step
 ``actions``                    of the dtypes of the action space
-``other_actions``              bytes, for actions that were given with another dtype, which they keep
+``other_actions``              bytes, for actions of another dtype: that which they were given with
 ``action_types``               NumPy's number of the dtype, by leaf, in the row of the first env of
                                each group
 ``rewards``                    float64

@@ -169,6 +169,10 @@ class EnvHost:
         with self.blaming(i, doing):
             yield self.envs[i]
 
+    def kept(self, result: Any) -> Any:
+        """Return what a call of an env has returned, so that it outlives others' calls."""
+        return result
+
     @contextlib.contextmanager
     def blaming(self, i: int, doing: str) -> Iterator[None]:
         """Report an exception in this context as one of env ``i``."""
@@ -197,6 +201,9 @@ class EnvHost:
     def set_states(self, block: int, envs: Sequence[int], states: Any) -> None:
         """Give some of a block's envs these states."""
         first = self.rows(block).start
+        if states.dtype != object:
+            with self.blaming(envs[0] if envs else first, "set_state()"):
+                raise ValueError("cannot set state: it is that of other envs (simulated together)")
         for i, (state, elapsed, ended) in zip(envs, states, strict=True):
             with self.blaming(i, "set_state()"):
                 layers = list(layers_of(self.envs[i]))

@@ -129,7 +129,7 @@ class Apply(Job):
         for i in host.rows(block):
             if self.envs is None or host.first + i in self.envs:
                 with host.using(i, self.what) as env:
-                    results.append(self.function(env, *self.args))
+                    results.append(host.kept(self.function(env, *self.args)))
         return results
 
 

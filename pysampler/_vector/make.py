@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, VectorizeMode
-from gymnasium.vector import AutoresetMode
 
 from pysampler._numbers import whole_number
-from pysampler._vector.mujoco.choice import choose, knows, maker_of_task
+from pysampler._vector.mujoco.choice import choose, knows, maker_of_task, short
 from pysampler._vector.vector_env import VectorEnv
 
 if TYPE_CHECKING:
@@ -81,7 +80,8 @@ def make_vec(
     if not isinstance(id, (str, EnvSpec)):
         if not callable(id):
             raise gym.error.Error(
-                f"Invalid id type: {type(id)}. Expected `str`, `EnvSpec` or a function"
+                f"Invalid id type: {type(id)}. Expected `str`, `EnvSpec`, a function or a class of "
+                "tasks"
             )
         make, arguments = id, kwargs
         if (make_task_env := maker_of_task(id)) is not None:
@@ -137,7 +137,8 @@ def _made(maker: EnvMaker, num_envs: int, vector_kwargs: dict[str, Any]) -> Vect
     try:
         return VectorEnv([_chosen(maker, native, options)] * count, **options)
     except TypeError as error:
-        for name in set(maker.kwargs) & set(inspect.signature(VectorEnv).parameters):
+        known = {"native", *inspect.signature(VectorEnv).parameters}
+        for name in known.intersection(maker.kwargs):
             if f"unexpected keyword argument {name!r}" in str(error):
                 error.add_note(f"{name} is of the VectorEnv: pass vector_kwargs={{{name!r}: ...}}")
         raise
@@ -165,7 +166,7 @@ def _chosen(maker: EnvMaker, native: Any, options: dict[str, Any]) -> EnvMaker:
         raise ValueError(f"cannot make vector env: native=True, but {why_not}")
 
     def two() -> VectorEnv:
-        return VectorEnv([together] * 2, num_workers=0, autoreset_mode=AutoresetMode.DISABLED)
+        return VectorEnv([together.wrapped(short)] * 2, num_workers=0)
 
     return together if choose(native, maker, two) else maker
 
@@ -196,6 +197,12 @@ class EnvMaker:
         mode: str | None = self.kwargs.get("render_mode")
         spec = self.kwargs.get("id")
         return spec.kwargs.get("render_mode") if mode is None and spec is not None else mode
+
+    def wrapped(self, wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]) -> EnvMaker:
+        """Return a maker of the same envs in a further wrapper."""
+        maker = copy.copy(self)
+        maker.wrappers = (*self.wrappers, wrapper)
+        return maker
 
     def together(self) -> EnvMaker:
         """Return a maker of the same envs, which are simulated together."""

@@ -132,10 +132,6 @@ class Simulated(Task):
     def allocate(self):
         self.shown = np.zeros((self.count, 3))
 
-    @property
-    def memory(self):
-        return (self.shown,)
-
     def set_tasks(self, ids, tasks):
         self.shown[ids, NUMBER] = tasks
 

@@ -34,10 +34,10 @@ Elsewhere.__name__ = Elsewhere.__qualname__ = "HalfCheetahEnv"  # in another mod
 
 # What is made, and what is told where it has to be native.
 ORDINARY = {
-    "another env": (lambda native: made("CartPole-v1", native), "CartPoleEnv has no task"),
+    "another env": (lambda native: made("CartPole-v1", native), "CartPole-v1 has no task"),
     "an older version": (
         lambda native: made("HalfCheetah-v4", native),
-        "HalfCheetahEnv has no task",
+        "HalfCheetah-v4 has no task",
     ),
     "a wrapper of the spec": (
         lambda native: made(gym.wrappers.ClipAction(gym.make(CHEETAH)).spec, native),
@@ -51,7 +51,7 @@ ORDINARY = {
     "a class of the same name": (lambda native: made(Elsewhere, native), "has no task"),
     "a function of another env": (
         lambda native: made(lambda: gym.make("CartPole-v1"), native),
-        "CartPoleEnv has no task",
+        "CartPole-v1 has no task",
     ),
     "a worker of the user's": (
         lambda native: made(native=native, worker=print),

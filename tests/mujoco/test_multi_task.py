@@ -83,10 +83,6 @@ class Slide(Task):
     def allocate(self):
         self.goals = np.zeros(self.count)
 
-    @property
-    def memory(self):
-        return (self.goals,)
-
     def observe(self, d):
         return np.concatenate((d.qpos, d.qvel), axis=1)
 
@@ -117,6 +113,8 @@ def test_a_task_that_draws_none():
         sample_tasks = Task.sample_tasks
 
     with sampler_of(Fixed, native="auto", vector_kwargs={"num_workers": 0}) as sampler:
-        with pytest.raises(NotImplementedError, match=r"Fixed has no sample_tasks\(count, rng\)"):
+        with pytest.raises(
+            NotImplementedError, match=r"Fixed has no method sample_tasks\(count, rng\)"
+        ):
             sampler.sample_tasks(2)
         sampler.sample(5, (np.zeros((2, 1)), np.zeros((6, 1))), [0.5, 1.0])

@@ -56,10 +56,6 @@ class Cart(Task):
         self.goals = np.zeros((self.count, 2))
         self.smooth = np.zeros(self.count, np.float32)
 
-    @property
-    def memory(self):
-        return self.goals, self.smooth
-
     def observe(self, d):
         goal = d.site_xpos[:, 0, :2] - self.goals[d.ids]
         return np.concatenate((d.qpos, d.qvel, d.act, goal, d.sensordata), axis=1)
@@ -209,12 +205,12 @@ def test_its_memory_belongs_to_its_state(workers):
         for row in actions[:5]:
             envs.step(row)
         states = envs.get_state()
-        assert states["memory_0"].tolist() == [[i, -i] for i in range(5)]
-        assert (states["memory_1"] > 0).any()
+        assert states["memory_goals"].tolist() == [[i, -i] for i in range(5)]
+        assert (states["memory_smooth"] > 0).any()
         first = [envs.step(row) for row in actions]
         envs.set_options(None, {"task": [9, 9]})
         envs.reset(seed=5)
-        assert (envs.get_state()["memory_0"] == 9).all()
+        assert (envs.get_state()["memory_goals"] == 9).all()
         envs.set_options(None, [{"task": [i, -i]} for i in range(5)])
         envs.set_state(states)
         for row, expected in zip(actions, first, strict=True):
@@ -223,7 +219,7 @@ def test_its_memory_belongs_to_its_state(workers):
             infos["options_version"] = expected[4]["options_version"]
             identical((*results, infos), expected)
         envs.set_state(states[::-1].copy())
-        assert envs.get_state()["memory_0"].tolist() == [[4 - i, i - 4] for i in range(5)]
+        assert envs.get_state()["memory_goals"].tolist() == [[4 - i, i - 4] for i in range(5)]
 
 
 def one_step(env):
@@ -284,15 +280,26 @@ def test_a_field_that_is_not_declared():
 @pytest.mark.parametrize(
     ("field", "said"),
     [
-        ("no_such", "no_such"),
-        ("contact", "field 'contact', expected one of mjData that has a size"),
-        ("ncon", "field 'ncon', expected one of mjData that has a size"),
-        ("qpos", "'qpos' need not be in Task.fields"),
+        ("no_such", "field 'no_such', expected an array of mjData$"),
+        ("site_xposs", "field 'site_xposs', expected an array of mjData: 'site_xpos'\\?"),
+        ("contact", "field 'contact', expected an array of mjData"),
+        ("ncon", "field 'ncon', expected an array of mjData"),
+        ("xfrc_applied", "field 'xfrc_applied' is not among those that MuJoCo copies"),
     ],
 )
 def test_a_field_that_there_is_not(field, said):
-    with pytest.raises((ValueError, AttributeError), match=said):
+    with pytest.raises(ValueError, match=said):
         together(changed(fields=(*Cart.fields, field)))
+
+
+def test_fields_that_are_one_text():
+    with pytest.raises(ValueError, match=r"fields 'xpos', expected \('xpos',\)"):
+        together(changed(fields="xpos"))
+
+
+def test_fields_of_the_state_need_not_be_named():
+    with contextlib.closing(together(changed(fields=(*Cart.fields, "qpos", "time")))) as envs:
+        envs.reset()
 
 
 def test_a_task_whose_block_differs_from_its_env_is_told_of():

@@ -38,11 +38,12 @@ def in_time(cls):
 
     class InTime(cls):
         def reward(self, d, before, action):
-            data = mujoco.MjData(self.model)
+            data, places = mujoco.MjData(self.model), d.xpos.copy()
             for i in range(len(d)):
                 data.qpos[:] = d.qpos[i]
                 mujoco.mj_kinematics(self.model, data)
-                d.xpos[i] = data.xpos
+                places[i] = data.xpos
+            vars(d)["xpos"] = places
             return super().reward(d, before, action)
 
     return InTime
@@ -121,7 +122,7 @@ def test_a_difference_is_told_of_once_and_the_envs_are_ordinary(trap, monkeypatc
 def test_a_difference_shows_in_the_tests_of_equality(trap, monkeypatch):
     """Without the trial: no test above could pass by chance."""
     env_id = breaking(trap, monkeypatch)
-    monkeypatch.setattr(choice, "_difference", lambda *_: None)
+    monkeypatch.setattr(choice, "_try", lambda *_: None)
     ours, theirs = made(env_id, native=True), one_by_one(env_id, 2)
     with pytest.raises(AssertionError):
         for seed in range(10):
@@ -134,10 +135,8 @@ def test_a_difference_shows_in_the_tests_of_equality(trap, monkeypatch):
 
 def test_what_was_tried_is_not_tried_again(monkeypatch):
     tried = []
-    difference = choice._difference
-    monkeypatch.setattr(
-        choice, "_difference", lambda *given: tried.append(given) or difference(*given)
-    )
+    try_out = choice._try
+    monkeypatch.setattr(choice, "_try", lambda *given: tried.append(given) or try_out(*given))
     for _ in range(3):
         assert is_native(made())
     assert len(tried) == 1
@@ -147,7 +146,12 @@ def test_what_was_tried_is_not_tried_again(monkeypatch):
 
 def test_a_difference_is_told_of_each_time_but_tried_once(monkeypatch):
     tried = []
-    monkeypatch.setattr(choice, "_difference", lambda *_: tried.append(1) or "this and that")
+
+    def differs(*_):
+        tried.append(1)
+        raise choice._DiffersError("this and that")
+
+    monkeypatch.setattr(choice, "_try", differs)
     for _ in range(2):
         with pytest.warns(UserWarning, match="together: this and that; they run as ordinary"):
             assert not is_native(made())

@@ -388,9 +388,9 @@ def test_groups_at_work_may_have_actions_of_different_dtypes(num_workers):
             envs.send(np.full((1, 6), value + env, dtype), [env])
         rewards = np.zeros(4)
         for _ in range(4):
-            batch = envs.recv(min_envs=1, max_envs=1)
-            [env] = batch.env_ids
-            rewards[env] = batch.rewards[0]
-            assert batch.infos["dtype"][0] == np.dtype(dtypes[env]).num
+            _, reward, _, _, infos = envs.recv(min_envs=1, max_envs=1)
+            [env] = infos["env_id"]
+            rewards[env] = reward[0]
+            assert infos["dtype"][0] == np.dtype(dtypes[env]).num
         assert rewards.tolist() == [6.0 * (value + env) for env in range(4)]
     envs.close()

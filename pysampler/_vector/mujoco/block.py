@@ -16,7 +16,15 @@ import numpy as np
 from pysampler import _core
 from pysampler._frames.frames import FINAL
 from pysampler._vector.mujoco.columns import InfoColumns, row_of
-from pysampler.envs.mujoco.task import STATE_FIELDS, Simulations
+from pysampler.envs.mujoco.checks import (
+    check_before,
+    check_begin,
+    check_infos,
+    check_observations,
+    check_step,
+)
+from pysampler.envs.mujoco.env import STATE
+from pysampler.envs.mujoco.task import STATE_FIELDS, Simulations, begin, fields_of, read_only
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -31,9 +39,8 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["STATE", "TaskBlock"]
+__all__ = ["TaskBlock"]
 
-STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 _COMPONENTS = {name: getattr(mujoco.mjtState, f"mjSTATE_{name.upper()}") for name in STATE_FIELDS}
 _INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
 # dtypes by NumPy's numbers of them.
@@ -99,10 +106,16 @@ class TaskBlock(_core.PythonBlock):
         mujoco.mj_getState(model, data, self._fresh, STATE)
         self.rows[:] = self._fresh
         fields = {name: self._component(data, name) for name in STATE_FIELDS}
-        self.derived = {name: self._derived(data, name) for name in task.fields}
+        fields_of(data, task.fields)  # raises what is wrong with their names
+        self.derived = {
+            name: self._derived(data, name) for name in task.fields if name not in STATE_FIELDS
+        }
         self.fields = {**fields, **self.derived}
-        self._d = Simulations(self.fields)
+        self._seen = read_only(self.fields)
+        self._d = Simulations(self._seen)
         self._ctrl = self.fields["ctrl"]
+        # Whether the task's methods have returned what they may.
+        self._checked_begin = self._checked_step = False
 
     def _component(self, data: mujoco.MjData, name: str) -> Array:
         """Return a part of the state as a view of the rows."""
@@ -116,12 +129,11 @@ class TaskBlock(_core.PythonBlock):
 
     def _derived(self, data: mujoco.MjData, name: str) -> Array:
         """Return a field that every call copies out of ``mjData``."""
-        if name in STATE_FIELDS:
-            raise ValueError(f"cannot make simulations: {name!r} need not be in Task.fields")
-        raw, one = self.simulations.field(name), getattr(data, name, None)
-        if raw is None or not isinstance(one, np.ndarray):
+        raw, one = self.simulations.field(name), getattr(data, name)
+        if raw is None:
             raise ValueError(
-                f"cannot make simulations: field {name!r}, expected one of mjData that has a size"
+                f"cannot make simulations: field {name!r} is not among those that MuJoCo copies "
+                "out of a batch"
             )
         field: Array = raw.view(one.dtype).reshape(self.count, *one.shape)
         return field
@@ -198,12 +210,14 @@ class TaskBlock(_core.PythonBlock):
         """Step all simulations with the actions in the frame."""
         task, d, actions = self.task, self._d, self._actions_of(frame)
         before = task.before(d)
-        self._ctrl[:] = actions
+        self._ctrl[:] = task.control(actions)
         failed = self.simulations.step(None, task.frame_skip, task.forces)
         result = task.reward(d, before, actions)
         rewards, infos = result if isinstance(result, tuple) else (result, _NONE)
         terminated = task.terminated(d)
         observations = task.observe(d)
+        if not self._checked_step:
+            self._check_step(before, rewards, terminated, infos, observations, self.count)
         any_over, rest = self._rows.write(frame, observations, rewards, terminated, infos)
         if failed:
             self._blame(None)
@@ -214,6 +228,14 @@ class TaskBlock(_core.PythonBlock):
             self._leave_infos(going, {key: array[going] for key, array in rest.items()})
         if any_over:
             self._end_some(frame, observations, infos)
+
+    def _check_step(
+        self, before: Any, rewards: Any, terminated: Any, infos: Any, observations: Any, count: int
+    ) -> None:
+        check_before(self.task, before, self.fields)
+        check_step(self.task, rewards, terminated, infos, count)
+        check_observations(self.task, observations, count)
+        self._checked_step = True
 
     def begin_episode(self, i: int) -> None:
         """Note that simulation ``i`` was reset by a call of its env."""
@@ -285,17 +307,20 @@ class TaskBlock(_core.PythonBlock):
     def _step(self, frame: int, ids: Array, actions: Array) -> None:
         """Step some simulations, and write their results."""
         task = self.task
-        before = task.before(Simulations(self.fields, ids))
-        self._ctrl[ids] = actions
+        before = task.before(Simulations(self._seen, ids))
+        self._ctrl[ids] = task.control(actions)
         failed = self.simulations.step(ids, task.frame_skip, task.forces)
-        d = Simulations(self.fields, ids)
+        d = Simulations(self._seen, ids)
         result = task.reward(d, before, actions)
         rewards, infos = result if isinstance(result, tuple) else (result, {})
+        terminated = task.terminated(d)
+        observations = task.observe(d)
+        if not self._checked_step:
+            self._check_step(before, rewards, terminated, infos, observations, len(ids))
         self.elapsed[ids] += 1
         self._truncated[frame, ids] = self.elapsed[ids] >= self._limit
         self._rewards[frame, ids] = rewards
-        self._terminated[frame, ids] = task.terminated(d)
-        observations = task.observe(d)
+        self._terminated[frame, ids] = terminated
         over = self._terminated[frame, ids] | self._truncated[frame, ids]
         any_over = over.any()
         if failed:
@@ -344,7 +369,7 @@ class TaskBlock(_core.PythonBlock):
             kept = [i for i, call in enumerate(calls) if call is None]
             left = np.array([i for i in kept if self.begun[i]], np.int32)
             if len(left):
-                self._observations[frame, left] = self.task.observe(Simulations(self.fields, left))
+                self._observations[frame, left] = self.task.observe(Simulations(self._seen, left))
             chosen = [call for call in calls if call is not None]
             self._reset(
                 frame,
@@ -376,13 +401,19 @@ class TaskBlock(_core.PythonBlock):
         self._take_options(ids, options)
         self.rows[ids] = self._fresh
         rngs = [self.rngs[i] for i in ids]
-        qpos, qvel = self.task.reset(rngs, ids)
-        self.fields["qpos"][ids] = qpos
-        self.fields["qvel"][ids] = qvel
+        begun = self.task.reset(rngs, ids)
+        if not self._checked_begin:
+            check_begin(self.task, begun, len(ids))
+        begin(self.fields, ids, begun)
         if self.simulations.begin(ids):
             self._blame(ids)
-        d = Simulations(self.fields, ids)
-        self._observations[frame, ids] = self.task.observe(d)
+        d = Simulations(self._seen, ids)
+        observations, infos = self.task.observe(d), self.task.reset_info(d)
+        if not self._checked_begin:
+            check_observations(self.task, observations, len(ids))
+            check_infos(self.task, "reset_info", infos, len(ids))
+            self._checked_begin = True
+        self._observations[frame, ids] = observations
         self.elapsed[ids] = 0
         self.begun[ids] = True
         self._all_begun = bool(self.begun.all())
@@ -393,7 +424,7 @@ class TaskBlock(_core.PythonBlock):
             self._terminated[frame, ids] = False
             self._truncated[frame, ids] = False
         if self._keep == "ALL":
-            self._write_infos(frame, ids, self.task.reset_info(d))
+            self._write_infos(frame, ids, infos)
         each = (now() - began) // len(ids)
         for i in ids:
             self._meter.was_reset(self.first + int(i), each)
@@ -462,18 +493,18 @@ class TaskBlock(_core.PythonBlock):
     @property
     def _state_type(self) -> np.dtype[Any]:
         """What a simulation is, as a row: of the physics, of the task, and of its episode."""
-        memory = [(f"memory_{k}", one) for k, one in enumerate(self.task.memory)]
-        arrays = [("physics", self.rows), *self.derived.items(), *memory]
         return np.dtype(
             [
-                *((name, array.dtype, array.shape[1:]) for name, array in arrays),
-                *(("elapsed", np.int64), ("begun", np.bool_), ("ended", np.bool_)),
+                *(
+                    (name, array.dtype, array.shape[1:])
+                    for name, array in self._state_arrays().items()
+                ),
                 *(("seeded", np.bool_), ("seed", np.uint8, _SEED), ("generator", np.uint64, 6)),
             ]
         )
 
     def _state_arrays(self) -> dict[str, Array]:
-        memory = {f"memory_{k}": one for k, one in enumerate(self.task.memory)}
+        memory = {f"memory_{name}": one for name, one in self.task.memory.items()}
         episode = {"elapsed": self.elapsed, "begun": self.begun, "ended": self.ended}
         return {"physics": self.rows, **self.derived, **memory, **episode}
 
@@ -492,7 +523,9 @@ class TaskBlock(_core.PythonBlock):
     def set_states(self, ids: Sequence[int], states: Array) -> None:
         """Give simulations these states."""
         if states.dtype != self._state_type:
-            raise ValueError("cannot set state: it is that of other envs")
+            ours, theirs = ({*(dtype.names or ())} for dtype in (self._state_type, states.dtype))
+            differing = ", ".join(sorted(ours ^ theirs)) or "other sizes"
+            raise ValueError(f"cannot set state: it is that of other envs ({differing})")
         for name, array in self._state_arrays().items():
             array[ids] = states[name]
         self.ended &= self._autoreset == "NEXT_STEP"  # it may be a state of envs with another mode

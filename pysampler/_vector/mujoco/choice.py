@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 import warnings
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from pysampler._vector.mujoco.compare import first_difference
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
 
     Native = Literal["auto", True, False]
 
-__all__ = ["NotNativeError", "choose", "knows", "maker_of_task", "task_of"]
+__all__ = ["NotNativeError", "choose", "knows", "maker_of_task", "short", "task_of"]
 
 _GYMNASIUM = "gymnasium.envs.mujoco"
 _META = "pysampler.envs.meta.mujoco"
+_TASK_ENV = "pysampler.envs.mujoco.env"
 # The tasks of envs, by the module and the name of the exact class.
 _TASKS = {
     (f"{_GYMNASIUM}.ant_v5", "AntEnv"): "Ant",
@@ -53,8 +55,10 @@ _TASKS = {
 # What blocks do themselves.
 _WRAPPERS = TimeLimit, OrderEnforcing, PassiveEnvChecker, TaskWrapper
 
-# Steps that are compared, and after how many of them the envs are reset.
-_STEPS, _RESET_AT = 12, 7
+# Steps that are compared, and the length of episodes meanwhile. After the reset of one those of the
+# two envs do not end together, so that one of them is stepped while the other is reset.
+_STEPS, _LIMIT = 14, 5
+_RESET_ONE_AT = 3
 # Why envs that were tried cannot be simulated together, by what makes them; None if they can.
 _tried: dict[bytes | None, str | None] = {}
 
@@ -65,9 +69,7 @@ def knows(entry_point: Any, wrappers: Sequence[Any]) -> bool:
         return False
     if not isinstance(entry_point, str):
         entry_point = f"{entry_point.__module__}:{getattr(entry_point, '__qualname__', '')}"
-    return entry_point == "pysampler.envs.mujoco.env:make_env" or (
-        tuple(entry_point.split(":")) in _TASKS
-    )
+    return entry_point == f"{_TASK_ENV}:make_env" or (tuple(entry_point.split(":")) in _TASKS)
 
 
 def maker_of_task(thing: Any) -> Any:
@@ -75,7 +77,7 @@ def maker_of_task(thing: Any) -> Any:
     tasks = sys.modules.get("pysampler.envs.mujoco.task")
     if tasks is None or not (isinstance(thing, type) and issubclass(thing, tasks.Task)):
         return None
-    return importlib.import_module("pysampler.envs.mujoco.env").make_env
+    return importlib.import_module(_TASK_ENV).make_env
 
 
 class NotNativeError(Exception):
@@ -97,13 +99,18 @@ def task_of(env: gym.Env[Any, Any]) -> tuple[Task, int | None]:
             limit = steps if limit is None else min(limit, steps)
         env = env.env  # type: ignore[attr-defined]
     kind = type(env)
-    if kind.__module__ == "pysampler.envs.mujoco.env":
-        return env.task, limit  # type: ignore[attr-defined]
-    name = _TASKS.get((kind.__module__, kind.__name__))
-    if name is None:
-        raise NotNativeError(f"{kind.__name__} has no task")
-    tasks = importlib.import_module("pysampler.envs.mujoco")
-    return getattr(tasks, name).of(env), limit
+    task: Task
+    if kind.__module__ == _TASK_ENV:
+        task = env.task  # type: ignore[attr-defined]
+    else:
+        name = _TASKS.get((kind.__module__, kind.__name__))
+        if name is None:
+            named = kind.__name__ if env.spec is None else env.spec.id
+            raise NotNativeError(f"{named} has no task of pysampler.envs.mujoco")
+        task = getattr(importlib.import_module("pysampler.envs.mujoco"), name).of(env)
+    if task.frame_skip < 1:
+        raise NotNativeError(f"frame_skip is {task.frame_skip}")
+    return task, limit
 
 
 def choose(
@@ -132,7 +139,8 @@ def choose(
     except _DiffersError as error:
         text = f"the envs cannot be simulated together: {error}"
         if native is True:
-            raise ValueError(f"cannot make vector env: native=True, but {text}") from None
+            why = f"cannot make vector env: native=True, but {text}"
+            raise ValueError(why) from error.__cause__
         warnings.warn(f"{text}; they run as ordinary envs", stacklevel=5)  # at make_vec's caller
         return False
     return True
@@ -149,15 +157,22 @@ def _try_out(
     try:
         task_of(env)
         _expect_batch()
+        if _is_users(env):  # its class may have been changed since the last time, as in a notebook
+            _try(env, make_env, make_vector_env)
+            return
         try:
             key = dumps(make_env)
         except Exception:  # workers that are forked, or none, do with what cannot be pickled
             key = None
-        why = _tried[key] if key in _tried else _difference(env, make_env, make_vector_env)
-        if key is not None:
-            _tried[key] = why
-        if why is not None:
-            raise _DiffersError(why)
+        if key is None or key not in _tried:
+            try:
+                _try(env, make_env, make_vector_env)
+            except _DiffersError as error:
+                _tried[key] = str(error)
+                raise
+            _tried[key] = None
+        elif (known := _tried[key]) is not None:
+            raise _DiffersError(known)
     finally:
         env.close()
 
@@ -175,37 +190,65 @@ def _expect_batch() -> None:
         raise NotNativeError("this MuJoCo computes in single precision")
 
 
-def _difference(
+def _try(
     env: gym.Env[Any, Any],
     make_env: Callable[[], gym.Env[Any, Any]],
     make_vector_env: Callable[[], VectorEnv],
-) -> str | None:
-    """Return in what envs that are simulated together differ from real ones; None if in nothing."""
-    real = SyncVectorEnv([lambda: env, make_env], autoreset_mode=AutoresetMode.DISABLED)
+) -> None:
+    """Step two envs that are simulated together beside two real ones.
+
+    Raises:
+        _DiffersError: They differ.
+    """
+    real = SyncVectorEnv([lambda: short(env), lambda: short(make_env())])
     try:
         simulated = make_vector_env()
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    rng = np.random.default_rng(0)
+        raise _differs(error) from error
     try:
-        space = real.single_action_space
-        low, high = (np.clip(bound, -1.0, 1.0) for bound in (space.low, space.high))  # type: ignore[attr-defined]
-        found = first_difference(simulated.reset(seed=1), real.reset(seed=1), "reset")
-        over = np.zeros(2, bool)
+        _compare(real, simulated, "reset", seed=1)
         for step in range(_STEPS):
-            if found is None and (over.any() or step == _RESET_AT):
-                options = {"reset_mask": over if over.any() else np.array([True, False])}
-                results = simulated.reset(options=options), real.reset(options=options)
-                found = first_difference(*results, "reset")
-            if found is not None:
-                break
-            actions = rng.uniform(low, high, (2, *space.shape)).astype(space.dtype)  # type: ignore[misc]
-            ours, theirs = simulated.step(actions), real.step(actions)
-            found = first_difference(ours, theirs, "step")
-            over = theirs[2] | theirs[3]
-        return found
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+            if step == _RESET_ONE_AT:
+                _compare(real, simulated, "reset", options={"reset_mask": np.array([True, False])})
+            _compare(real, simulated, "step", _actions(real, step))
     finally:
         simulated.close()
         real.envs[1].close()
+
+
+def short(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """Return an env whose episodes end within a trial."""
+    return TimeLimit(env, _LIMIT)
+
+
+def _actions(envs: SyncVectorEnv, step: int) -> Any:
+    space: Any = envs.single_action_space
+    low, high = (np.clip(bound, -1.0, 1.0) for bound in (space.low, space.high))
+    drawn = np.random.default_rng(step).uniform(low, high, (2, *space.shape))
+    return drawn.astype(space.dtype)
+
+
+def _compare(
+    real: SyncVectorEnv, simulated: VectorEnv, call: str, *args: Any, **kwargs: Any
+) -> None:
+    try:
+        theirs = getattr(real, call)(*args, **copy.deepcopy(kwargs))  # it takes the mask out
+    except Exception as error:
+        if _is_users(real.envs[0]):
+            raise
+        raise _differs(error) from error
+    try:
+        ours = getattr(simulated, call)(*args, **kwargs)
+    except Exception as error:
+        raise _differs(error) from error
+    if found := first_difference(ours, theirs, call):
+        raise _DiffersError(found)
+
+
+def _is_users(env: gym.Env[Any, Any]) -> bool:
+    """Return whether an env is one of a task that the user may have written."""
+    return type(env.unwrapped).__module__ == _TASK_ENV
+
+
+def _differs(error: Exception) -> _DiffersError:
+    return _DiffersError(f"{type(error).__name__}: {error}")

@@ -12,10 +12,11 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from pysampler._vector.host import EnvHost, layers_of
-from pysampler._vector.mujoco.block import STATE, TaskBlock
+from pysampler._vector.mujoco.block import TaskBlock
 from pysampler._vector.mujoco.choice import task_of
 from pysampler._vector.registry import register
 from pysampler._workers.remote import Raised
+from pysampler.envs.mujoco.env import STATE, TaskEnv, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,7 @@ __all__ = ["TaskHost", "make_task_host"]
 _MANAGED = {
     *("_np_random", "_np_random_seed", "_elapsed_steps", "_has_reset", "_cached_spec"),
     *("checked_reset", "checked_step", "checked_render", "checked_data_reuse", "close_called"),
-    *("_previous_data", "_renderer"),
+    *("_previous_data", "_renderer", "_checked_begin", "_checked_step"),
 }
 _MISSING = object()
 
@@ -52,14 +53,20 @@ class TaskHost(EnvHost):
         self._layers = list(layers_of(self.env))
         self._task, self._limit = task_of(self.env)
         env = self._layers[-1]
+        # What has attributes: the wrappers, the env, and the task of a TaskEnv.
+        self._owners = [*self._layers]
         self._managed = _MANAGED.union(self._task.attributes)
+        if isinstance(env, TaskEnv):
+            self._owners.append(env.task)
+            self._managed = self._managed.union(env.task.memory)
         # What blocks have copies of, or would not look at: it must not change.
-        self._known_attributes = [dict(vars(layer)) for layer in self._layers]
-        self._arrays = {
-            name: (array, array.copy())
-            for name, array in vars(env).items()
+        self._known_attributes = [dict(vars(owner)) for owner in self._owners]
+        self._arrays = [
+            (name, array, array.copy())
+            for known in self._known_attributes
+            for name, array in known.items()
             if isinstance(array, np.ndarray) and name not in self._managed
-        }
+        ]
         self._model = copy.copy(env.model)
         self._model_bytes = _bytes_of(env.model)
         # By env, what was set: the layer, the name and the value.
@@ -115,12 +122,14 @@ class TaskHost(EnvHost):
     def states(self, block: int, envs: Sequence[int]) -> Any:
         """Return the states of some of a block's envs, a row each."""
         first = self.rows(block).start
-        return self.blocks[block].states([i - first for i in envs])
+        with self.blaming(envs[0] if envs else first, "get_state()"):
+            return self.blocks[block].states([i - first for i in envs])
 
     def set_states(self, block: int, envs: Sequence[int], states: Any) -> None:
         """Give some of a block's envs these states."""
         first = self.rows(block).start
-        self.blocks[block].set_states([i - first for i in envs], states)
+        with self.blaming(envs[0] if envs else first, "set_state()"):
+            self.blocks[block].set_states([i - first for i in envs], states)
 
     # -- one simulation as an env ----------------------------------------------------------------
 
@@ -131,7 +140,7 @@ class TaskHost(EnvHost):
             block, place = self._find(i)
             self._load(block, place)
             for (layer, name), value in self._set.get(i, {}).items():
-                setattr(self._layers[layer], name, value)
+                setattr(self._owners[layer], name, value)
             self._look(i)
             changed = []
             try:
@@ -146,6 +155,13 @@ class TaskHost(EnvHost):
                     "vector_kwargs={'native': False} to make_vec"
                 )
 
+    def kept(self, result: Any) -> Any:
+        """Return a copy of what a call returned: it may be part of the env, which others use."""
+        try:
+            return copy.deepcopy(result)
+        except Exception:  # it cannot be copied, and is not likely to be part of a state
+            return result
+
     def _find(self, i: int) -> tuple[TaskBlock, int]:
         for block in self.blocks:
             if i < block.count:
@@ -155,11 +171,8 @@ class TaskHost(EnvHost):
 
     def _load(self, block: TaskBlock, place: int) -> None:
         env = self._layers[-1]
-        mujoco.mj_setState(env.model, env.data, block.rows[place], STATE)
-        mujoco.mj_forward(env.model, env.data)
-        mujoco.mj_setState(env.model, env.data, block.rows[place], STATE)
-        for name, array in block.derived.items():
-            getattr(env.data, name)[...] = array[place]
+        fields = {name: array[place] for name, array in block.derived.items()}
+        load(env.model, env.data, block.rows[place], fields)
         env._np_random = block.rngs[place]
         env._np_random_seed = block.rng_seeds[place]
         for name in block.task.attributes:
@@ -217,7 +230,7 @@ class TaskHost(EnvHost):
         """
         changed, own = [], {}
         for depth, (layer, known) in enumerate(
-            zip(self._layers, self._known_attributes, strict=True)
+            zip(self._owners, self._known_attributes, strict=True)
         ):
             for name, value in list(vars(layer).items()):
                 if name in self._managed or value is known.get(name, _MISSING):
@@ -231,7 +244,7 @@ class TaskHost(EnvHost):
                 vars(layer)[name] = known[name]
                 if name not in changed:
                     changed.append(name)
-        for name, (array, numbers) in self._arrays.items():
+        for name, array, numbers in self._arrays:
             if not np.array_equal(array, numbers):
                 array[...] = numbers
                 changed.append(name)

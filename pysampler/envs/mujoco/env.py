@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -9,16 +10,26 @@ import mujoco
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from pysampler.envs.mujoco.task import Simulations, fields_of
+from pysampler.envs.mujoco.checks import (
+    check_before,
+    check_begin,
+    check_infos,
+    check_observations,
+    check_step,
+)
+from pysampler.envs.mujoco.task import Simulations, begin, fields_of, read_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy.typing as npt
 
     from pysampler.envs.mujoco.task import Task
 
-__all__ = ["TaskEnv", "make_env"]
+__all__ = ["STATE", "TaskEnv", "load", "make_env"]
+
+# What a state of the physics is.
+STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
 
 class TaskEnv(gym.Env[Any, Any]):
@@ -45,6 +56,10 @@ class TaskEnv(gym.Env[Any, Any]):
     takes_tasks = True
 
     def __init__(self, task: Task, render_mode: str | None = None) -> None:
+        if isinstance(task, type):
+            raise TypeError(f"expected a task, got the class: TaskEnv({task.__name__}(...))")
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode {render_mode!r}, expected 'rgb_array' or None")
         self.task = task.for_simulations(1)
         self.metadata = dict(task.metadata)
         self.render_mode = render_mode
@@ -53,7 +68,8 @@ class TaskEnv(gym.Env[Any, Any]):
         self.observation_space = task.observation_space
         self.action_space = task.action_space
         self._fields = fields_of(self.data, task.fields)
-        self._d = Simulations(self._fields)
+        self._d = Simulations(read_only(self._fields))
+        self._checked_begin = self._checked_step = False
         self._renderer: Any = None
 
     def reset(
@@ -72,11 +88,19 @@ class TaskEnv(gym.Env[Any, Any]):
         if options and "task" in options:
             self.reset_task(options["task"])
         mujoco.mj_resetData(self.model, self.data)
-        qpos, qvel = self.task.reset([self.np_random], np.zeros(1, np.int32))
-        self.data.qpos[:], self.data.qvel[:] = qpos[0], qvel[0]
+        task = self.task
+        begun = task.reset([self.np_random], np.zeros(1, np.int32))
+        if not self._checked_begin:
+            check_begin(task, begun, 1)
+        begin(self._fields, slice(None), begun)
         mujoco.mj_forward(self.model, self.data)
         self._fields["time"][0] = self.data.time
-        return self._observation(), _row(self.task.reset_info(self._d))
+        observations, infos = task.observe(self._d), task.reset_info(self._d)
+        if not self._checked_begin:
+            check_observations(task, observations, 1)
+            check_infos(task, "reset_info", infos, 1)
+            self._checked_begin = True
+        return observations[0].copy(), _row(infos)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the simulation."""
@@ -86,19 +110,45 @@ class TaskEnv(gym.Env[Any, Any]):
                 f"cannot step: action of shape {action.shape}, expected {self.action_space.shape}"
             )
         self._fields["time"][0] = self.data.time
-        before = self.task.before(self._d)
-        self.data.ctrl[:] = action
+        task, actions = self.task, action[None]
+        before = task.before(self._d)
+        self.data.ctrl[:] = task.control(actions)[0]
         mujoco.mj_step(self.model, self.data, nstep=self.task.frame_skip)
         if self.task.forces:
             mujoco.mj_rnePostConstraint(self.model, self.data)
         self._fields["time"][0] = self.data.time
-        result = self.task.reward(self._d, before, action[None])
+        result = task.reward(self._d, before, actions)
         rewards, infos = result if isinstance(result, tuple) else (result, {})
-        terminated = bool(np.all(self.task.terminated(self._d)))
-        return self._observation(), rewards[0], terminated, False, _row(infos)
+        terminated = task.terminated(self._d)
+        observations = task.observe(self._d)
+        if not self._checked_step:
+            check_before(task, before, self._fields)
+            check_step(task, rewards, terminated, infos, 1)
+            check_observations(task, observations, 1)
+            self._checked_step = True
+        over = bool(np.all(terminated))
+        return observations[0].copy(), rewards[0], over, False, _row(infos)
 
-    def _observation(self) -> npt.NDArray[Any]:
-        return self.task.observe(self._d)[0].copy()
+    def get_state(self) -> dict[str, Any]:
+        """Return the state: of the physics, of what the task remembers, of the generator."""
+        row = np.empty(mujoco.mj_stateSize(self.model, STATE))
+        mujoco.mj_getState(self.model, self.data, row, STATE)
+        return {
+            "physics": row,
+            "fields": {name: getattr(self.data, name).copy() for name in self.task.fields},
+            "memory": {name: array.copy() for name, array in self.task.memory.items()},
+            "generator": copy.deepcopy(self._np_random),
+            "seed": self._np_random_seed,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from what ``get_state`` has returned."""
+        load(self.model, self.data, state["physics"], state["fields"])
+        self._fields["time"][0] = self.data.time
+        for name, array in self.task.memory.items():
+            array[:] = state["memory"][name]
+        self._np_random = copy.deepcopy(state["generator"])
+        self._np_random_seed = state["seed"]
 
     def sample_tasks(self, count: int) -> list[Any]:
         """Draw tasks with the random generator of the env."""
@@ -142,6 +192,15 @@ def make_env(
     steps = made.max_episode_steps if max_episode_steps is None else max_episode_steps
     env: gym.Env[Any, Any] = OrderEnforcing(TaskEnv(made, render_mode))
     return env if steps is None else TimeLimit(env, steps)
+
+
+def load(model: mujoco.MjModel, data: mujoco.MjData, row: Any, fields: Mapping[str, Any]) -> None:
+    """Give ``mjData`` a state, and what lags behind it, as after a step."""
+    mujoco.mj_setState(model, data, row, STATE)
+    mujoco.mj_forward(model, data)  # for what nothing else tells: to draw a picture
+    mujoco.mj_setState(model, data, row, STATE)
+    for name, array in fields.items():
+        getattr(data, name)[...] = array
 
 
 def _row(infos: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:

@@ -46,11 +46,6 @@ class _OneNumber(GymnasiumTask):
         self.wanted = np.full(self.count, self.initial)
         self.given = np.zeros(self.count, bool)
 
-    @property
-    def memory(self) -> Sequence[Array]:
-        """The numbers, and whether they were given."""
-        return self.wanted, self.given
-
     def set_tasks(self, ids: Array, tasks: Sequence[Any]) -> None:
         """Set the numbers: ``{name: number}`` for each."""
         self.wanted[ids] = [self._number(task) for task in tasks]

@@ -50,11 +50,6 @@ class Pusher(GymnasiumTask):
         """Note where each object was at the beginning, which only ``write_to`` asks."""
         self.placed = np.zeros((self.count, 2))
 
-    @property
-    def memory(self) -> Sequence[Array]:
-        """Where each object was at the beginning."""
-        return (self.placed,)
-
     def observe(self, d: Simulations) -> Array:
         """Return the arm's joints, and where its tip, the object and the goal are."""
         places = d.xpos[:, [self.tip, self.object, self.goal]].reshape(len(d), 9)

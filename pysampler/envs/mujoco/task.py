@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mujoco
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["Simulations", "Task", "draw"]
+__all__ = ["Simulations", "Task", "begin", "draw", "fields_of", "read_only"]
 
 # Fields that every task has: the state, as far as it can be written at a reset, and the controls.
 STATE_FIELDS = ("time", "qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat")
@@ -27,8 +28,8 @@ class Simulations:
     """Some simulations as a task sees them: fields of ``mjData`` as arrays ``[n, ...]``.
 
     Each field has the name that it has in ``mjData``: ``d.time``, ``d.qpos``, ``d.qvel``,
-    ``d.act``, ``d.ctrl``, ``d.mocap_pos``, ``d.mocap_quat``, and those in ``Task.fields``. They are
-    to be read; the next step writes to the same memory.
+    ``d.act``, ``d.ctrl``, ``d.mocap_pos``, ``d.mocap_quat``, and those in ``Task.fields``. They
+    cannot be written to, and the next step overwrites them: copy what is to be kept.
 
     Args:
         fields: The arrays, of all simulations.
@@ -114,6 +115,7 @@ class Task:
     forces: bool = False
     # What an env has of its episode in attributes of its own: see ``write_to``.
     attributes: Sequence[str] = ()
+    _remembered: Sequence[str] = ()  # the names of what allocate() has set
     max_episode_steps: int | None = None
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
 
@@ -132,16 +134,24 @@ class Task:
         """Return a copy for that many simulations, which has memory of its own."""
         task = copy.copy(self)
         task.count = count
+        before = dict(vars(task))
         task.allocate()
+        task._remembered = [
+            name
+            for name, value in vars(task).items()
+            if isinstance(value, np.ndarray)
+            and value is not before.get(name)
+            and value.shape[:1] == (count,)
+        ]
         return task
 
     def allocate(self) -> None:
-        """Make the arrays of what each of ``count`` simulations remembers, if it remembers any."""
+        """Set arrays, with a row for each of ``count`` simulations, of what these remember."""
 
     @property
-    def memory(self) -> Sequence[Array]:
-        """The arrays of what each simulation remembers, a row each, for ``get_state``."""
-        return ()
+    def memory(self) -> dict[str, Array]:
+        """The arrays that ``allocate`` has set, by name: they belong to the states."""
+        return {name: getattr(self, name) for name in self._remembered}
 
     @property
     def observation_space(self) -> spaces.Box:
@@ -153,7 +163,7 @@ class Task:
 
     def observe(self, d: Simulations) -> Array:
         """Return an observation of each simulation; called after ``reward`` and ``terminated``."""
-        raise NotImplementedError
+        raise NotImplementedError(self._missing("observe(d)"))
 
     def before(self, d: Simulations) -> Any:  # noqa: ARG002 - nothing by default
         """Return what ``reward`` needs of the moment before a step: copies."""
@@ -169,20 +179,29 @@ class Task:
             before: What ``before`` returned.
             action: The actions, with the dtype that they were given with.
         """
-        raise NotImplementedError
+        raise NotImplementedError(self._missing("reward(d, before, action)"))
+
+    def control(self, action: Array) -> Array:
+        """Return the controls of actions, a row each; by default they are the actions."""
+        return action
 
     def terminated(self, d: Simulations) -> Array | bool:  # noqa: ARG002 - never by default
         """Return which simulations have terminated; called after ``reward``."""
         return False
 
-    def reset(self, rngs: Sequence[np.random.Generator], ids: Array) -> tuple[Array, Array]:
+    def reset(
+        self, rngs: Sequence[np.random.Generator], ids: Array
+    ) -> tuple[Array, Array] | dict[str, Array]:
         """Return the positions and velocities that episodes begin with.
+
+        Or a dict of these and others: of ``qpos``, ``qvel``, ``act``, ``ctrl``, ``mocap_pos``,
+        ``mocap_quat``. What is not in it begins as in the model.
 
         Args:
             rngs: The random generator of each simulation that is reset.
             ids: Their indices.
         """
-        raise NotImplementedError
+        raise NotImplementedError(self._missing("reset(rngs, ids)"))
 
     def reset_info(self, d: Simulations) -> dict[str, Array]:  # noqa: ARG002 - none by default
         """Return the infos of a reset, each an array."""
@@ -193,19 +212,22 @@ class Task:
 
     def sample_tasks(self, count: int, rng: np.random.Generator) -> list[Any]:
         """Return tasks drawn with ``rng``, for ``MultiTaskSampler.sample_tasks``."""
-        raise NotImplementedError(f"{type(self).__name__} has no sample_tasks(count, rng)")
+        raise NotImplementedError(self._missing("sample_tasks(count, rng)"))
+
+    def _missing(self, method: str) -> str:
+        return f"{type(self).__name__} has no method {method}"
 
     # For calls of single envs, which one real env answers with the state of a simulation.
 
     def write_to(self, env: Any, i: int) -> None:
         """Give an env what simulation ``i`` remembers."""
-        for own, every in zip(env.task.memory, self.memory, strict=True):
-            own[0] = every[i]
+        for name, every in self.memory.items():
+            env.task.memory[name][0] = every[i]
 
     def read_from(self, env: Any, i: int) -> None:
         """Let simulation ``i`` remember what an env does."""
-        for own, every in zip(env.task.memory, self.memory, strict=True):
-            every[i] = own[0]
+        for name, every in self.memory.items():
+            every[i] = env.task.memory[name][0]
 
 
 def draw(rngs: Sequence[np.random.Generator], of: Any) -> Array:
@@ -213,8 +235,43 @@ def draw(rngs: Sequence[np.random.Generator], of: Any) -> Array:
     return np.stack([of(rng) for rng in rngs])
 
 
+def begin(
+    fields: Mapping[str, Array], ids: Any, begun: tuple[Array, Array] | dict[str, Array]
+) -> None:
+    """Write what ``Task.reset`` has returned to the fields of the simulations ``ids``."""
+    if isinstance(begun, tuple):
+        begun = dict(zip(("qpos", "qvel"), begun, strict=True))
+    for name, rows in begun.items():
+        if name not in STATE_FIELDS:
+            known = ", ".join(STATE_FIELDS)
+            raise ValueError(f"cannot begin with {name!r}, expected one of {known}")
+        fields[name][ids] = rows
+
+
+def read_only(fields: Mapping[str, Array]) -> dict[str, Array]:
+    """Return views of arrays that cannot be written to."""
+    views = {name: array[...] for name, array in fields.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views
+
+
 def fields_of(data: mujoco.MjData, names: Sequence[str]) -> dict[str, Array]:
-    """Return the fields of one simulation as arrays with a row, which are views."""
-    fields = {name: getattr(data, name) for name in (*STATE_FIELDS[1:], *names)}
-    fields = {name: np.asarray(array)[None] for name, array in fields.items()}
-    return {"time": np.array([data.time]), **fields}
+    """Return the fields of one simulation as arrays with a row, which are views but for the time.
+
+    Raises:
+        ValueError: ``mjData`` has no such field.
+    """
+    if isinstance(names, str):
+        raise ValueError(f"cannot make simulations: fields {names!r}, expected ({names!r},)")
+    fields = {"time": np.array([data.time])}
+    for name in (*STATE_FIELDS[1:], *names):
+        array = getattr(data, name, None)
+        if not isinstance(array, np.ndarray) and name != "time":
+            known = [one for one in dir(data) if isinstance(getattr(data, one, None), np.ndarray)]
+            alike = "".join(f": {one!r}?" for one in difflib.get_close_matches(name, known, 1, 0.7))
+            raise ValueError(
+                f"cannot make simulations: field {name!r}, expected an array of mjData{alike}"
+            )
+        fields.setdefault(name, np.asarray(array)[None])
+    return fields

@@ -1,0 +1,375 @@
+"""Mistakes in tasks, and what is said of each."""
+
+import contextlib
+
+import mujoco
+import numpy as np
+import pytest
+from gymnasium.vector import SyncVectorEnv
+from mujoco_in_tests import identical
+
+import pysampler
+from pysampler.envs.mujoco import HalfCheetah, Task, TaskEnv, draw, make_env
+from pysampler.errors import EnvError
+
+MODEL = """<mujoco><worldbody>
+  <body name="goal" mocap="true"><geom size="0.05" contype="0"/></body>
+  <body><joint name="x" type="slide" axis="1 0 0"/><joint name="y" type="slide" axis="0 1 0"/>
+    <geom size="0.1"/></body>
+</worldbody><actuator>
+  <motor joint="x" ctrlrange="-1 1"/><motor joint="y" ctrlrange="-1 1"/>
+</actuator></mujoco>"""
+
+
+class Slide(Task):
+    """Nothing is wrong with this one."""
+
+    fields = ("xpos",)
+
+    def __init__(self, frame_skip=5):
+        super().__init__(mujoco.MjModel.from_xml_string(MODEL), frame_skip)
+
+    def allocate(self):
+        self.goals = np.zeros(self.count)
+
+    def observe(self, d):
+        return np.concatenate((d.qpos, d.qvel), axis=1)
+
+    def before(self, d):
+        return d.qpos[:, 0].copy()
+
+    def reward(self, d, before, action):
+        moved = d.qpos[:, 0] - before
+        return moved - self.goals[d.ids], {"moved": moved}
+
+    def terminated(self, d):
+        return d.qpos[:, 0] > 0.9
+
+    def reset(self, rngs, ids):
+        self.goals[ids] = draw(rngs, lambda rng: rng.uniform(-1, 1))
+        return np.zeros((len(ids), 2)), draw(rngs, lambda rng: rng.uniform(-1, 1, 2))
+
+    def reset_info(self, d):
+        return {"x": d.qpos[:, 0].copy()}
+
+
+def changed(**attributes):
+    return type("Changed", (Slide,), attributes)
+
+
+def made(task, count=3, *, native=True, **options):
+    return pysampler.make_vec(
+        task, count, vector_kwargs={"num_workers": 0, "native": native, **options}
+    )
+
+
+def reward_with(info):
+    return lambda self, d, before, action: (np.zeros(len(d)), {"told": info(d)})
+
+
+# By mistake: what is changed, and what is said of it.
+MISTAKES = {
+    "no observe": ({"observe": Task.observe}, r"Changed has no method observe\(d\)"),
+    "no reward": ({"reward": Task.reward}, r"Changed has no method reward\(d, before, action\)"),
+    "no reset": ({"reset": Task.reset}, r"Changed has no method reset\(rngs, ids\)"),
+    "observe a list": (
+        {"observe": lambda self, d: d.qpos.tolist(), "observation_space": None},
+        "observe: expected an array.*got a list",
+    ),
+    "observe another number": (
+        {"observe": lambda self, d: np.zeros((len(d), 4 + (d.time[0] > 0)))},
+        r"Changed.observe: expected an array\(1, 4\), got float64\(1, 5\)",
+    ),
+    "observe another dtype": (
+        {"observe": lambda self, d: np.zeros((len(d), 4), "f8" if d.time[0] > 0 else "f4")},
+        r"Changed.observe: expected float32 as in the space, got float64\(1, 4\)",
+    ),
+    "a column of rewards": (
+        {"reward": lambda self, d, before, action: d.qpos[:, :1]},
+        r"Changed.reward: expected 1 numbers, got float64\(1, 1\)",
+    ),
+    "terminated numbers": (
+        {"terminated": lambda self, d: np.zeros(len(d), int)},
+        r"Changed.terminated: expected bool\(1,\), got int64\(1,\)",
+    ),
+    "terminated nothing": (
+        {"terminated": lambda self, d: None},
+        r"Changed.terminated: expected bool\(1,\), got a NoneType",
+    ),
+    "an info that is a number": (
+        {"reward": reward_with(lambda d: 1.0)},
+        "Changed.reward: info 'told': expected an array with a row .* got a float",
+    ),
+    "an info of another length": (
+        {"reward": reward_with(lambda d: np.zeros(7))},
+        r"Changed.reward: info 'told': expected an array with a row .* got float64\(7,\)",
+    ),
+    "infos of a reset": (
+        {"reset_info": lambda self, d: [1]},
+        "Changed.reset_info: expected a dict of infos, got a list",
+    ),
+    "only positions": (
+        {"reset": lambda self, rngs, ids: np.zeros((len(ids), 2))},
+        "Changed.reset: expected positions and velocities, or a dict",
+    ),
+    "positions for one": (
+        {"reset": lambda self, rngs, ids: (np.zeros(2), np.zeros((len(ids), 2)))},
+        r"Changed.reset: positions: expected an array\(1, 2\), got float64\(2,\)",
+    ),
+    "a field that cannot begin": (
+        {"reset": lambda self, rngs, ids: {"xpos": np.zeros((len(ids), 3, 3))}},
+        "cannot begin with 'xpos', expected one of time, qpos",
+    ),
+    "a view of the past": (
+        {"before": lambda self, d: d.qpos[:, 0]},
+        "Changed.before: returned memory of d.qpos, which the step overwrites",
+    ),
+    "a view among others": (
+        {"before": lambda self, d: {"a": (1, d.xpos)}, "reward": lambda self, *_: np.zeros(1)},
+        "Changed.before: returned memory of d.xpos, which the step overwrites",
+    ),
+    "a field that is written to": (
+        {"before": lambda self, d: d.qvel.__imul__(0.5)},
+        "read-only",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("native", [True, "auto"])
+def test_a_mistake_is_told_of_before_anything_is_made(mistake, native):
+    """The user's own line is in the traceback, and no ordinary envs take the place."""
+    attributes, said = MISTAKES[mistake]
+    if "observation_space" in attributes:
+        attributes = {**attributes, "observation_space": Slide().observation_space}
+    with pytest.raises((TypeError, ValueError, NotImplementedError), match=said):
+        made(changed(**attributes), native=native)
+
+
+def test_a_mistake_that_one_simulation_does_not_show():
+    """All goals where some are asked for: of one simulation, or of all, that is no difference."""
+
+    def reward(self, d, before, action):
+        return d.qpos[:, 0] - self.goals
+
+    with pytest.raises(ValueError, match="cannot be simulated together.*could not be broadcast"):
+        made(changed(reward=reward))
+    with pytest.warns(UserWarning, match="could not be broadcast.*they run as ordinary envs"):
+        made(changed(reward=reward), native="auto").close()
+
+
+def test_what_comes_late_is_an_error_of_an_env():
+    """Nothing is checked after the first step; but nothing wrong is returned."""
+
+    def reward(self, d, before, action):
+        late = d.time.max() > 0.15
+        return np.zeros(len(d) + late), {}
+
+    with contextlib.closing(made(changed(reward=reward))) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(EnvError, match="rewards: expected one for each simulation"):
+            for _ in range(40):
+                envs.step(np.zeros((3, 2)))
+
+
+def test_infos_that_change_later():
+    """In shape, or in the order of their bytes: what is told is what an ordinary env tells."""
+
+    def reward(self, d, before, action):
+        late = d.time.max() > 0.15
+        rows = np.zeros(len(d) * 6)
+        shape = (len(d), 2, 3) if late else (len(d), 6)
+        numbers = np.full(len(d), 300, ">i4" if late else "<i4")
+        return np.zeros(len(d)), {"shaped": rows.reshape(shape), "numbers": numbers}
+
+    ours = made(changed(reward=reward, terminated=Task.terminated))
+    with contextlib.closing(ours) as envs:
+        envs.reset(seed=1)
+        for step in range(40):
+            infos = envs.step(np.zeros((3, 2)))[4]
+            late = (step + 1) * 5 * 0.002 > 0.15
+            assert np.shape(infos["shaped"][0]) == ((2, 3) if late else (6,))
+            assert list(infos["numbers"]) == [300] * 3
+
+
+def test_a_class_that_is_defined_again_is_tried_again():
+    """As in a notebook, where a mistake is mended."""
+
+    class Again(Slide):
+        def reward(self, d, before, action):
+            return d.qpos[:, 0] - self.goaals
+
+    with pytest.raises(AttributeError, match="goaals"):
+        made(Again)
+
+    class Again(Slide):
+        pass
+
+    made(Again).close()
+
+    class Again(Slide):
+        def reward(self, d, before, action):
+            return d.qpos[:, 0] - d.qpos[:, 0].mean()
+
+    with pytest.raises(ValueError, match="cannot be simulated together: rewards"):
+        made(Again)
+
+
+@pytest.mark.parametrize("frame_skip", [0, -1])
+def test_no_substeps(frame_skip):
+    """MuJoCo would end the process."""
+    for make in (lambda: made("HalfCheetah-v5"), lambda: made(Slide)):
+        make().close()
+    with pytest.raises(ValueError, match=f"native=True, but frame_skip is {frame_skip}"):
+        pysampler.make_vec(
+            Slide, 2, vector_kwargs={"num_workers": 0, "native": True}, frame_skip=frame_skip
+        )
+
+
+def test_no_substeps_of_gymnasiums_env():
+    options = {"num_workers": 0}
+    envs = pysampler.make_vec("HalfCheetah-v5", 2, vector_kwargs=options, frame_skip=-1)
+    assert not envs.stats().native
+    envs.close()
+
+
+def test_a_task_instead_of_its_class():
+    with pytest.raises(TypeError, match=r"got the class: TaskEnv\(Slide"):
+        TaskEnv(Slide)
+    with pytest.raises(Exception, match="a class of tasks"):
+        made(Slide())
+    with pytest.raises(ValueError, match="render_mode 'human', expected 'rgb_array' or None"):
+        TaskEnv(Slide(), "human")
+    with pytest.raises(TypeError) as caught:
+        pysampler.make_vec("HalfCheetah-v5", 2, native=False)
+    assert "vector_kwargs={'native': ...}" in caught.value.__notes__[0]
+
+
+# -- what a task may do ---------------------------------------------------------------------------
+
+
+class Placed(Slide):
+    """Places a mocap body, and turns one number into two controls."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = type(self.action_space)(-1, 1, (1,), np.float32)
+
+    def control(self, action):
+        return np.concatenate((action, -action), axis=1)
+
+    def reset(self, rngs, ids):
+        begun = zip(("qpos", "qvel"), super().reset(rngs, ids), strict=True)
+        places = draw(rngs, lambda rng: rng.uniform(-1, 1, (1, 3)))
+        return {**dict(begun), "mocap_pos": places, "ctrl": np.ones((len(ids), 2))}
+
+    def observe(self, d):
+        goal = d.mocap_pos[:, 0]
+        return np.concatenate((super().observe(d), goal, d.xpos[:, 1], d.ctrl), axis=1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_else_may_begin_and_be_controlled(workers):
+    ours = made(Placed, 4, num_workers=workers)
+    theirs = SyncVectorEnv([lambda: make_env(Placed)] * 4)
+    identical(ours.reset(seed=1), theirs.reset(seed=1))
+    rng = np.random.default_rng(1)
+    for step in range(60):
+        actions = rng.uniform(-1, 1, (4, 1)).astype(np.float32 if step % 2 else np.float64)
+        identical(ours.step(actions), theirs.step(actions), f"step {step}")
+    assert len(np.unique(ours.reset()[0][:, 4:7], axis=0)) == 4
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_states_of_either_kind(native, workers):
+    """What ``allocate`` sets belongs to them, without another word."""
+    with contextlib.closing(made(Placed, 4, native=native, num_workers=workers)) as envs:
+        envs.reset(seed=1)
+        actions = np.random.default_rng(1).uniform(-1, 1, (30, 4, 1))
+        for row in actions[:5]:
+            envs.step(row)
+        states = envs.get_state()
+        first = [envs.step(row) for row in actions]
+        envs.reset(seed=9)
+        envs.set_state(states)
+        for row, expected in zip(actions, first, strict=True):
+            identical(envs.step(row), expected)
+
+
+def test_states_of_another_kind_are_refused():
+    with (
+        contextlib.closing(made(Slide, 2)) as native,
+        contextlib.closing(made(Slide, 2, native=False)) as ordinary,
+        contextlib.closing(made("HalfCheetah-v5", 2)) as cheetahs,
+    ):
+        for envs in (native, ordinary, cheetahs):
+            envs.reset(seed=1)
+        states = native.get_state()
+        with pytest.raises(ValueError, match=r"of other envs \(memory_goals, xpos\)"):
+            cheetahs.set_state(states)
+        with pytest.raises(ValueError, match="of other envs"):
+            ordinary.set_state(states)
+        with pytest.raises(ValueError, match="of other envs"):
+            native.set_state(ordinary.get_state())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_calls_return_is_of_the_env_that_was_called(workers):
+    """Though one real env stands for all."""
+    with contextlib.closing(made(Slide, 4, num_workers=workers)) as envs:
+        envs.reset(seed=1)
+        observations = envs.step(np.ones((4, 2)))[0]
+        seen = envs.apply(lambda env: env.unwrapped.data.qpos)
+        identical(np.array(seen), observations[:, :2])
+        identical(np.array([data.qpos for data in envs.get_attr("data")]), observations[:, :2])
+        goals = envs.get_state()["memory_goals"]
+        tasks = envs.get_attr("task")
+        assert [task.goals[0] for task in tasks] == goals.tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_task_is_made_of_cannot_be_changed(workers):
+    with contextlib.closing(made(Slide, 4, num_workers=workers)) as envs:
+        envs.reset(seed=1)
+        for change in (
+            lambda env: setattr(env.unwrapped.task, "frame_skip", 2),
+            lambda env: env.unwrapped.task.init_qpos.__iadd__(5),
+            lambda env: setattr(env.unwrapped.task, "reward", None),
+        ):
+            with pytest.raises(AttributeError, match="cannot change"):
+                envs.apply(change)
+        assert envs.apply(lambda env: env.unwrapped.task.init_qpos.sum()) == (0.0,) * 4
+        envs.apply(lambda env: setattr(env.unwrapped.task, "note", 3), envs=[1])
+        noted = envs.apply(lambda env: getattr(env.unwrapped.task, "note", None))
+        assert noted == (None, 3, None, None)
+
+
+def test_a_subclass_of_gymnasiums_tasks_may_remember():
+    """What its base class remembers, and more."""
+
+    class Tired(HalfCheetah):
+        def __init__(self):
+            super().__init__(mujoco.MjModel.from_xml_path(_path_of("half_cheetah.xml")))
+
+        def allocate(self):
+            super().allocate()
+            self.tired = np.zeros(self.count)
+
+        def reward(self, d, before, action):
+            rewards, infos = super().reward(d, before, action)
+            self.tired[d.ids] += np.abs(action).sum(axis=1)
+            return rewards - self.tired[d.ids], infos
+
+    with contextlib.closing(made(Tired)) as envs:
+        envs.reset(seed=1)
+        envs.step(np.ones((3, 6)))
+        assert envs.get_state()["memory_tired"].tolist() == [6.0] * 3
+
+
+def _path_of(name):
+    from gymnasium.envs import mujoco as package
+
+    return f"{package.__path__[0]}/assets/{name}"
