@@ -159,8 +159,8 @@ class Model:
     def __init__(self, case: Case) -> None:
         import mujoco
 
-        from pysampler._vector.mujoco.block import STATE
         from pysampler._vector.mujoco.choice import task_of
+        from pysampler.envs.mujoco._fields import STATE
 
         self._env = gym.make(case.env)
         self.task = task_of(self._env)[0]
@@ -180,7 +180,7 @@ class Model:
         import mujoco
 
         from pysampler import _core
-        from pysampler._vector.mujoco.block import STATE
+        from pysampler.envs.mujoco._fields import STATE
 
         model = self.task.model
         [library] = Path(mujoco.__file__).parent.glob("libmujoco.so*")

@@ -162,7 +162,7 @@ def test_what_comes_late_is_an_error_of_an_env():
     """Nothing is checked after the first step; but nothing wrong is returned."""
 
     def reward(self, d, before, action):
-        late = d.time.max() > 0.15
+        late = d.time.max() > 0.155
         return np.zeros(len(d) + late), {}
 
     with contextlib.closing(made(changed(reward=reward))) as envs:
@@ -176,7 +176,7 @@ def test_infos_that_change_later():
     """In shape, or in the order of their bytes: what is told is what an ordinary env tells."""
 
     def reward(self, d, before, action):
-        late = d.time.max() > 0.15
+        late = d.time.max() > 0.155
         rows = np.zeros(len(d) * 6)
         shape = (len(d), 2, 3) if late else (len(d), 6)
         numbers = np.full(len(d), 300, ">i4" if late else "<i4")
@@ -187,7 +187,7 @@ def test_infos_that_change_later():
         envs.reset(seed=1)
         for step in range(40):
             infos = envs.step(np.zeros((3, 2)))[4]
-            late = (step + 1) * 5 * 0.002 > 0.15
+            late = (step + 1) * 0.01 > 0.155
             assert np.shape(infos["shaped"][0]) == ((2, 3) if late else (6,))
             assert list(infos["numbers"]) == [300] * 3
 

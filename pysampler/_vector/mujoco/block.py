@@ -16,15 +16,15 @@ import numpy as np
 from pysampler import _core
 from pysampler._frames.frames import FINAL
 from pysampler._vector.mujoco.columns import InfoColumns, row_of
-from pysampler.envs.mujoco.checks import (
+from pysampler.envs.mujoco._checks import (
     check_before,
     check_begin,
     check_infos,
     check_observations,
     check_step,
 )
-from pysampler.envs.mujoco.env import STATE
-from pysampler.envs.mujoco.task import STATE_FIELDS, Simulations, begin, fields_of, read_only
+from pysampler.envs.mujoco._fields import STATE, STATE_FIELDS, begin, fields_of, read_only
+from pysampler.envs.mujoco.task import Simulations
 from pysampler.sync import now
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from pysampler._vector.mujoco.block import TaskBlock
 from pysampler._vector.mujoco.choice import task_of
 from pysampler._vector.registry import register
 from pysampler._workers.remote import Raised
-from pysampler.envs.mujoco.env import STATE, TaskEnv, load
+from pysampler.envs.mujoco._fields import STATE, load
+from pysampler.envs.mujoco.env import TaskEnv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -10,26 +10,27 @@ import mujoco
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from pysampler.envs.mujoco.checks import (
+from pysampler.envs.mujoco._checks import (
     check_before,
     check_begin,
     check_infos,
     check_observations,
     check_step,
 )
-from pysampler.envs.mujoco.task import Simulations, begin, fields_of, read_only
+from pysampler.envs.mujoco._fields import STATE, begin, fields_of, load, read_only
+from pysampler.envs.mujoco.task import Simulations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     import numpy.typing as npt
 
     from pysampler.envs.mujoco.task import Task
 
-__all__ = ["STATE", "TaskEnv", "load", "make_env"]
+__all__ = ["TaskEnv", "make_env"]
 
-# What a state of the physics is.
-STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+# The attributes in which gymnasium's envs keep their random generator.
+_GENERATOR = "_np_random", "_np_random_seed"
 
 
 class TaskEnv(gym.Env[Any, Any]):
@@ -137,8 +138,9 @@ class TaskEnv(gym.Env[Any, Any]):
             "physics": row,
             "fields": {name: getattr(self.data, name).copy() for name in self.task.fields},
             "memory": {name: array.copy() for name, array in self.task.memory.items()},
-            "generator": copy.deepcopy(self._np_random),
-            "seed": self._np_random_seed,
+            "generator": copy.deepcopy(
+                {name: vars(self)[name] for name in _GENERATOR if name in vars(self)}
+            ),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -147,8 +149,7 @@ class TaskEnv(gym.Env[Any, Any]):
         self._fields["time"][0] = self.data.time
         for name, array in self.task.memory.items():
             array[:] = state["memory"][name]
-        self._np_random = copy.deepcopy(state["generator"])
-        self._np_random_seed = state["seed"]
+        vars(self).update(copy.deepcopy(state["generator"]))
 
     def sample_tasks(self, count: int) -> list[Any]:
         """Draw tasks with the random generator of the env."""
@@ -192,15 +193,6 @@ def make_env(
     steps = made.max_episode_steps if max_episode_steps is None else max_episode_steps
     env: gym.Env[Any, Any] = OrderEnforcing(TaskEnv(made, render_mode))
     return env if steps is None else TimeLimit(env, steps)
-
-
-def load(model: mujoco.MjModel, data: mujoco.MjData, row: Any, fields: Mapping[str, Any]) -> None:
-    """Give ``mjData`` a state, and what lags behind it, as after a step."""
-    mujoco.mj_setState(model, data, row, STATE)
-    mujoco.mj_forward(model, data)  # for what nothing else tells: to draw a picture
-    mujoco.mj_setState(model, data, row, STATE)
-    for name, array in fields.items():
-        getattr(data, name)[...] = array
 
 
 def _row(infos: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:

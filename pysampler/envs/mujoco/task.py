@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mujoco
 import numpy as np
 from gymnasium import spaces
+
+from pysampler.envs.mujoco._fields import fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["Simulations", "Task", "begin", "draw", "fields_of", "read_only"]
-
-# Fields that every task has: the state, as far as it can be written at a reset, and the controls.
-STATE_FIELDS = ("time", "qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat")
+__all__ = ["Simulations", "Task", "draw"]
 
 
 class Simulations:
@@ -233,45 +231,3 @@ class Task:
 def draw(rngs: Sequence[np.random.Generator], of: Any) -> Array:
     """Return what a function draws from each generator, a row each."""
     return np.stack([of(rng) for rng in rngs])
-
-
-def begin(
-    fields: Mapping[str, Array], ids: Any, begun: tuple[Array, Array] | dict[str, Array]
-) -> None:
-    """Write what ``Task.reset`` has returned to the fields of the simulations ``ids``."""
-    if isinstance(begun, tuple):
-        begun = dict(zip(("qpos", "qvel"), begun, strict=True))
-    for name, rows in begun.items():
-        if name not in STATE_FIELDS:
-            known = ", ".join(STATE_FIELDS)
-            raise ValueError(f"cannot begin with {name!r}, expected one of {known}")
-        fields[name][ids] = rows
-
-
-def read_only(fields: Mapping[str, Array]) -> dict[str, Array]:
-    """Return views of arrays that cannot be written to."""
-    views = {name: array[...] for name, array in fields.items()}
-    for view in views.values():
-        view.flags.writeable = False
-    return views
-
-
-def fields_of(data: mujoco.MjData, names: Sequence[str]) -> dict[str, Array]:
-    """Return the fields of one simulation as arrays with a row, which are views but for the time.
-
-    Raises:
-        ValueError: ``mjData`` has no such field.
-    """
-    if isinstance(names, str):
-        raise ValueError(f"cannot make simulations: fields {names!r}, expected ({names!r},)")
-    fields = {"time": np.array([data.time])}
-    for name in (*STATE_FIELDS[1:], *names):
-        array = getattr(data, name, None)
-        if not isinstance(array, np.ndarray) and name != "time":
-            known = [one for one in dir(data) if isinstance(getattr(data, one, None), np.ndarray)]
-            alike = "".join(f": {one!r}?" for one in difflib.get_close_matches(name, known, 1, 0.7))
-            raise ValueError(
-                f"cannot make simulations: field {name!r}, expected an array of mjData{alike}"
-            )
-        fields.setdefault(name, np.asarray(array)[None])
-    return fields
