@@ -892,13 +892,13 @@ class Meter:
         """
         Count time for no env from now on.
         """
-    def stepped(self, first: typing.SupportsInt | typing.SupportsIndex, count: typing.SupportsInt | typing.SupportsIndex, ns: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def stepped(self, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], ns: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
         Count a step of this duration for each of these envs.
         """
-    def was_reset(self, env: typing.SupportsInt | typing.SupportsIndex, ns: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def were_reset(self, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], ns: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Count a reset of this duration.
+        Count a reset of this duration for each of these envs.
         """
 class Block:
     def __reduce__(self) -> tuple:

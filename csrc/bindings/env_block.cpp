@@ -73,10 +73,9 @@ void EnvBlock::use_action_types(std::uint32_t frame) {
     for (std::size_t leaf = 0; leaf < types_in_use_.size(); ++leaf) {
         const std::int32_t type = action_types_.at(frame, first_, leaf);
         if (type == types_in_use_[leaf]) continue;
-        action_leaves_[leaf] =
-            type == space_leaves_[leaf].type_num()
-                ? space_leaves_[leaf]
-                : action_leaf(action_bytes_[leaf], type, action_shapes_[leaf]);
+        action_leaves_[leaf] = type == space_leaves_[leaf].type_num()
+                                   ? space_leaves_[leaf]
+                                   : action_leaf(action_bytes_[leaf], type, action_shapes_[leaf]);
         types_in_use_[leaf] = type;
     }
 }

@@ -17,6 +17,13 @@ T* meters(const py::array_t<std::uint8_t>& rows) {
     return reinterpret_cast<T*>(const_cast<std::uint8_t*>(rows.data()));
 }
 
+using Envs = py::array_t<std::int32_t, py::array::c_style | py::array::forcecast>;
+
+template <class Count>
+void each(const Envs& envs, Count&& count) {
+    for (py::ssize_t i = 0; i < envs.size(); ++i) count(static_cast<std::size_t>(envs.data()[i]));
+}
+
 }  // namespace
 
 void register_meter(py::module_& m) {
@@ -39,15 +46,17 @@ void register_meter(py::module_& m) {
             "Count time for this env from now on.")
         .def(
             "stepped",
-            [](Meter& self, std::size_t first, std::size_t count, std::int64_t ns) {
-                for (std::size_t env = first; env < first + count; ++env) self.stepped(env, ns);
+            [](Meter& self, const Envs& envs, std::int64_t ns) {
+                each(envs, [&](std::size_t env) { self.stepped(env, ns); });
             },
-            py::arg("first"), py::arg("count"), py::arg("ns"),
-            "Count a step of this duration for each of these envs.")
+            py::arg("envs"), py::arg("ns"), "Count a step of this duration for each of these envs.")
         .def(
-            "was_reset",
-            [](Meter& self, std::size_t env, std::int64_t ns) { self.was_reset(env, ns); },
-            py::arg("env"), py::arg("ns"), "Count a reset of this duration.")
+            "were_reset",
+            [](Meter& self, const Envs& envs, std::int64_t ns) {
+                each(envs, [&](std::size_t env) { self.was_reset(env, ns); });
+            },
+            py::arg("envs"), py::arg("ns"),
+            "Count a reset of this duration for each of these envs.")
         .def(
             "idle", [](Meter& self) { self.idle(now_ns()); }, "Count time for no env from now on.");
     meter.attr("BUCKETS") = Durations::kBuckets;

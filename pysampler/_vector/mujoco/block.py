@@ -259,7 +259,7 @@ class TaskBlock(_core.PythonBlock):
         given = self._actions_of(frame) if actions is None else self._stacked(actions)
         resets = np.flatnonzero(self.ended)
         if len(resets):
-            self._reset(frame, resets.astype(np.int32), [None] * len(resets), [None] * len(resets))
+            self._reset(frame, resets.astype(np.int32))
         began = now()
         going = self.begun.copy()
         going[resets] = False
@@ -277,20 +277,19 @@ class TaskBlock(_core.PythonBlock):
             self._step(frame, ids, chosen)
         each = (now() - began) // max(1, len(steps))
         for ids, _ in alike:
-            for i in ids:
-                self._meter.stepped(self.first + int(i), 1, each)
+            self._meter.stepped(self.first + ids, each)
 
     def _stacked(self, actions: Sequence[Any]) -> Array | None:
         """Return actions of any type as one array, or None if they are not alike."""
         arrays = [np.asarray(action) for action in actions]
-        shape = (self.task.model.nu,)
+        shape = self.task.action_space.shape
         if any(array.shape != shape or array.dtype != arrays[0].dtype for array in arrays):
             return None
         return np.stack(arrays)
 
     def _alike(self, steps: Array, actions: Sequence[Any]) -> list[tuple[Array, Array]]:
         """Return the simulations whose actions can be applied, and these, by dtype."""
-        shape = (self.task.model.nu,)
+        shape = self.task.action_space.shape
         by_type: dict[Any, list[tuple[int, Array]]] = {}
         for i in steps.tolist():
             array = np.asarray(actions[i])
@@ -358,7 +357,7 @@ class TaskBlock(_core.PythonBlock):
                     self._leave(_INFO, int(i), {"final_info": row_of(rest, row)})
         if self._keep == "ALL" and len(going):
             self._write_infos(frame, going, {key: array[~over] for key, array in infos.items()})
-        self._reset(frame, ended, [None] * len(ended), [None] * len(ended), clear=False)
+        self._reset(frame, ended, clear=False)
 
     def reset(self, frame: int, calls: Sequence[tuple[int | None, Any] | None]) -> bool:
         """Reset each simulation with its (seed, options), or leave it as it is if that is None."""
@@ -371,12 +370,7 @@ class TaskBlock(_core.PythonBlock):
             if len(left):
                 self._observations[frame, left] = self.task.observe(Simulations(self._seen, left))
             chosen = [call for call in calls if call is not None]
-            self._reset(
-                frame,
-                np.array(ids, np.int32),
-                [seed for seed, _ in chosen],
-                [options for _, options in chosen],
-            )
+            self._reset(frame, np.array(ids, np.int32), chosen)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -388,17 +382,23 @@ class TaskBlock(_core.PythonBlock):
         self,
         frame: int,
         ids: Array,
-        seeds: Sequence[int | None],
-        options: Sequence[Any],
+        calls: Sequence[tuple[int | None, Any]] | None = None,
         *,
         clear: bool = True,
     ) -> None:
-        """Begin episodes of some simulations, and write their first observations."""
+        """Begin episodes of some simulations, and write their first observations.
+
+        Args:
+            frame: The frame.
+            ids: The simulations.
+            calls: The seed and the options of each; None: none has any.
+            clear: Whether this is all that the frame has of them.
+        """
         began = now()
-        ids = self._seeded(ids, seeds)
+        if calls is not None or self._seeds or self._options or not self._all_begun:
+            ids = self._prepared(ids, calls or [(None, None)] * len(ids))
         if not len(ids):
             return
-        self._take_options(ids, options)
         self.rows[ids] = self._fresh
         rngs = [self.rngs[i] for i in ids]
         begun = self.task.reset(rngs, ids)
@@ -426,27 +426,29 @@ class TaskBlock(_core.PythonBlock):
         if self._keep == "ALL":
             self._write_infos(frame, ids, infos)
         each = (now() - began) // len(ids)
-        for i in ids:
-            self._meter.was_reset(self.first + int(i), each)
+        self._meter.were_reset(self.first + ids, each)
 
-    def _seeded(self, ids: Array, seeds: Sequence[int | None]) -> Array:
-        """Give simulations generators; return those that could be given one."""
-        kept = []
-        for place, seed in zip(ids.tolist(), seeds, strict=False):
+    def _prepared(self, ids: Array, calls: Sequence[tuple[int | None, Any]]) -> Array:
+        """Give simulations generators and tasks; return those that could be given a generator."""
+        kept, options = [], []
+        for place, (seed, given) in zip(ids.tolist(), calls, strict=True):
             own = self._seeds.pop(place, None)
             chosen = own if seed is None else seed
             try:
                 if chosen is not None or self.rngs[place] is None:
                     self.rngs[place], self.rng_seeds[place] = gym.utils.seeding.np_random(chosen)
-                kept.append(place)
             except Exception as error:
                 self._leave(_ERROR, place, error)
+                continue
+            kept.append(place)
+            options.append(given)
+        self._take_options(kept, options)
         return np.array(kept, np.int32)
 
-    def _take_options(self, ids: Array, options: Sequence[Any]) -> None:
+    def _take_options(self, places: Sequence[int], options: Sequence[Any]) -> None:
         """Note the options of each reset, and set the tasks that they hold."""
         chosen, tasks = [], []
-        for place, given in zip(ids.tolist(), options, strict=False):
+        for place, given in zip(places, options, strict=True):
             self._used[place] = 0
             if not given and place in self._options:
                 given, self._used[place] = self._options[place]
@@ -466,9 +468,8 @@ class TaskBlock(_core.PythonBlock):
         """Write the results of the step in which the simulations before these were lost."""
         self._begin(frame)
         if self._autoreset == "SAME_STEP":
-            none = [None] * self.count
             try:
-                self._reset(frame, self.all, none, none)
+                self._reset(frame, self.all)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:

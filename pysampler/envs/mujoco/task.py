@@ -230,4 +230,4 @@ class Task:
 
 def draw(rngs: Sequence[np.random.Generator], of: Any) -> Array:
     """Return what a function draws from each generator, a row each."""
-    return np.stack([of(rng) for rng in rngs])
+    return np.array([of(rng) for rng in rngs])
