@@ -38,6 +38,7 @@ COUNTS = [64, 1024]  # of each env, and of HalfCheetah:
 CHEETAHS = [8, 64, 512, 1024, 4096, 32_000]
 MANY = 32_000  # of which memory is measured
 PHYSICS, NATIVE, POOL = "bare physics", "pysampler, native", "EnvPool"
+BARRIER = "the same at a barrier"  # as long as the slower process, in each round
 ORDINARY, SYNC = "pysampler, ordinary", "gymnasium SyncVectorEnv"
 ASYNC = "gymnasium AsyncVectorEnv"
 # Which part of the rounds of a slice those that are slower make, as their slices would be long.
@@ -66,11 +67,14 @@ def measure(case: Case, repetitions: int, seconds: float) -> dict[str, Any]:
             running[name] = contender(name, case)
         plan = running[PHYSICS].measure(seconds=seconds, slices=repetitions)
         rates: dict[str, list[float]] = {name: [] for name in running}
+        barrier: list[float] = []
         for repetition in range(repetitions if plan else 0):
             for name in list(rates)[:: -1 if repetition % 2 else 1]:
                 rounds = max(LEAST, round(plan["rounds"] * PARTS.get(name, 1)))
                 if (said := running[name].measure(rounds=rounds)) is not None:
                     rates[name].append(said["rate"])
+                    if name == PHYSICS:
+                        barrier.append(said["barrier"])
             say(f"  {repetition + 1}/{repetitions}", end="\r")
         same = running[PHYSICS].measure(check=True)
         versions = running[POOL].measure(versions=True) if POOL in running else None
@@ -81,6 +85,7 @@ def measure(case: Case, repetitions: int, seconds: float) -> dict[str, Any]:
         if one.trouble:
             say(f"  {name} does not run: {one.trouble}")
             del rates[name]
+    rates[BARRIER] = barrier
     return {
         "env": case.env,
         "envs": case.envs,
@@ -124,7 +129,7 @@ def quartiles(values: list[float]) -> str:
 
 
 def rows_of(cases: list[dict[str, Any]], first: Callable[[dict[str, Any]], str]) -> str:
-    others = [PHYSICS, POOL, ORDINARY, SYNC, ASYNC]
+    others = [PHYSICS, BARRIER, POOL, ORDINARY, SYNC, ASYNC]
     present = [name for name in others if any(ratios(case, name) for case in cases)]
     rows = []
     for case in cases:
@@ -182,8 +187,10 @@ def tables(results: dict[str, Any]) -> str:
             "*Bare physics* are processes that never communicate. Each makes what its share of "
             "the simulations made in the vector env, step by step and reset by reset, from the "
             "same states with the same actions, and nothing else: no observations, rewards or "
-            "infos, no random numbers. It has `mj_rnePostConstraint` where the env needs it. In "
-            f"the end the states are the same, bit for bit{exceptions}.\n"
+            "infos, no random numbers. It has `mj_rnePostConstraint` where the env needs it. *The "
+            "same at a barrier* counts each round as long as the slower of the processes, as if "
+            "they waited for one another at no cost: two CPUs are never equally fast. In the end "
+            f"the states are the same, bit for bit{exceptions}.\n"
         ),
     ]
     for count in sorted({case["envs"] for case in results["cases"] if case["env"] != CHEETAH}):
