@@ -371,7 +371,8 @@ def readme_part() -> str:
     return (
         "\n".join(rows)
         + "\n\nIn parentheses, how many times as fast pysampler is. EnvPool's envs are rewritten "
-        + f"in C++; all\nothers run gymnasium's Python ones. All numbers: {', '.join(links)}.\n"
+        + "in C++; all\nothers run gymnasium's Python ones, one after the other. "
+        + f"All numbers: {', '.join(links)}.\n"
     )
 
 

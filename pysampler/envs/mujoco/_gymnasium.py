@@ -50,11 +50,9 @@ class GymnasiumTask(Task):
 
     def reset(self, rngs: Sequence[np.random.Generator], ids: Array) -> tuple[Array, Array]:  # noqa: ARG002
         """Begin near the initial state, all within ``reset_noise_scale``."""
-        model = self.model
-        return (
-            self.init_qpos + self.uniform(rngs, model.nq),
-            self.init_qvel + self.uniform(rngs, model.nv),
-        )
+        nq = self.model.nq
+        drawn = self.uniform(rngs, nq + self.model.nv)  # as of one draw after the other
+        return self.init_qpos + drawn[:, :nq], self.init_qvel + drawn[:, nq:]
 
     def uniform(self, rngs: Sequence[np.random.Generator], size: int) -> Array:
         """Draw numbers within ``reset_noise_scale``."""
