@@ -5,6 +5,7 @@ import contextlib
 import mujoco
 import numpy as np
 import pytest
+from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 from gymnasium.vector import SyncVectorEnv
 from mujoco_in_tests import identical
 
@@ -373,3 +374,96 @@ def _path_of(name):
     from gymnasium.envs import mujoco as package
 
     return f"{package.__path__[0]}/assets/{name}"
+
+
+class Remembers(Slide):
+    """Has a table with as many rows as there may be simulations, and sets what it sets."""
+
+    def __init__(self):
+        super().__init__()
+        self.away = None
+
+    def allocate(self):
+        super().allocate()
+        self.table = np.arange(4.0)
+
+    def reward(self, d, before, action):
+        self.away = d.qpos[:, 0] - self.goals[d.ids] + self.table[:1]
+        return self.away
+
+
+REBOUND = {
+    "numbers": lambda env: setattr(env.unwrapped.task, "goals", 7.0),
+    "another dtype": lambda env: setattr(env.unwrapped.task, "goals", np.array([7])),
+    "another shape": lambda env: setattr(env.unwrapped.task, "goals", np.zeros(3)),
+    "nothing": lambda env: delattr(env.unwrapped.task, "goals"),
+}
+
+
+@pytest.mark.parametrize("how", REBOUND)
+def test_a_call_cannot_take_what_others_remember(how):
+    with contextlib.closing(made(Remembers, 4)) as envs:
+        envs.reset(seed=1)
+        goals = envs.get_state()["memory_goals"].tolist()
+        with pytest.raises(AttributeError, match="cannot change goals"):
+            envs.apply(REBOUND[how], envs=[1])
+        assert envs.apply(lambda env: env.unwrapped.task.goals[0]) == tuple(goals)
+        envs.apply(lambda env: setattr(env.unwrapped.task, "goals", np.array([7.0])), envs=[1])
+        goals[1] = 7.0
+        assert envs.apply(lambda env: env.unwrapped.task.goals[0]) == tuple(goals)
+        assert envs.get_state()["memory_goals"].tolist() == goals
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_only_rows_of_simulations_are_remembered(count):
+    """Whatever number of them there is: a table is none."""
+    with contextlib.closing(made(Remembers, count)) as envs:
+        envs.reset(seed=1)
+        states = envs.get_state()
+        assert "memory_goals" in states.dtype.names
+        assert "memory_table" not in states.dtype.names
+        envs.set_state(states[::-1])
+        envs.step(np.zeros((count, 2)))
+        assert envs.apply(lambda env: env.unwrapped.task.table.tolist()) == ([0, 1, 2, 3],) * count
+        envs.apply(lambda env: env.step(np.zeros(2))[1])  # whose method sets ``away``
+
+
+def test_generators_that_are_taken_away():
+    """Envs without one seed themselves at the next reset, as gymnasium's do."""
+    with contextlib.closing(made("HalfCheetah-v5", 3)) as envs:
+        envs.reset(seed=1)
+        envs.apply(lambda env: vars(env.unwrapped).update(_np_random=None), envs=[1])
+        envs.reset()
+        seeds = envs.np_random_seed
+        assert seeds[0] == 1
+        assert seeds[1] not in (2, -1, None)
+
+
+def test_where_a_pusher_begins_cannot_be_changed():
+    with contextlib.closing(made("Pusher-v5", 2)) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(AttributeError, match="cannot change init_qpos"):
+            envs.apply(lambda env: env.unwrapped.init_qpos.__setitem__(0, 0.5))
+        envs.get_attr("init_qpos")
+
+
+def test_what_fails_in_a_trial_for_want_of_memory_is_tried_again(monkeypatch):
+    from pysampler import _core
+    from pysampler._vector.mujoco import choice
+
+    monkeypatch.setattr(choice, "_tried", {})
+    closed = []
+    close = HalfCheetahEnv.close
+    monkeypatch.setattr(HalfCheetahEnv, "close", lambda env: closed.append(env) or close(env))
+
+    def fails(*_):
+        raise MemoryError("none left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_core, "Simulations", fails)
+        with pytest.warns(UserWarning, match="MemoryError: none left; they run as ordinary envs"):
+            made("HalfCheetah-v5", native="auto").close()
+    assert len(closed) >= 3 + 2  # those of the vector env, and both of the trial
+    envs = made("HalfCheetah-v5", native="auto")
+    assert envs.stats().native
+    envs.close()

@@ -535,6 +535,8 @@ class TaskBlock(_core.PythonBlock):
             if states["seeded"][row]:
                 self.rngs[i] = _generator_of(states["generator"][row])
                 self.rng_seeds[i] = int.from_bytes(states["seed"][row], "little", signed=True)
+            elif self.begun[i]:
+                self.rngs[i], self.rng_seeds[i] = gym.utils.seeding.np_random()
             else:
                 self.rngs[i] = self.rng_seeds[i] = None
         self._all_begun = bool(self.begun.all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import sys
@@ -168,7 +169,8 @@ def _try_out(
             try:
                 _try(env, make_env, make_vector_env)
             except _DiffersError as error:
-                _tried[key] = str(error)
+                if error.__cause__ is None:  # or else it may have been for lack of memory
+                    _tried[key] = str(error)
                 raise
             _tried[key] = None
         elif (known := _tried[key]) is not None:
@@ -200,20 +202,20 @@ def _try(
     Raises:
         _DiffersError: They differ.
     """
-    real = SyncVectorEnv([lambda: short(env), lambda: short(make_env())])
-    try:
-        simulated = make_vector_env()
-    except Exception as error:
-        raise _differs(error) from error
-    try:
+    with contextlib.ExitStack() as stack:
+        other = make_env()
+        stack.callback(other.close)
+        real = SyncVectorEnv([lambda: short(env), lambda: short(other)])
+        try:
+            simulated = make_vector_env()
+        except Exception as error:
+            raise _differs(error) from error
+        stack.callback(simulated.close)
         _compare(real, simulated, "reset", seed=1)
         for step in range(_STEPS):
             if step == _RESET_ONE_AT:
                 _compare(real, simulated, "reset", options={"reset_mask": np.array([True, False])})
             _compare(real, simulated, "step", _actions(real, step))
-    finally:
-        simulated.close()
-        real.envs[1].close()
 
 
 def short(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:

@@ -57,9 +57,11 @@ class TaskHost(EnvHost):
         # What has attributes: the wrappers, the env, and the task of a TaskEnv.
         self._owners = [*self._layers]
         self._managed = _MANAGED.union(self._task.attributes)
+        self._memory: dict[str, Any] = {}  # of the task of a TaskEnv
         if isinstance(env, TaskEnv):
             self._owners.append(env.task)
-            self._managed = self._managed.union(env.task.memory)
+            self._memory = env.task.memory
+            self._managed = self._managed.union(self._memory)
         # What blocks have copies of, or would not look at: it must not change.
         self._known_attributes = [dict(vars(owner)) for owner in self._owners]
         self._arrays = [
@@ -148,7 +150,7 @@ class TaskHost(EnvHost):
                 yield self.env
             finally:  # what was done before an exception is done
                 self._looked(i)
-                changed = self._undo(i)
+                changed = self._undo(i, block)
                 self._save(block, place)
             if changed:
                 raise AttributeError(
@@ -195,7 +197,8 @@ class TaskHost(EnvHost):
         block.rows[place] = row
         for name, array in block.derived.items():
             array[place] = getattr(env.data, name)
-        block.rngs[place] = env._np_random
+        # An env that has begun and has no generator makes one.
+        block.rngs[place] = env.np_random if block.begun[place] else env._np_random
         block.rng_seeds[place] = env._np_random_seed
         for layer in self._layers:
             if isinstance(layer, TimeLimit) and layer._elapsed_steps is not None:
@@ -224,7 +227,7 @@ class TaskHost(EnvHost):
         )
         return viewers
 
-    def _undo(self, i: int) -> list[str]:
+    def _undo(self, i: int, block: TaskBlock) -> list[str]:
         """Undo what was set on the env, and return what blocks would not have noticed.
 
         New attributes are noted, as env ``i``'s own.
@@ -233,18 +236,23 @@ class TaskHost(EnvHost):
         for depth, (layer, known) in enumerate(
             zip(self._owners, self._known_attributes, strict=True)
         ):
+            of_task = depth == len(self._layers)
+            by_methods = self._set_by_methods(block) if of_task else set()
             for name, value in list(vars(layer).items()):
                 if name in self._managed or value is known.get(name, _MISSING):
                     continue
                 delattr(layer, name)
+                if name in by_methods:
+                    continue
                 if name in known or hasattr(type(layer), name):
                     changed.append(name)
                 else:
                     own[depth, name] = value
             for name in known.keys() - vars(layer).keys() - self._managed:
                 vars(layer)[name] = known[name]
-                if name not in changed:
+                if name not in changed and name not in by_methods:
                     changed.append(name)
+        changed += self._undo_memory()
         for name, array, numbers in self._arrays:
             if not np.array_equal(array, numbers):
                 array[...] = numbers
@@ -254,6 +262,29 @@ class TaskHost(EnvHost):
             _copy_fields(self._model, model)
             changed.append("model")
         self._set[i] = own
+        return changed
+
+    def _set_by_methods(self, block: TaskBlock) -> set[str]:
+        """Return the attributes that methods of the user's task set, as those of the block have."""
+        before = self._known_attributes[-1]
+        return {name for name, value in vars(block.task).items() if value is not before.get(name)}
+
+    def _undo_memory(self) -> list[str]:
+        """Put the arrays that the task of the env remembers back in their places."""
+        changed = []
+        for name, array in self._memory.items():
+            attributes = vars(self._owners[-1])
+            value = attributes.get(name)
+            if value is array:
+                continue
+            attributes[name] = array
+            if isinstance(value, np.ndarray) and (value.dtype, value.shape) == (
+                array.dtype,
+                array.shape,
+            ):
+                array[...] = value
+            else:
+                changed.append(name)
         return changed
 
 

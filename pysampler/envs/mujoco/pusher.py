@@ -84,6 +84,11 @@ class Pusher(GymnasiumTask):
 
     def read_from(self, env: Any, i: int) -> None:
         """Take over where the object was."""
+        if not np.array_equal(env.init_qpos[:-4], self.init_qpos[:-4]):
+            raise AttributeError(
+                "cannot change init_qpos of envs that are simulated together: pass "
+                "vector_kwargs={'native': False} to make_vec"
+            )
         self.placed[i] = env.cylinder_pos
 
 

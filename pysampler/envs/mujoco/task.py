@@ -130,16 +130,17 @@ class Task:
 
     def for_simulations(self, count: int) -> Self:
         """Return a copy for that many simulations, which has memory of its own."""
-        task = copy.copy(self)
-        task.count = count
-        before = dict(vars(task))
+        task, other = copy.copy(self), copy.copy(self)
+        task.count, other.count = count, count + 1
         task.allocate()
+        other.allocate()  # tells which arrays have a row for each
         task._remembered = [
             name
             for name, value in vars(task).items()
             if isinstance(value, np.ndarray)
-            and value is not before.get(name)
-            and value.shape[:1] == (count,)
+            and value is not vars(self).get(name)
+            and (np.shape(value)[:1], np.shape(getattr(other, name))[:1])
+            == ((count,), (count + 1,))
         ]
         return task
 
