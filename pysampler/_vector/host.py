@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pysampler._frames.frames import Frames
     from pysampler.sync import Segment
 
-__all__ = ["Description", "EnvHost", "Leftovers", "call", "layers_of", "make_host"]
+__all__ = ["Description", "EnvHost", "Leftovers", "call", "layers_of", "make_host", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,13 @@ def make_host(
     sizes: Sequence[int],
     init: Callable[[], Any] | None = None,
 ) -> EnvHost:
-    """Run the user's ``init``, register the parent's specs, and make the envs, in a worker."""
+    """Prepare this process, a worker, and make its envs."""
+    prepare(specs, init)
+    return EnvHost(env_fns, first, sizes)
+
+
+def prepare(specs: bytes, init: Callable[[], Any] | None) -> None:
+    """Run the user's ``init``, and register the parent's specs."""
     if init is not None:
         try:
             init()
@@ -262,7 +268,6 @@ def make_host(
             raise Raised(None, "worker_init()") from error
     if specs:
         register(specs)
-    return EnvHost(env_fns, first, sizes)
 
 
 def _expect_env(env: Any, number: int) -> None:

@@ -23,7 +23,7 @@ def test_it_is_what_happens_without_being_asked_for():
 
 
 class Own(HalfCheetahEnv):
-    """A user's own class: what it overrides nobody knows."""
+    """A user's own class, which may override anything."""
 
 
 class Elsewhere(HalfCheetahEnv):
@@ -137,7 +137,7 @@ def test_functions_that_make_different_envs_are_of_ordinary_ones():
 
 def test_a_function_that_makes_such_an_env_may_be_insisted_on():
     make = functools.partial(gym.make, CHEETAH)
-    assert not is_native(made(make))  # what it makes nobody knows beforehand
+    assert not is_native(made(make))  # it may make anything
     assert is_native(made(make, native=True))
     assert is_native(made(HalfCheetahEnv))
 

@@ -41,7 +41,7 @@ def row_of_infos(infos, at):
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
 @pytest.mark.parametrize(("workers", "groups"), [(0, 3), (1, 7), (2, 1), (2, 3), (5, 2)])
 def test_each_env_goes_its_own_way_as_it_would_in_step(mode, workers, groups):
-    """Whoever is ready is answered; in the end each env has returned what it returns anywhere."""
+    """Those that are ready are answered; in the end each env has returned what it does anywhere."""
     options = {"num_workers": workers, "groups": groups, "autoreset_mode": mode}
     ours, theirs = together(HOPPER, 7, SHORT, **options), one_by_one(HOPPER, 7, SHORT, mode)
     steps = 30

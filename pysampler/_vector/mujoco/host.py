@@ -11,11 +11,10 @@ import mujoco
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from pysampler._vector.host import EnvHost, layers_of
+from pysampler._vector.host import EnvHost, layers_of, prepare
 from pysampler._vector.mujoco.block import TaskBlock
 from pysampler._vector.mujoco.choice import task_of
-from pysampler._vector.registry import register
-from pysampler._workers.remote import Raised
+from pysampler.envs.mujoco._checks import cannot_change
 from pysampler.envs.mujoco._fields import STATE, load
 from pysampler.envs.mujoco.env import TaskEnv
 
@@ -153,10 +152,7 @@ class TaskHost(EnvHost):
                 changed = self._undo(i, block)
                 self._save(block, place)
             if changed:
-                raise AttributeError(
-                    f"cannot change {', '.join(changed)} of envs that are simulated together: pass "
-                    "vector_kwargs={'native': False} to make_vec"
-                )
+                raise cannot_change(changed)
 
     def kept(self, result: Any) -> Any:
         """Return a copy of what a call returned: it may be part of the env, which others use."""
@@ -316,12 +312,6 @@ def make_task_host(
     sizes: Sequence[int],
     init: Callable[[], Any] | None = None,
 ) -> TaskHost:
-    """Run the user's ``init``, register the parent's specs, and make the simulations."""
-    if init is not None:
-        try:
-            init()
-        except Exception as error:
-            raise Raised(None, "worker_init()") from error
-    if specs:
-        register(specs)
+    """Prepare this process, a worker, and make its simulations."""
+    prepare(specs, init)
     return TaskHost(make_env, first, sizes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["check_before", "check_begin", "check_infos", "check_observations", "check_step"]
+__all__ = [
+    "cannot_change",
+    "check_before",
+    "check_begin",
+    "check_infos",
+    "check_observations",
+    "check_step",
+]
 
 
 def check_begin(task: Task, begin: Any, count: int) -> None:
@@ -113,3 +120,11 @@ def _arrays_in(value: Any) -> Iterator[Array]:
     elif isinstance(value, (tuple, list)):
         for one in value:
             yield from _arrays_in(one)
+
+
+def cannot_change(names: Sequence[str]) -> AttributeError:
+    """Return the error of a change of an env that its simulations would not follow."""
+    return AttributeError(
+        f"cannot change {', '.join(names)} of envs that are simulated together: pass "
+        "vector_kwargs={'native': False} to make_vec"
+    )

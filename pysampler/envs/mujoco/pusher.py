@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler.envs.mujoco._checks import cannot_change
 from pysampler.envs.mujoco._gymnasium import GymnasiumTask, norm, squares
 from pysampler.envs.mujoco.task import draw
 
@@ -85,10 +86,7 @@ class Pusher(GymnasiumTask):
     def read_from(self, env: Any, i: int) -> None:
         """Take over where the object was."""
         if not np.array_equal(env.init_qpos[:-4], self.init_qpos[:-4]):
-            raise AttributeError(
-                "cannot change init_qpos of envs that are simulated together: pass "
-                "vector_kwargs={'native': False} to make_vec"
-            )
+            raise cannot_change(["init_qpos"])
         self.placed[i] = env.cylinder_pos
 
 
