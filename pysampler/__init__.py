@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from pysampler._learning.batch import Batch
     from pysampler._learning.checkpoints import Checkpoints
     from pysampler._learning.replay import ReplayBuffer
+    from pysampler._learning.sequences import Sequences
     from pysampler._policies.normalize import Normalizer
     from pysampler._rollouts.collected import Collected
     from pysampler._rollouts.evaluation import Evaluation, evaluate
@@ -98,6 +99,7 @@ __all__ = [
     "Rollout",
     "Rollouts",
     "Round",
+    "Sequences",
     "Stats",
     "StopActors",
     "Times",
@@ -137,6 +139,7 @@ _HOMES = {
     "Rollout": "_rollouts.rollout",
     "Rollouts": "_rollouts.rollouts",
     "Round": "_learning.averaging",
+    "Sequences": "_learning.sequences",
     "Stats": "_workers.counters",
     "Times": "_workers.counters",
     "VectorEnv": "_vector.vector_env",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "get_torch_threads",
+    "is_distribution",
     "is_module",
     "is_tensor",
     "loaded_torch",
@@ -37,6 +38,12 @@ def is_module(policy: Any) -> bool:
 def is_tensor(value: Any) -> bool:
     """Return whether a value is a tensor, of torch or of a library like it."""
     return hasattr(value, "detach")
+
+
+def is_distribution(value: Any) -> bool:
+    """Return whether a value is a distribution of torch."""
+    torch = loaded_torch()
+    return torch is not None and isinstance(value, torch.distributions.Distribution)
 
 
 def to_array(value: Any) -> npt.NDArray[Any]:

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["FOLLOWING", "Addition", "RecordRing"]
+__all__ = ["FOLLOWING", "PRECEDING", "Addition", "RecordRing"]
 
-# The field of a record that has the number of the next one of its env and episode, or -1.
-FOLLOWING = "following"
+# The fields of a record that have the numbers of the next one of its env and of the one before it,
+# also of another episode; or -1.
+FOLLOWING, PRECEDING = "following", "preceding"
 _LINE = 128  # bytes; what an array may be moved by to begin at one
 
 
@@ -38,7 +39,7 @@ class RecordRing:
     Args:
         capacity: How many records there is room for.
         fields: Dtype and shape of each field.
-        linked: Whether to store which record follows each.
+        links: The fields of links to store: none, ``FOLLOWING``, or both.
     """
 
     def __init__(
@@ -46,9 +47,9 @@ class RecordRing:
         capacity: int,
         fields: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
         *,
-        linked: bool,
+        links: Sequence[str] = (),
     ) -> None:
-        fields = {**fields, **({FOLLOWING: (np.dtype(np.int64), ())} if linked else {})}
+        fields = {**fields, **{name: (np.dtype(np.int64), ()) for name in links}}
         size = sum(d.itemsize * int(np.prod(s)) * capacity + _LINE for d, s in fields.values())
         self._segment = Segment(size)
         self.capacity = capacity
@@ -57,8 +58,8 @@ class RecordRing:
             for name, (dtype, shape) in fields.items()
         }
         self._added = 0
-        # Of the newest record of each env: the env, ascending; its number here, -1 if nothing
-        # follows it; and its number in the life of the env.
+        # Of the newest record of each env: the env, ascending; its number here; and its number in
+        # the life of the env.
         self.newest = np.empty((3, 0), np.int64)
         self.adding: Addition | None = None
 
@@ -104,29 +105,50 @@ class RecordRing:
         one: Addition,
     ) -> npt.NDArray[np.int64]:
         """Store which record follows each new one and each of ``newest``; return the new newest."""
-        following = self.fields[FOLLOWING]
-        following[numbers % self.capacity] = -1
+        for name in (FOLLOWING, PRECEDING):
+            if name in self.fields:
+                self.fields[name][numbers % self.capacity] = -1
         in_life, begins = one.numbers[-len(numbers) :], one.begins[-len(numbers) :]
         env = arrays["env"]
         over = arrays["terminated"] | arrays["truncated"]
         order = np.argsort(env, kind="stable")
         same = env[order[1:]] == env[order[:-1]]
         before, after = order[:-1][same], order[1:][same]
-        goes_on = ~over[before] & ~begins[after]
+        goes_on = over[before] | ~begins[after]
         if one.numbers_known:
             goes_on &= in_life[after] == in_life[before] + 1
-        following[numbers[before[goes_on]] % self.capacity] = numbers[after[goes_on]]
+        self._join(numbers[before[goes_on]], numbers[after[goes_on]])
         ends = np.append(~same, True)
         firsts, lasts = order[np.append(True, ends[:-1])], order[ends]
         newest, at = _with_envs(newest, env[firsts])
         _, last, number = newest[:, at]
-        joined = (last >= max(int(numbers[-1]) + 1 - self.capacity, 0)) & ~begins[firsts]
+        there = last >= max(int(numbers[-1]) + 1 - self.capacity, 0)
+        ended = self.fields["terminated"][last % self.capacity]
+        ended = ended | self.fields["truncated"][last % self.capacity]
+        joined = there & (ended | ~begins[firsts])
         if one.numbers_known:
             joined &= in_life[firsts] == number + 1
-        following[last[joined] % self.capacity] = numbers[firsts[joined]]
-        newest[1, at] = np.where(over[lasts], -1, numbers[lasts])
+        self._join(last[joined], numbers[firsts[joined]])
+        newest[1, at] = numbers[lasts]
         newest[2, at] = in_life[lasts]
         return newest
+
+    def _join(self, earlier: npt.NDArray[np.int64], later: npt.NDArray[np.int64]) -> None:
+        """Note that records follow others."""
+        self.fields[FOLLOWING][earlier % self.capacity] = later
+        if PRECEDING in self.fields:
+            self.fields[PRECEDING][later % self.capacity] = earlier
+
+    def following(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the slots of the records after those in some slots, -1 where there is none."""
+        numbers = self.fields[FOLLOWING][slots]
+        return np.where(numbers >= 0, numbers % self.capacity, -1)
+
+    def preceding(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the slots of the records before those in some slots, -1 where there is none."""
+        numbers = self.fields[PRECEDING][slots]  # which newer records may have replaced
+        kept = (numbers >= 0) & (numbers >= self._added - len(self))
+        return np.where(kept, numbers % self.capacity, -1)
 
     def numbers_in(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the numbers of the records in ``slots``: how many had been added before them."""
@@ -147,11 +169,13 @@ class RecordRing:
         expected = newest.dtype == np.int64 and (np.diff(envs) > 0).all()
         if not expected or (last < -1).any() or (last >= added).any():
             raise ValueError("no newest records of envs")
-        if FOLLOWING in self.fields:
-            following = self.fields[FOLLOWING][:count]
-            onward = (following > self.numbers_in(np.arange(count))) & (following < added)
-            if not (onward | (following == -1)).all():
-                raise ValueError("records that follow none")
+        own = self.numbers_in(np.arange(count))
+        for name in (FOLLOWING, PRECEDING):
+            if name in self.fields:
+                linked = self.fields[name][:count]
+                onward = (linked > own) if name == FOLLOWING else (linked < own) & (linked >= 0)
+                if not ((onward & (linked < added)) | (linked == -1)).all():
+                    raise ValueError("records that follow none")
         self.newest = newest
 
 

@@ -12,13 +12,16 @@ import numpy as np
 from pysampler._closing import Uncopyable
 from pysampler._files import atomic_write, open_regular, read_arrays, stored_dtype, write_arrays
 from pysampler._learning.batch import Batch
+from pysampler._learning.frame_store import FrameStore
 from pysampler._learning.priorities import MAX_PRIORITY, MIN_PRIORITY, SumTree
-from pysampler._learning.record_ring import FOLLOWING, Addition, RecordRing
+from pysampler._learning.record_ring import FOLLOWING, PRECEDING, Addition, RecordRing
+from pysampler._learning.sequences import Sequences, steps_around
 from pysampler._numbers import fitting_array, is_real, is_whole, plain_array, whole_number
 from pysampler.errors import LayoutError
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -33,6 +36,14 @@ _OWN = {
     "env": np.dtype(np.int64),
 }
 
+_RESERVED = {*_OWN, FOLLOWING, PRECEDING}
+# Before the name of a field: the numbers of its frames. No name of a user's has a blank there.
+_FRAMES = "frames of "
+# One frame more for so many records: episodes that are shorter than this need more.
+_SPARE = 8
+# How often records that have lost frames are drawn again, before the others are looked for.
+_REDRAWS = 4
+
 
 class ReplayBuffer(Uncopyable):
     """The newest ``capacity`` transitions of some envs, in shared memory.
@@ -45,6 +56,12 @@ class ReplayBuffer(Uncopyable):
         n_step: Rewards are summed up over this many steps of the same env, but not beyond the end
             of an episode, nor the newest record of the env.
         gamma: The discount factor.
+        sequences: Whether ``sample_sequences`` is to be called: each record then says which ones
+            lie before and after it.
+        stacks: Fields that are stacks of frames along their first axis, such as ``observations`` of
+            images, each with a field ``next_...`` beside it: their frames are stored once, though
+            each is in many stacks. Where episodes are very short, the oldest records may lose
+            frames before they are replaced, and are not drawn then.
         alpha: 0 draws all records with the same probability. Above 0, a record's probability is
             proportional to its priority to the power of ``alpha``. ``update`` sets priorities; new
             records have the highest there ever was.
@@ -71,6 +88,8 @@ class ReplayBuffer(Uncopyable):
         *,
         n_step: int = 1,
         gamma: float = 0.99,
+        sequences: bool = False,
+        stacks: Sequence[str] = (),
         alpha: float = 0.0,
         seed: int | None = None,
     ) -> None:
@@ -82,10 +101,10 @@ class ReplayBuffer(Uncopyable):
                 f"cannot make replay: gamma {gamma!r} and alpha {alpha!r}, expected 0 to 1, and a "
                 "number of at least 0"
             )
-        if not isinstance(like, Mapping) or not like or like.keys() & {*_OWN, FOLLOWING}:
+        if not isinstance(like, Mapping) or not like or like.keys() & _RESERVED:
             raise ValueError(
                 f"cannot make replay: fields {like!r}, expected names and arrays, none of them "
-                f"{sorted((*_OWN, FOLLOWING))}"
+                f"{sorted(_RESERVED)}"
             )
         if unnamed := [name for name in like if not isinstance(name, str)]:
             raise ValueError(f"cannot make replay: field {unnamed[0]!r}, expected a name: a str")
@@ -94,15 +113,37 @@ class ReplayBuffer(Uncopyable):
             if one.dtype.hasobject or one.dtype.itemsize == 0:
                 raise ValueError(f"cannot make replay: {name} holds {one.dtype}, expected numbers")
         self.gamma, self.alpha = float(gamma), float(alpha)
+        self.sequences = bool(sequences)
         self._names = list(examples)
+        self._like = {name: (one.dtype, one.shape) for name, one in examples.items()}
+        self._like |= {name: (dtype, ()) for name, dtype in _OWN.items()}
+        self._stores = self._stores_of(stacks)
+        stacked = {*self._stores, *(f"next_{name}" for name in self._stores)}
         self._ring = RecordRing(
             self.capacity,
-            {name: (one.dtype, one.shape) for name, one in examples.items()}
-            | {name: (dtype, ()) for name, dtype in _OWN.items()},
-            linked=self.n_step > 1,
+            {name: kind for name, kind in self._like.items() if name not in stacked}
+            | {
+                _FRAMES + name: (np.dtype(np.int64), (2 * store.depth,))
+                for name, store in self._stores.items()
+            },
+            links=(FOLLOWING, PRECEDING) if sequences else (FOLLOWING,) if self.n_step > 1 else (),
         )
         self._tree = SumTree(self.capacity) if self.alpha > 0 else None
         self._random = np.random.default_rng(seed)
+
+    def _stores_of(self, stacks: Sequence[str]) -> dict[str, FrameStore]:
+        """Return a store of frames for each field that is a stack of them."""
+        stores = {}
+        for name in [stacks] if isinstance(stacks, str) else stacks:
+            dtype, shape = self._like.get(name, (None, ()))
+            if dtype is None or not shape or self._like.get(f"next_{name}") != (dtype, shape):
+                raise ValueError(
+                    f"cannot make replay: stacks {name!r}, expected a field of an array of frames, "
+                    f"and the same with the name 'next_{name}'"
+                )
+            room = self.capacity + self.capacity // _SPARE + 2 * shape[0]
+            stores[name] = FrameStore(room, shape[0], shape[1:], dtype)
+        return stores
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -115,7 +156,8 @@ class ReplayBuffer(Uncopyable):
     @property
     def nbytes(self) -> int:
         """The number of bytes that the records take."""
-        return sum(array.nbytes for array in self._ring.fields.values())
+        records = sum(array.nbytes for array in self._ring.fields.values())
+        return records + sum(store.nbytes for store in self._stores.values())
 
     # -- in --------------------------------------------------------------------------------------
 
@@ -156,24 +198,30 @@ class ReplayBuffer(Uncopyable):
         rewards = plain_array("add to replay", "rewards", rewards)
         count = len(rewards) if rewards.ndim else 1
 
-        def converted(name: str, given: Any, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            array = fitting_array("add to replay", name, given, like.dtype)
-            if array.shape != (count, *like.shape[1:]):
+        def converted(
+            name: str, given: Any, dtype: np.dtype[Any], shape: tuple[int, ...] = ()
+        ) -> npt.NDArray[Any]:
+            array = fitting_array("add to replay", name, given, dtype)
+            if array.shape != (count, *shape):
                 raise ValueError(
                     f"cannot add to replay: {name} of shape {array.shape}, expected "
-                    f"{(count, *like.shape[1:])}"
+                    f"{(count, *shape)}"
                 )
             return array
 
         own = {"rewards": rewards, "terminated": terminated, "truncated": truncated, "env": env}
         arrays = {
-            name: converted(name, given, self._ring.fields[name])
+            name: converted(name, given, *self._like[name])
             for name, given in {**fields, **own}.items()
         }
         zeros = np.zeros(count, np.int64)
-        in_life = zeros if numbers is None else converted("numbers", numbers, zeros)
-        starts = converted("begins", zeros if begins is None else begins, zeros.astype(np.bool_))
+        in_life = zeros if numbers is None else converted("numbers", numbers, zeros.dtype)
+        starts = converted("begins", zeros if begins is None else begins, np.dtype(np.bool_))
         self._finish_adding()
+        # Frames that no record refers to, where Ctrl-C comes meanwhile, do no harm.
+        for name, store in self._stores.items():
+            stacks = arrays.pop(name), arrays.pop(f"next_{name}")
+            arrays[_FRAMES + name] = store.add(*stacks, arrays["env"])
         self._ring.adding = Addition(count, arrays, in_life, starts, numbers is not None)
         try:
             self._finish_adding()
@@ -235,20 +283,103 @@ class ReplayBuffer(Uncopyable):
         Raises:
             ValueError: The buffer is empty, or an argument is out of range.
         """
+        slots, weights = self._drawn(count, beta)
+        return self._batch(slots, weights)
+
+    def sample_sequences(
+        self,
+        count: int,
+        length: int,
+        *,
+        burn_in: int = 0,
+        beyond_ends: bool = False,
+        beta: float = 0.4,
+    ) -> Sequences:
+        """Draw sequences of consecutive steps of an env, with repetition.
+
+        The first step to learn from is drawn as ``sample`` draws transitions.
+
+        Args:
+            count: How many sequences.
+            length: How many steps to learn from each has.
+            burn_in: How many steps before these each has.
+            beyond_ends: Whether sequences go on where an episode ends.
+            beta: As of ``sample``.
+
+        Returns:
+            The sequences, whose arrays are copies.
+
+        Raises:
+            ValueError: The buffer is empty or was made without ``sequences``, or an argument is
+                out of range.
+        """
+        if not self.sequences:
+            raise ValueError("cannot sample sequences: make the buffer with sequences=True")
+        length = whole_number("sample sequences", "length", length, 1)
+        burn_in = whole_number("sample sequences", "burn_in", burn_in, 0)
+        slots, weights = self._drawn(count, beta)
+        steps, mask = steps_around(self._ring, slots, burn_in, length, beyond_ends=beyond_ends)
+        for name, store in self._stores.items():
+            mask &= store.kept(self._ring.fields[_FRAMES + name][steps])
+        fields = {}
+        for name in (*self._names, "rewards", "terminated", "truncated"):
+            fields[name] = self._rows(name, steps)
+            fields[name][~mask] = 0
+        fields["rewards"] = fields["rewards"].astype(np.float32)
+        numbers = self._ring.numbers_in(slots)
+        return Sequences(fields, mask, mask.argmax(axis=1), burn_in, weights, numbers)
+
+    def _drawn(self, count: int, beta: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+        """Return the slots of records that are drawn, and their importance weights."""
         self._finish_adding()
         count = whole_number("sample from replay", "count", count, 1)
         if not (is_real(beta, 0) and beta <= 1):
             raise ValueError(f"cannot sample from replay: beta {beta!r}, expected 0 to 1")
         if len(self) == 0:
             raise ValueError("cannot sample from replay: it is empty")
-        if self._tree is None:
-            slots = self._random.integers(0, len(self), count)
-            weights: npt.NDArray[Any] = np.ones(count, np.float32)
+        slots, shares = self._draw(count)
+        for _ in range(_REDRAWS):
+            lost = np.flatnonzero(~self._kept(slots))
+            if len(lost) == 0:
+                break
+            slots[lost], shares[lost] = self._draw(len(lost))
         else:
-            slots, shares = self._tree.draw(self._random, count)
+            slots, shares = self._draw_kept(count)
+        weights: npt.NDArray[Any]
+        if self._tree is None:
+            weights = np.ones(count, np.float32)
+        else:
             weights = (len(self) * shares) ** -beta
             weights = (weights / weights.max()).astype(np.float32)
-        return self._batch(slots, weights)
+        return slots, weights
+
+    def _draw(self, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Draw slots, and return the probability of each."""
+        if self._tree is not None:
+            return self._tree.draw(self._random, count)
+        return self._random.integers(0, len(self), count), np.full(count, 1 / len(self))
+
+    def _draw_kept(self, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Draw slots of records that have all of their frames, where many have not."""
+        kept = np.flatnonzero(self._kept(np.arange(len(self))))  # the newest record always has
+        shares = np.ones(len(kept)) if self._tree is None else self._tree.leaves[kept]
+        drawn = self._random.choice(len(kept), count, p=shares / shares.sum())
+        return kept[drawn], shares[drawn] / shares.sum()
+
+    def _kept(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which records have all of their frames."""
+        kept = np.ones(len(slots), bool)
+        for name, store in self._stores.items():
+            kept &= store.kept(self._ring.fields[_FRAMES + name][slots])
+        return kept
+
+    def _rows(self, name: str, slots: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return a copy of a field of some records."""
+        for of, store in self._stores.items():
+            if name in (of, f"next_{of}"):
+                return store.stacks(self._ring.fields[_FRAMES + of][slots])[name != of]
+        rows: npt.NDArray[Any] = self._ring.fields[name][slots]
+        return rows
 
     def _batch(self, slots: npt.NDArray[np.int64], weights: npt.NDArray[Any]) -> Batch:
         """Return the transitions that begin with the records in ``slots``."""
@@ -259,17 +390,18 @@ class ReplayBuffer(Uncopyable):
         at = slots.copy()
         going = np.arange(len(slots))  # whose episodes go on
         for _ in range(self.n_step - 1):
-            following = fields[FOLLOWING][at[going]]
+            over = fields["terminated"][at[going]] | fields["truncated"][at[going]]
+            following = np.where(over, -1, self._ring.following(at[going]))
             going = going[following >= 0]
             if len(going) == 0:
                 break
-            at[going] = following[following >= 0] % self.capacity
+            at[going] = following[following >= 0]
             total[going] += discounts[going] * rewards[at[going]]
             discounts[going] *= self.gamma
         discounts[fields["terminated"][at]] = 0.0
         return Batch(
-            {name: fields[name][slots] for name in self._names if not name.startswith("next_")},
-            {name: fields[name][at] for name in self._names if name.startswith("next_")},
+            {n: self._rows(n, slots) for n in self._names if not n.startswith("next_")},
+            {n: self._rows(n, at) for n in self._names if n.startswith("next_")},
             *(total.astype(np.float32), discounts.astype(np.float32), weights),
             self._ring.numbers_in(slots),
         )
@@ -366,7 +498,8 @@ class ReplayBuffer(Uncopyable):
         """Return the buffer as arrays, for checkpoints: views where they may be large."""
         self._finish_adding()
         for name in self._names:
-            if stored_dtype(dtype := self._ring.fields[name].dtype) != dtype:
+            dtype, _ = self._like[name]
+            if stored_dtype(dtype) != dtype:
                 raise ValueError(
                     f"cannot save replay: {name} is of {dtype}, expected numbers or text"
                 )
@@ -376,14 +509,18 @@ class ReplayBuffer(Uncopyable):
             "n_step": self.n_step,
             "gamma": self.gamma,
             "alpha": self.alpha,
+            "sequences": self.sequences,
             "added": self.added,
             "highest": 1.0 if self._tree is None else self._tree.highest,
             "random": self._random.bit_generator.state,
             "names": self._names,
+            "stacks": {name: store.depth for name, store in self._stores.items()},
         }
         fields = self._ring.fields.values()
         arrays = {str(i): one[: len(self)] for i, one in enumerate(fields)}
         arrays["last"] = self._ring.newest
+        for i, store in enumerate(self._stores.values()):
+            arrays |= {f"{name} {i}": one for name, one in store.to_arrays().items()}
         if self._tree is not None:
             arrays["priorities"] = self._tree.leaves[: len(self)]
         arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
@@ -402,19 +539,33 @@ class ReplayBuffer(Uncopyable):
         if about["format"] != _FORMAT:
             raise ValueError(f"format {about['format']!r}, expected {_FORMAT!r}")
         names, added = about["names"], about["added"]
-        likes = {name: arrays[str(i)] for i, name in enumerate(names)}
-        if len(likes) != len(names) or not is_whole(added, 0) or added >= 1 << 62:
+        stacks = about.get("stacks", {})  # which files of earlier versions have not
+        stacked = [*stacks, *(f"next_{name}" for name in stacks)]
+        plain = (name for name in names if name not in stacked)
+        likes = {
+            n: np.zeros(arrays[str(i)].shape[1:], arrays[str(i)].dtype) for i, n in enumerate(plain)
+        }
+        for i, (name, depth) in enumerate(stacks.items()):
+            frames = arrays[f"frames {i}"]
+            one = np.zeros((depth, *frames.shape[1:]), frames.dtype)
+            likes |= {name: one, f"next_{name}": one}
+        if len({*names}) != len(names) or not is_whole(added, 0) or added >= 1 << 62:
             raise ValueError(f"fields {names} of {added!r} records")
         replay = cls(
             about["capacity"],
-            {name: np.zeros(one.shape[1:], one.dtype) for name, one in likes.items()},
+            {name: likes[name] for name in names},
             n_step=about["n_step"],
             gamma=about["gamma"],
+            sequences=about.get("sequences", False),
+            stacks=[*stacks],
             alpha=about["alpha"],
         )
         replay._random.bit_generator.state = about["random"]
         fields = [arrays[str(i)] for i in range(len(replay._ring.fields))]
         replay._ring.restore(added, fields, arrays["last"])
+        for i, (name, store) in enumerate(replay._stores.items()):
+            own = {part: arrays[f"{part} {i}"] for part in ("frames", "frames_of", "frames_added")}
+            store.restore(own, replay._ring.fields[_FRAMES + name][: len(replay)])
         if replay._tree is not None:
             replay._tree.restore(arrays["priorities"], len(replay), about["highest"])
         return replay

@@ -11,7 +11,7 @@ import numpy as np
 from pysampler._frames.spec import Field, leaves
 from pysampler._policies.signatures import GENERATORS, STATE, signature_of
 from pysampler._policies.trees import batch_from, leaves_in, mapped, structure_of
-from pysampler._torch import is_module, is_tensor, loaded_torch, tensor_from
+from pysampler._torch import is_distribution, is_module, is_tensor, loaded_torch, tensor_from
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,15 +51,20 @@ class PolicyCaller:
         policy: A callable or a torch module.
         spec: The spaces of the envs.
         settings: What the policy is called with by name: arrays with a row for each env.
+        known: What else a subclass calls it with by name.
     """
 
     _positional: tuple[str, ...] = ("observations",)  # what a policy is called with by position
 
     def __init__(
-        self, policy: Any, spec: Spec, settings: Mapping[str, npt.NDArray[Any]] | None = None
+        self,
+        policy: Any,
+        spec: Spec,
+        settings: Mapping[str, npt.NDArray[Any]] | None = None,
+        known: Sequence[str] = (),
     ) -> None:
         self._settings = dict(settings or {})
-        self._signature = signature_of(policy, self._positional, self._settings)
+        self._signature = signature_of(policy, self._positional, (*self._settings, *known))
         self.policy = policy
         self._spec = spec
         self._is_module = is_module(policy)
@@ -118,8 +123,9 @@ class PolicyCaller:
         """Call the policy itself."""
         return self._call_with((batch,), state, envs)
 
-    def _call_with(self, positional: tuple[Any, ...], state: Any, envs: Rows) -> Any:
-        named = {name: self._setting(array[envs]) for name, array in self._settings.items()}
+    def _call_with(self, positional: tuple[Any, ...], state: Any, envs: Rows, **named: Any) -> Any:
+        for name, array in self._settings.items():
+            named[name] = self._setting(array[envs])
         if self._signature.generators:
             rows = np.arange(len(self._generators))[envs]
             named[GENERATORS] = [self._generators[row] for row in rows]
@@ -135,6 +141,7 @@ class PolicyCaller:
 
     def checked(self, returned: Any, count: int) -> Outputs:
         """Return what a policy returned for ``count`` envs as arrays, or raise what is wrong."""
+        returned = _drawn(returned)
         actions = returned
         extras: Mapping[Any, Any] = {}
         if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
@@ -189,6 +196,21 @@ class PolicyCaller:
             tuple((name, _field(array)) for name, array in extras.items()),
             described,
         )
+
+
+def _drawn(returned: Any) -> Any:
+    """Return what a policy returned, with actions drawn from a distribution if it returned one."""
+    extras: Mapping[Any, Any] = {}
+    distribution = returned
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
+        distribution, extras = returned
+    if not is_distribution(distribution):
+        return returned
+    actions = distribution.sample()
+    log_probs = distribution.log_prob(actions)
+    return actions, {
+        "log_probs": log_probs.flatten(1).sum(1) if log_probs.ndim > 1 else log_probs
+    } | dict(extras)
 
 
 def _field(array: npt.NDArray[Any]) -> Field:

@@ -12,9 +12,9 @@ import numpy as np
 from pysampler._torch import is_module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["GENERATORS", "STATE", "PolicySignature", "signature_of"]
+__all__ = ["GENERATORS", "STATE", "PolicySignature", "signature_of", "takes_by_name"]
 
 STATE = "state"
 GENERATORS = "generators"
@@ -29,6 +29,23 @@ class PolicySignature:
     state: Literal["by name", "by position"] | None
     generators: bool
     requires_state: bool = False  # the state has no default
+
+
+def takes_by_name(policy: Any, name: str, place: int) -> bool:
+    """Return whether a policy has a parameter of a name, but not at a place among the first."""
+    parameters = _parameters_of(policy) or {}
+    positional = [one for one, kind in parameters.items() if kind.kind in _POSITIONAL]
+    return name in parameters and positional[place : place + 1] != [name]
+
+
+def _parameters_of(policy: Any) -> Mapping[str, inspect.Parameter] | None:
+    """Return the parameters of a policy; None if nothing tells them."""
+    try:
+        # Of a compiled module, the signature of the original.
+        function = getattr(policy, "_orig_mod", policy).forward if is_module(policy) else policy
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # compiled, or written in C
+        return None
 
 
 def signature_of(
@@ -46,11 +63,8 @@ def signature_of(
     recurrent = getattr(policy, "recurrent", None)  # a module may have a layer of that name
     recurrent = bool(recurrent) if isinstance(recurrent, (bool, np.bool_)) else None
     by_position: Literal["by position"] | None = "by position" if recurrent else None
-    try:
-        # Of a compiled module, the signature of the original.
-        function = getattr(policy, "_orig_mod", policy).forward if is_module(policy) else policy
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # compiled, or written in C
+    parameters = _parameters_of(policy)
+    if parameters is None:
         return PolicySignature(by_position, generators=False)
     names = [name for name, one in parameters.items() if one.kind in _POSITIONAL]
     # `def policy(observations, state, /)` cannot be called with a state by name.

@@ -40,11 +40,20 @@ class Ready:
         envs: The indices of the envs.
         tasks: The index of each env's task among the sampler's tasks.
         observations: The observations to act on.
+        rewards: The rewards of the steps that led there; 0 where an env has only been reset.
+        terminated: Whether those steps ended an episode so; the observation is then the next one's.
+        truncated: The same.
+        infos: What those steps gave under the sampler's ``info_keys``, as in a vector env: each key
+            with an array, and a mask under the key with ``_`` before it.
     """
 
     envs: npt.NDArray[np.int64]
     tasks: npt.NDArray[np.int64]
     observations: Any
+    rewards: npt.NDArray[np.float64]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    infos: dict[str, Any]
 
 
 class MultiTaskSampler(Uncopyable, Closing):
@@ -57,7 +66,9 @@ class MultiTaskSampler(Uncopyable, Closing):
             :mod:`pysampler.envs.meta` do, ``pysampler.envs.meta.TaskWrapper`` lets others.
         policy: A function ``policy(observations, tasks, params)`` that returns actions, or
             ``(actions, extras)``. Row i is of the task with the index ``tasks[i]``; ``params`` is
-            what was passed to ``sample``, as parameters that were adapted to each task. Otherwise
+            what was passed to ``sample``, as parameters that were adapted to each task. Or, if it
+            has a parameter ``params`` that is not its third, ``policy(observations,
+            params=params)``: where ``params`` is a list, with the item of each task. Otherwise
             as of :class:`pysampler.Rollouts`; recurrent policies have a parameter named ``state``.
         num_envs: How many envs to make.
         vector_kwargs: Further arguments of :class:`pysampler.VectorEnv`, for the envs to make.
@@ -184,29 +195,33 @@ class MultiTaskSampler(Uncopyable, Closing):
                 that is.
 
         Returns:
-            The envs that wait for actions; None once each env has made all its steps, which
-            ``collect`` returns.
+            The envs that wait for actions, those too that were returned before and not answered.
+            None once each env has made all its steps, the last of which only ``collect`` returns.
         """
         if self._rollouts is None:
             return None
-        rows = self._rollouts.receive(arguments.deadline(timeout))
-        if rows is None:
+        received = self._rollouts.receive(arguments.deadline(timeout))
+        if received is None:
             if self._rollout is None and self._rollouts.opened:
                 self._rollout = self._rollouts.finish()
             return None
-        envs, observations = rows
-        return Ready(envs, self._task_of[envs], observations)
+        envs, *results = received
+        return Ready(envs, self._task_of[envs], *results)
 
-    def step_send(self, actions: Any, extras: dict[str, Any] | None = None) -> None:
-        """Step the envs that ``step_recv`` returned last.
+    def step_send(
+        self, actions: Any, extras: dict[str, Any] | None = None, envs: Any = None
+    ) -> None:
+        """Step the envs that ``step_recv`` returned last, or some of them.
 
         Args:
             actions: An action for each of those envs.
             extras: What the sampler's policy would return beside its actions.
+            envs: The indices of some of those envs; None: all. The envs of a group begin their step
+                once all of them have an action.
         """
         if self._rollouts is None:
             raise ValueError("cannot send actions: nothing is sampled; call begin() first")
-        self._rollouts.write(actions, extras or {})
+        self._rollouts.write(actions, extras or {}, envs)
 
     def _prepared(self, max_length: int, params: Any, tasks: Any) -> TaskRollouts:
         """Give the envs their tasks, and return rollouts of ``max_length`` steps."""

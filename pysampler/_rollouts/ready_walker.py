@@ -89,6 +89,15 @@ class ReadyWalker(MainWalker):
         """Step some groups, whose actions have been written."""
         self._pool.step_some([(group, int(self._frame_of[group]) + 1) for group in groups])
 
+    @property
+    def at_work(self) -> bool:
+        """Whether any group is making a step or a reset."""
+        return any(map(self._pool.is_pending, self._all_groups))
+
+    def frames_of(self, envs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the frame that each of some envs is at."""
+        return np.repeat(self._frame_of, self._sizes)[envs]
+
     def rows_of(self, groups: list[int]) -> tuple[Any, Any]:
         """Return the frames that some groups are at, and their envs."""
         frames = self._frame_of[groups]

@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from pysampler._policies.calling import PolicyCaller
-from pysampler._policies.trees import batch_from
+from pysampler._policies.signatures import takes_by_name
+from pysampler._policies.trees import batch_from, mapped
 from pysampler._rollouts.collected import RESERVED
 from pysampler._rollouts.ready_walker import ReadyWalker
 from pysampler._rollouts.rollouts import Rollouts
+from pysampler._vector import arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    import numpy as np
     import numpy.typing as npt
 
     from pysampler._frames.spec import Spec
-    from pysampler._policies.calling import Arrays, PolicyOutputs, Rows
+    from pysampler._policies.calling import Arrays, Outputs, PolicyOutputs, Rows
     from pysampler._rollouts.rollout import Rollout
     from pysampler._rollouts.walker import WalkerSetup
 
 __all__ = ["TaskRollouts"]
 
 _T = TypeVar("_T")
+
+
+class Received(NamedTuple):
+    """What envs that wait for actions have done, a row for each."""
+
+    envs: npt.NDArray[np.int64]
+    observations: Any
+    rewards: npt.NDArray[np.float64]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    infos: dict[str, Any]
 
 
 class TaskRollouts(Rollouts):
@@ -43,7 +57,8 @@ class TaskRollouts(Rollouts):
     params: Any = None
     opened = False
     _walker: ReadyWalker | None  # with reset_each each env is acted for once it is ready
-    _ready: list[int]  # groups that wait for actions
+    _ready: list[int]  # groups of which some envs wait for actions
+    _waiting: npt.NDArray[np.bool_]  # those envs
 
     def _make_caller(self, policy: Any) -> PolicyCaller:
         return _TaskCaller(policy, self._spec, self)
@@ -55,21 +70,36 @@ class TaskRollouts(Rollouts):
         """Begin the next rollout."""
         self._or_drop(self._open)
 
-    def receive(self, deadline: int | None) -> tuple[npt.NDArray[np.int64], Any] | None:
-        """Return envs that wait for actions and their observations; None if the rollout is over."""
+    def receive(self, deadline: int | None) -> Received | None:
+        """Return what envs that wait for actions have done; None if the rollout is over."""
         return self._or_drop(lambda: self._receive(deadline))
 
-    def write(self, actions: Any, extras: dict[str, Any]) -> None:
-        """Write actions and extras for the envs that ``receive`` returned, and step those envs."""
+    def write(self, actions: Any, extras: dict[str, Any], envs: Any = None) -> None:
+        """Write actions and extras for envs that wait for actions, and step those envs.
+
+        Args:
+            actions: An action for each.
+            extras: What the policy would return beside them.
+            envs: Some of the envs that wait; None: all.
+        """
         walker = self._walker
         if walker is None or not self.opened or not self._ready:
             raise ValueError("cannot send actions: no env waits for any; call step_recv() first")
-        at, envs = walker.rows_of(self._ready)
-        outputs = walker.policy.caller.checked((actions, extras), len(self._core.everyone[envs]))
+        waiting = np.flatnonzero(self._waiting)
+        chosen = waiting if envs is None else arguments.env_ids(envs)
+        if wrong := set(chosen.tolist()) - set(waiting.tolist()):
+            raise ValueError(f"cannot send actions: env {min(wrong)} does not wait for one")
+        if len(np.unique(chosen)) != len(chosen):
+            raise ValueError("cannot send actions: two for the same env")
+        outputs = walker.policy.caller.checked((actions, extras), len(chosen))
         with self._core.enter("step_send"):
-            walker.policy.write(at, envs, *outputs)
-            ready, self._ready = self._ready, []
-            self._or_drop(lambda: walker.step(ready))
+            walker.policy.write(walker.frames_of(chosen), chosen, *outputs)
+            self._waiting[chosen] = False
+            groups = self._core.groups
+            done = [g for g in self._ready if not self._waiting[list(groups[g])].any()]
+            self._ready = [g for g in self._ready if g not in done]
+            if done:
+                self._or_drop(lambda: walker.step(done))
 
     def finish(self) -> Rollout:
         """Return the rollout, once ``receive`` has returned None."""
@@ -82,25 +112,56 @@ class TaskRollouts(Rollouts):
             self._prepare()
         assert self._walker is not None
         self._start(self._walker, 0)
-        self._ready = self._walker.open()
+        self._waiting = np.zeros(self._walker.frames.envs, bool)
+        self._ready = []
+        self._add_ready(self._walker.open())
         self.opened = True
 
-    def _receive(self, deadline: int | None) -> tuple[npt.NDArray[np.int64], Any] | None:
+    def _add_ready(self, groups: list[int]) -> None:
+        self._ready += groups
+        for group in groups:
+            self._waiting[list(self._core.groups[group])] = True
+
+    def _receive(self, deadline: int | None) -> Received | None:
         walker = self._walker
         if walker is None or not self.opened:
             return None
         with self._core.enter("step_recv"):
-            while not self._ready:
+            while not self._ready or walker.at_work:
                 if walker.finished:
                     return None
-                self._ready = walker.unfinished(walker.receive(deadline))
-        at, envs = walker.rows_of(self._ready)
-        frames = walker.frames
+                before = len(self._ready)
+                self._add_ready(walker.unfinished(walker.receive(deadline)))
+                if before or self._ready:
+                    break
+        envs = np.flatnonzero(self._waiting)
+        at, frames = walker.frames_of(envs), walker.frames
         observations = batch_from(
             self._spec.observation_tree,
-            lambda leaf: frames.observations[leaf][at, envs].copy(),
+            lambda leaf: frames.observations[leaf][at, envs],
         )
-        return self._core.everyone[envs].copy(), observations
+        stepped = walker.lengths[envs] > 0  # the others have only been reset
+        return Received(
+            envs,
+            observations,
+            np.where(stepped, walker.policy.rewards[at, envs], 0.0),
+            stepped & frames.terminated[at, envs],
+            stepped & frames.truncated[at, envs],
+            self._infos_of(walker, at, envs),
+        )
+
+    def _infos_of(
+        self,
+        walker: ReadyWalker,
+        at: npt.NDArray[np.int64],
+        envs: npt.NDArray[np.int64],
+    ) -> dict[str, Any]:
+        """Return the infos that envs gave in their newest steps, and masks, as gymnasium does."""
+        if not self._options.info_keys:
+            return {}
+        rows = list(zip(at.tolist(), envs.tolist(), strict=True))
+        results = self._core.results
+        return results.infos_of(rows, self._options.info_keys, walker.mailed_infos)
 
     def _or_drop(self, work: Callable[[], _T]) -> _T:
         """Call ``work``; drop the rollout if that raises."""
@@ -113,13 +174,40 @@ class TaskRollouts(Rollouts):
 
 
 class _TaskCaller(PolicyCaller):
-    """Calls a policy with observations, the index of each row's task, and parameters."""
+    """Calls a policy with observations, the index of each row's task, and parameters.
 
-    _positional = ("observations", "tasks", "params")
+    Or, if it takes ``params`` and no tasks, with observations and ``params=...``: those of one task
+    at a time, where there are some for each.
+    """
+
+    _positional: tuple[str, ...] = ("observations", "tasks", "params")
 
     def __init__(self, policy: Any, spec: Spec, rollouts: TaskRollouts) -> None:
-        super().__init__(policy, spec)
+        self._by_name = takes_by_name(policy, "params", 2)
+        if self._by_name:
+            self._positional = ("observations",)
+        super().__init__(policy, spec, known=("params",) if self._by_name else ())
         self._rollouts = weakref.proxy(rollouts)
+        self._params: Any = None  # of the call under way
+
+    def __call__(self, observations: Arrays, state: Any, envs: Rows) -> Outputs:
+        """Return actions, extras and new state for observations of these envs."""
+        rollouts = self._rollouts
+        self._params = params = rollouts.params
+        if not self._by_name or not isinstance(params, (list, tuple)):
+            return super().__call__(observations, state, envs)
+        count = int(rollouts.task_of.max()) + 1
+        if len(params) != count:
+            raise ValueError(f"cannot act: params for {len(params)} tasks, expected {count}")
+        ids = np.arange(len(rollouts.task_of))[envs]
+        parts = []
+        for task in np.unique(rollouts.task_of[ids]):
+            rows = np.flatnonzero(rollouts.task_of[ids] == task)
+            self._params = params[task]
+            own = None if state is None else mapped(lambda part, rows=rows: part[rows], state)
+            outputs = super().__call__([one[rows] for one in observations], own, ids[rows])
+            parts.append((rows, outputs))
+        return _joined(parts)
 
     def describe(self, actions: Arrays, extras: Mapping[str, Any], state: Any) -> PolicyOutputs:
         """Return the fields of what the policy returned; ValueError if it took a reserved name."""
@@ -131,5 +219,20 @@ class _TaskCaller(PolicyCaller):
         return super().describe(actions, extras, state)
 
     def _call(self, batch: Any, state: Any, envs: Rows) -> Any:
-        rollouts = self._rollouts
-        return self._call_with((batch, rollouts.task_of[envs], rollouts.params), state, envs)
+        if self._by_name:
+            return self._call_with((batch,), state, envs, params=self._params)
+        return self._call_with((batch, self._rollouts.task_of[envs], self._params), state, envs)
+
+
+def _joined(parts: Sequence[tuple[npt.NDArray[np.int64], Outputs]]) -> Outputs:
+    """Return the outputs of calls for different rows in the order of rows."""
+    order = np.argsort(np.concatenate([rows for rows, _ in parts]))
+    outputs = [output for _, output in parts]
+
+    def join(*arrays: Any) -> Any:
+        return np.concatenate(arrays)[order]
+
+    actions = [join(*leaves) for leaves in zip(*(one[0] for one in outputs), strict=True)]
+    extras = mapped(join, *(one[1] for one in outputs))
+    state = None if outputs[0][2] is None else mapped(join, *(one[2] for one in outputs))
+    return actions, extras, state

@@ -17,7 +17,7 @@ from pysampler._workers.jobs import Failure
 from pysampler.errors import EnvError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -217,6 +217,40 @@ class Results:
             with _batching("infos"):
                 infos = self._infos.merge(rows, infos, mixed, rest)
             self.learn(rest)
+        return infos
+
+    def infos_of(
+        self,
+        rows: Sequence[tuple[int, int]],
+        keys: Iterable[str],
+        mailed: Sequence[tuple[int, int, dict[str, Any]]],
+    ) -> dict[str, Any]:
+        """Return what (frame, env) rows have under some keys, batched as gymnasium does.
+
+        Where an episode ended, these are the infos of its last step, not of the reset after it.
+
+        Args:
+            rows: The frames and envs.
+            keys: The keys.
+            mailed: Infos without a column: their frame, env and dict.
+        """
+        by_mail: dict[tuple[int, int], dict[str, Any]] = {}
+        for frame, env, info in mailed:
+            by_mail.setdefault((frame, env), {}).update(info)
+        infos: dict[str, Any] = {}
+        self._batcher.num_envs = len(rows)
+        for at, row in enumerate(rows):
+            here = by_mail.get(row, {})
+            final = self._infos.core.row(*row, "final_info") or {}
+            final = {**final, **here.get("final_info", {})}
+            info = {}
+            for key in keys:
+                value = final.get(key) if final else here.get(key)
+                if value is None and not final:
+                    value = self._infos.core.row(*row, key)
+                if value is not None:
+                    info[key] = value
+            infos = self._batcher.add(infos, info, at)
         return infos
 
     @property

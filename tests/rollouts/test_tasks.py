@@ -152,6 +152,81 @@ def test_by_hand_it_is_the_same():
             assert rewards == sorted(expected.rewards.T.tolist())
 
 
+class Telling(Told):
+    """Tells how many steps it made, and in a dict what its action was; episodes have three."""
+
+    def step(self, action):
+        *results, _ = super().step(action)
+        told = {"steps": self.steps, "of": {"action": float(action[0])}}
+        if self.steps == 2:
+            told["second"] = np.arange(self.task, self.task + 3)
+        return *results, told
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_is_received_holds_all_that_a_step_gave(num_workers):
+    options = {"vector_kwargs": {"num_workers": num_workers, "groups": 3}, "min_envs": 1}
+    make = functools.partial(Telling, "c")
+    keys = ["steps", "of", "second"]
+    with pysampler.MultiTaskSampler(make, policy, num_envs=6, info_keys=keys, **options) as one:
+        one.begin(7, tasks=[1, 2, 3])
+        made = np.zeros(6, int)
+        sent = np.zeros(6)
+        while (ready := one.step_recv(timeout=0.01)) is not None:
+            for row, env in enumerate(ready.envs):
+                steps = (made[env] - 1) % 3 + 1 if made[env] else 0  # 0: it was only reset
+                task = one.tasks[ready.tasks[row]]
+                reward = 100 * task + steps + sent[env] if steps else 0.0
+                assert (ready.rewards[row], ready.truncated[row]) == (reward, steps == 3)
+                assert not ready.terminated[row]
+                # After the end of an episode: that of the next.
+                assert ready.observations[row].tolist() == [task, steps % 3]
+                infos = ready.infos
+                if steps:
+                    assert (infos["steps"][row], infos["_steps"][row]) == (steps, True)
+                    assert infos["of"]["action"][row] == sent[env]
+                if steps == 2:
+                    assert infos["second"][row].tolist() == [task, task + 1, task + 2]
+                elif "second" in infos:
+                    assert not infos["_second"][row]
+            actions = np.arange(len(ready.envs), dtype=float)
+            sent[ready.envs] = actions
+            made[ready.envs] += 1
+            one.step_send(actions[:, None], {"said_of": ready.tasks})
+        assert made.tolist() == [7] * 6
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_some_of_the_envs_are_answered(num_workers):
+    """The others are received again; a group steps once each of its envs has an action."""
+    options = {"vector_kwargs": {"num_workers": num_workers, "groups": 3 // (num_workers or 1)}}
+    with sampler(min_envs=1, **options) as one:
+        expected = one.sample(4, tasks=[1, 2, 3]).copy()
+        one.begin(4, tasks=[1, 2, 3])
+        answered = np.zeros(6, int)
+        turn = 0
+        while (ready := one.step_recv(timeout=0.01)) is not None:
+            turn += 1
+            chosen = ready.envs[turn % 2 :: 2]  # every other one
+            if not len(chosen):
+                chosen = ready.envs
+            answered[chosen] += 1
+            said = {"said_of": one._task_of[chosen]}
+            one.step_send(np.zeros((len(chosen), 1)), said, envs=chosen)
+            if len(chosen) < len(ready.envs):
+                with pytest.raises(ValueError, match="does not wait for one"):
+                    one.step_send(np.zeros((len(chosen), 1)), said, envs=chosen)
+        assert answered.tolist() == [4] * 6
+        rewards = [e.rewards.tolist() for some in one.collect().episodes for e in some]
+        assert sorted(rewards) == sorted(expected.rewards.T.tolist())
+        one.begin(2, tasks=[1])
+        ready = one.step_recv()
+        with pytest.raises(ValueError, match="two for the same env"):
+            one.step_send(np.zeros((2, 1)), {"said_of": np.zeros(2, int)}, [0, 0])
+        with pytest.raises(TypeError, match="env_ids of dtype"):
+            one.step_send(np.zeros((2, 1)), {"said_of": np.zeros(2, int)}, [0.5, 1])
+
+
 def test_a_sample_that_is_not_finished_by_hand_is_dropped():
     with sampler() as one:
         one.begin(5, tasks=[1, 2])

@@ -1,0 +1,132 @@
+"""Stacks of frames whose frames are stored once, though each is in many stacks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler.sync import Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+    Numbers = npt.NDArray[np.int64]
+
+__all__ = ["FrameStore"]
+
+_LINE = 128  # bytes; what an array may be moved by to begin at one
+
+
+class FrameStore:
+    """The newest frames of some envs: frame n lies in slot ``n % capacity``.
+
+    Two stacks belong to a record: what was observed, and what came of the step. A frame of a stack
+    that is known from the one before, of the same env, is not stored again.
+
+    Args:
+        capacity: How many frames there is room for.
+        depth: How many frames a stack has.
+        shape: The shape of a frame.
+        dtype: Its dtype.
+    """
+
+    def __init__(
+        self, capacity: int, depth: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        self.capacity, self.depth = capacity, depth
+        size = capacity * int(np.prod(shape)) * dtype.itemsize
+        self._segment = Segment(size + _LINE)
+        self.frames: Array = self._segment.array((capacity, *shape), dtype, None)[1]
+        self.added = 0
+        self.last: dict[int, Numbers] = {}  # by env, its newest stack
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of all frames."""
+        return self.frames.nbytes
+
+    def add(self, stacks: Array, next_stacks: Array, envs: Numbers) -> Numbers:
+        """Store stacks, and return the numbers of their frames: ``[records, 2 * depth]``.
+
+        Args:
+            stacks: What was observed, in the order in which each env made it.
+            next_stacks: What came of the steps.
+            envs: The envs.
+        """
+        numbers = np.empty((len(envs), 2 * self.depth), np.int64)
+        for row, (before, after, env) in enumerate(zip(stacks, next_stacks, envs, strict=True)):
+            known = self.last.get(int(env))
+            numbers[row, : self.depth] = self._numbers_of(before, known)
+            observed = numbers[row, : self.depth]
+            shifted = np.append(observed[1:], observed[-1])
+            numbers[row, self.depth :] = self._numbers_of(after, shifted)
+            self.last[int(env)] = numbers[row, self.depth :].copy()
+        return numbers
+
+    def _numbers_of(self, stack: Array, guesses: Numbers | None) -> list[int]:
+        """Store the frames of a stack; return their numbers, of which ``guesses`` may be some."""
+        numbers: list[int] = []
+        for place, frame in enumerate(stack):
+            tried = [] if guesses is None else [int(guesses[place])]
+            tried += numbers[-1:]  # as where an episode begins: the first frame, repeated
+            found = next((n for n in tried if self._is(n, frame)), None)
+            if found is None:
+                found = self.added
+                self.frames[found % self.capacity] = frame
+                self.added += 1
+            numbers.append(found)
+        return numbers
+
+    def _is(self, number: int, frame: Array) -> bool:
+        # Old frames are stored again: the frames of this very record must not replace them.
+        age = self.added - number
+        return age <= self.capacity - 2 * self.depth and bool(
+            (self.frames[number % self.capacity] == frame).all()
+        )
+
+    def kept(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
+        """Return for which rows of numbers all frames are still there."""
+        kept: npt.NDArray[np.bool_] = numbers.min(axis=-1) >= self.added - self.capacity
+        return kept
+
+    def stacks(self, numbers: Numbers) -> tuple[Array, Array]:
+        """Return what was observed, and what came of the steps, of records with these numbers."""
+        slots = numbers % self.capacity
+        return (
+            self.frames[slots[..., : self.depth]],
+            self.frames[slots[..., self.depth :]],
+        )
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Return the frames and what is known of them as arrays."""
+        envs = np.array([*self.last], np.int64)
+        last = np.array([*self.last.values()], np.int64).reshape(len(envs), self.depth)
+        return {
+            "frames": self.frames[: min(self.added, self.capacity)],
+            "frames_of": np.column_stack((envs, last)),
+            "frames_added": np.array(self.added),
+        }
+
+    def restore(self, arrays: Mapping[str, Array], numbers: Numbers) -> None:
+        """Take over what ``to_arrays`` returned; ValueError if it makes no sense.
+
+        Args:
+            arrays: What it returned.
+            numbers: The numbers of the frames of all records.
+        """
+        frames, of, added = arrays["frames"], arrays["frames_of"], int(arrays["frames_added"])
+        count = min(added, self.capacity)
+        expected = (count, *self.frames.shape[1:]), self.frames.dtype
+        sane = added >= 0 and (frames.shape, frames.dtype) == expected
+        sane = sane and of.ndim == 2 and of.shape[1] == 1 + self.depth and of.dtype == np.int64
+        for known in (numbers, of[:, 1:] if sane else numbers):
+            sane = sane and bool((known >= 0).all() and (known < added).all())
+        if not sane:
+            raise ValueError("frames that are none of these records")
+        self.frames[:count] = frames
+        self.added = added
+        self.last = {int(row[0]): row[1:].copy() for row in of}

@@ -1,0 +1,112 @@
+"""Sequences of consecutive records, for recurrent policies: what a replay buffer draws."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler._torch import tensor_from
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from pysampler._learning.record_ring import RecordRing
+
+    Slots = npt.NDArray[np.int64]
+
+__all__ = ["Sequences", "steps_around"]
+
+
+@dataclass(frozen=True, repr=False)
+class Sequences:
+    """Consecutive steps, a row for each sequence: ``ReplayBuffer.sample_sequences`` returns them.
+
+    The first ``burn_in`` columns are steps to bring a recurrent state up to date with; the others
+    are those to learn from. Where an env's record of the steps begins or ends, columns are missing:
+    their ``mask`` is False and they hold zeros, on the left of burn-in and the right of the rest.
+
+    Attributes:
+        fields: ``[sequences, burn_in + length, ...]`` of each field, ``rewards``, ``terminated``
+            and ``truncated``.
+        mask: Which steps there are.
+        first: The column of each sequence's first step. A stored recurrent state is that of
+            ``fields[name][row, first[row]]``.
+        burn_in: The number of columns of burn-in.
+        weights: Importance weights: 1 where all records are as likely.
+        indices: Numbers of the records of the first step to learn from, for
+            :meth:`ReplayBuffer.update`.
+    """
+
+    fields: dict[str, Any]
+    mask: Any
+    first: Any
+    burn_in: int
+    weights: Any
+    indices: npt.NDArray[Any]
+
+    def __repr__(self) -> str:
+        count, columns = self.mask.shape
+        return (
+            f"<pysampler.Sequences: {count} of {columns - self.burn_in} steps after "
+            f"{self.burn_in} of burn-in: {', '.join(self.fields)}>"
+        )
+
+    def state(self, name: str) -> Any:
+        """Return a field of the first step of each sequence: a recurrent state that was stored."""
+        array = self.fields[name]
+        return array[range(len(array)), self.first]
+
+    def torch(self, device: Any = None) -> Sequences:
+        """Return the sequences with tensors in the place of arrays.
+
+        Args:
+            device: Where to copy them. None: tensors on the CPU that share memory with the arrays.
+
+        Returns:
+            The sequences; ``indices`` are an array still.
+        """
+        tensor = functools.partial(tensor_from, device=device, non_blocking=True)
+        return replace(
+            self,
+            fields={name: tensor(array) for name, array in self.fields.items()},
+            mask=tensor(self.mask),
+            first=tensor(self.first),
+            weights=tensor(self.weights),
+        )
+
+
+def steps_around(
+    ring: RecordRing, slots: Slots, burn_in: int, length: int, *, beyond_ends: bool
+) -> tuple[Slots, npt.NDArray[np.bool_]]:
+    """Return the slots of the steps before and after some records, and which of them there are.
+
+    Args:
+        ring: The records.
+        slots: The records of the first steps to learn from.
+        burn_in: The number of steps before them.
+        length: The number of steps from them on.
+        beyond_ends: Whether to go on with the next episode where one has ended.
+    """
+    over = ring.fields["terminated"] | ring.fields["truncated"]
+    shape = len(slots), burn_in + length
+    steps = np.zeros(shape, np.int64)
+    mask = np.zeros(shape, bool)
+    steps[:, burn_in], mask[:, burn_in] = slots, True
+    for columns, link, of_link in (
+        (range(burn_in + 1, burn_in + length), ring.following, lambda at, _: at),
+        (range(burn_in - 1, -1, -1), ring.preceding, lambda _, to: to),
+    ):
+        at, going = slots.copy(), np.arange(len(slots))
+        for column in columns:
+            to = link(at[going])
+            there = to >= 0
+            to[~there] = 0
+            if not beyond_ends:  # the earlier of two steps ends no episode
+                there &= ~over[of_link(at[going], to)]
+            going, to = going[there], to[there]
+            at[going] = to
+            steps[going, column], mask[going, column] = to, True
+    return steps, mask

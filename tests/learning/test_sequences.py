@@ -1,0 +1,157 @@
+"""Sequences of records: those that an env made one after the other, and no others."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_in_tests import add, history, make
+
+import pysampler
+from pysampler import ReplayBuffer
+
+
+def around(rows, kept, at, burn_in, length, *, beyond_ends):
+    """Numbers of the steps of a sequence, None where there is none, the slow way."""
+    mine = [number for number in kept if rows[number]["env"] == rows[at]["env"]]
+    here = mine.index(at)
+
+    def over(number):
+        return rows[number]["terminated"] or rows[number]["truncated"]
+
+    after, before = [at], []
+    for number in mine[here + 1 : here + length]:
+        if over(after[-1]) and not beyond_ends:
+            break
+        after.append(number)
+    for number in reversed(mine[max(0, here - burn_in) : here]):
+        if over(number) and not beyond_ends:
+            break
+        before.insert(0, number)
+    return [None] * (burn_in - len(before)) + before + after + [None] * (length - len(after))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    envs=st.integers(1, 4),
+    capacity=st.integers(1, 40),
+    burn_in=st.integers(0, 5),
+    length=st.integers(1, 6),
+    sizes=st.lists(st.integers(0, 50), min_size=1, max_size=6),
+    beyond_ends=st.booleans(),
+    alpha=st.sampled_from([0.0, 0.6]),
+    n_step=st.integers(1, 3),
+)
+def test_they_are_steps_of_one_env_in_order(
+    seed, envs, capacity, burn_in, length, sizes, beyond_ends, alpha, n_step
+):
+    rows = history(np.random.default_rng(seed), envs, sum(sizes))
+    options = {"sequences": True, "alpha": alpha, "n_step": n_step}
+    replay = make(capacity, seed=seed, **options)
+    done = 0
+    for size in sizes:
+        if size:
+            add(replay, rows[done : done + size])
+        done += size
+        if done == 0:
+            continue
+        kept = range(max(0, done - capacity), done)
+        drawn = replay.sample_sequences(20, length, burn_in=burn_in, beyond_ends=beyond_ends)
+        for i, at in enumerate(drawn.indices.tolist()):
+            expected = around(rows, kept, at, burn_in, length, beyond_ends=beyond_ends)
+            assert drawn.mask[i].tolist() == [number is not None for number in expected]
+            assert drawn.fields["number"][i].tolist() == [number or 0 for number in expected]
+            assert drawn.first[i] == next(k for k, n in enumerate(expected) if n is not None)
+            for name in ("rewards", "terminated", "truncated"):
+                told = [0 if n is None else rows[n][name] for n in expected]
+                assert drawn.fields[name][i].tolist() == told
+    if done:
+        again = ReplayBuffer.from_arrays(replay.to_arrays())
+        one, other = (
+            buffer.sample_sequences(9, length, burn_in=burn_in, beyond_ends=beyond_ends)
+            for buffer in (replay, again)
+        )
+        np.testing.assert_array_equal(one.fields["number"], other.fields["number"])
+        np.testing.assert_array_equal(one.mask, other.mask)
+
+
+def test_episodes_that_begin_without_an_end_are_others():
+    """As where a worker was lost: nothing leads there, also beyond ends."""
+    replay = make(20, sequences=True)
+    count = 6
+    zeros = np.zeros(count, bool)
+    fields = {"number": np.arange(count), "next_number": np.arange(count)}
+    begins = np.arange(count) == 3
+    replay.add(
+        fields,
+        rewards=zeros,
+        terminated=zeros,
+        truncated=zeros,
+        env=zeros.astype(int),
+        begins=begins,
+    )
+    drawn = replay.sample_sequences(50, 6, burn_in=6, beyond_ends=True)
+    for row, mask in zip(drawn.fields["number"], drawn.mask, strict=True):
+        assert {tuple(row[mask])} <= {(0, 1, 2), (3, 4, 5)}
+
+
+def test_records_between_which_some_are_missing_are_not_joined():
+    replay = make(20, sequences=True)
+    zeros = np.zeros(4, bool)
+    replay.add(
+        {"number": np.arange(4), "next_number": np.arange(4)},
+        rewards=zeros,
+        terminated=zeros,
+        truncated=zeros,
+        env=zeros.astype(int),
+        numbers=[5, 6, 8, 9],
+    )
+    drawn = replay.sample_sequences(50, 4, burn_in=4)
+    for row, mask in zip(drawn.fields["number"], drawn.mask, strict=True):
+        assert tuple(row[mask]) in {(0, 1), (2, 3)}
+
+
+def test_a_state_that_was_stored_is_that_of_the_first_step():
+    """As of actors whose policy is recurrent and returns it under another name, too."""
+
+    def policy(observations, state=None):
+        state = np.zeros((len(observations), 2)) if state is None else state
+        steps = state + 1
+        actions = (steps[:, 0] % 2).astype(int)
+        return actions, {"state": steps, "before": state}
+
+    with pysampler.Actors("CartPole-v1", policy, num_envs=3, seed=1) as actors:
+        replay = ReplayBuffer(3000, actors.like, sequences=True, seed=1)
+        for records in actors.batches(200, min_records=50):
+            replay.extend(records)
+            if replay.added > 1000:
+                break
+    drawn = replay.sample_sequences(64, 8, burn_in=4).torch()
+    assert isinstance(drawn.mask, torch.Tensor)
+    states = drawn.state("before")
+    assert states.shape == (64, 2)
+    # The policy counts the steps of an episode.
+    expected = states[:, None, 0] + torch.arange(12) - drawn.first[:, None]
+    assert torch.equal(drawn.fields["before"][..., 0][drawn.mask], expected[drawn.mask])
+    whole = replay.sample_sequences(64, 8, burn_in=4, beyond_ends=True)
+    assert whole.mask.mean() > drawn.mask.float().mean()
+    assert "64 of 8 steps after 4 of burn-in" in repr(whole)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda replay: replay.sample_sequences(3, 0), "length"),
+        (lambda replay: replay.sample_sequences(3, 2, burn_in=-1), "burn_in"),
+        (lambda replay: replay.sample_sequences(0, 2), "count"),
+        (lambda replay: replay.sample_sequences(3, 2, beta=2), "beta 2"),
+        (lambda replay: make(4).sample_sequences(3, 2), "make the buffer with sequences=True"),
+        (lambda replay: make(4, sequences=True).sample_sequences(3, 2), "it is empty"),
+    ],
+)
+def test_what_is_refused(call, said):
+    replay = make(8, sequences=True)
+    add(replay, history(np.random.default_rng(0), 1, 5))
+    with pytest.raises(ValueError, match=said):
+        call(replay)

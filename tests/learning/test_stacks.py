@@ -1,0 +1,194 @@
+"""Stacks of frames come back as they were, though each frame is stored once."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pysampler import ReplayBuffer
+
+FRAME = (3, 2)
+
+
+def played(random, envs, steps, depth, end, padding):
+    """Records of envs whose observations are stacks of the newest frames."""
+    stacks = {}
+    rows = []
+
+    def frame():
+        return random.integers(0, 4, FRAME, dtype=np.uint8)  # some are the same
+
+    def begin():
+        first = frame()
+        before = first if padding == "reset" else np.zeros_like(first)
+        return [before] * (depth - 1) + [first]
+
+    for number in range(steps):
+        env = int(random.integers(envs))
+        stack = stacks.get(env) or begin()
+        after = [*stack[1:], frame()]
+        terminated, truncated = random.random(2) < end / 2
+        rows.append((np.array(stack), np.array(after), number, env, terminated, truncated))
+        stacks[env] = None if terminated or truncated else after
+        if random.random() < 0.02:
+            stacks[env] = None  # an episode that begins without an end: a worker was lost
+    return rows
+
+
+def columns(rows):
+    stacks, after, numbers, env, terminated, truncated = map(np.array, zip(*rows, strict=True))
+    fields = {"stack": stacks, "next_stack": after, "number": numbers}
+    ends = {"terminated": terminated, "truncated": truncated}
+    return fields, {"rewards": np.zeros(len(rows)), "env": env, **ends}
+
+
+def make(capacity, depth, **options):
+    one = np.zeros((depth, *FRAME), np.uint8)
+    like = {"stack": one, "next_stack": one, "number": np.zeros((), np.int64)}
+    return ReplayBuffer(capacity, like, **options)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    envs=st.integers(1, 4),
+    depth=st.integers(1, 4),
+    capacity=st.integers(1, 60),
+    end=st.sampled_from([0.0, 0.1, 0.7]),
+    padding=st.sampled_from(["reset", "zero"]),
+    n_step=st.integers(1, 3),
+    alpha=st.sampled_from([0.0, 0.6]),
+    sizes=st.lists(st.integers(0, 70), min_size=1, max_size=5),
+)
+def test_batches_and_sequences_are_those_of_whole_stacks(
+    seed, envs, depth, capacity, end, padding, n_step, alpha, sizes
+):
+    random = np.random.default_rng(seed)
+    rows = played(random, envs, sum(sizes), depth, end, padding)
+    options = {"n_step": n_step, "alpha": alpha, "seed": seed, "sequences": True}
+    replay = make(capacity, depth, stacks=["stack"], **options)
+    done = 0
+    for size in sizes:
+        if size:
+            fields, rest = columns(rows[done : done + size])
+            replay.add(fields, **rest)
+        done += size
+        if done == 0:
+            continue
+        batch = replay.sample(20)
+        for i, number in enumerate(batch.fields["number"].tolist()):
+            np.testing.assert_array_equal(batch.fields["stack"][i], rows[number][0])
+        drawn = replay.sample_sequences(10, 3, burn_in=2)
+        for i, column in itertools.product(range(10), range(5)):
+            if drawn.mask[i, column]:
+                number = drawn.fields["number"][i, column]
+                np.testing.assert_array_equal(drawn.fields["stack"][i, column], rows[number][0])
+                np.testing.assert_array_equal(
+                    drawn.fields["next_stack"][i, column], rows[number][1]
+                )
+            else:
+                assert not drawn.fields["stack"][i, column].any()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_what_is_drawn_is_what_a_plain_buffer_draws(alpha):
+    """With episodes that are long enough: the same records, in the same order, and n-step ends."""
+    rows = played(np.random.default_rng(1), 4, 5000, 4, 0.02, "reset")
+    options = {"n_step": 3, "alpha": alpha, "seed": 1}
+    buffers = make(2000, 4, **options), make(2000, 4, stacks=["stack"], **options)
+    for begin in range(0, 5000, 250):
+        fields, rest = columns(rows[begin : begin + 250])
+        for buffer in buffers:
+            buffer.add(fields, **rest)
+        plain, once = (buffer.sample(64) for buffer in buffers)
+        for name in ("stack", "number"):
+            np.testing.assert_array_equal(once.fields[name], plain.fields[name])
+        np.testing.assert_array_equal(
+            once.next_fields["next_stack"], plain.next_fields["next_stack"]
+        )
+        np.testing.assert_array_equal(once.discounts, plain.discounts)
+        np.testing.assert_array_equal(once.weights, plain.weights)
+        if alpha:
+            for buffer, batch in zip(buffers, (plain, once), strict=True):
+                buffer.update(batch.indices, batch.fields["number"] % 7 + 0.1)
+
+
+def test_frames_take_little_more_memory_than_once():
+    one = np.zeros((4, 84, 84), np.uint8)
+    like = {"observations": one, "next_observations": one, "actions": np.zeros((), np.int64)}
+    replay = ReplayBuffer(1000, like, stacks=["observations"])
+    assert replay.nbytes < 1.2 * 1000 * 84 * 84
+    plain = ReplayBuffer(1000, like)
+    assert plain.nbytes > 6.8 * replay.nbytes
+
+
+def test_short_episodes_only_cost_the_oldest():
+    """One of them is two frames, so that the oldest half of the records loses some."""
+    rows = played(np.random.default_rng(1), 1, 400, 3, 2.0, "reset")
+    replay = make(200, 3, stacks="stack", seed=1)
+    fields, rest = columns(rows)
+    replay.add(fields, **rest)
+    numbers = replay.sample(500).fields["number"]
+    assert numbers.min() > 200
+    assert len(np.unique(numbers)) > 90
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_the_newest_record_has_its_frames_however_old_some_are(alpha):
+    """An env that was idle goes on with frames that the other env's would soon replace."""
+    rng = np.random.default_rng(1)
+    replay = make(1, 4, stacks=["stack"], alpha=alpha, seed=1)
+    idle = rng.integers(0, 255, (9, *FRAME), dtype=np.uint8)
+
+    def add(stack, after, env):
+        fields = {"stack": stack[None], "next_stack": after[None], "number": [env]}
+        ends = {"terminated": [False], "truncated": [False]}
+        replay.add(fields, rewards=[0.0], env=[env], **ends)
+        np.testing.assert_array_equal(replay.sample(3).fields["stack"][2], stack)
+
+    for other in range(12):
+        add(idle[:4], idle[1:5], 0)
+        for _ in range(other):
+            frames = rng.integers(0, 255, (5, *FRAME), dtype=np.uint8)
+            add(frames[:4], frames[1:], 1)
+        add(idle[1:5], idle[2:6], 0)
+
+
+def test_records_with_all_frames_are_found_among_many_that_lost_some():
+    rows = played(np.random.default_rng(1), 1, 400, 3, 2.0, "reset")
+    replay = make(200, 3, stacks="stack", alpha=1.0, seed=1)
+    fields, rest = columns(rows)
+    replay.add(fields, **rest)
+    batch = replay.sample(500)
+    replay.update(batch.indices, np.full(500, 1e-9))  # only those without frames are drawn now
+    assert replay.sample(500).fields["number"].min() > 200
+
+
+def test_saved_and_loaded(tmp_path):
+    rows = played(np.random.default_rng(1), 3, 300, 4, 0.05, "zero")
+    replay = make(100, 4, stacks=["stack"], n_step=2, alpha=0.6, seed=1)
+    for begin in range(0, 200, 50):
+        fields, rest = columns(rows[begin : begin + 50])
+        replay.add(fields, **rest)
+    replay.save(tmp_path / "replay.npz")
+    again = ReplayBuffer.load(tmp_path / "replay.npz")
+    fields, rest = columns(rows[200:])
+    for buffer in (replay, again):
+        buffer.add(fields, **rest)
+    one, other = replay.sample(50), again.sample(50)
+    np.testing.assert_array_equal(one.fields["stack"], other.fields["stack"])
+    np.testing.assert_array_equal(one.next_fields["next_stack"], other.next_fields["next_stack"])
+    assert replay._stores["stack"].added == again._stores["stack"].added
+
+
+def test_an_empty_one_is_saved_and_loaded(tmp_path):
+    make(10, 4, stacks=["stack"]).save(tmp_path / "replay.npz")
+    assert len(ReplayBuffer.load(tmp_path / "replay.npz")) == 0
+
+
+@pytest.mark.parametrize("stacks", [["other"], ["number"], ["next_stack"], "stacks", ["stack", 3]])
+def test_what_is_refused(stacks):
+    with pytest.raises(ValueError, match="expected a field of an array of frames"):
+        make(10, 4, stacks=stacks)

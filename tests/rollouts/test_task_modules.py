@@ -1,0 +1,114 @@
+"""Torch modules that take ``params=`` and return distributions, as policies of many tasks."""
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Categorical, Independent, Normal
+from torch.nn.functional import linear
+
+import pysampler
+import pysampler.envs.meta
+
+
+class Gaussian(torch.nn.Module):
+    """Parameters from outside take the place of its own, as policies of meta-learning have it."""
+
+    def __init__(self, *, independent):
+        super().__init__()
+        self.mean = torch.nn.Linear(2, 2)
+        self.independent = independent
+        self.seen = []
+
+    def forward(self, observations, params=None):
+        params = dict(self.named_parameters()) if params is None else params
+        mean = linear(observations, params["mean.weight"], params["mean.bias"])
+        self.seen.append((len(observations), float(params["mean.bias"].detach()[0])))
+        normal = Normal(mean, 1e-3)
+        return Independent(normal, 1) if self.independent else normal
+
+
+def sampler_of(policy, **options):
+    kwargs = {"num_workers": 0, "groups": 2}
+    return pysampler.MultiTaskSampler(
+        "Navigation2D-v0", policy, num_envs=6, seed=1, vector_kwargs=kwargs, **options
+    )
+
+
+def params_of(policy, bias):
+    own = {name: value.detach().clone() for name, value in policy.named_parameters()}
+    own["mean.bias"] = torch.full((2,), bias)
+    own["mean.weight"].zero_()
+    return own
+
+
+@pytest.mark.parametrize("independent", [True, False])
+def test_a_module_that_returns_a_distribution(independent):
+    policy = Gaussian(independent=independent)
+    with sampler_of(policy) as sampler:
+        tasks = sampler.sample_tasks(3)
+        rollout = sampler.sample(4, tasks=tasks)
+        with torch.no_grad():
+            observations = torch.from_numpy(rollout.observations[:4].copy())
+            means = policy.mean(observations).numpy()
+        np.testing.assert_allclose(rollout.actions, means, atol=0.01)
+        expected = policy(observations).log_prob(torch.from_numpy(rollout.actions.copy()))
+        if not independent:
+            expected = expected.sum(-1)
+        np.testing.assert_allclose(
+            rollout.extras["log_probs"], expected.detach().numpy(), rtol=1e-4, atol=1e-3
+        )
+
+
+@pytest.mark.parametrize("options", [{}, {"min_envs": 1}], ids=str)
+def test_each_task_has_parameters_of_its_own(options):
+    policy = Gaussian(independent=True)
+    with sampler_of(policy, **options) as sampler:
+        tasks = sampler.sample_tasks(3)
+        params = [params_of(policy, bias) for bias in (-0.05, 0.0, 0.05)]
+        rollout = sampler.sample(5, params, tasks)
+        biases = np.repeat([-0.05, 0.0, 0.05], 2)
+        np.testing.assert_allclose(rollout.actions[..., 0], np.tile(biases, (5, 1)), atol=0.01)
+        one = params_of(policy, 0.08)
+        policy.seen.clear()
+        rollout = sampler.sample(5, one, tasks)
+        np.testing.assert_allclose(rollout.actions, 0.08, atol=0.01)
+        sampler.sample(5, tuple(params))
+        with pytest.raises(ValueError, match="params for 2 tasks, expected 3"):
+            sampler.sample(5, params[:2])
+
+
+def test_without_a_distribution_and_by_hand():
+    """A function with ``params`` by name; actions that are sent are drawn, too."""
+
+    def policy(observations, *, params=None):
+        return np.full((len(observations), 2), 0.0 if params is None else params, np.float32)
+
+    with sampler_of(policy) as sampler:
+        tasks = sampler.sample_tasks(2)
+        assert (sampler.sample(3, tasks=tasks).actions == 0).all()
+        rollout = sampler.sample(3, [0.01, 0.02])
+        assert rollout.actions[0, :, 0].tolist() == pytest.approx([0.01] * 3 + [0.02] * 3)
+
+
+def test_rollouts_take_distributions_too():
+    """Of any module; what else it returns is kept."""
+
+    class Discrete(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(4, 2)
+
+        def forward(self, observations):
+            return Categorical(logits=self.net(observations)), {"values": observations.sum(-1)}
+
+    policy = Discrete()
+    with pysampler.Rollouts(
+        "CartPole-v1", policy, 8, num_envs=4, seed=1, vector_kwargs={"num_workers": 1}
+    ) as rollouts:
+        rollout = next(rollouts).torch()
+        with torch.no_grad():
+            expected = Categorical(logits=policy.net(rollout.observations[:8]))
+            torch.testing.assert_close(
+                rollout.extras["log_probs"], expected.log_prob(rollout.actions)
+            )
+            torch.testing.assert_close(rollout.extras["values"], rollout.observations[:8].sum(-1))
