@@ -58,7 +58,7 @@ class Packer:
         self._records["env"] = np.arange(envs.start, envs.stop)
         tree = layout.spec.observation_tree
         before = _named("observations", tree, frames.observations)
-        before += policy.extras.items()
+        before += policy.recorded.items()
         after = _named("next_observations", tree, frames.observations)
         after += _named("actions", layout.spec.action_tree, policy.actions)
         after += [("rewards", policy.rewards)]
@@ -68,7 +68,7 @@ class Packer:
         self._fields += [(name, leaf, 1) for name, leaf in after]
         self._final = _named("next_observations", tree, frames.final_observations)
         outputs = layout.outputs
-        states = frames.extras[len(outputs.extras) : len(outputs.fields)]
+        states = frames.extras[len(outputs.recorded) : len(outputs.fields)]
         self._states = [(f"{STATE}{i}", leaf) for i, leaf in enumerate(states)]
 
     def begin_episodes(self) -> None:

@@ -102,7 +102,7 @@ class RecordLayout:
         fields += [("rewards", np.float64, time), ("returns", np.float64, time)]
         fields += [("lengths", np.int64, time)]
         fields += [(name, np.bool_, time) for name in ("terminated", "truncated")]
-        fields += [(name, field.dtype, (*time, *field.shape)) for name, field in outputs.extras]
+        fields += [(name, field.dtype, (*time, *field.shape)) for name, field in outputs.recorded]
         if outputs.state is not None:
             fields += [
                 (f"{STATE}{i}", field.dtype, field.shape)

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler._frames.spec import Field, leaves
-from pysampler._policies.signatures import GENERATORS, STATE, signature_of
+from pysampler._policies.signatures import (
+    GENERATORS,
+    PREVIOUS_ACTIONS,
+    PREVIOUS_REWARDS,
+    STATE,
+    signature_of,
+)
 from pysampler._policies.trees import batch_from, leaves_in, mapped, structure_of
 from pysampler._torch import is_distribution, is_module, is_tensor, loaded_torch, tensor_from
 
@@ -37,11 +43,18 @@ class PolicyOutputs:
     actions: tuple[np.dtype[Any], ...]  # of the leaves
     extras: tuple[tuple[str, Field], ...]
     state: tuple[Any, tuple[Field, ...]] | None  # its structure, and leaves
+    # What the policy is called with beside observations: leaves of the previous actions, rewards.
+    previous: tuple[tuple[str, Field], ...] = ()
+
+    @property
+    def recorded(self) -> tuple[tuple[str, Field], ...]:
+        """What is recorded of each step beside the actions, by name."""
+        return *self.extras, *self.previous
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The fields of the frames' extras: those of the policy, then its state."""
-        return (*(field for _, field in self.extras), *(self.state[1] if self.state else ()))
+        """The fields of the frames' extras: what is recorded, then the policy's state."""
+        return (*(field for _, field in self.recorded), *(self.state[1] if self.state else ()))
 
 
 class PolicyCaller:
@@ -100,18 +113,55 @@ class PolicyCaller:
             return None
         return mapped(lambda part: _rows("initial_state", part, count), initial(count))
 
-    def __call__(self, observations: Arrays, state: Any, envs: Rows) -> Outputs:
-        """Return actions, extras and new state for observations of these envs."""
+    @property
+    def uses_previous(self) -> bool:
+        """Whether the policy is called with the previous actions or rewards."""
+        return bool(self._signature.previous)
+
+    def __call__(
+        self, observations: Arrays, state: Any, envs: Rows, previous: Arrays | None = None
+    ) -> Outputs:
+        """Return actions, extras and new state for observations of these envs.
+
+        Args:
+            observations: Their observations, leaf by leaf.
+            state: Their states.
+            envs: The envs.
+            previous: The leaves of their previous actions, and their rewards; None for zeros. Only
+                used if the policy takes any.
+        """
+        count = len(observations[0])
         if self._device is None:
             observations = [one if one.flags.owndata else one.copy() for one in observations]
+        if previous is None and self.uses_previous:
+            previous = [np.zeros((count, *f.shape), f.dtype) for _, f in self._previous_fields]
         if not self._is_module:
-            returned = self._call(self._batch(observations), state, envs)
+            batch = self._batch(observations)
+            returned = self._call(batch, state, envs, self._previous(previous))
         else:
             with loaded_torch().no_grad():
                 batch = self._batch(list(map(self._tensor, observations)))
                 before = None if state is None else mapped(self._tensor, state)
-                returned = self._call(batch, before, envs)
-        return self.checked(returned, len(observations[0]))
+                if previous is not None:
+                    previous = list(map(self._tensor, previous))
+                returned = self._call(batch, before, envs, self._previous(previous))
+        return self.checked(returned, count)
+
+    @property
+    def _previous_fields(self) -> list[tuple[str, Field]]:
+        """The leaves of an action, and a reward, as fields of what is recorded."""
+        actions = self._spec.actions
+        names = [PREVIOUS_ACTIONS + str(i) * (len(actions) > 1) for i in range(len(actions))]
+        fields = list(zip(names, actions, strict=True))
+        return [*fields, (PREVIOUS_REWARDS, Field((), np.dtype(np.float64)))]
+
+    def _previous(self, leaves: Sequence[Any] | None) -> dict[str, Any]:
+        """Return those of the previous actions and rewards that the policy takes, by name."""
+        if leaves is None:
+            return {}
+        actions = batch_from(self._spec.action_tree, leaves.__getitem__)
+        values = {PREVIOUS_ACTIONS: actions, PREVIOUS_REWARDS: leaves[-1]}
+        return {name: values[name] for name in self._signature.previous}
 
     def _tensor(self, array: npt.NDArray[Any]) -> Any:
         return tensor_from(array, self._device)
@@ -119,9 +169,9 @@ class PolicyCaller:
     def _batch(self, observations: Sequence[Any]) -> Any:
         return batch_from(self._spec.observation_tree, observations.__getitem__)
 
-    def _call(self, batch: Any, state: Any, envs: Rows) -> Any:
-        """Call the policy itself."""
-        return self._call_with((batch,), state, envs)
+    def _call(self, batch: Any, state: Any, envs: Rows, named: dict[str, Any]) -> Any:
+        """Call the policy itself; ``named`` is what it takes by name beside what is common."""
+        return self._call_with((batch,), state, envs, **named)
 
     def _call_with(self, positional: tuple[Any, ...], state: Any, envs: Rows, **named: Any) -> Any:
         for name, array in self._settings.items():
@@ -191,10 +241,17 @@ class PolicyCaller:
         if state is not None:
             structure = structure_of(state)
             described = structure, tuple(map(_field, leaves_in(structure, state)))
+        previous = tuple(self._previous_fields) if self.uses_previous else ()
+        if taken := sorted(extras.keys() & dict(previous)):
+            raise ValueError(
+                f"cannot act: the policy's {taken[0]!r} is the name of what it is called with; "
+                "call it otherwise"
+            )
         return PolicyOutputs(
             tuple(array.dtype for array in actions),
             tuple((name, _field(array)) for name, array in extras.items()),
             described,
+            previous,
         )
 
 

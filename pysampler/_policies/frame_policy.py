@@ -26,10 +26,13 @@ __all__ = ["FramePolicy", "end_lost_episodes"]
 class FramePolicy:
     """Reads observations from frames, and writes what a policy returns beside them.
 
-    For envs at frame f, observations, state and extras lie in f; actions and the new state in
-    f + 1, where the step that the actions are for writes its results. Nothing is kept elsewhere.
+    For envs at frame f, observations, state, extras and previous actions and rewards lie in f;
+    actions and the new state in f + 1, where the step that the actions are for writes its results.
+    Nothing is kept elsewhere.
 
     Attributes:
+        extras: What the policy returns beside its actions, by name.
+        recorded: The same, and the previous actions and rewards if it is called with them.
         normalization: What normalises the results of steps; None if nothing does.
     """
 
@@ -47,15 +50,17 @@ class FramePolicy:
         self._frames = frames
         self.actions = [frames.actions_as(i, dtype) for i, dtype in enumerate(outputs.actions)]
         frames.action_types[:] = [dtype.num for dtype in outputs.actions]
-        count = len(outputs.extras)
-        names = [name for name, _ in outputs.extras]
-        self.extras = dict(zip(names, frames.extras[:count], strict=True))
+        count = len(outputs.recorded)
+        names = [name for name, _ in outputs.recorded]
+        self.recorded = dict(zip(names, frames.extras[:count], strict=True))
+        self.extras = {name: self.recorded[name] for name, _ in outputs.extras}
+        self._previous = [self.recorded[name] for name, _ in outputs.previous]
         self._structure = outputs.state and outputs.state[0]
         self._state = frames.extras[count : len(outputs.fields)]
         self._hidden = frames.extras[len(outputs.fields) :]  # of the normalization
         # What goes on from a rollout's last frame to the first of the next.
         self.carried = [*frames.observations, *self._state, frames.options_versions]
-        self.carried += self._hidden
+        self.carried += self._hidden + self._previous
         self.observations = frames.observations
         self.final_observations = frames.final_observations
         self.rewards = self._hidden[0] if self._hidden else frames.rewards
@@ -73,7 +78,8 @@ class FramePolicy:
         state = None
         if self._state:
             state = tree_from(self._structure, [leaf[at, envs].copy() for leaf in self._state])
-        self.write(at, envs, *self.caller(observations, state, envs))
+        previous = [leaf[at, envs].copy() for leaf in self._previous] or None
+        self.write(at, envs, *self.caller(observations, state, envs, previous))
 
     def write(
         self,
@@ -95,6 +101,8 @@ class FramePolicy:
         for to, array in zip(self.actions, actions, strict=True):
             _expect_same("actions", array, to)
             to[at + 1, envs] = array
+        for to, array in zip(self._previous[:-1], actions if self._previous else (), strict=True):
+            to[at + 1, envs] = array
         if self._state:
             new = [leaf[at, envs] for leaf in self._state]
             if state is not None:
@@ -109,7 +117,9 @@ class FramePolicy:
             self.normalization.after_step(self._frames, self._hidden, at, envs)
         if self._transforms is not None:
             self._transform(self._transforms, int(at))
-        if self._state:
+        if self._previous:
+            self._previous[-1][at, envs] = self.rewards[at, envs]
+        if self._state or self._previous:
             frames = self._frames
             ended = frames.terminated[at, envs] | frames.truncated[at, envs]
             if ended.any():
@@ -141,6 +151,8 @@ class FramePolicy:
 
     def begin_episodes(self, at: At, envs: Rows, initial: Any = None) -> None:
         """Give envs at a frame an initial state, by default the policy's own, or zeros."""
+        for leaf in self._previous:
+            leaf[at, envs] = 0
         if not self._state:
             return
         rows = np.arange(self._frames.envs)[envs]

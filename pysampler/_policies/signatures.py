@@ -14,10 +14,20 @@ from pysampler._torch import is_module
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["GENERATORS", "STATE", "PolicySignature", "signature_of", "takes_by_name"]
+__all__ = [
+    "GENERATORS",
+    "PREVIOUS_ACTIONS",
+    "PREVIOUS_REWARDS",
+    "STATE",
+    "PolicySignature",
+    "signature_of",
+    "takes_by_name",
+]
 
 STATE = "state"
 GENERATORS = "generators"
+PREVIOUS_ACTIONS = "previous_actions"
+PREVIOUS_REWARDS = "previous_rewards"
 _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 _VARIABLE = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
@@ -29,6 +39,7 @@ class PolicySignature:
     state: Literal["by name", "by position"] | None
     generators: bool
     requires_state: bool = False  # the state has no default
+    previous: frozenset[str] = frozenset()  # which of PREVIOUS_ACTIONS and PREVIOUS_REWARDS
 
 
 def takes_by_name(policy: Any, name: str, place: int) -> bool:
@@ -76,7 +87,9 @@ def signature_of(
     bound = policy.keywords if isinstance(policy, functools.partial) else ()
     rest = {n: one for n, one in parameters.items() if n not in given and n not in bound}
     takes_any = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in rest.values())
-    known = {STATE, GENERATORS, *settings}
+    by_keyword = {n for n in rest if n not in only}
+    previous = by_keyword & ({PREVIOUS_ACTIONS, PREVIOUS_REWARDS} - {*settings})
+    known = {STATE, GENERATORS, *previous, *settings}
     if (len(names) < len(positional) and not takes_any) or any(
         one.default is one.empty
         and one.kind not in _VARIABLE
@@ -86,10 +99,12 @@ def signature_of(
         raise TypeError(
             f"cannot act: the policy takes ({', '.join(parameters)}), expected "
             f"({', '.join(positional)}) and parameters with a default; with one named 'state', or "
-            "the attribute recurrent = True, if it is recurrent; `settings` of actors are given by "
-            "name"
+            "the attribute recurrent = True, if it is recurrent; 'generators', 'previous_actions', "
+            "'previous_rewards' and the `settings` of actors are given by name"
         )
     by_name = STATE in rest and recurrent is not False
     state = parameters.get(names[len(positional)] if by_position else STATE)
     requires = bool(by_name or recurrent) and (state is None or state.default is state.empty)
-    return PolicySignature("by name" if by_name else by_position, GENERATORS in rest, requires)
+    return PolicySignature(
+        "by name" if by_name else by_position, GENERATORS in rest, requires, frozenset(previous)
+    )

@@ -78,7 +78,7 @@ class RolloutBuilder:
             terminated=frames.terminated[steps],
             truncated=frames.truncated[steps],
             final_observations=_batch(spec.observation_tree, policy.final_observations, steps),
-            extras={name: array[acted] for name, array in policy.extras.items()},
+            extras={name: array[acted] for name, array in policy.recorded.items()},
             state=policy.recorded_state(acted),
             infos=infos,
             info_masks=info_masks,

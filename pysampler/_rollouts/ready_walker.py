@@ -145,7 +145,7 @@ class ReadyWalker(MainWalker):
         """Copy a step that lies in the last rollout's frames to the first frames of this one."""
         base, frames, rows, at = self._base, self.frames, self._rows[group], self._frame_of[group]
         if at != base:
-            for leaf in (*self.policy.carried, *self.policy.extras.values()):
+            for leaf in (*self.policy.carried, *self.policy.recorded.values()):
                 leaf[base, rows] = leaf[at, rows]
             results = [
                 *(*self.policy.carried, *frames.final_observations, *self.policy.actions),

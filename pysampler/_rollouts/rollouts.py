@@ -103,8 +103,9 @@ class Rollouts(Sampler):
     **What a policy is called with.** ``policy(observations)``, a batch with a row for each env that
     it acts for: all envs, or some of them. A ``torch.nn.Module`` is called with tensors on its
     device, without gradients; anything else with NumPy arrays, or dicts and tuples of arrays where
-    the space is one. They are copies, which the policy may write to. Parameters named ``state`` and
-    ``generators`` are described below; others must have a default, which is not overridden.
+    the space is one. They are copies, which the policy may write to. Parameters named ``state``,
+    ``generators``, ``previous_actions`` and ``previous_rewards`` are described below; others must
+    have a default, which is not overridden.
 
     **What it may return.** Actions, or ``(actions, extras)``, where ``extras`` is a dict of arrays
     with a row for each env: ``{"values": values}`` becomes ``rollout.extras["values"]``. Arrays,
@@ -118,6 +119,11 @@ class Rollouts(Sampler):
     ``extras["state"]``, and gets those rows in the next call for the same envs. An episode begins
     with the state that the policy's method ``initial_state(count)`` returns. Without such a method
     it begins with zeros, and the state is None in the very first call, before its shape is known.
+
+    **Previous actions and rewards.** A policy with a parameter named ``previous_actions`` gets what
+    each env did in its last step, with the structure of an action; one with ``previous_rewards``
+    what each env got for that. Both are zeros where an episode begins. Rollouts and records have
+    them among the extras, by the same names.
 
     **Random numbers.** A policy with a parameter named ``generators`` gets a list of
     ``np.random.Generator``, one for each row. Each env has its own, which depends only on the seed

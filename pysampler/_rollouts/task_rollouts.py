@@ -190,12 +190,14 @@ class _TaskCaller(PolicyCaller):
         self._rollouts = weakref.proxy(rollouts)
         self._params: Any = None  # of the call under way
 
-    def __call__(self, observations: Arrays, state: Any, envs: Rows) -> Outputs:
+    def __call__(
+        self, observations: Arrays, state: Any, envs: Rows, previous: Arrays | None = None
+    ) -> Outputs:
         """Return actions, extras and new state for observations of these envs."""
         rollouts = self._rollouts
         self._params = params = rollouts.params
         if not self._by_name or not isinstance(params, (list, tuple)):
-            return super().__call__(observations, state, envs)
+            return super().__call__(observations, state, envs, previous)
         count = int(rollouts.task_of.max()) + 1
         if len(params) != count:
             raise ValueError(f"cannot act: params for {len(params)} tasks, expected {count}")
@@ -205,7 +207,9 @@ class _TaskCaller(PolicyCaller):
             rows = np.flatnonzero(rollouts.task_of[ids] == task)
             self._params = params[task]
             own = None if state is None else mapped(lambda part, rows=rows: part[rows], state)
-            outputs = super().__call__([one[rows] for one in observations], own, ids[rows])
+            before = None if previous is None else [one[rows] for one in previous]
+            seen = [one[rows] for one in observations]
+            outputs = super().__call__(seen, own, ids[rows], before)
             parts.append((rows, outputs))
         return _joined(parts)
 
@@ -218,10 +222,11 @@ class _TaskCaller(PolicyCaller):
             )
         return super().describe(actions, extras, state)
 
-    def _call(self, batch: Any, state: Any, envs: Rows) -> Any:
+    def _call(self, batch: Any, state: Any, envs: Rows, named: dict[str, Any]) -> Any:
         if self._by_name:
-            return self._call_with((batch,), state, envs, params=self._params)
-        return self._call_with((batch, self._rollouts.task_of[envs], self._params), state, envs)
+            return self._call_with((batch,), state, envs, params=self._params, **named)
+        positional = batch, self._rollouts.task_of[envs], self._params
+        return self._call_with(positional, state, envs, **named)
 
 
 def _joined(parts: Sequence[tuple[npt.NDArray[np.int64], Outputs]]) -> Outputs:

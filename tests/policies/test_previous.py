@@ -1,0 +1,206 @@
+"""Policies that ask for previous actions and rewards get them, zeros where episodes begin."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import pysampler
+
+
+class Walk(gym.Env):
+    """Observes how often it was stepped; rewards tell envs and steps apart; ends at random."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,))
+    action_space = gym.spaces.Box(-1, 1, (2,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        reward = float(self.np_random.random())
+        ends = self.np_random.random(2) < 0.1
+        return np.ones(1, np.float32), reward, bool(ends[0]), bool(ends[1]), {}
+
+
+class Policy:
+    """Acts at random, by env; returns what it was called with."""
+
+    def __call__(self, observations, *, generators, previous_actions, previous_rewards):
+        actions = np.array([one.uniform(-1, 1, 2) for one in generators], np.float32)
+        seen = {"before": previous_actions.copy(), "reward": previous_rewards.copy()}
+        previous_actions[:] = 7  # they are copies
+        return actions, seen
+
+
+def expect_previous(rollouts, count):
+    """Check rollouts against their own actions and rewards."""
+    last = None
+    for _ in range(count):
+        rollout = next(rollouts).copy()
+        actions = np.array(rollout.actions)
+        for t in range(len(actions)):
+            begins = rollout.starts[t]
+            if t == 0 and last is None:
+                assert begins.all()
+            before, reward = (
+                (actions[t - 1], rollout.rewards[t - 1]) if t else last or (actions[0], 0.0)
+            )
+            before = np.where(begins[:, None], 0.0, before)
+            reward = np.where(begins, 0.0, reward)
+            np.testing.assert_array_equal(rollout.extras["before"][t], before)
+            np.testing.assert_array_equal(rollout.extras["reward"][t], reward)
+        for name, own in (("previous_actions", "before"), ("previous_rewards", "reward")):
+            np.testing.assert_array_equal(rollout.extras[name], rollout.extras[own])
+        last = actions[-1], rollout.rewards[-1].copy()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"overlap": True},
+        {"keep_last": 3},
+        {"policy_in": "workers"},
+        {"policy_in": "workers", "overlap": True},
+        {"min_envs": 2},
+        {"min_envs": 1, "keep_last": 2},
+        {"reset_each": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("workers", "groups"), [(0, 1), (2, 1), (2, 2)])
+def test_rollouts(options, workers, groups):
+    kwargs = {"num_workers": workers, "groups": groups}
+    with pysampler.Rollouts(
+        Walk, Policy(), 7, num_envs=6, vector_kwargs=kwargs, seed=1, **options
+    ) as rollouts:
+        if not options.get("reset_each"):
+            expect_previous(rollouts, 8)
+            return
+        for _ in range(3):  # each begins anew
+            rollout = next(rollouts)
+            assert rollout.starts[0].all()
+            assert not rollout.extras["before"][0].any()
+            assert not rollout.extras["reward"][0].any()
+
+
+def test_with_partial_rollouts():
+    with pysampler.Rollouts(
+        *(Walk, Policy(), 5),
+        num_envs=6,
+        vector_kwargs={"num_workers": 2, "groups": 3},
+        min_envs=1,
+        allow_partial=True,
+        seed=1,
+    ) as rollouts:
+        for _ in range(30):
+            rollout = next(rollouts)
+            for t, env in zip(*np.nonzero(rollout.valid[1:]), strict=True):
+                if rollout.starts[t + 1, env]:
+                    assert rollout.extras["reward"][t + 1, env] == 0
+                else:
+                    assert rollout.extras["reward"][t + 1, env] == rollout.rewards[t, env]
+
+
+@pytest.mark.parametrize("steps", [None, 4])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_records_of_actors(steps, workers):
+    with pysampler.Actors(
+        Walk, Policy(), num_envs=4, vector_kwargs={"num_workers": workers}, steps=steps, seed=1
+    ) as actors:
+        assert {"previous_actions", "previous_rewards"} <= actors.like.keys()
+        last = {}
+        checked = 0
+        while checked < 400:
+            records = actors.take(40)
+            for i in np.argsort(records.number, kind="stable"):
+                env = int(records.env[i])
+                fields = ("actions", "rewards", "terminated", "truncated", "before", "reward")
+                columns = [np.atleast_1d(getattr(records, name)[i]) for name in fields[1:4]]
+                actions = np.array(records.actions[i]).reshape(-1, 2)
+                before = np.array(records.before[i]).reshape(-1, 2)
+                np.testing.assert_array_equal(
+                    before, np.array(records.previous_actions[i]).reshape(-1, 2)
+                )
+                reward = np.atleast_1d(records.reward[i])
+                for t, (acted, got, terminated, truncated) in enumerate(
+                    zip(actions, *columns, strict=True)
+                ):
+                    expected = last.get(env, (np.zeros(2), 0.0))
+                    np.testing.assert_array_equal(before[t], expected[0])
+                    assert reward[t] == expected[1]
+                    over = terminated or truncated
+                    last[env] = (np.zeros(2), 0.0) if over else (acted, got)
+                    checked += 1
+
+
+def test_a_module_gets_tensors_and_a_tree_of_actions_its_structure():
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):
+        def forward(self, observations, state, previous_rewards, previous_actions):
+            assert isinstance(previous_rewards, torch.Tensor)
+            state = observations.new_zeros(len(observations)) if state is None else state
+            seen = {"sum": state + previous_rewards, "state": state + previous_rewards}
+            return previous_actions + 0.125, seen
+
+    with pysampler.Rollouts(
+        Walk, Net(), 6, num_envs=3, vector_kwargs={"num_workers": 0}, seed=1
+    ) as rollouts:
+        for _ in range(4):
+            rollout = next(rollouts)
+            running = ~rollout.starts[:-1]
+            steps = rollout.actions * 8
+            np.testing.assert_array_equal(steps[~running], 1)
+            np.testing.assert_array_equal(
+                steps[1:][running[1:]], (rollout.actions[:-1] * 8 + 1)[running[1:]]
+            )
+
+
+class Pair(Walk):
+    action_space = gym.spaces.Dict(
+        {"push": gym.spaces.Discrete(3), "by": gym.spaces.Box(-1, 1, (2,))}
+    )
+
+
+def test_actions_that_are_dicts():
+    def policy(observations, previous_actions):
+        count = len(observations)
+        push = (previous_actions["push"] + 1) % 3
+        return {"push": push, "by": previous_actions["by"] + np.full((count, 2), 0.1, np.float32)}
+
+    with pysampler.Rollouts(
+        Pair, policy, 20, num_envs=2, vector_kwargs={"num_workers": 0}, seed=1
+    ) as rollouts:
+        rollout = next(rollouts)
+        for t in range(1, 20):
+            before = np.where(rollout.starts[t], 0, rollout.actions["push"][t - 1])
+            np.testing.assert_array_equal(rollout.actions["push"][t], (before + 1) % 3)
+
+
+def test_settings_and_defaults_of_these_names_stay_what_they_were():
+    def policy(observations, previous_rewards=None):
+        return np.full((len(observations), 2), previous_rewards.mean(), np.float32)
+
+    with pysampler.Actors(
+        *(Walk, policy),
+        num_envs=2,
+        vector_kwargs={"num_workers": 0},
+        settings={"previous_rewards": [0.5, 0.5]},
+    ) as actors:
+        assert (actors.take(20).actions == 0.5).all()
+        assert "previous_rewards" not in actors.like
+
+
+def test_extras_of_these_names_are_refused():
+    def policy(observations, previous_rewards):
+        return np.zeros((len(observations), 2)), {"previous_rewards": previous_rewards}
+
+    with (
+        pysampler.Rollouts(
+            Walk, policy, 6, num_envs=2, vector_kwargs={"num_workers": 0}
+        ) as rollouts,
+        pytest.raises(ValueError, match="'previous_rewards' is the name of what it is called with"),
+    ):
+        next(rollouts)
