@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._actors.records import RecordLayout
+    from pysampler._policies.warm_up import EpisodesSoFar
     from pysampler._vector.host import EnvHost
 
 __all__ = ["ActorSetup", "TakeActorPolicy"]
@@ -35,6 +36,7 @@ class ActorSetup:
         record_counts: Offset in the segment of how many records each env has begun.
         max_steps: Steps after which the job ends; None to go on until told to stop.
         refresh_share: The largest share of its time in which the actor loads weights.
+        so_far: What the episode under way in each env has come to at first.
         max_lag: It loads weights at once, whatever that costs, if it is more versions behind.
     """
 
@@ -44,6 +46,7 @@ class ActorSetup:
     max_steps: int | None
     refresh_share: float
     max_lag: int | None
+    so_far: EpisodesSoFar
 
 
 class ActorPolicy(FreeRunningPolicy):
@@ -60,7 +63,8 @@ class ActorPolicy(FreeRunningPolicy):
             self._ring = setup.ring.attach(self._segment)
             shape, dtype = (self._frames.envs,), np.dtype(np.int64)
             _, counts = self._segment.array(shape, dtype, setup.record_counts)
-            self._packer = Packer(setup.layout, self._policy, self._frames, envs, counts)
+            places = self._policy, self._frames, envs, counts
+            self._packer = Packer(setup.layout, *places, setup.so_far)
         return self._packer
 
     def run(

@@ -79,6 +79,8 @@ class Actors(FreeRunningSampler):
         normalize: A :class:`pysampler.Normalizer` of observations and rewards. Its statistics are
             merged, and the workers begin to use them, whenever you ``publish``; once more when the
             actors are closed. ``records.returns`` are sums of the envs' own rewards.
+        warm_up: The most random steps that each env makes at first, a number of its own, so that
+            envs with the same time limit do not end together: see :class:`pysampler.Rollouts`.
         seed: Seed of the first reset, and in workers of the policies' random numbers.
 
     Attributes:
@@ -115,10 +117,12 @@ class Actors(FreeRunningSampler):
         leave_out: Sequence[str] = (),
         refresh_share: float = 0.01,
         normalize: Normalizer | None = None,
+        warm_up: int = 0,
         seed: int | list[int | None] | None = None,
     ) -> None:
         self._steps = None if steps is None else whole_number("act", "steps", steps, 1)
         self._frame_count = 1 + (_CHUNK if self._steps is None else self._steps)
+        self._warm_up = whole_number("act", "warm_up", warm_up, 0)
         self._max_lag = None if max_lag is None else whole_number("act", "max_lag", max_lag, 0)
         self._refresh_share = share_of_time(refresh_share)
         self._followers: list[Callable[[Any, int], None]] = []
@@ -349,7 +353,8 @@ class Actors(FreeRunningSampler):
         )
         max_steps = None if self._has_workers else self._frame_count - 1
         return ring, ActorSetup(
-            *(ring.place(), self._layout, counts, max_steps, self._refresh_share, self._max_lag)
+            *(ring.place(), self._layout, counts, max_steps, self._refresh_share, self._max_lag),
+            prepared.so_far,
         )
 
     def _in_call(self) -> bool:

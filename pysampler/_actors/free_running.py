@@ -69,6 +69,7 @@ class FreeRunningSampler(Sampler):
 
     _note: ClassVar[type[TakePolicy]]  # sends the policy to the workers
     _frame_count = 2
+    _warm_up = 0  # the most random steps of each env before the first
     _counts = True  # whether workers count what they normalise, as the normalizer says
 
     def __init__(
@@ -154,7 +155,9 @@ class FreeRunningSampler(Sampler):
             return shared + self._ring_bytes(outputs)
 
         prepared = self._prepare_frames(
-            *(caller, self._seed, self._frame_count, spare_bytes), normalization=normalization
+            *(caller, self._seed, self._frame_count, spare_bytes),
+            normalization=normalization,
+            warm_up_steps=self._warm_up,
         )
         segment = prepared.segment
         self._progress = WorkerProgress(groups, segment)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pysampler._frames.frames import Frames
     from pysampler._frames.spec import Tree
     from pysampler._policies.frame_policy import FramePolicy
+    from pysampler._policies.warm_up import EpisodesSoFar
 
 __all__ = ["Packer"]
 
@@ -31,6 +32,7 @@ class Packer:
         frames: The frames.
         envs: The envs.
         counts: How many records each env has begun, in shared memory: a replacement goes on there.
+        so_far: What the episode under way in each env has come to at first.
 
     Attributes:
         versions: The version of the weights that acted at each frame.
@@ -43,6 +45,7 @@ class Packer:
         frames: Frames,
         envs: slice,
         counts: npt.NDArray[np.int64],
+        so_far: EpisodesSoFar,
     ) -> None:
         self._single_steps = layout.steps is None
         self._frames = frames
@@ -51,7 +54,7 @@ class Packer:
         count = envs.stop - envs.start
         longest = frames.count - 1
         self.versions = np.zeros(longest, np.int64)
-        self._return, self._length = np.zeros(count), np.zeros(count, np.int64)  # so far
+        self._return, self._length = (part[envs].copy() for part in so_far)
         self._returns = np.zeros((longest + 1, count))  # of the episodes, up to each frame
         self._lengths = np.zeros((longest + 1, count), np.int64)
         self._records = np.zeros((longest if self._single_steps else 1, count), layout.dtype)

@@ -19,6 +19,8 @@ from pysampler._closing import Interruptible, Uncopyable
 from pysampler._numbers import whole_number
 from pysampler._policies.frame_policy import FramePolicy
 from pysampler._policies.progress import WorkerProgress
+from pysampler._policies.seeds import entropy_from
+from pysampler._policies.warm_up import EpisodesSoFar, warm_up
 from pysampler._torch import needs_torch
 from pysampler._vector import arguments
 from pysampler._vector.core import Layout
@@ -60,12 +62,14 @@ class PreparedFrames:
         segment: The memory that they lie in, with the requested bytes beside them.
         policy: The policy on these frames.
         outputs: What the policy returned for the observations of the reset.
+        so_far: What the episodes have come to in the warm-up.
     """
 
     frames: Frames
     segment: Segment
     policy: FramePolicy
     outputs: Outputs
+    so_far: EpisodesSoFar
 
 
 class Sampler(Uncopyable, Interruptible):
@@ -153,6 +157,7 @@ class Sampler(Uncopyable, Interruptible):
         infos: Literal["all", "none"] = "none",
         transforms: Transforms | None = None,
         normalization: Normalization | None = None,
+        warm_up_steps: int = 0,
     ) -> PreparedFrames:
         """Reset the envs, call the policy for the first time, lay out frames for what it returns.
 
@@ -164,10 +169,12 @@ class Sampler(Uncopyable, Interruptible):
             infos: Which infos the frames have columns for.
             transforms: Those of wrappers around the vector env.
             normalization: What normalises the results of the envs.
+            warm_up_steps: The most random steps to make of each env.
         """
         envs, core, lease = self.envs, self._core, self._lease
         with self.calling_envs():
             envs.reset(seed=seed)
+            so_far = warm_up(envs, warm_up_steps, entropy_from(seed))
         results = core.results
         received = [leaf[results.frame].copy() for leaf in results.frames.observations]
         if normalization is not None:
@@ -196,7 +203,7 @@ class Sampler(Uncopyable, Interruptible):
         for leaf, rows in zip(policy.observations, observations, strict=True):
             leaf[0] = rows
         policy.begin_episodes(0, everyone, initial)
-        return PreparedFrames(frames, segment, policy, returned)
+        return PreparedFrames(frames, segment, policy, returned, so_far)
 
     # -- ending ----------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class RolloutBuilder:
         self._num_workers = setup.num_workers
         self._options = setup.options
         self._spec = spec
-        self._tally = Tally(slots, setup.options.horizon, setup.core.num_envs)
+        self._tally = Tally(slots, setup.options.horizon, setup.prepared.so_far)
         self._busy = setup.core.pool.busy_seconds()  # of all envs together, up to the last rollout
 
     def build(

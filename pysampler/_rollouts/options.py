@@ -27,10 +27,12 @@ class RolloutOptions:
     reset_each: bool
     info_keys: Iterable[str]
     threads: int | None
+    warm_up: int = 0
 
     def __post_init__(self) -> None:
         doing = "sample rollouts"
         self.horizon = whole_number(doing, "horizon", self.horizon, 1)
+        self.warm_up = whole_number(doing, "warm_up", self.warm_up, 0)
         self.keep_last = whole_number(doing, "keep_last", self.keep_last, 1)
         for name in ("overlap", "allow_partial", "reset_each"):
             setattr(self, name, true_or_false(doing, name, getattr(self, name)))
@@ -43,6 +45,11 @@ class RolloutOptions:
             raise ValueError(
                 "cannot sample rollouts: min_envs, timeout, reset_each and allow_partial are for a "
                 'policy in "main"; workers do not wait for one another'
+            )
+        if self.reset_each and self.warm_up:
+            raise ValueError(
+                "cannot sample rollouts: reset_each begins all episodes together, which warm_up is "
+                "there to prevent; expected one of them"
             )
         if self.reset_each and self.allow_partial:
             raise ValueError(

@@ -92,6 +92,9 @@ class Rollouts(Sampler):
         threads: Threads that torch may use while a policy in "main" acts on the CPU. Idle threads
             busy-wait and slow the workers down, so that more than one pays for wide networks only.
             None leaves torch as it is, and so does ``overlap``.
+        warm_up: The most random steps that each env makes before the first rollout, a number of its
+            own: otherwise all envs that have the same time limit end together, again and again.
+            Returns and lengths of the episodes count them, the policy's state begins after them.
         seed: Seed of the first reset, and of the policy's random numbers in workers and in
             ``generators``.
 
@@ -167,11 +170,12 @@ class Rollouts(Sampler):
         normalize: Normalizer | None = None,
         leave_out: Sequence[str] = (),
         threads: int | None = 1,
+        warm_up: int = 0,
         seed: int | list[int | None] | None = None,
     ) -> None:
         self._options = options = RolloutOptions(
             *(horizon, policy_in, overlap, keep_last, min_envs, timeout),
-            *(allow_partial, reset_each, info_keys, threads),
+            *(allow_partial, reset_each, info_keys, threads, warm_up),
         )
         self.horizon = options.horizon
         self._policy = policy
@@ -307,6 +311,7 @@ class Rollouts(Sampler):
             infos="all" if self._options.info_keys else "none",
             transforms=self.transforms,
             normalization=self._normalization,
+            warm_up_steps=self._options.warm_up,
         )
         if self._entropy is None:
             self._entropy = entropy_from(self._seed)

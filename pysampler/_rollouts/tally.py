@@ -13,20 +13,27 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._frames.frames import Frames
+    from pysampler._policies.warm_up import EpisodesSoFar
 
 __all__ = ["Tally"]
 
 
 class Tally:
-    """Counts the steps and returns of episodes, which may go on from one rollout to the next."""
+    """Counts the steps and returns of episodes, which may go on from one rollout to the next.
 
-    def __init__(self, slots: int, horizon: int, num_envs: int) -> None:
+    Args:
+        slots: The number of rollouts that are counted at a time.
+        horizon: The number of steps of a rollout.
+        so_far: What the episode under way in each env has come to.
+    """
+
+    def __init__(self, slots: int, horizon: int, so_far: EpisodesSoFar) -> None:
+        num_envs = len(so_far.lengths)
         self._starts = np.zeros((slots, horizon + 1, num_envs), np.bool_)
         self._valid = np.zeros((slots, horizon, num_envs), np.bool_)
         self._lost = np.zeros((slots, horizon, num_envs), np.bool_)
-        self._begins = np.ones(num_envs, np.bool_)  # whether the next observation begins an episode
-        self._return = np.zeros(num_envs)  # of the episode so far
-        self._length = np.zeros(num_envs, np.int64)
+        self._begins = so_far.lengths == 0  # whether the next observation begins an episode
+        self._return, self._length = so_far.returns.copy(), so_far.lengths.copy()
         self._time = np.arange(horizon)[:, None]
 
     def begin_episodes(self) -> None:

@@ -131,6 +131,7 @@ class Actors(RemoteSampler):
             = ...`` sends new ones to the hosts.
         leave_out: The parts of observations that have no fixed shape, by name.
         refresh_share: The largest share of its time in which an actor loads weights.
+        warm_up: The most random steps that each env makes at first.
         seed: The seed. Together, the envs of all hosts get the seeds of one vector env.
 
     Attributes:
@@ -177,6 +178,7 @@ class Actors(RemoteSampler):
         settings: Mapping[str, npt.ArrayLike] | None = None,
         leave_out: Sequence[str] = (),
         refresh_share: float = 0.01,
+        warm_up: int = 0,
         seed: int | None = None,
     ) -> None:
         options = FleetOptions(
@@ -202,6 +204,7 @@ class Actors(RemoteSampler):
             "low": low,
             "leave_out": leave_out,
             "refresh_share": share_of_time(refresh_share),
+            "warm_up": whole_number("act", "warm_up", warm_up, 0),
         }
         self._rows: npt.NDArray[Any] | None = None
         self._filled = 0

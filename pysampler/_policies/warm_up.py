@@ -1,0 +1,59 @@
+"""Random steps before the first rollout, so that envs do not all end their episodes together."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from gymnasium.vector.vector_env import AutoresetMode
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from pysampler._vector.vector_env import VectorEnv
+
+__all__ = ["EpisodesSoFar", "warm_up"]
+
+
+class EpisodesSoFar(NamedTuple):
+    """What the episode under way in each env has come to."""
+
+    returns: npt.NDArray[np.float64]
+    lengths: npt.NDArray[np.int64]
+
+
+def warm_up(envs: VectorEnv, most: int, entropy: Any) -> EpisodesSoFar:
+    """Make up to ``most`` random steps of each env, which must have been reset.
+
+    All envs step together; each is reset before a step that is drawn for it.
+
+    Args:
+        envs: The envs.
+        most: The number of steps. 0 makes none.
+        entropy: Entropy of the actions and of how many steps each env makes.
+    """
+    so_far = EpisodesSoFar(np.zeros(envs.num_envs), np.zeros(envs.num_envs, np.int64))
+    if most == 0:
+        return so_far
+    random = np.random.default_rng(entropy)
+    begins = random.integers(0, most, envs.num_envs, endpoint=True)
+    actions = copy.deepcopy(envs.action_space)  # that of the user is not seeded
+    actions.seed(int(random.integers(1 << 31)))
+    resets_itself = envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+    ended = np.zeros(envs.num_envs, np.bool_)
+    for at in range(most + 1):
+        resets = (begins == at) if at > 0 else np.zeros_like(ended)
+        if not resets_itself:
+            resets |= ended
+        if resets.any():
+            envs.reset(options={"reset_mask": resets})
+        for array in so_far:
+            array[resets | ended] = 0
+        if at == most:
+            break
+        _, rewards, terminated, truncated, _ = envs.step(actions.sample())
+        so_far.returns[:] = so_far.returns + rewards
+        so_far.lengths[:] += 1
+        ended = terminated | truncated
+    return so_far

@@ -1,0 +1,116 @@
+"""With ``warm_up`` the envs begin at different steps of their episodes."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector.vector_env import AutoresetMode
+
+import pysampler
+
+LIMIT = 20
+
+
+class Clock(gym.Env):
+    """Observes its own step number; each step's reward is the step's number."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        return np.zeros(1), {}
+
+    def step(self, action):
+        assert self.at < LIMIT, "stepped after the end"
+        self.at += 1
+        return np.full(1, float(self.at)), float(self.at), False, self.at == LIMIT, {}
+
+
+def stay(observations):
+    return np.zeros(len(observations), np.int64)
+
+
+def made(envs=12, **kwargs):
+    return pysampler.make_vec(Clock, envs, vector_kwargs=kwargs)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("warm_up", [1, LIMIT // 2, LIMIT, 3 * LIMIT])
+def test_rollouts_begin_in_the_middle_of_episodes(mode, workers, warm_up):
+    with made(num_workers=workers, autoreset_mode=mode) as envs:
+        space = envs.action_space
+        with pysampler.Rollouts(envs, stay, LIMIT, warm_up=warm_up, seed=1) as rollouts:
+            rollout = next(rollouts)
+            first = rollout.observations[0, :, 0]
+            assert len(np.unique(first)) > min(warm_up, 4) - (warm_up == 1)
+            assert first.max() <= min(warm_up, LIMIT - 1)
+            np.testing.assert_array_equal(rollout.starts[0], first == 0)
+            # Each ended once; its return and length are those of the whole episode.
+            assert sorted(rollout.ended.env) == list(range(12))
+            assert (rollout.ended.lengths == LIMIT).all()
+            assert (rollout.ended.returns == sum(range(LIMIT + 1))).all()
+            np.testing.assert_array_equal(rollout.ended.step, LIMIT - 1 - first[rollout.ended.env])
+        assert envs.action_space is space
+
+
+def test_without_it_all_end_together():
+    with made() as envs, pysampler.Rollouts(envs, stay, LIMIT, seed=1) as rollouts:
+        rollout = next(rollouts)
+        assert rollout.starts[0].all()
+        assert (rollout.ended.step == LIMIT - 1).all()
+
+
+@pytest.mark.parametrize("steps", [None, 5])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_actors_begin_in_the_middle_of_episodes(steps, workers):
+    with (
+        made(num_workers=workers) as envs,
+        pysampler.Actors(envs, stay, steps=steps, warm_up=LIMIT, seed=1) as actors,
+    ):
+        begins = set()
+        for _ in range(20):
+            records = actors.take(24, min_records=12)
+            at = records.observations[..., 0]
+            np.testing.assert_array_equal(records.lengths, at + 1)
+            np.testing.assert_array_equal(records.returns, (at + 1) * (at + 2) / 2)
+            begins |= set(at[records.number == 0].ravel().tolist())
+        assert len(begins) > 4
+
+
+def test_the_same_seed_begins_at_the_same_steps():
+    firsts = []
+    for seed in (1, 1, 2, [1] * 12):
+        with pysampler.Rollouts(Clock, stay, 2, num_envs=12, warm_up=9, seed=seed) as rollouts:
+            firsts.append(next(rollouts).observations[0].tolist())
+    assert firsts[0] == firsts[1]
+    assert firsts[0] != firsts[2]
+
+
+def test_simulated_together():
+    pytest.importorskip("mujoco")
+    with pysampler.make_vec("HalfCheetah-v5", 8, vector_kwargs={"num_workers": 2}) as envs:
+        assert envs.stats().native
+        policy = lambda observations: np.zeros((8, 6), np.float32)  # noqa: E731
+        with pysampler.Rollouts(envs, policy, 1000, warm_up=1000, seed=1) as rollouts:
+            ended = next(rollouts).ended
+            assert sorted(ended.env) == list(range(8))
+            assert (ended.lengths == 1000).all()
+            assert len(np.unique(ended.step)) > 4
+
+
+@pytest.mark.parametrize("warm_up", [-1, 2.5, "many"])
+def test_what_is_no_number_of_steps_is_refused(warm_up):
+    with made(num_workers=0) as envs:
+        for make in (
+            lambda: pysampler.Rollouts(envs, stay, 2, warm_up=warm_up),
+            lambda: pysampler.Actors(envs, stay, warm_up=warm_up),
+        ):
+            with pytest.raises((ValueError, TypeError), match="warm_up"):
+                make()
+
+
+def test_a_reset_before_each_rollout_is_none():
+    with made(num_workers=0) as envs, pytest.raises(ValueError, match="reset_each begins all"):
+        pysampler.Rollouts(envs, stay, 2, warm_up=3, reset_each=True)
