@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from pysampler._learning.averaging import Averaging, Round
     from pysampler._learning.batch import Batch
     from pysampler._learning.checkpoints import Checkpoints
+    from pysampler._learning.episode_statistics import EpisodeStatistics
     from pysampler._learning.replay import ReplayBuffer
     from pysampler._learning.sequences import Sequences
     from pysampler._policies.normalize import Normalizer
@@ -83,6 +84,7 @@ __all__ = [
     "EnvError",
     "EnvTimeoutError",
     "Episode",
+    "EpisodeStatistics",
     "Evaluation",
     "HostLostError",
     "LayoutError",
@@ -128,6 +130,7 @@ _HOMES = {
     "Collected": "_rollouts.collected",
     "Ended": "_rollouts.rollout",
     "Episode": "_rollouts.rollout",
+    "EpisodeStatistics": "_learning.episode_statistics",
     "Evaluation": "_rollouts.evaluation",
     "MultiTaskSampler": "_rollouts.multi_task",
     "Normalizer": "_policies.normalize",

@@ -21,6 +21,7 @@ each leaf is a field: ``observations['camera']``.
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,11 @@ from pysampler._numbers import plain_array
 from pysampler._policies.signatures import STATE
 from pysampler._policies.trees import batch_from, tree_from
 from pysampler._rollouts.gae import gae
+from pysampler._rollouts.rollout import Episode
 from pysampler._torch import tensor_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     import numpy.typing as npt
 
@@ -261,6 +263,50 @@ class Records:
         if name in (self.rows.dtype.names or ()):
             return self._leaf(name)
         raise AttributeError(f"records have no {name!r}, but {sorted(self.rows.dtype.names or ())}")
+
+    def episodes(self) -> Iterator[Episode]:
+        """Yield each episode, or the part of it that lies in these records, env by env.
+
+        ``steps`` of an episode are those that it has had so far: ``slice(0, 9)`` of a whole one.
+        Where records between two others were dropped, there are two parts.
+        """
+        ordered = Records(
+            self.rows[np.lexsort((self.rows["number"], self.rows["env"]))], self._layout
+        )
+        env, lengths = ordered.by_step("env"), ordered.by_step("lengths")
+        terminated, truncated = ordered.by_step("terminated"), ordered.by_step("truncated")
+        leaves = {
+            name: ordered.by_step(name)
+            for name in ordered.rows.dtype.names or ()
+            if name not in self._layout.once
+        }
+        goes_on = (env[1:] == env[:-1]) & (lengths[1:] == lengths[:-1] + 1)
+        goes_on &= ~(terminated | truncated)[:-1]
+        edges = [0, *(np.flatnonzero(~goes_on) + 1).tolist(), len(env)]
+        spec = self._layout.spec
+
+        def tree(name: str, structure: Any, rows: Any) -> Any:
+            names = [name + place for place in leaf_paths(structure)]
+            return batch_from(structure, lambda i: leaves[names[i]][rows])
+
+        for begin, end in itertools.pairwise(edges if len(env) else ()):
+            rows, last = slice(begin, end), end - 1
+            over = bool(terminated[last])
+            yield Episode(
+                env=int(env[begin]),
+                steps=slice(int(lengths[begin]) - 1, int(lengths[last])),
+                observations=tree("observations", spec.observation_tree, rows),
+                actions=tree("actions", spec.action_tree, rows),
+                rewards=leaves["rewards"][rows],
+                extras={name: leaves[name][rows] for name, _ in self._layout.outputs.recorded},
+                last_observation=None
+                if over
+                else tree("next_observations", spec.observation_tree, last),
+                begins=int(lengths[begin]) == 1,
+                terminated=over,
+                truncated=bool(truncated[last]),
+                infos={},
+            )
 
     @property
     def ended(self) -> npt.NDArray[Any]:

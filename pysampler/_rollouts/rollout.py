@@ -64,6 +64,7 @@ class Episode:
         begins: Whether the episode begins here, and not in an earlier rollout.
         terminated: Whether it terminated here.
         truncated: Whether it was truncated here.
+        infos: The infos under the ``info_keys`` of rollouts.
     """
 
     env: int
@@ -76,6 +77,7 @@ class Episode:
     begins: bool
     terminated: bool
     truncated: bool
+    infos: dict[str, Any]
 
     def __len__(self) -> int:
         return self.steps.stop - self.steps.start  # type: ignore[no-any-return]
@@ -239,13 +241,13 @@ class Rollout:
             last = mapped(lambda array: array[end - 1, env], self.final_observations)
         elif not terminated:
             last = mapped(lambda array: array[end, env], self.observations)
-        observations, actions, rewards, extras = mapped(
+        observations, actions, rewards, extras, infos = mapped(
             lambda array: array[steps, env],
-            (self.observations, self.actions, self.rewards, self.extras),
+            (self.observations, self.actions, self.rewards, self.extras, self.infos),
         )
         return Episode(
             *(env, steps, observations, actions, rewards, extras),
-            *(last, begins, terminated, truncated),
+            *(last, begins, terminated, truncated, infos),
         )
 
     def torch(self, device: Any = None) -> Self:

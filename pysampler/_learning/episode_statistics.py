@@ -1,0 +1,188 @@
+"""Statistics of whole episodes by functions of the user, however many batches an episode is in."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler._actors.records import Records
+from pysampler._numbers import whole_number
+from pysampler._policies.trees import mapped
+from pysampler._rollouts.rollout import Episode, Rollout
+from pysampler._torch import to_array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    import numpy.typing as npt
+
+__all__ = ["EpisodeStatistics"]
+
+_PARTS = "observations", "actions", "rewards", "extras", "infos"
+
+
+class EpisodeStatistics:
+    """Calls a function with each whole episode, and keeps what it returns of the newest.
+
+    Pass it all rollouts, or all records, in the order in which you got them. Episodes of which a
+    part is missing are left out: those that had begun before the first batch, that a worker was
+    lost in, or of which records were dropped.
+
+    Args:
+        function: A function of an :class:`pysampler.Episode`, whose ``steps`` count from 0. It
+            returns a dict of numbers, with the same names for each episode.
+        keep: The parts of an episode that ``function`` reads: of "observations", "actions",
+            "rewards", "extras" and "infos". Others are None, and take no memory.
+        window: ``means`` are those of this many of the newest episodes.
+
+    >>> import pysampler
+    >>> def policy(observations):
+    ...     return (observations[:, 2] > 0).astype(int)
+    >>> def describe(episode):
+    ...     return {"right": episode.actions.mean(), "length": len(episode)}
+    >>> statistics = EpisodeStatistics(describe, keep=["actions"])
+    >>> with pysampler.Rollouts("CartPole-v1", policy, 40, num_envs=4, seed=1) as rollouts:
+    ...     for _ in range(4):
+    ...         rollout = next(rollouts)
+    ...         of_batch = statistics.add(rollout)
+    >>> sorted(statistics.means)
+    ['length', 'right']
+    >>> bool((of_batch["length"] == rollout.ended.lengths).all())
+    True
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Episode], Mapping[str, float]],
+        *,
+        keep: Iterable[str] = ("actions", "rewards"),
+        window: int = 100,
+    ) -> None:
+        self._function = function
+        self._keep = [keep] if isinstance(keep, str) else list(keep)
+        if not callable(function):
+            raise TypeError(f"cannot count episodes: {function!r}, expected a function")
+        if unknown := [name for name in self._keep if name not in _PARTS]:
+            raise ValueError(
+                f"cannot count episodes: keep {unknown[0]!r}, expected some of {_PARTS}"
+            )
+        self._newest: deque[dict[str, float]] = deque(
+            maxlen=whole_number("count episodes", "window", window, 1)
+        )
+        self._open: dict[int, list[Episode]] = {}  # by env, the parts of the episode under way
+        self.count = 0
+
+    def add(self, batch: Rollout | Records) -> dict[str, npt.NDArray[Any]]:
+        """Take in a batch; return the statistics of the whole episodes that ended in it.
+
+        Args:
+            batch: A rollout, or records.
+
+        Returns:
+            By name, an array with a value for each of these episodes, env by env.
+
+        Raises:
+            TypeError: The function returned something else than a dict of numbers.
+        """
+        if not isinstance(batch, (Rollout, Records)):
+            raise TypeError(
+                f"cannot count episodes: {type(batch).__name__}, expected a Rollout or Records"
+            )
+        found = []
+        lengths = _lengths_of(batch)
+        for part in batch.episodes():
+            before = self._open.pop(part.env, [])
+            if part.begins:
+                before = []
+            elif not before:
+                continue
+            parts = [*before, self._kept(part)]
+            if not (part.terminated or part.truncated):
+                self._open[part.env] = parts
+            elif lengths.get((part.env, part.steps.stop)) == sum(map(len, parts)):
+                found.append(self._described(_joined(parts)))
+        self._newest.extend(found)
+        self.count += len(found)
+        names = found[0].keys() if found else ()
+        return {name: np.array([one[name] for one in found]) for name in names}
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean of each statistic over the newest episodes; empty if none has ended."""
+        names = self._newest[0].keys() if self._newest else ()
+        return {name: float(np.mean([one[name] for one in self._newest])) for name in names}
+
+    def _kept(self, part: Episode) -> Episode:
+        """Return a part of an episode with copies of what is kept, and None for the rest."""
+        kept: dict[str, Any] = {
+            name: mapped(lambda array: np.array(to_array(array)), getattr(part, name))
+            if name in self._keep
+            else None
+            for name in _PARTS
+        }
+        return Episode(
+            **kept,
+            env=part.env,
+            steps=part.steps,
+            last_observation=mapped(lambda array: np.array(to_array(array)), part.last_observation)
+            if "observations" in self._keep and part.last_observation is not None
+            else None,
+            begins=part.begins,
+            terminated=part.terminated,
+            truncated=part.truncated,
+        )
+
+    def _described(self, episode: Episode) -> dict[str, float]:
+        described = self._function(episode)
+        names = self._newest[-1].keys() if self._newest else None
+        try:
+            found = {str(name): float(value) for name, value in described.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise TypeError(
+                f"cannot count episodes: the function returned {described!r}, expected a dict of "
+                "numbers"
+            ) from error
+        if names is not None and found.keys() != names:
+            raise TypeError(
+                f"cannot count episodes: the function returned {sorted(found)}, before it was "
+                f"{sorted(names)}"
+            )
+        return found
+
+    def __repr__(self) -> str:
+        return f"<pysampler.EpisodeStatistics of {self.count} episodes: {self.means}>"
+
+
+def _lengths_of(batch: Rollout | Records) -> dict[tuple[int, int], int]:
+    """Return the lengths of ended episodes, by env and where ``steps`` of their parts stop."""
+    if isinstance(batch, Records):
+        over = batch.by_step("terminated") | batch.by_step("truncated")
+        lengths = batch.by_step("lengths")[over].tolist()
+        rows = zip(batch.by_step("env")[over].tolist(), lengths, lengths, strict=True)
+    else:
+        ended = batch.ended
+        stops = (ended.step + 1).tolist()
+        rows = zip(ended.env.tolist(), stops, ended.lengths.tolist(), strict=True)
+    return {(env, stop): length for env, stop, length in rows}
+
+
+def _joined(parts: list[Episode]) -> Episode:
+    """Return the parts of an episode as one."""
+    last = parts[-1]
+    joined: dict[str, Any] = {
+        name: None
+        if getattr(last, name) is None
+        else mapped(lambda *arrays: np.concatenate(arrays), *(getattr(p, name) for p in parts))
+        for name in _PARTS
+    }
+    return Episode(
+        **joined,
+        env=last.env,
+        steps=slice(0, sum(map(len, parts))),
+        last_observation=last.last_observation,
+        begins=True,
+        terminated=last.terminated,
+        truncated=last.truncated,
+    )

@@ -1,0 +1,164 @@
+"""Statistics of whole episodes, however many rollouts or records they are in."""
+
+import os
+import signal
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import pysampler
+
+
+class Steps(gym.Env):
+    """Its episodes have lengths of their own; each observation and info is the step's number."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = gym.spaces.Discrete(9)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at, self.length = 0, int(self.np_random.integers(1, 25))
+        return np.zeros(1), {}
+
+    def step(self, action):
+        self.at += 1
+        over = self.at == self.length
+        terminated = over and self.length % 2 == 0
+        observation = np.full(1, float(self.at))
+        return observation, 1.0, terminated, over and not terminated, {"at": float(self.at)}
+
+
+def policy(observations):
+    return (observations[:, 0] % 9).astype(int), {"double": observations[:, 0] * 2}
+
+
+def describe(episode):
+    count = len(episode)
+    assert episode.steps == slice(0, count)
+    np.testing.assert_array_equal(episode.observations[:, 0], np.arange(count))
+    np.testing.assert_array_equal(episode.actions, np.arange(count) % 9)
+    np.testing.assert_array_equal(episode.extras["double"], 2 * np.arange(count))
+    if episode.infos:
+        np.testing.assert_array_equal(episode.infos["at"], np.arange(count) + 1)
+    assert (episode.last_observation is None) == episode.terminated
+    if not episode.terminated:
+        assert episode.last_observation[0] == count
+    return {"length": count, "sum": episode.rewards.sum()}
+
+
+EVERYTHING = ["observations", "actions", "rewards", "extras", "infos"]
+
+
+@pytest.mark.parametrize("options", [{}, {"min_envs": 1, "allow_partial": True}], ids=str)
+def test_of_rollouts(options):
+    statistics = pysampler.EpisodeStatistics(describe, keep=EVERYTHING, window=7)
+    newest = []
+    with pysampler.Rollouts(
+        *(Steps, policy, 10),
+        num_envs=4,
+        vector_kwargs={"num_workers": 2},
+        info_keys=["at"],
+        seed=1,
+        **options,
+    ) as rollouts:
+        for _ in range(20):
+            rollout = next(rollouts)
+            found = statistics.add(rollout)
+            np.testing.assert_array_equal(found.get("length", []), rollout.ended.lengths)
+            np.testing.assert_array_equal(found.get("sum", []), rollout.ended.returns)
+            newest = [*newest, *rollout.ended.lengths][-7:]
+            assert statistics.means.get("length", 0) == (np.mean(newest) if newest else 0)
+    assert statistics.count > 30
+
+
+@pytest.mark.parametrize("steps", [None, 6])
+def test_of_records(steps):
+    statistics = pysampler.EpisodeStatistics(describe, keep=EVERYTHING)
+    lengths = []
+    with pysampler.Actors(
+        Steps, policy, num_envs=4, vector_kwargs={"num_workers": 2}, steps=steps, seed=1
+    ) as actors:
+        for _ in range(30):
+            records = actors.take(20, min_records=7)
+            found = statistics.add(records)
+            over = records.terminated | records.truncated
+            assert sorted(found.get("length", [])) == sorted(records.lengths[over])
+            lengths += found.get("length", np.zeros(0)).tolist()
+    assert len(lengths) == statistics.count > 5
+
+
+def test_episodes_of_which_a_part_is_missing_are_left_out():
+    statistics = pysampler.EpisodeStatistics(describe, keep=EVERYTHING)
+    with pysampler.Rollouts(
+        Steps, policy, 10, num_envs=6, vector_kwargs={"num_workers": 0}, seed=1
+    ) as rollouts:
+        next(rollouts)  # which is not passed on
+        for number in range(30):
+            rollout = next(rollouts)
+            if number % 3 == 2:
+                continue
+            found = statistics.add(rollout)  # ``describe`` checks that they are whole
+            assert len(found.get("length", ())) <= len(rollout.ended)
+    assert statistics.count > 10
+    statistics = pysampler.EpisodeStatistics(describe, keep=EVERYTHING)
+    with pysampler.Actors(Steps, policy, num_envs=2, vector_kwargs={"num_workers": 0}) as actors:
+        for number in range(200):
+            records = actors.take(11, min_records=11)
+            if number % 4:
+                statistics.add(records)
+    assert statistics.count > 5
+
+
+def test_lost_episodes_are_none_and_neither_are_those_begun_in_a_warm_up():
+    statistics = pysampler.EpisodeStatistics(describe, keep=EVERYTHING)
+    kwargs = {"num_workers": 2, "on_worker_loss": "restart"}
+    with pysampler.Rollouts(
+        *(Steps, policy, 9), num_envs=4, vector_kwargs=kwargs, warm_up=30, seed=1
+    ) as rollouts:
+        whole = 0
+        for number in range(20):
+            rollout = next(rollouts)
+            found = statistics.add(rollout)
+            whole += len(rollout.ended) - len(found.get("length", ()))
+            if number in (3, 8):
+                os.kill(rollouts.envs._pool.pids[0], signal.SIGKILL)
+    assert 0 < whole <= 4  # one of each env, at most: which had begun in the warm-up
+    assert statistics.count > 10
+
+
+def test_what_is_not_kept_is_none():
+    def describe(episode):
+        assert episode.observations is episode.extras is episode.infos is None
+        assert episode.last_observation is None
+        return {"right": episode.actions.mean()}
+
+    statistics = pysampler.EpisodeStatistics(describe, keep="actions")
+    with pysampler.Rollouts("CartPole-v1", lambda o: (o[:, 2] > 0) * 1, 99, num_envs=4) as rollouts:
+        found = statistics.add(next(rollouts))
+    assert set(found) == {"right"}
+    assert "EpisodeStatistics of" in repr(statistics)
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [(3, "expected a dict of numbers"), ({"a": "x"}, "expected a dict"), (None, "expected a dict")],
+)
+def test_functions_that_return_something_else(returned, expected):
+    statistics = pysampler.EpisodeStatistics(lambda _: returned)
+    with (
+        pysampler.Rollouts("CartPole-v1", lambda o: (o[:, 2] > 0) * 1, 99, num_envs=4) as rollouts,
+        pytest.raises(TypeError, match=expected),
+    ):
+        statistics.add(next(rollouts))
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match="'rewads', expected some of"):
+        pysampler.EpisodeStatistics(describe, keep=["rewads"])
+    with pytest.raises(TypeError, match="expected a function"):
+        pysampler.EpisodeStatistics(None)
+    with pytest.raises(ValueError, match="window"):
+        pysampler.EpisodeStatistics(describe, window=0)
+    with pytest.raises(TypeError, match="expected a Rollout or Records"):
+        pysampler.EpisodeStatistics(describe).add({})
