@@ -153,7 +153,7 @@ class PolicyCaller:
         actions = self._spec.actions
         names = [PREVIOUS_ACTIONS + str(i) * (len(actions) > 1) for i in range(len(actions))]
         fields = list(zip(names, actions, strict=True))
-        return [*fields, (PREVIOUS_REWARDS, Field((), np.dtype(np.float64)))]
+        return [*fields, (PREVIOUS_REWARDS, Field((), np.dtype(np.float32)))]
 
     def _previous(self, leaves: Sequence[Any] | None) -> dict[str, Any]:
         """Return those of the previous actions and rewards that the policy takes, by name."""

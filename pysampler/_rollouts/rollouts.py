@@ -125,8 +125,8 @@ class Rollouts(Sampler):
 
     **Previous actions and rewards.** A policy with a parameter named ``previous_actions`` gets what
     each env did in its last step, with the structure of an action; one with ``previous_rewards``
-    what each env got for that. Both are zeros where an episode begins. Rollouts and records have
-    them among the extras, by the same names.
+    what each env got for that, as float32. Both are zeros where an episode begins. Rollouts and
+    records have them among the extras, by the same names.
 
     **Random numbers.** A policy with a parameter named ``generators`` gets a list of
     ``np.random.Generator``, one for each row. Each env has its own, which depends only on the seed

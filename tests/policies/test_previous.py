@@ -18,7 +18,7 @@ class Walk(gym.Env):
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
-        reward = float(self.np_random.random())
+        reward = float(self.np_random.integers(1, 1 << 20))  # exact in float32
         ends = self.np_random.random(2) < 0.1
         return np.ones(1, np.float32), reward, bool(ends[0]), bool(ends[1]), {}
 
