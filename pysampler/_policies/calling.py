@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler._frames.spec import Field, leaves
+from pysampler._policies.device import PolicyDevice, device_of, policy_device
 from pysampler._policies.signatures import (
     GENERATORS,
     PREVIOUS_ACTIONS,
@@ -17,7 +18,7 @@ from pysampler._policies.signatures import (
     signature_of,
 )
 from pysampler._policies.trees import batch_from, leaves_in, mapped, structure_of
-from pysampler._torch import is_distribution, is_module, is_tensor, loaded_torch, tensor_from
+from pysampler._torch import is_distribution, is_module, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +66,7 @@ class PolicyCaller:
         spec: The spaces of the envs.
         settings: What the policy is called with by name: arrays with a row for each env.
         known: What else a subclass calls it with by name.
+        device: Where it acts; None: where its parameters are, or with arrays if it is no module.
     """
 
     _positional: tuple[str, ...] = ("observations",)  # what a policy is called with by position
@@ -75,21 +77,42 @@ class PolicyCaller:
         spec: Spec,
         settings: Mapping[str, npt.NDArray[Any]] | None = None,
         known: Sequence[str] = (),
+        device: Any = None,
     ) -> None:
         self._settings = dict(settings or {})
         self._signature = signature_of(policy, self._positional, (*self._settings, *known))
         self.policy = policy
         self._spec = spec
         self._is_module = is_module(policy)
+        self._given_device = device
         self._generators: list[np.random.Generator] = []
+        self._device: PolicyDevice | None = None
         self.find_device()
 
     def find_device(self) -> None:
         """Look where a module is: it may be moved between rollouts."""
-        self._device = None
-        if self._is_module:
-            device = next((p.device for p in self.policy.parameters()), None)
-            self._device = None if device is None or device.type == "cpu" else device
+        wanted = self._given_device
+        own = device_of(self.policy) if self._is_module else None
+        if wanted is None and not self._is_module:
+            return
+        given = own if wanted is None else wanted
+        self._device = policy_device("cpu" if given is None else given, self._device)
+        device = self._device.device
+        is_there = own is None or (own.type == device.type and device.index in (None, own.index))
+        if not is_there:
+            raise ValueError(
+                f"cannot act: the policy is on {own}, expected {device}: policy.to({str(device)!r})"
+            )
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the policy acts on a GPU."""
+        return self._device is not None and self._device.is_gpu
+
+    def follow_weights(self) -> None:
+        """Let further calls wait for what this thread has queued: the policy has new weights."""
+        if self._device is not None:
+            self._device.follow()
 
     @property
     def uses_generators(self) -> bool:
@@ -131,20 +154,22 @@ class PolicyCaller:
                 used if the policy takes any.
         """
         count = len(observations[0])
-        if self._device is None:
+        if not self.on_gpu:
             observations = [one if one.flags.owndata else one.copy() for one in observations]
         if previous is None and self.uses_previous:
             previous = [np.zeros((count, *f.shape), f.dtype) for _, f in self._previous_fields]
-        if not self._is_module:
+        device = self._device
+        if device is None:
             batch = self._batch(observations)
             returned = self._call(batch, state, envs, self._previous(previous))
         else:
-            with loaded_torch().no_grad():
-                batch = self._batch(list(map(self._tensor, observations)))
-                before = None if state is None else mapped(self._tensor, state)
+            with device.acting():
+                batch = self._batch(list(map(device.tensor, observations)))
+                before = None if state is None else mapped(device.tensor, state)
                 if previous is not None:
-                    previous = list(map(self._tensor, previous))
-                returned = self._call(batch, before, envs, self._previous(previous))
+                    previous = list(map(device.tensor, previous))
+                returned = _drawn(self._call(batch, before, envs, self._previous(previous)))
+                returned = device.fetched(returned)
         return self.checked(returned, count)
 
     @property
@@ -162,9 +187,6 @@ class PolicyCaller:
         actions = batch_from(self._spec.action_tree, leaves.__getitem__)
         values = {PREVIOUS_ACTIONS: actions, PREVIOUS_REWARDS: leaves[-1]}
         return {name: values[name] for name in self._signature.previous}
-
-    def _tensor(self, array: npt.NDArray[Any]) -> Any:
-        return tensor_from(array, self._device)
 
     def _batch(self, observations: Sequence[Any]) -> Any:
         return batch_from(self._spec.observation_tree, observations.__getitem__)
@@ -187,7 +209,7 @@ class PolicyCaller:
 
     def _setting(self, rows: npt.NDArray[Any]) -> Any:
         rows = rows.copy()  # which the policy may change
-        return self._tensor(rows) if self._is_module else rows
+        return rows if self._device is None else self._device.tensor(rows)
 
     def checked(self, returned: Any, count: int) -> Outputs:
         """Return what a policy returned for ``count`` envs as arrays, or raise what is wrong."""

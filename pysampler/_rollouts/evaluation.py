@@ -68,6 +68,7 @@ def evaluate(
     min_envs: int | None = None,
     timeout: float | None = None,
     threads: int | None = 1,
+    device: Any = None,
     leave_out: Sequence[str] = (),
     max_steps: int = 100_000,
     normalize: Normalizer | None = None,
@@ -90,6 +91,7 @@ def evaluate(
         min_envs: Act as soon as this many envs are ready, instead of all.
         timeout: Act after this many seconds for the envs that are ready.
         threads: Threads that torch may use while a policy in "main" acts on the CPU.
+        device: A torch device where a policy in "main" acts, as of :class:`pysampler.Rollouts`.
         leave_out: The parts of observations that have no fixed shape, as of
             :class:`pysampler.Rollouts`; those of open rollouts by default.
         max_steps: The number of steps within which each episode has to end.
@@ -133,6 +135,7 @@ def evaluate(
             min_envs=min_envs,
             timeout=timeout,
             threads=threads,
+            device=device,
             normalize=normalize and normalize.frozen(),
             leave_out=leave_out,
             seed=seed,

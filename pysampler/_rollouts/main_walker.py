@@ -57,13 +57,13 @@ class MainWalker(Walker):
     def start(self, base: int) -> None:
         """Begin a rollout at frame ``base``, with the policy as it is now."""
         self._base = base
-        if self._background is None:
-            return
-        if is_module(self._given_policy):
+        if self._background is not None and is_module(self._given_policy):
             copy_weights(self.policy.caller.policy, self._given_policy)
-        else:
+        elif self._background is not None:
             self._copy_policy()
-        self._background.start(self._fill)
+        self.policy.caller.follow_weights()
+        if self._background is not None:
+            self._background.start(self._fill)
 
     def _copy_policy(self) -> None:
         """Act with a copy of the policy, which is replaced if the policy has changed.

@@ -79,6 +79,7 @@ class MultiTaskSampler(Uncopyable, Closing):
         normalize: A :class:`pysampler.Normalizer`, of all tasks together.
         leave_out: The parts of observations that have no fixed shape, as of
             :class:`pysampler.Rollouts`.
+        device: A torch device where the policy acts, as of :class:`pysampler.Rollouts`.
 
     Attributes:
         envs: The vector env.
@@ -110,6 +111,7 @@ class MultiTaskSampler(Uncopyable, Closing):
         info_keys: Sequence[str] = (),
         normalize: Normalizer | None = None,
         leave_out: Sequence[str] = (),
+        device: Any = None,
     ) -> None:
         if seed is not None:
             seed = whole_number("sample tasks", "seed", seed, 0)
@@ -123,6 +125,7 @@ class MultiTaskSampler(Uncopyable, Closing):
             "info_keys": info_keys,
             "normalize": normalize,
             "leave_out": leave_out,
+            "device": device,
             "reset_each": True,
         }
         self._rollouts: TaskRollouts | None = None

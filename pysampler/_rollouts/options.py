@@ -28,6 +28,7 @@ class RolloutOptions:
     info_keys: Iterable[str]
     threads: int | None
     warm_up: int = 0
+    device: Any = None
 
     def __post_init__(self) -> None:
         doing = "sample rollouts"
@@ -46,6 +47,8 @@ class RolloutOptions:
                 "cannot sample rollouts: min_envs, timeout, reset_each and allow_partial are for a "
                 'policy in "main"; workers do not wait for one another'
             )
+        if self.policy_in == "workers" and self.device is not None:
+            raise _refusal("device", self.device, "None: policies in workers act on the CPU")
         if self.reset_each and self.warm_up:
             raise ValueError(
                 "cannot sample rollouts: reset_each begins all episodes together, which warm_up is "

@@ -21,7 +21,7 @@ from pysampler._policies.sampler import Sampler, vector_env_of, visible_spec
 from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
 from pysampler._policies.weights import weights_of
 from pysampler._rollouts.builder import RolloutBuilder
-from pysampler._rollouts.cuda import wait_for_copies
+from pysampler._rollouts.cuda import register_memory, wait_for_copies
 from pysampler._rollouts.main_walker import TurnWalker
 from pysampler._rollouts.options import RolloutOptions
 from pysampler._rollouts.ready_walker import ReadyWalker
@@ -92,6 +92,9 @@ class Rollouts(Sampler):
         threads: Threads that torch may use while a policy in "main" acts on the CPU. Idle threads
             busy-wait and slow the workers down, so that more than one pays for wide networks only.
             None leaves torch as it is, and so does ``overlap``.
+        device: A torch device where a policy in "main" acts: it gets tensors there, whatever it is.
+            By default a module acts where its parameters are, and others get arrays. A GPU reads
+            the observations from page-locked memory, on a stream of its own.
         warm_up: The most random steps that each env makes before the first rollout, a number of its
             own: otherwise all envs that have the same time limit end together, again and again.
             Returns and lengths of the episodes count them, the policy's state begins after them.
@@ -170,12 +173,13 @@ class Rollouts(Sampler):
         normalize: Normalizer | None = None,
         leave_out: Sequence[str] = (),
         threads: int | None = 1,
+        device: Any = None,
         warm_up: int = 0,
         seed: int | list[int | None] | None = None,
     ) -> None:
         self._options = options = RolloutOptions(
             *(horizon, policy_in, overlap, keep_last, min_envs, timeout),
-            *(allow_partial, reset_each, info_keys, threads, warm_up),
+            *(allow_partial, reset_each, info_keys, threads, warm_up, device),
         )
         self.horizon = options.horizon
         self._policy = policy
@@ -225,7 +229,7 @@ class Rollouts(Sampler):
         return self._normalization
 
     def _make_caller(self, policy: Any) -> PolicyCaller:
-        return PolicyCaller(policy, self._spec)
+        return PolicyCaller(policy, self._spec, device=self._options.device)
 
     def __iter__(self) -> Iterator[Rollout]:
         return self
@@ -271,7 +275,10 @@ class Rollouts(Sampler):
         self._lag = lag
         self._version += 1
         self._started = True
-        walker.policy.caller.find_device()
+        caller = walker.policy.caller
+        caller.find_device()
+        if caller.on_gpu:
+            register_memory(walker.frames.memory)
         wait_for_copies(walker.frames.memory)
         walker.start(self._slot * (self.horizon + 1))
 

@@ -60,6 +60,11 @@ class TaskRollouts(Rollouts):
     _ready: list[int]  # groups of which some envs wait for actions
     _waiting: npt.NDArray[np.bool_]  # those envs
 
+    @property
+    def device(self) -> Any:
+        """Where the policy acts."""
+        return self._options.device
+
     def _make_caller(self, policy: Any) -> PolicyCaller:
         return _TaskCaller(policy, self._spec, self)
 
@@ -186,7 +191,8 @@ class _TaskCaller(PolicyCaller):
         self._by_name = takes_by_name(policy, "params", 2)
         if self._by_name:
             self._positional = ("observations",)
-        super().__init__(policy, spec, known=("params",) if self._by_name else ())
+        known = ("params",) if self._by_name else ()
+        super().__init__(policy, spec, known=known, device=rollouts.device)
         self._rollouts = weakref.proxy(rollouts)
         self._params: Any = None  # of the call under way
 

@@ -130,6 +130,7 @@ class Rollouts(RemoteSampler):
             rollout with the statistics of all that were taken, and with what it has seen since.
         leave_out: The parts of observations that have no fixed shape, by name.
         threads: Threads that torch may use on a host while a policy in "main" acts.
+        device: A torch device on the hosts where a policy in "main" acts.
         warm_up: The most random steps that each env makes at first.
         seed: The seed. Together, the envs of all hosts get the seeds of one vector env: those of
             host i the seeds from ``seed + i * num_envs`` on.
@@ -181,6 +182,7 @@ class Rollouts(RemoteSampler):
         normalize: Normalizer | None = None,
         leave_out: Sequence[str] = (),
         threads: int | None = 1,
+        device: Any = None,
         warm_up: int = 0,
         seed: int | None = None,
     ) -> None:
@@ -191,7 +193,7 @@ class Rollouts(RemoteSampler):
         )
         options = RolloutOptions(
             *(horizon, policy_in, overlap, keep_last, min_envs, timeout),
-            *(allow_partial, reset_each, info_keys, threads, warm_up),
+            *(allow_partial, reset_each, info_keys, threads, warm_up, device),
         )
         kwargs = {
             **{name: value for name, value in vars(options).items() if name != "keep_last"},

@@ -85,3 +85,45 @@ def test_a_module_on_a_gpu_acts_in_the_main_process():
 
     with sampler(Net().cuda(), 5) as made:
         assert next(made).actions.shape[:2] == (5, ENVS)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.logits = torch.nn.Linear(4, 2)
+
+    def forward(self, observations, state):
+        state = observations.new_zeros(len(observations), 2) if state is None else state
+        logits = self.logits(observations) + 0.1 * state
+        return logits.argmax(-1), {"logits": logits, "state": logits}
+
+
+def acted(net, **options):
+    kwargs = {"num_workers": 2}
+    with pysampler.Rollouts(
+        "CartPole-v1", net, 32, num_envs=8, vector_kwargs=kwargs, seed=1, **options
+    ) as made:
+        return [next(made).copy() for _ in range(4)]
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"min_envs": 4}], ids=str)
+def test_a_policy_acts_on_the_gpu_as_on_the_cpu(options):
+    torch.manual_seed(1)
+    net = Net()
+    on_cpu = acted(net, **options)
+    on_gpu = acted(net.to("cuda"), device="cuda", **options)
+    for one, other in zip(on_cpu, on_gpu, strict=True):
+        np.testing.assert_array_equal(one.actions, other.actions)
+        np.testing.assert_allclose(one.extras["logits"], other.extras["logits"], atol=1e-5)
+
+
+def test_it_acts_from_page_locked_memory_beside_the_learner():
+    net = Net().to("cuda")
+    with pysampler.Rollouts("CartPole-v1", net, 32, num_envs=8, overlap=True, seed=1) as made:
+        rollout = next(made)
+        assert rollout.memory.ctypes.data in cuda._registered
+        busy = torch.cuda.Event()
+        torch.cuda._sleep(int(4e9))  # a learner's work, of some seconds
+        busy.record()
+        next(made)  # which had begun before
+        assert not busy.query()

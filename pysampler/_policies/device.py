@@ -1,0 +1,97 @@
+"""The device that a policy in the main process acts on: copies there and back, and their order."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pysampler._torch import is_tensor, tensor_from
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    import numpy.typing as npt
+
+__all__ = ["PolicyDevice", "device_of", "policy_device"]
+
+
+class PolicyDevice:
+    """Copies observations to a device, and what the policy returns back.
+
+    On a GPU, the copies and the policy have a stream of their own: they wait for the weights, but
+    not for what a learner queues after ``follow``. Copies there run beside the CPU where the memory
+    is page-locked; the CPU waits once a call, for the last copy back.
+
+    Args:
+        device: A ``torch.device``.
+    """
+
+    def __init__(self, device: Any) -> None:
+        import torch  # noqa: PLC0415 - only where tensors are wanted
+
+        self.device = device
+        self.is_gpu = device.type == "cuda"
+        self._torch = torch
+        self._stream: Any = torch.cuda.Stream(device) if self.is_gpu else None
+        self._followed: Any = None
+
+    def follow(self) -> None:
+        """Let further calls of the policy wait for all that this thread has queued so far."""
+        if self.is_gpu:
+            self._followed = self._torch.cuda.current_stream(self.device).record_event()
+
+    def acting(self) -> AbstractContextManager[Any]:
+        """Return a context in which the policy is called."""
+        context: AbstractContextManager[Any] = self._torch.no_grad()
+        return self._on_stream() if self.is_gpu else context
+
+    @contextlib.contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        with self._torch.cuda.stream(self._stream), self._torch.no_grad():
+            if self._followed is not None:
+                self._stream.wait_event(self._followed)
+            yield
+
+    def tensor(self, array: npt.NDArray[Any]) -> Any:
+        """Return an array as a tensor on the device, in ``acting``."""
+        return tensor_from(array, self.device, non_blocking=True)
+
+    def fetched(self, returned: Any) -> Any:
+        """Return a tree with its tensors on the CPU, in ``acting``, once all have arrived."""
+        if not self.is_gpu:
+            return returned
+        fetched = _on_host(returned)
+        self._stream.synchronize()
+        return fetched
+
+
+def _begin_copy(tensor: Any) -> Any:
+    """Return a tensor in page-locked memory, which a copy that has been queued fills."""
+    return tensor.detach().to("cpu", non_blocking=True)
+
+
+def _on_host(value: Any) -> Any:
+    """Begin to copy the tensors of what a policy returned, whatever they lie in."""
+    if is_tensor(value):
+        return _begin_copy(value)
+    if isinstance(value, Mapping):
+        return {key: _on_host(one) for key, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_on_host, value))
+    return list(map(_on_host, value)) if isinstance(value, list) else value
+
+
+def device_of(module: Any) -> Any:
+    """Return the device of a module's parameters; None if it has none."""
+    return next((parameter.device for parameter in module.parameters()), None)
+
+
+def policy_device(given: Any, before: PolicyDevice | None) -> PolicyDevice:
+    """Return a device by its name, that of ``before`` if it is the same."""
+    import torch  # noqa: PLC0415
+
+    device = torch.device(given)
+    same = before is not None and before.device == device
+    return before if same and before is not None else PolicyDevice(device)

@@ -1,0 +1,172 @@
+"""Policies on a device: tensors there, and what they return is read once its copies have arrived.
+
+A GPU is simulated where the order of copies matters; tests/samplers/test_cuda.py has a real one.
+"""
+
+import contextlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import pysampler
+
+torch = pytest.importorskip("torch")
+
+from pysampler._policies import calling, device  # noqa: E402 - needs torch
+from pysampler._rollouts import rollouts as rollouts_module  # noqa: E402
+
+ENV = "CartPole-v1"
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.logits = torch.nn.Linear(4, 2)
+
+    def forward(self, observations, state):
+        state = observations.new_zeros(len(observations), 2) if state is None else state
+        logits = self.logits(observations) + 0.1 * state
+        return logits.argmax(-1), {"logits": logits, "state": logits}
+
+
+def sample(policy, count=3, **options):
+    kwargs = {"num_workers": 0}
+    with pysampler.Rollouts(
+        ENV, policy, 16, num_envs=4, vector_kwargs=kwargs, seed=1, **options
+    ) as made:
+        return [next(made).copy() for _ in range(count)]
+
+
+def same(one, other):
+    for mine, theirs in zip(one, other, strict=True):
+        np.testing.assert_array_equal(mine.observations, theirs.observations)
+        np.testing.assert_array_equal(mine.actions, theirs.actions)
+        assert mine.extras.keys() == theirs.extras.keys()
+        for name in mine.extras:
+            np.testing.assert_array_equal(mine.extras[name], theirs.extras[name])
+
+
+def test_a_function_gets_tensors_where_it_is_told_to_act():
+    def policy(observations):
+        assert isinstance(observations, torch.Tensor)
+        assert not torch.is_grad_enabled()
+        observations += 1  # a copy
+        return [int(x) for x in observations[:, 2] > 1]  # a list is as good as anywhere
+
+    def plain(observations):
+        return (observations[:, 2] > 0).astype(int)
+
+    same(sample(policy, device="cpu"), sample(plain))
+    same(sample(policy, device=torch.device("cpu")), sample(plain))
+    evaluation = pysampler.evaluate(ENV, policy, 3, seed=1, device="cpu")
+    assert evaluation.mean == pysampler.evaluate(ENV, plain, 3, seed=1).mean
+
+
+def test_tasks_are_sampled_on_a_device():
+    import pysampler.envs.meta
+
+    def policy(observations, tasks, params):
+        assert isinstance(observations, torch.Tensor)
+        return params - observations
+
+    with pysampler.MultiTaskSampler(
+        "Navigation2D-v0", policy, num_envs=4, vector_kwargs={"num_workers": 0}, device="cpu"
+    ) as sampler:
+        assert sampler.sample(5, params=0.5).steps == 20
+
+
+def test_a_module_acts_where_its_parameters_are():
+    net = Net()
+    same(sample(net), sample(net, device="cpu"))
+    with pytest.raises(
+        ValueError, match=r"the policy is on cpu, expected meta: policy.to\('meta'\)"
+    ):
+        sample(net, device="meta")
+
+
+def test_what_is_no_device_and_workers_are_refused():
+    with pytest.raises(RuntimeError, match="nowhere"):
+        sample(Net(), device="nowhere")
+    with pytest.raises(ValueError, match="policies in workers act on the CPU"):
+        sample(Net(), device="cpu", policy_in="workers")
+
+
+class Gpu:
+    """A GPU whose copies arrive when its stream is awaited, and not before."""
+
+    def __init__(self):
+        self.calls, self.pending = [], []
+
+    def copy(self, tensor):
+        arrives = torch.full_like(tensor, 1)  # an action there is, but for the wrong observations
+        self.pending.append((arrives, tensor.detach().clone()))
+        return arrives
+
+    def synchronize(self):
+        self.calls.append("await")
+        for arrives, tensor in self.pending:
+            arrives.copy_(tensor)
+        self.pending.clear()
+
+    def wait_event(self, event):
+        self.calls.append(event)
+
+    def record_event(self):
+        self.calls.append("weights")
+        return "after the weights"
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        self.calls.append("act")
+        yield
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    gpu = Gpu()
+
+    class Device(device.PolicyDevice):
+        def __init__(self, at):
+            super().__init__(at)
+            self.is_gpu, self._stream = True, gpu
+            cuda = SimpleNamespace(stream=gpu.stream, current_stream=lambda _: gpu)
+            self._torch = SimpleNamespace(cuda=cuda, no_grad=torch.no_grad)
+
+    monkeypatch.setattr(device, "PolicyDevice", Device)
+    monkeypatch.setattr(device, "_begin_copy", gpu.copy)
+    monkeypatch.setattr(rollouts_module, "register_memory", lambda memory: None)
+    return gpu
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"min_envs": 2}], ids=str)
+def test_what_a_gpu_returns_is_read_once_it_is_there(gpu, monkeypatch, options):
+    torch.manual_seed(1)
+    net = Net()
+    found = sample(net, **options)
+    assert not gpu.pending
+    calls, gpu.calls = gpu.calls, []
+    acts = [call for call in calls if call != "weights"]
+    assert acts == ["act", "after the weights", "await"] * (len(acts) // 3)
+    monkeypatch.undo()
+    same(found, sample(net, **options))
+    # Each rollout waits for the weights as they were when it began, and no longer.
+    assert calls.count("weights") >= 3
+    assert calls.count("await") >= 3 * 16
+
+
+def test_without_waiting_it_would_be_something_else(gpu, monkeypatch):
+    """Shows that the test above would see it."""
+    torch.manual_seed(1)
+    net = Net()
+    monkeypatch.setattr(Gpu, "synchronize", lambda self: None)
+    found = sample(net)
+    monkeypatch.undo()
+    assert any((a.actions != b.actions).any() for a, b in zip(found, sample(net), strict=True))
+
+
+def test_a_device_keeps_its_stream():
+    before = device.policy_device("cpu", None)
+    assert device.policy_device(torch.device("cpu"), before) is before
+    assert device.policy_device("meta", before) is not before
+    assert calling.policy_device is device.policy_device
