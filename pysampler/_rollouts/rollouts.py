@@ -307,6 +307,8 @@ class Rollouts(Sampler):
         policy, caller = self._policy, self._caller
         if self._options.policy_in == "workers":
             caller = self._make_caller(copied(policy))
+        caller.find_device()
+        caller.follow_weights()
         weights = weights_of(policy) if is_module(policy) else None
         seed = self._seed
         if self._restarts > 0:  # the envs have drawn numbers for others in between
