@@ -95,6 +95,10 @@ bench-samplers: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/samplers.py --out benchmarks/results
 	$(BIN)/python benchmarks/timeout_study.py --out benchmarks/results
 
+.PHONY: examples
+examples: $(VENV)/package.stamp $(VENV)/bench.stamp  ## every example to its end, with several seeds (hours); results in benchmarks/results
+	$(BIN)/python benchmarks/examples.py --out benchmarks/results
+
 bench-actors: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/dqn.py --out benchmarks/results
 	$(BIN)/python benchmarks/actors.py --out benchmarks/results

@@ -51,7 +51,9 @@ def example() -> Any:
         assert spec is not None
         assert spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(EXAMPLE.parent))  # what examples share
         spec.loader.exec_module(sys.modules[name])
+        sys.path.remove(str(EXAMPLE.parent))
     return sys.modules[name]
 
 
@@ -64,14 +66,8 @@ class Piped:
     def __init__(
         self, env: str, net: Any, s: Any, seed: int, policy_of: Callable[..., Any]
     ) -> None:
-        import gymnasium as gym
-
         self._settings = s
         self._policy = policy_of(net)
-        with gym.make(env) as one:
-            seen, _ = one.reset()
-            action = np.zeros((), one.action_space.dtype)
-        self.like = {"observations": seen, "next_observations": seen, "actions": action}
         self.seconds = {"waiting": 0.0, "taking": 0.0, "publishing": 0.0}
         self._totals = np.zeros(ACTORS)
         context = multiprocessing.get_context("fork")
@@ -164,19 +160,21 @@ def training(way: str, seed: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     torch.manual_seed(seed)
     np.random.seed(seed)
     settings = dqn.Settings()
-    net = dqn.network(4, 2, settings.width)
+    options = argparse.Namespace(
+        env=ENV, device="cpu", seed=seed, actors=ACTORS, envs_per_actor=OURS.get(way)
+    )
+    if way in (PIPE, PIPED_NUMPY):
+        settings = replace(settings, updates=1)  # it learns as it receives
     began = time.perf_counter()
-    options = argparse.Namespace(seed=seed, actors=ACTORS, envs_per_actor=OURS.get(way))
+    learner = dqn.Learner(*dqn.net_and_fields(options), settings, seed)
     source: Any
     if way in OURS:
-        source = dqn.Actors(ENV, net, settings, options)
+        source = dqn.Actors(learner, options)
     elif way == "one process":
-        source = dqn.OneEnv(ENV, net, settings, options)
+        source = dqn.OneEnv(learner, options)
     else:
-        settings = replace(settings, updates=1)  # it learns as it receives
         policy_of = dqn.EpsilonGreedy if way == PIPED_NUMPY else WithTorch
-        source = Piped(ENV, net, settings, seed, policy_of)
-    learner = dqn.Learner(net, source.like, settings, seed)
+        source = Piped(ENV, learner.net, settings, seed, policy_of)
     rounds = dqn.train(source, learner)
     recent: deque[float] = deque(maxlen=100)
     solved: dict[str, float] = {}

@@ -1,88 +1,212 @@
-"""When does a timeout help a synchronous multi-task sampler?
+"""When does a time-out help a synchronous multi-task sampler?
 
 A sampler of many HalfCheetahs may call its policy when every worker has answered, or after a
-timeout for those that have. An article on such a sampler (8 workers of 20 or 4,000 envs, a GPU)
+time-out for those that have. An article on such a sampler (8 workers of 20 or 4,000 envs, a GPU)
 found waiting for all better with few envs and a small network, and 0.1 ms 8 % better than 0.1 s
-with many. This is that experiment at the scale of two CPUs.
+with many. This is that experiment at the article's sizes, beside what timeout_model.py predicts
+from costs that are measured one by one, and what it predicts for machines with more CPUs.
 
     python benchmarks/timeout_study.py --out benchmarks/results
+    python benchmarks/timeout_study.py --per-worker 20 --seconds 1 --repetitions 1
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import itertools
 import json
+import multiprocessing
+import os
 import statistics
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import timeout_model
 from running import Contender, answer, heading, machine, say, spread, stolen_share, table, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
-WORKERS = 2
-PER_WORKER = [20, 400]
 WIDTHS = {"small": 64, "large": 1024}
 TIMEOUTS: list[float | None] = [0.0, 1e-4, 1e-3, 0.1, None]
-STEPS = 16_000  # of all envs together, in one sample
-SPREAD = [1, 5, 20, 100, 400]
+SPREAD = [1, 20, 400, 4000]
+LEAST_LENGTH = 10  # steps of each env in a sample
+GPU_CALL = 3e-4  # seconds, assumed for any batch
+TOLERANCE = 0.15
+DISTURBED = 0.05  # of the CPUs' time, that other processes take
+TRIES = 2
+PREDICTED = [(8, 2), (8, 8), (64, 64), (1024, 1024)]  # workers and CPUs
 
 
 # -- in a contender's process ----------------------------------------------------------------------
 
 
-def sampler(per_worker: str, width: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def networks() -> dict[str, Callable[[Any], Any]]:
+    """Return policies of observations, the same in each process."""
     import torch
     from torch import nn
 
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+    def policy_of(size: int) -> Callable[[Any], Any]:
+        net = nn.Sequential(
+            *(nn.Linear(17, size), nn.Tanh(), nn.Linear(size, size), nn.Tanh(), nn.Linear(size, 6))
+        )
+
+        def policy(observations: Any) -> Any:
+            with torch.no_grad():
+                return torch.tanh(net(torch.from_numpy(observations).float())).numpy()
+
+        return policy
+
+    return {name: policy_of(size) for name, size in WIDTHS.items()}
+
+
+def cheetahs(workers: int, per_worker: int, **vector_kwargs: Any) -> Any:
     import pysampler
     import pysampler.envs.meta
 
-    torch.set_num_threads(1)
-    size = int(width)
-    net = nn.Sequential(
-        *(nn.Linear(17, size), nn.Tanh(), nn.Linear(size, size), nn.Tanh(), nn.Linear(size, 6))
-    )
-    calls: list[int] = []
+    kwargs = {"num_workers": workers, **vector_kwargs}
+    return pysampler.make_vec("HalfCheetahDir-v5", workers * per_worker, vector_kwargs=kwargs)
+
+
+def sampler(
+    workers: str, per_worker: str, network: str
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Sample with a time-out, from the first call of the policy until every env is done."""
+    import pysampler
+
+    act = networks()[network]
+    envs = cheetahs(int(workers), int(per_worker))
+    usage = cpu_clocks(envs, int(workers))
+    cpus = len(os.sched_getaffinity(0))
+    calls: list[tuple[float, int]] = []
 
     def policy(observations: Any, _: Any, __: Any) -> Any:
-        calls.append(len(observations))
-        with torch.no_grad():
-            return torch.tanh(net(torch.from_numpy(observations).float())).numpy()
-
-    count = WORKERS * int(per_worker)
-    kwargs = {"num_workers": WORKERS}
-    envs = pysampler.make_vec("HalfCheetahDir-v5", count, vector_kwargs=kwargs)
-    assert isinstance(envs, pysampler.VectorEnv)
+        calls.append((time.perf_counter(), len(observations)))
+        return act(observations)
 
     def measure(cell: dict[str, Any]) -> dict[str, Any]:
+        length = cell["length"]
         with pysampler.MultiTaskSampler(envs, policy, timeout=cell["timeout"], seed=0) as one:
-            length = STEPS // count
-            one.sample(length, tasks=one.sample_tasks(WORKERS))
+            tasks = one.sample_tasks(int(workers))
             calls.clear()
-            begun = time.perf_counter()
-            rollout = one.sample(length)
-            elapsed = time.perf_counter() - begun
+            begun, busy, own = time.perf_counter(), busy_seconds(), usage() + time.process_time()
+            rollout = one.sample(length, tasks=tasks)
+            ended = time.perf_counter()
+            busy, own = busy_seconds() - busy, usage() + time.process_time() - own
+            made = sampling_calls(calls, rollout.steps)
+            elapsed = ended - made[0][0]
             return {
                 "rate": rollout.steps / elapsed,
-                "batch": float(np.mean(calls)) / count,
+                "batch": statistics.fmean(rows for _, rows in made) / envs.num_envs,
                 "policy": rollout.seconds["policy"] / elapsed,
+                "others": max(0.0, busy - own) / (ended - begun) / cpus,
             }
 
     return measure
 
 
-def rounds(per_worker: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Measure how long a worker takes for a step of all its envs."""
-    import pysampler
-    import pysampler.envs.meta
+def busy_seconds() -> float:
+    """Return for how long the CPUs of this machine have been busy, all together."""
+    user, nice, system, _, _, irq, softirq, stolen = map(
+        int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
+    )
+    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
 
-    count = WORKERS * int(per_worker)
-    kwargs = {"num_workers": WORKERS}
-    envs: Any = pysampler.make_vec("HalfCheetahDir-v5", count, vector_kwargs=kwargs)
+
+def cpu_clocks(envs: Any, workers: int) -> Callable[..., float]:
+    """Return a function that returns the CPU time of some workers together, or all."""
+    first = np.arange(workers) * (envs.num_envs // workers)
+    pids = envs.apply(_pid, envs=first)
+    clocks = [Path(f"/proc/{pid}/schedstat") for pid in pids]
+
+    def used(chosen: Sequence[int] = range(workers)) -> float:
+        return sum(int(clocks[one].read_text().split()[0]) for one in chosen) / 1e9
+
+    return used
+
+
+def _pid(_: Any) -> int:
+    return os.getpid()
+
+
+def sampling_calls(calls: list[Any], steps: int) -> list[Any]:
+    """Return the last calls, which made these steps; what came before only showed the shapes."""
+    first = len(calls)
+    while steps > 0:
+        first -= 1
+        steps -= calls[first][1]
+    return calls[first:]
+
+
+def costs(workers: str, per_worker: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Measure rounds of workers, and what the parent does, in CPU time."""
+    import pysampler
+
+    # No process stays awake in a wait, so that CPU time is work.
+    envs = cheetahs(int(workers), int(per_worker), wait="park")
+    acts = networks()
+    ids = np.arange(envs.num_envs).reshape(int(workers), -1)
+    usage = cpu_clocks(envs, int(workers))
+
+    def used_by(chosen: list[int]) -> Any:
+        time.sleep(1e-4)  # until they sleep: only then it is counted
+        return np.array([usage([worker]) for worker in chosen])
+
+    def of_workers(cell: dict[str, Any]) -> dict[str, Any]:
+        """Let a few workers step together, from a reset; others sleep."""
+        observations = np.array(envs.reset(seed=cell["seed"])[0])
+        chosen = ids[cell["workers"]]
+        flat = chosen.ravel()
+        took, hops = [], []
+        for _ in range(cell["length"]):
+            actions = acts["small"](observations[flat])
+            before, used = envs.stats().steps.seconds, used_by(cell["workers"])
+            begun, worked = time.perf_counter(), time.thread_time()
+            envs.send(actions, flat)
+            new, *_, info = envs.recv(len(flat))
+            elapsed, worked = time.perf_counter() - begun, time.thread_time() - worked
+            seconds = (envs.stats().steps.seconds - before)[chosen].sum(axis=1)
+            observations[info["env_id"]] = new
+            took.append((used_by(cell["workers"]) - used).tolist())
+            hops.append((elapsed - worked - seconds.max()) / 2)
+        # In many rounds another process may have had the CPU for a while.
+        return {"rounds": np.transpose(took).tolist(), "hop": float(np.quantile(hops, 0.25))}
+
+    def of_parent(cell: dict[str, Any]) -> dict[str, Any]:
+        """Sample; return the CPU time of each call of the policy, and of what is between them."""
+        act = acts[cell["network"]]
+        made: list[tuple[float, int, float]] = []
+
+        def policy(observations: Any, _: Any, __: Any) -> Any:
+            begun = time.thread_time()
+            actions = act(observations)
+            made.append((begun, len(observations), time.thread_time()))
+            return actions
+
+        least = cell["min_workers"] * int(per_worker)
+        with pysampler.MultiTaskSampler(envs, policy, min_envs=least, seed=0) as one:
+            rollout = one.sample(cell["length"], tasks=one.sample_tasks(int(workers)))
+        sampling = sampling_calls(made, rollout.steps)
+        groups = [rows // int(per_worker) for _, rows, _ in sampling]
+        return {
+            "groups": groups,
+            "policy": [ended - begun for begun, _, ended in sampling],
+            "between": [later[0] - earlier[2] for earlier, later in itertools.pairwise(sampling)],
+        }
+
+    return lambda cell: {"rounds": of_workers, "calls": of_parent}[cell["what"]](cell)
+
+
+def rounds(per_worker: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Measure how long each of two workers takes for a step of all its envs."""
+    envs = cheetahs(2, int(per_worker))
     envs.reset(seed=0)
     actions = [envs.action_space.sample() for _ in range(16)]
 
@@ -108,47 +232,167 @@ def rounds(per_worker: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return measure
 
 
+def turns() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Measure for how long the kernel lets a process run while another wants its CPU."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+    def spin(until: float) -> list[float]:
+        """Return how long this process ran at a time."""
+        runs: list[float] = []
+        began = last = time.monotonic()
+        while last < until:
+            now = time.monotonic()
+            if now - last > 1e-4:
+                runs.append(last - began)
+                began = now
+            last = now
+        return runs
+
+    def measure(cell: dict[str, Any]) -> dict[str, Any]:
+        until = time.monotonic() + cell["seconds"]
+        other = multiprocessing.get_context("fork").Process(target=spin, args=(until,))
+        other.start()
+        runs = spin(until)
+        other.join()
+        return {"slice": statistics.median(runs)}
+
+    return measure
+
+
 # -- in the process that measures ------------------------------------------------------------------
 
 
-def study(repetitions: int) -> list[dict[str, Any]]:
-    rows = []
-    for per_worker in PER_WORKER:
-        for name, width in WIDTHS.items():
-            say(f"{per_worker} envs a worker, {name} network")
-            one = Contender(__file__, "--child", "sampler", per_worker, width)
-            found: dict[str, list[dict[str, Any]]] = {}
-            for _ in range(repetitions):
-                for timeout in TIMEOUTS:
-                    result = one.measure(timeout=timeout)
-                    assert result is not None, one.trouble
-                    found.setdefault(json.dumps(timeout), []).append(result)
-            one.end()
-            all_of_them = [r["rate"] for r in found["null"]]
-            for key, results in found.items():
-                ratios = [r["rate"] / a for r, a in zip(results, all_of_them, strict=True)]
-                rows.append(
-                    {
-                        "per_worker": per_worker,
-                        "network": name,
-                        "timeout": json.loads(key),
-                        "rate": statistics.median(r["rate"] for r in results),
-                        "batch": statistics.median(r["batch"] for r in results),
-                        "policy": statistics.median(r["policy"] for r in results),
-                        "ratios": ratios,
-                    }
+@contextlib.contextmanager
+def contender(*arguments: Any) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Start a contender; yield a function that measures. It is ended however the block ends."""
+    one = Contender(__file__, "--child", *arguments)
+
+    def measure(**cell: Any) -> dict[str, Any]:
+        result = one.measure(**cell)
+        if result is None:
+            raise SystemExit(f"{' '.join(map(str, arguments))}: {one.trouble}")
+        return result
+
+    try:
+        yield measure
+    finally:
+        one.end()
+
+
+def measured_costs(workers: int, per_worker: int, cpus: int, seconds: float) -> dict[str, Any]:
+    """Measure what the model is made of, each for itself."""
+    say(f"costs of {workers} workers with {per_worker} envs")
+    together = min(cpus, workers)
+    with contender("costs", workers, per_worker) as measure:
+        first = list(range(together))
+        trial = measure(what="rounds", workers=first, length=4, seed=0)
+        round_time = statistics.fmean(one[-1] for one in trial["rounds"])
+        length = int(min(400, max(LEAST_LENGTH, seconds / 2 / round_time)))
+        traces: list[list[float]] = []
+        hops = []
+        for at in range(0, workers - together + 1, together):
+            if len(traces) >= 8:
+                break
+            chosen = list(range(at, at + together))
+            found = measure(what="rounds", workers=chosen, length=length, seed=at)
+            traces += found["rounds"]
+            hops.append(found["hop"])
+        parent: dict[str, Any] = {}
+        calls_length = max(3, min(100, 12_000 // per_worker))
+        for network in WIDTHS:
+            parent[network] = [
+                measure(what="calls", network=network, min_workers=least, length=calls_length)
+                for least in sorted({1, max(1, workers // 2), workers})
+            ]
+    return {
+        "workers": workers,
+        "per_worker": per_worker,
+        "traces": traces,
+        "hop": max(0.0, statistics.median(hops)),
+        "parent": parent,
+    }
+
+
+def costs_of(measured: dict[str, Any], network: str, slice_: float) -> timeout_model.Costs:
+    """Return what the model needs, from what was measured."""
+    rows, values = [], []
+    by_groups: dict[int, list[float]] = {}
+    for name, runs in measured["parent"].items():
+        for run in runs:
+            groups = run["groups"]
+            for i, seconds in enumerate(run["between"]):
+                rows.append((1, groups[i], groups[i + 1]))
+                values.append(seconds)
+            if name == network:
+                for count, seconds in zip(groups, run["policy"], strict=True):
+                    by_groups.setdefault(count, []).append(seconds)
+    found, *_ = np.linalg.lstsq(np.array(rows, float), np.array(values), rcond=None)
+    call, send, receive = (max(0.0, float(one)) for one in found)
+    policy = [
+        (count * measured["per_worker"], statistics.median(seconds))
+        for count, seconds in sorted(by_groups.items())
+    ]
+    return timeout_model.Costs(
+        *(measured["traces"], policy),
+        call=call,
+        receive=receive,
+        send=send,
+        hop=measured["hop"],
+        slice=slice_,
+    )
+
+
+def least_disturbed(
+    measure: Callable[..., dict[str, Any]], timeout: float | None, length: int
+) -> dict[str, Any]:
+    """Sample again while other processes take the CPUs; return the least disturbed sample."""
+    samples: list[dict[str, Any]] = []
+    while len(samples) < TRIES and (not samples or samples[-1]["others"] > DISTURBED):
+        samples.append(measure(timeout=timeout, length=length))
+    return min(samples, key=lambda sample: sample["others"])
+
+
+def study(
+    workers: int, per_worker: int, repetitions: int, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Measure each time-out with each network, in turn."""
+    for network in WIDTHS:
+        say(f"{workers} workers with {per_worker} envs, {network} network")
+        with contender("sampler", workers, per_worker, network) as measure:
+            trial = measure(timeout=None, length=4)
+            length = int(max(LEAST_LENGTH, seconds * trial["rate"] / (workers * per_worker)))
+            found: dict[str, list[dict[str, Any]]] = {json.dumps(one): [] for one in TIMEOUTS}
+            for repetition in range(repetitions):
+                for key, results in found.items():
+                    results.append(least_disturbed(measure, json.loads(key), length))
+                best = max(found, key=lambda key: found[key][-1]["rate"])
+                say(
+                    f"  repetition {repetition + 1}: best {named(json.loads(best))}, others took "
+                    f"{max(r[-1]['others'] for r in found.values()):.0%}"
                 )
-    return rows
+        of_all = [r["rate"] for r in found["null"]]
+        for key, results in found.items():
+            yield {
+                "per_worker": per_worker,
+                "network": network,
+                "timeout": json.loads(key),
+                "length": length,
+                "rates": [r["rate"] for r in results],
+                "batch": statistics.median(r["batch"] for r in results),
+                "policy": statistics.median(r["policy"] for r in results),
+                "others": max(r["others"] for r in results),
+                "ratios": [r["rate"] / a for r, a in zip(results, of_all, strict=True)],
+            }
 
 
-def spreads() -> list[dict[str, Any]]:
+def spreads(largest: int) -> list[dict[str, Any]]:
     rows = []
     for per_worker in SPREAD:
-        one = Contender(__file__, "--child", "rounds", per_worker)
-        one.measure(rounds=20)
-        result = one.measure(rounds=max(50, 6000 // per_worker))
-        assert result is not None, one.trouble
-        one.end()
+        if per_worker > max(400, largest):
+            continue
+        with contender("rounds", per_worker) as measure:
+            measure(rounds=max(2, min(20, 4000 // per_worker)))
+            result = measure(rounds=max(30, min(2000, 6000 // per_worker)))
         rows.append({"per_worker": per_worker, **result})
         say(f"  rounds of {per_worker}: {result['mean']:,.0f} us, std {result['std']:,.0f}")
     return rows
@@ -158,26 +402,129 @@ def named(timeout: float | None) -> str:
     return "none (all)" if timeout is None else f"{timeout * 1e3:g} ms"
 
 
+def predicted(row: dict[str, Any], measured: dict[str, Any], machine_: dict[str, Any]) -> None:
+    """Add to a row what the model says of it."""
+    costs = costs_of(measured, row["network"], machine_["slice"])
+    world = timeout_model.World(
+        *(measured["workers"], measured["per_worker"], machine_["cpus"], row["length"]),
+        timeout=row["timeout"],
+    )
+    outcome = timeout_model.simulated(costs, world)
+    row["rate"] = statistics.median(row["rates"])
+    row["predicted_rate"], row["predicted_batch"] = outcome.rate, outcome.batch
+    row["predicted_ratio"] = ratio_to_all(costs, world)
+    # What is left of it without what makes workers differ, and without what they wait for.
+    lengths = {len(trace) for trace in costs.traces}
+    means = [np.mean(costs.traces, axis=0).tolist()] if len(lengths) == 1 else [[costs.round]]
+    row["equal_rounds"] = ratio_to_all(dataclasses.replace(costs, traces=means), world)
+    free = dataclasses.replace(costs, policy=[(1, 0.0)], call=0.0, receive=0.0, send=0.0, hop=0.0)
+    row["free_parent"] = ratio_to_all(free, world)
+
+
+def ratio_to_all(costs: timeout_model.Costs, world: timeout_model.World) -> float:
+    """Return the rate as a multiple of that of waiting for all."""
+    of_all = dataclasses.replace(world, min_workers=None, timeout=None)
+    rate = timeout_model.simulated(costs, world).rate
+    return rate / timeout_model.simulated(costs, of_all).rate
+
+
+def predictions(all_measured: list[dict[str, Any]], slice_: float) -> list[dict[str, Any]]:
+    """Return what the model says of machines that were not measured."""
+    rows = []
+    for measured in all_measured:
+        for policy in (*WIDTHS, "GPU"):
+            costs = costs_of(measured, "small" if policy == "GPU" else policy, slice_)
+            if policy == "GPU":
+                costs = dataclasses.replace(costs, policy=[(1, GPU_CALL)], on_cpu=False)
+            for workers, cpus in PREDICTED:
+                # Many workers are many samples.
+                length, seeds = (60, 3) if workers < 64 else (30, 1) if workers < 1000 else (8, 1)
+                length = min(length, len(measured["traces"][0]))
+                world = timeout_model.World(workers, measured["per_worker"], cpus, length)
+                of_all = timeout_model.simulated(costs, world, seeds).rate
+                article = dataclasses.replace(world, timeout=1e-4, after_first=True)
+                ways = timeout_model.choices(costs, world, TIMEOUTS, seeds)
+                short = next(w for w in ways if (w.min_workers, w.timeout) == (workers, 1e-4))
+                rows.append(
+                    {
+                        "workers": workers,
+                        "cpus": cpus,
+                        "per_worker": measured["per_worker"],
+                        "policy": policy,
+                        "rate": of_all,
+                        "best": [ways[0].min_workers, ways[0].timeout],
+                        "gain": ways[0].gain,
+                        "short": short.gain,
+                        "article": timeout_model.simulated(costs, article, seeds).rate / of_all,
+                    }
+                )
+    return rows
+
+
+# -- what is written -------------------------------------------------------------------------------
+
+
+def way_of(row: dict[str, Any]) -> str:
+    """Return the best way to wait, as text."""
+    k, timeout = row["best"]
+    if k == row["workers"]:
+        return "waiting for all" if timeout is None else f"time-out {named(timeout)}"
+    return f"{k} of {row['workers']}" + ("" if timeout is None else f", or {named(timeout)}")
+
+
+def error_of(row: dict[str, Any]) -> float:
+    return float(row["predicted_rate"] / row["rate"] - 1)
+
+
 def tables(results: dict[str, Any]) -> str:
+    cpus, workers = results["machine"]["cpus"], results["workers"]
     rows = [
         [
-            *(str(r["per_worker"]), r["network"], named(r["timeout"]), f"{r['rate']:,.0f}"),
-            *(f"{r['batch']:.0%}", f"{r['policy']:.0%}", spread(r["ratios"])),
+            *(str(r["per_worker"]), r["network"], named(r["timeout"])),
+            *(f"{r['rate']:,.0f}", f"{r['predicted_rate']:,.0f}", f"{error_of(r):+.0%}"),
+            *(spread(r["ratios"]), f"{r['predicted_ratio']:.2f}"),
+            *(f"{r['batch']:.0%}", f"{r['predicted_batch']:.0%}", f"{r['policy']:.0%}"),
         ]
         for r in results["study"]
     ]
-    header = ["envs a worker", "network", "time-out", "steps/s", "of all envs in a batch"]
-    header += ["time in policy", "against waiting for all"]
+    header = ["envs a worker", "network", "time-out", "steps/s", "model", "error"]
+    header += ["against waiting for all", "model", "of all envs in a batch", "model"]
+    header += ["time in policy"]
     parts = [
         heading("Does a time-out help?", results["machine"]),
         (
-            f"HalfCheetahDir-v5, {WORKERS} workers, a policy of two hidden layers "
-            f"({WIDTHS['small']} or {WIDTHS['large']} wide) on the CPU, one thread. A sampler that "
-            "asks the policy when all have answered, or after the time-out for those that have, at "
-            "least one worker. Median [least, most].\n"
+            f"HalfCheetahDir-v5 on native blocks, {workers} workers on {cpus} CPUs, a policy of "
+            f"two hidden layers ({WIDTHS['small']} or {WIDTHS['large']} wide) on the CPU, one "
+            "thread. `MultiTaskSampler` calls the policy when all workers have answered, or after "
+            "the time-out for those that have, at least one. *Model* is what `timeout_model.py` "
+            "predicts from costs that were measured one by one, below. Rates are medians; the "
+            "ratios are of samples taken in turn, median [least, most]. Other processes took up to "
+            f"{max(r['others'] for r in results['study']):.0%} of the CPUs during a sample.\n"
         ),
         table(header, rows),
+        costs_table(results),
     ]
+    rows = [
+        [
+            *(str(r["workers"]), str(r["cpus"]), str(r["per_worker"]), r["policy"]),
+            *(f"{r['rate']:,.0f}", way_of(r), f"{r['gain']:.2f}"),
+            *(f"{r['short']:.2f}", f"{r['article']:.2f}"),
+        ]
+        for r in results["predictions"]
+    ]
+    header = ["workers", "CPUs", "envs a worker", "policy", "waiting for all, steps/s", "best"]
+    header += ["its gain", "0.1 ms", "0.1 ms after the first answer"]
+    parts.append(
+        "## What the model predicts for other machines\n\nWith the costs of this machine, and a "
+        "policy on a CPU, or on a GPU that takes "
+        f"{GPU_CALL * 1e3:g} ms for any batch and needs no CPU (this is assumed, not measured). "
+        "*Best* is the best of waiting for a quarter, half, three quarters or all of the workers, "
+        "each with any of the time-outs above, and of waiting for one. *Gain* is its rate as a "
+        "multiple of that of waiting for all. `MultiTaskSampler` counts a time-out from the "
+        "beginning of its wait; the article's sampler counts it from the first answer, which is "
+        "the last column. The model knows nothing of memory that many CPUs share.\n\n"
+        + table(header, rows)
+    )
     rows = [
         [
             *(str(r["per_worker"]), f"{r['mean']:,.0f}", f"{r['std']:,.1f}"),
@@ -188,62 +535,136 @@ def tables(results: dict[str, Any]) -> str:
     ]
     header = ["envs a worker", "round, us", "std, us", "std in the quieter half", "std / round"]
     parts.append(
-        "## How a worker's round spreads as its envs grow\n\n*Waited* is what the faster of two "
-        "workers waits for the slower, as a share of a round.\n\n"
+        "## How a worker's round spreads as its envs grow\n\nTwo workers, without a policy. "
+        "*Waited* is what the faster of them waits for the slower, as a share of a round.\n\n"
         + table([*header, "waited"], rows)
     )
     parts.append(findings(results))
     return "\n".join(parts)
 
 
+def costs_table(results: dict[str, Any]) -> str:
+    rows = []
+    for measured in results["costs"]:
+        small, large = (costs_of(measured, name, results["machine"]["slice"]) for name in WIDTHS)
+        means = [statistics.fmean(trace) for trace in measured["traces"]]
+        rows.append(
+            [
+                *(str(measured["per_worker"]), f"{small.round * 1e3:,.2f} ms"),
+                *(f"{min(means) * 1e3:,.2f} to {max(means) * 1e3:,.2f} ms",),
+                *(
+                    f"{one.policy[0][1] * 1e3:,.2f} to {one.policy[-1][1] * 1e3:,.2f} ms"
+                    for one in (small, large)
+                ),
+                f"{small.call * 1e6:.0f} us",
+                f"{(small.receive + small.send) * 1e6:.0f} us",
+                f"{small.hop * 1e6:.0f} us",
+            ]
+        )
+    header = ["envs a worker", "a worker's round", "of single workers", "small network"]
+    header += ["large network", "around a call", "for each worker in it", "wake"]
+    return (
+        "## What the model is made of\n\nCPU time of a worker's round, with as many workers at "
+        "work as there are CPUs; of a call of the policy for the envs of one worker to all; and of "
+        "what the parent does around a call and for each worker in it, in samples that wait for "
+        "one, half and all of the workers. A process runs for "
+        f"{results['machine']['slice'] * 1e3:.1f} ms while another waits for its CPU. Nothing is "
+        "fitted to the rates above.\n\n" + table(header, rows)
+    )
+
+
+ARTICLE = {
+    "few": "waiting for all is better: a small network on a GPU costs the same for any batch, so "
+    "that fewer calls win",
+    "many": "0.1 ms is 8 % better than 0.1 s: sums of step times spread, so that waiting for the "
+    "slowest costs more",
+    "large": "where the network's cost grows with the batch, parts of a batch lose nothing",
+}
+
+
 def findings(results: dict[str, Any]) -> str:
     """Return the results next to those of the article, as text."""
     lines = ["## What was found, beside what the article says\n"]
-    says = {
-        (20, "small"): "waiting for all is better: a small network on a GPU costs the same for any "
-        "batch, so that fewer calls win",
-        (400, "small"): "with many envs (4,000 a worker) 0.1 ms is 8 % better than 0.1 s: sums of "
-        "step times spread, so that waiting for the slowest costs more",
-        (
-            20,
-            "large",
-        ): "where the network's cost grows with the batch, parts of a batch lose nothing",
-    }
-    says[400, "large"] = says[20, "large"]
-    for per_worker in PER_WORKER:
+    for per_worker in results["per_worker"]:
         for network in WIDTHS:
-            rows = [
-                r
-                for r in results["study"]
-                if r["per_worker"] == per_worker and r["network"] == network
-            ]
+            rows = rows_of(results, per_worker, network)
+            size = "few" if per_worker < 400 else "many"
+            says = ARTICLE["large" if network == "large" else size]
             best = max(rows, key=lambda r: statistics.median(r["ratios"]))
             short = next(r for r in rows if r["timeout"] == 1e-4)
-            gain = statistics.median(short["ratios"]) - 1
+            of_all = next(r for r in rows if r["timeout"] is None)
             lines.append(
-                f"- {per_worker} envs a worker, {network} network. Article: "
-                f"{says[per_worker, network]}. Here: best with {named(best['timeout'])} "
-                f"({statistics.median(best['ratios']):.2f} of waiting for all); 0.1 ms does "
-                f"{gain:+.0%}, with {short['batch']:.0%} of the envs in a batch."
+                f"- {per_worker} envs a worker, {network} network. Article: {says}. Here: best is "
+                f"{named(best['timeout'])} ({spread(best['ratios'])} of waiting for all); 0.1 ms "
+                f"makes {spread(short['ratios'])} (model: {short['predicted_ratio']:.2f}), with "
+                f"{short['batch']:.0%} of the envs in a batch. With waiting for all the policy "
+                f"takes {of_all['policy']:.0%} of the time, in which the workers sleep. In the "
+                f"model 0.1 ms would make {short['equal_rounds']:.2f} if all workers' rounds were "
+                f"equal, and {short['free_parent']:.2f} if the policy and the parent cost nothing."
             )
+    lines += [*_why(results), _accuracy(results["study"])]
+    return "\n".join(lines) + "\n"
+
+
+def _why(results: dict[str, Any]) -> list[str]:
+    """Return what the model says about the article's reasons."""
+    lines = []
     few, many = results["spread"][0], results["spread"][-1]
     grown = many["quiet_std"] / few["quiet_std"]
     root = (many["per_worker"] / few["per_worker"]) ** 0.5
     lines.append(
-        f"- The spread of a round does grow with the envs: {grown:.0f} times from "
-        f"{few['per_worker']} to {many['per_worker']} envs a worker (independent steps would make "
-        f"it {root:.0f} times), but the round grows {many['mean'] / few['mean']:.0f} times: its "
-        f"share falls from {few['quiet_std'] / few['mean']:.0%} to "
-        f"{many['quiet_std'] / many['mean']:.1%}. What is left to wait for is mostly that CPUs are "
-        "not equally fast at a time."
+        f"- The spread of a round, in the quieter half: {few['quiet_std'] / few['mean']:.0%} of it "
+        f"with {few['per_worker']} env a worker, {many['quiet_std'] / many['mean']:.1%} with "
+        f"{many['per_worker']:,}. It grows {grown:,.0f} times (independent steps would make it "
+        f"{root:.0f} times), and the round {many['mean'] / few['mean']:,.0f} times."
     )
-    lines.append(
-        "- Where parts of a batch gain here, it is not by waiting less for the slowest: with two "
-        "workers a part is one worker's envs, and the policy acts for them while the other worker "
-        "steps. With the article's eight workers and a GPU that takes as long for any batch, each "
-        "part costs a whole call."
+    lines += [
+        f"- The article's machine, as the model has it (8 workers on 8 CPUs, a GPU), "
+        f"{row['per_worker']} envs a worker: 0.1 ms after the first answer makes "
+        f"{row['article']:.2f} of waiting for all. Best is {way_of(row)} "
+        f"({row['gain']:.2f})."
+        for row in results["predictions"]
+        if (row["workers"], row["cpus"], row["policy"]) == (8, 8, "GPU")
+    ]
+    gains = [row for row in results["predictions"] if row["workers"] == row["cpus"]]
+    worst = min(gains, key=lambda row: row["short"])
+    best = max(gains, key=lambda row: row["gain"])
+    for name, row, key in (("most", best, "gain"), ("least", worst, "short")):
+        what = way_of(row) if key == "gain" else "a time-out of 0.1 ms"
+        lines.append(
+            f"- Of machines with a CPU for each worker, the model expects {name} from {what} with "
+            f"{row['workers']:,} workers of {row['per_worker']:,} envs and the {row['policy']} "
+            f"policy: {row[key]:.2f} of waiting for all."
+        )
+    return lines
+
+
+def _accuracy(rows: list[dict[str, Any]]) -> str:
+    near = [row for row in rows if abs(error_of(row)) <= TOLERANCE]
+    worst = max(rows, key=lambda row: abs(error_of(row)))
+    disturbed = sum(row["others"] > DISTURBED for row in rows)
+    ratios = [
+        row["predicted_ratio"] / statistics.median(row["ratios"]) - 1
+        for row in rows
+        if row["timeout"] is not None
+    ]
+    return (
+        f"- The model is within {TOLERANCE:.0%} of the measured rate in {len(near)} of {len(rows)} "
+        f"cells; the worst is {error_of(worst):+.0%} ({worst['per_worker']} envs, "
+        f"{worst['network']} network, {named(worst['timeout'])}). Of the ratios to waiting for "
+        f"all, {sum(abs(one) <= TOLERANCE for one in ratios)} of {len(ratios)} are, the worst by "
+        f"{max(ratios, key=abs):+.0%}. In {disturbed} of the {len(rows)} cells other processes "
+        f"took more than {DISTURBED:.0%} of the CPUs during a sample, which the model leaves out."
     )
-    return "\n".join(lines) + "\n"
+
+
+def rows_of(results: dict[str, Any], per_worker: int, network: str) -> list[dict[str, Any]]:
+    """Return the rows of the study with these envs and this network."""
+    return [
+        row
+        for row in results["study"]
+        if row["per_worker"] == per_worker and row["network"] == network
+    ]
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
@@ -252,50 +673,72 @@ def picture(results: dict[str, Any], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
-    rows = results["spread"]
-    envs = np.array([row["per_worker"] for row in rows])
-    left.loglog(envs, [row["std"] for row in rows], "o-", label="std of a round")
-    left.loglog(envs, [row["quiet_std"] for row in rows], "o-", label="in the quieter half")
-    left.loglog(envs, rows[0]["quiet_std"] * np.sqrt(envs), ":", color="grey", label="square root")
-    left.set_xlabel("envs a worker")
-    left.set_ylabel("us")
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
+    for at, per_worker in enumerate(results["per_worker"]):
+        for network, marker in zip(WIDTHS, "os", strict=True):
+            some = rows_of(results, per_worker, network)
+            names = [named(r["timeout"]) for r in some]
+            middle = np.array([statistics.median(r["ratios"]) for r in some])
+            ends = np.array([(min(r["ratios"]), max(r["ratios"])) for r in some]).T
+            label = f"{per_worker:,} envs, {network} network"
+            look = {"color": f"C{2 * at + (network == 'large')}", "marker": marker}
+            left.errorbar(names, middle, abs(ends - middle), capsize=3, label=label, **look)
+            left.plot(names, [r["predicted_ratio"] for r in some], linestyle=":", **look)
+    left.axhline(1, color="grey", linewidth=0.5)
+    left.set_title("measured, and by the model (dotted)", fontsize=10)
+    left.set_xlabel("time-out")
+    left.set_ylabel("steps a second / waiting for all")
     left.legend(fontsize=8)
-    for per_worker in PER_WORKER:
-        for network in WIDTHS:
-            some = [
-                r
-                for r in results["study"]
-                if r["per_worker"] == per_worker and r["network"] == network
+    machines = [f"{w:,} on {c:,}" for w, c in PREDICTED]
+    for at, per_worker in enumerate(results["per_worker"]):
+        for number, policy in enumerate((*WIDTHS, "GPU")):
+            gains = [
+                r["gain"]
+                for r in results["predictions"]
+                if r["per_worker"] == per_worker and r["policy"] == policy
             ]
-            right.plot(
-                [named(r["timeout"]) for r in some],
-                [statistics.median(r["ratios"]) for r in some],
-                marker="o",
-                label=f"{per_worker} envs, {network} network",
-            )
+            look = {"color": f"C{number}", "linestyle": "-" if at else "--"}
+            right.plot(machines, gains, "o", label=f"{per_worker:,} envs, {policy}", **look)
     right.axhline(1, color="grey", linewidth=0.5)
-    right.set_xlabel("time-out")
-    right.set_ylabel("steps a second / waiting for all")
+    right.set_title("the best way to wait, by the model", fontsize=10)
+    right.set_xlabel("workers on CPUs")
     right.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path)
+    pyplot.close(figure)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--per-worker", type=int, action="append", help="default: 20 and 4000")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=6.0, help="for which a cell samples")
     parser.add_argument("--out", type=Path, help="folder to write results to")
     options = parser.parse_args()
     if options.child:
         kind, *arguments = options.child
-        answer(lambda: {"sampler": sampler, "rounds": rounds}[kind](*arguments))
+        kinds = {"sampler": sampler, "costs": costs, "rounds": rounds, "turns": turns}
+        make: Any = kinds[kind]
+        answer(lambda: make(*arguments))
         return
-    results: dict[str, Any] = {"machine": machine()}
+    per_worker = options.per_worker or [20, 4000]
+    results: dict[str, Any] = {"machine": machine(), "workers": options.workers}
+    results |= {"per_worker": per_worker, "costs": [], "study": []}
     with stolen_share(results["machine"]):
-        results["study"] = study(options.repetitions)
-        results["spread"] = spreads()
+        with contender("turns") as measure:
+            results["machine"]["slice"] = measure(seconds=1.0)["slice"]
+        for count in per_worker:
+            cpus = results["machine"]["cpus"]
+            measured = measured_costs(options.workers, count, cpus, options.seconds)
+            results["costs"].append(measured)
+            for row in study(options.workers, count, options.repetitions, options.seconds):
+                predicted(row, measured, results["machine"])
+                results["study"].append(row)
+        results["spread"] = spreads(max(per_worker))
+    say("predictions")
+    results["predictions"] = predictions(results["costs"], results["machine"]["slice"])
     text = tables(results)
     print(text)
     if options.out:
@@ -303,4 +746,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -2,7 +2,8 @@
 
     python examples/dppo.py                       # Pendulum-v1 until it returns -200
     python examples/dppo.py --envs 8 --workers 4
-    python examples/dppo.py --plot returns.png
+    python examples/dppo.py --watch human         # or video: the newest policy, while it learns
+    python examples/dppo.py --save best.pt --checkpoints run --plot returns.png
 
 So nearly all data of an update comes from one policy; trajectories that were not finished when the
 queue became full come with a later phase, one version behind. The progress bar shows the mean
@@ -16,22 +17,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 try:
-    import gymnasium as gym
-    import numpy as np
     import torch
+    from common import Run, add_watch, at_least, parse, parser, run, spaces_of, watcher
     from torch import nn
     from torch.distributions import Independent, Normal
-    from tqdm import tqdm
 
     import pysampler
 except KeyboardInterrupt:  # importing torch takes seconds
@@ -50,34 +45,6 @@ class Settings:
     gamma: float = 0.9
     gae_lambda: float = 0.95
     scale: float = 0.1  # by which rewards are multiplied
-
-
-@dataclass
-class Progress:
-    """The progress of the training."""
-
-    steps: int = 0
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # episode returns
-    curve: list[tuple[int, float]] = field(default_factory=list)  # mean returns over steps
-    lag: float = 0.0  # versions of the weights
-    seconds_in: dict[str, float] = field(default_factory=dict)
-    began: float = field(default_factory=time.perf_counter)
-
-    @property
-    def mean(self) -> float | None:
-        """The mean return of the last 100 episodes; None if none has ended."""
-        return float(np.mean(self.recent)) if self.recent else None
-
-    def __str__(self) -> str:
-        learned = (
-            "no episode has ended"
-            if self.mean is None
-            else f"return {self.mean:.1f} over the last {len(self.recent)} episodes"
-        )
-        return (
-            f"{self.steps:,} steps in {time.perf_counter() - self.began:.1f} s, {learned}; "
-            f"{self.lag:.2f} versions behind"
-        )
 
 
 class ActorCritic(nn.Module):
@@ -118,14 +85,14 @@ class ActorCritic(nn.Module):
 
 def prepared(records: Any, net: ActorCritic, s: Settings) -> dict[str, torch.Tensor]:
     """Return the data of an update, [n * T, ...], with generalized advantage estimates."""
-    data = records.torch()
+    data = records.torch(net.low.device)
     with torch.no_grad():
         # Both of the current network: values of an older one would not be consistent with them.
         values, next_values = net.value(data.observations), net.value(data.next_observations)
     # The value after a step counts unless the episode terminated.
     errors = data.rewards.float() * s.scale + s.gamma * next_values * ~data.terminated - values
     decay = s.gamma * s.gae_lambda * ~(data.terminated | data.truncated)
-    advantages, next_advantage = torch.empty_like(values), torch.zeros(len(values))
+    advantages, next_advantage = torch.empty_like(values), torch.zeros_like(values[:, 0])
     for t in reversed(range(s.length)):
         advantages[:, t] = next_advantage = errors[:, t] + decay[:, t] * next_advantage
     rows = {
@@ -168,36 +135,12 @@ def seconds_in(stats: Any, learning: float) -> dict[str, float]:
     }
 
 
-def plot(path: Path, curve: list[tuple[int, float]]) -> None:
-    """Plot returns over steps."""
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - only with --plot
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    axes.plot(*np.reshape(curve, (-1, 2)).T)
-    axes.set(xlabel="steps of all envs", ylabel="return of 100 episodes")
-    figure.savefig(path)
-
-
-def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Box]:
-    """Return the spaces of an env, or exit with a message if they are not supported."""
-    try:
-        with contextlib.closing(gym.make(env_id)) as env:
-            observations, actions = env.observation_space, env.action_space
-    except (gym.error.Error, ModuleNotFoundError) as error:
-        sys.exit(f"cannot make {env_id}: {error}")
-    vectors = [isinstance(x, gym.spaces.Box) and len(x.shape) == 1 for x in (observations, actions)]
-    if not (all(vectors) and actions.is_bounded()):
-        sys.exit(
-            f"cannot learn {env_id}: observations {observations} and actions {actions}, expected "
-            "a Box of one dimension each, that of actions bounded"
-        )
-    return observations, actions
-
-
-def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
-    """Train in phases; ``progress`` is up to date after each."""
-    net = ActorCritic(*spaces_of(options.env))
+def train(options: argparse.Namespace, run: Run) -> None:
+    """Train in phases until the run is over."""
+    s = Settings()
+    net = ActorCritic(*spaces_of(options.env, "bounded")).to(options.device)
     optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5, fused=True)
+    run.restore(net=net, optimizer=optimizer)
     learning = 0.0
     with (
         pysampler.Actors(
@@ -207,87 +150,53 @@ def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
             steps=s.length,
             seed=options.seed,
         ) as writers,
-        tqdm(total=options.steps, unit=" steps", unit_scale=True, disable=options.quiet) as bar,
+        watching(options, writers) as watched,
     ):
+        run.start(net)
         for phase in writers.phases(high=s.queue, low=0):
             full = time.perf_counter()
-            parts = []
+            parts, returns, steps = [], [], 0
             for records in phase.batches(s.queue):
-                progress.steps += records.rewards.size
-                progress.recent.extend(records.ended)
+                steps += records.rewards.size
+                returns += list(records.ended)
                 parts.append(prepared(records, net, s))
-            stats, mean = writers.stats(), progress.mean
-            progress.lag, progress.seconds_in = stats.lag, seconds_in(stats, learning)
-            if mean is not None:
-                progress.curve.append((progress.steps, mean))
-            solved = len(progress.recent) == 100 and mean >= options.until
-            if solved or progress.steps >= options.steps:
-                return
-            for group in optimizer.param_groups:
-                group["lr"] = s.rate * (1 - progress.steps / options.steps)
-            data = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-            learn(net, optimizer, data, s)
-            writers.publish()
+            stats = writers.stats()
+            spent = seconds_in(stats, learning)
+            run.advance(steps, returns, spent=spent, lag=stats.lag, **newest(watched))
+            if not run.over:
+                for group in optimizer.param_groups:
+                    group["lr"] = s.rate * (1 - run.steps / run.total)
+                data = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+                learn(net, optimizer, data, s)
+                writers.publish()
             learning += time.perf_counter() - full
-            spent = time.perf_counter() - progress.began
-            shares = {n: f"{part / spent:.0%}" for n, part in progress.seconds_in.items()}
-            bar.update(progress.steps - bar.n)
-            bar.set_postfix(
-                {
-                    "return": "-" if mean is None else f"{mean:.1f}",
-                    "lag": f"{stats.lag:.1f}",
-                    **shares,
-                }
-            )
+            run.checkpoint(net=net, optimizer=optimizer)
+            if run.over:
+                return
 
 
-def at_least(minimum: int) -> Callable[[str], int]:
-    """Return a converter for options that are integers of at least ``minimum``."""
+def watching(options: argparse.Namespace, writers: pysampler.Actors) -> Any:
+    """Return a watcher that shows the newest policy beside the training; None without --watch."""
+    if options.watch is None:
+        return contextlib.nullcontext()
+    return watcher(options, options.watch, writers, options.env, every=5)
 
-    def number(text: str) -> int:
-        if (value := int(text)) < minimum:
-            raise argparse.ArgumentTypeError(f"{value}, expected at least {minimum}")
-        return value
 
-    return number
+def newest(watched: pysampler.Watcher | None) -> dict[str, float | None]:
+    """Return the return of the newest episode that was watched."""
+    if watched is None:
+        return {}
+    returns = watched.curve["return"]
+    return {"watched": float(returns[-1]) if len(returns) else None}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--env", default="Pendulum-v1", help="id of an env with bounded continuous actions"
-    )
-    parser.add_argument("--envs", type=at_least(1), default=16, help="number of envs")
-    parser.add_argument(
-        "--workers", type=at_least(0), help="worker processes; default: one per CPU"
-    )
-    parser.add_argument(
-        "--steps", type=at_least(1), default=400_000, help="stop after this many steps of all envs"
-    )
-    parser.add_argument(
-        "--until", type=float, default=-200.0, help="stop at this mean return of 100 episodes"
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--plot", type=Path, help="plot the returns to this file")
-    parser.add_argument("--quiet", action="store_true", help="show no progress bar")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    options = parser.parse_args()
-    torch.manual_seed(options.seed)
-    torch.set_num_threads(1)
-    progress = Progress()
-    with contextlib.suppress(KeyboardInterrupt):  # report what was learned so far
-        train(options, Settings(), progress)
-    result = {
-        "env": options.env,
-        "return": progress.mean,
-        "steps": progress.steps,
-        "seconds": time.perf_counter() - progress.began,
-        "lag": progress.lag,
-        "seconds_in": progress.seconds_in,
-    }
-    print(json.dumps(result) if options.json else progress)
-    if options.plot is not None:
-        plot(options.plot, progress.curve)
+    made = parser(__doc__, "Pendulum-v1", steps=400_000, until=-200.0)
+    made.add_argument("--envs", type=at_least(1), default=16, help="number of envs")
+    made.add_argument("--workers", type=at_least(0), help="worker processes; default: one per CPU")
+    add_watch(made, "--watch", "show the newest policy in a window, or film it, while it learns")
+    options = parse(made)
+    run(train, Run(options))
 
 
 if __name__ == "__main__":

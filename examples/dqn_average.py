@@ -15,21 +15,17 @@ import argparse
 import contextlib
 import copy
 import functools
-import json
 import sys
-import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 try:
     import gymnasium as gym
     import numpy as np
     import torch
+    from common import Run, at_least, parse, parser, run, spaces_of
     from torch import nn
-    from tqdm import tqdm
 
     import pysampler
 except KeyboardInterrupt:  # importing torch takes seconds
@@ -51,37 +47,6 @@ class Settings:
     warmup: int = 1_000  # steps before the first update
     exploring: int = 5_000  # steps until epsilon is at its minimum
     epsilon: float = 0.02  # the minimum
-
-
-@dataclass
-class Progress:
-    """The progress of the training."""
-
-    steps: int = 0
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # episode returns
-    average: float | None = None  # mean return of the averaged network when last evaluated
-    waited: float = 0.0  # seconds, a worker on average
-    learned: list[tuple[int, float]] = field(default_factory=list)  # mean returns over steps
-    evaluated: list[tuple[int, float]] = field(default_factory=list)
-    began: float = field(default_factory=time.perf_counter)
-
-    @property
-    def mean(self) -> float | None:
-        """The mean return of the last 100 episodes; None if none has ended."""
-        return float(np.mean(self.recent)) if self.recent else None
-
-    def __str__(self) -> str:
-        seconds = time.perf_counter() - self.began
-        learned = (
-            "no episode has ended"
-            if self.mean is None
-            else f"return {self.mean:.1f} over the last {len(self.recent)} episodes"
-        )
-        average = "not evaluated" if self.average is None else f"returned {self.average:.1f}"
-        return (
-            f"{self.steps:,} steps in {seconds:.1f} s, {learned}; average {average}; workers "
-            f"waited for {self.waited / seconds:.0%} of that"
-        )
 
 
 class Net(nn.Module):
@@ -176,126 +141,45 @@ class Learner:
         self.env.close()
 
 
-def plot(path: Path, curves: dict[str, list[tuple[int, float]]]) -> None:
-    """Plot returns over steps of all workers."""
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - only with --plot
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for name, points in curves.items():
-        axes.plot(*np.reshape(points, (-1, 2)).T, label=name)
-    axes.set(xlabel="steps of all workers", ylabel="return of 100 episodes")
-    axes.legend()
-    figure.savefig(path)
-
-
-def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
-    """Return the spaces of an env, or exit with a message if they are not supported."""
-    try:
-        with contextlib.closing(gym.make(env_id)) as env:
-            observations, actions = env.observation_space, env.action_space
-    except (gym.error.Error, ModuleNotFoundError) as error:
-        sys.exit(f"cannot make {env_id}: {error}")
-    vector = isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1
-    if not (vector and isinstance(actions, gym.spaces.Discrete)):
-        sys.exit(
-            f"cannot learn {env_id}: observations {observations} and actions {actions}, expected "
-            "a Box of one dimension and a Discrete"
-        )
-    return observations, actions
-
-
-def train(options: argparse.Namespace, settings: Settings, progress: Progress) -> None:
-    """Train in rounds; ``progress`` is up to date after each."""
-    net = Net(*spaces_of(options.env), settings.width)
+def train(options: argparse.Namespace, run: Run) -> None:
+    """Train in rounds until the average is good enough, or the steps are made."""
+    settings = Settings()
+    net = Net(*spaces_of(options.env, "discrete"), settings.width)
     make = functools.partial(Learner, options.env, settings)
+    average, waited, over = None, 0.0, False
     with (
         contextlib.closing(pysampler.make_vec(options.env, min(options.episodes, 20))) as envs,
-        tqdm(total=options.steps, unit=" steps", unit_scale=True, disable=options.quiet) as bar,
         pysampler.Averaging(make, options.workers, seed=options.seed) as averaging,
     ):
+        run.start(net)
         for finished in averaging.rounds(options.between):
-            progress.steps += options.between * len(finished.reports)
-            progress.waited += float(finished.seconds["waiting"].mean())
-            progress.recent.extend(
-                total for report in finished.reports for total in report["returns"]
-            )
-            mean, over = progress.mean, progress.steps >= options.steps
-            if mean is not None:
-                progress.learned.append((progress.steps, mean))
-            if finished.number % options.every == 0 or over:
+            steps = options.between * len(finished.reports)
+            waited += float(finished.seconds["waiting"].mean())
+            if finished.number % options.every == 0 or run.steps + steps >= run.total:
                 weights = averaging.weights
                 net.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()})
-                now = pysampler.evaluate(envs, net, options.episodes, seed=options.seed).mean
-                progress.average = now
-                progress.evaluated.append((progress.steps, now))
-                over = over or now >= options.until
-            shown = {"return": mean, "average": progress.average}
-            bar.update(progress.steps - bar.n)
-            bar.set_postfix({n: "-" if x is None else f"{x:.1f}" for n, x in shown.items()})
-            if over:
+                average = pysampler.evaluate(envs, net, options.episodes, seed=options.seed).mean
+                over = average >= options.goal
+            returns = [total for report in finished.reports for total in report["returns"]]
+            run.advance(steps, returns, every=0.0, spent={"waiting": waited}, average=average)
+            if over or run.over:
                 return
 
 
-def at_least(minimum: int) -> Callable[[str], int]:
-    """Return a converter for options that are integers of at least ``minimum``."""
-
-    def number(text: str) -> int:
-        if (value := int(text)) < minimum:
-            raise argparse.ArgumentTypeError(f"{value}, expected at least {minimum}")
-        return value
-
-    return number
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--env", default="CartPole-v1", help="id of an env with discrete actions")
-    parser.add_argument(
-        "--workers",
-        type=at_least(0),
-        default=4,
-        help="worker processes; 0: one learner in this process",
-    )
-    parser.add_argument(
-        "--between", type=at_least(1), default=500, help="steps of each worker between two averages"
-    )
-    parser.add_argument(
-        "--steps",
-        type=at_least(1),
-        default=500_000,
-        help="stop after this many steps of all workers",
-    )
-    parser.add_argument(
-        "--every", type=at_least(1), default=5, help="rounds between two evaluations"
-    )
-    parser.add_argument(
-        "--episodes", type=at_least(1), default=100, help="episodes of an evaluation"
-    )
-    parser.add_argument(
-        "--until", type=float, default=475.0, help="stop at this return when evaluated"
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--plot", type=Path, help="plot the returns to this file")
-    parser.add_argument("--quiet", action="store_true", help="show no progress bar")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    progress = Progress()
-    with contextlib.suppress(KeyboardInterrupt):  # report what was learned so far
-        train(options, Settings(), progress)
-    result = {
-        "env": options.env,
-        "workers": options.workers,
-        "return": progress.mean,
-        "average": progress.average,
-        "steps": progress.steps,
-        "seconds": time.perf_counter() - progress.began,
-        "waiting": progress.waited,
-    }
-    print(json.dumps(result) if options.json else progress)
-    if options.plot is not None:
-        curves = {"workers, exploring": progress.learned, "their average": progress.evaluated}
-        plot(options.plot, curves)
+    made = parser(__doc__, "CartPole-v1", without=("device", "checkpoints"), steps=500_000)
+    text = "worker processes; 0: one learner in this process"
+    made.add_argument("--workers", type=at_least(0), default=4, help=text)
+    text = "steps of each worker between two averages"
+    made.add_argument("--between", type=at_least(1), default=500, help=text)
+    text = "rounds between two evaluations"
+    made.add_argument("--every", type=at_least(1), default=5, help=text)
+    text = "episodes of an evaluation"
+    made.add_argument("--episodes", type=at_least(1), default=100, help=text)
+    text = "stop when the averaged network returns this"
+    made.add_argument("--goal", type=float, default=475.0, help=text)
+    options = parse(made)
+    run(train, Run(options, plotted=("return", "average")))
 
 
 if __name__ == "__main__":

@@ -15,24 +15,19 @@ rest goes to their envs). Ctrl-C stops the training and prints the result so far
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 try:
-    import gymnasium as gym
     import numpy as np
     import torch
+    from common import Run, add_hosts, at_least, parse, parser, run, spaces_of
     from torch import nn
     from torch.distributions import Categorical
-    from tqdm import tqdm
 
     import pysampler
 except KeyboardInterrupt:  # importing torch takes seconds
@@ -50,40 +45,6 @@ class Settings:
     gamma: float = 0.99
     entropy: float = 0.01
     scale: float = 0.1  # by which rewards are multiplied
-
-
-@dataclass
-class Progress:
-    """The progress of the training."""
-
-    steps: int = 0
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # episode returns
-    curve: list[tuple[int, float]] = field(default_factory=list)  # mean returns over steps
-    lags: list[float] = field(default_factory=list)  # versions of the weights
-    dropped: int = 0
-    seconds_in: dict[str, float] = field(default_factory=dict)
-    began: float = field(default_factory=time.perf_counter)
-
-    @property
-    def lag(self) -> float:
-        """How many versions behind the weights of the actors were, on average."""
-        return float(np.mean(self.lags)) if self.lags else 0.0
-
-    @property
-    def mean(self) -> float | None:
-        """The mean return of the last 100 episodes; None if none has ended."""
-        return float(np.mean(self.recent)) if self.recent else None
-
-    def __str__(self) -> str:
-        learned = (
-            "no episode has ended"
-            if self.mean is None
-            else f"return {self.mean:.1f} over the last {len(self.recent)} episodes"
-        )
-        return (
-            f"{self.steps:,} steps in {time.perf_counter() - self.began:.1f} s, {learned}; "
-            f"{self.lag:.1f} versions behind, {self.dropped:,} trajectories dropped"
-        )
 
 
 class ActorCritic(nn.Module):
@@ -149,7 +110,7 @@ def vtrace(
 
 def learn(net: ActorCritic, optimizer: torch.optim.Optimizer, records: Any, s: Settings) -> None:
     """Update the network with one batch of trajectories."""
-    data = records.torch()
+    data = records.torch(next(net.parameters()).device)
     distribution, values = net.distribution(data.observations), net.value(data.observations)
     log_prob = distribution.log_prob(data.actions)
     with torch.no_grad():
@@ -174,32 +135,6 @@ def seconds_in(stats: Any, learning: float) -> dict[str, float]:
     return shares
 
 
-def plot(path: Path, curve: list[tuple[int, float]]) -> None:
-    """Plot returns over steps."""
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - only with --plot
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    axes.plot(*np.reshape(curve, (-1, 2)).T)
-    axes.set(xlabel="steps of all envs", ylabel="return of 100 episodes")
-    figure.savefig(path)
-
-
-def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
-    """Return the spaces of an env, or exit with a message if they are not supported."""
-    try:
-        with contextlib.closing(gym.make(env_id)) as env:
-            observations, actions = env.observation_space, env.action_space
-    except (gym.error.Error, ModuleNotFoundError) as error:
-        sys.exit(f"cannot make {env_id}: {error}")
-    vector = isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1
-    if not (vector and isinstance(actions, gym.spaces.Discrete)):
-        sys.exit(
-            f"cannot learn {env_id}: observations {observations} and actions {actions}, expected "
-            "a Box of one dimension and a Discrete"
-        )
-    return observations, actions
-
-
 def hosted(options: argparse.Namespace) -> Callable[..., Any]:
     """Return what makes actors on hosts, or exit with a message if there is no Ray."""
     try:
@@ -212,124 +147,55 @@ def hosted(options: argparse.Namespace) -> Callable[..., Any]:
     return partial(pysampler.ray.Actors, hosts=options.ray, on_host_loss="restart")
 
 
-def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
-    """Train on what the actors sample; ``progress`` is up to date after each batch."""
-    net = ActorCritic(*spaces_of(options.env))
+def train(options: argparse.Namespace, run: Run) -> None:
+    """Train on what the actors sample until the run is over."""
+    s = Settings()
+    net = ActorCritic(*spaces_of(options.env, "discrete")).to(options.device)
     optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5, fused=True)
-    learning = 0.0
+    run.restore(net=net, optimizer=optimizer)
+    learning, lags = 0.0, []
     make_actors = pysampler.Actors if options.ray is None else hosted(options)
-    with (
-        make_actors(
-            *(options.env, net),
-            num_envs=options.envs,
-            vector_kwargs={} if options.workers is None else {"num_workers": options.workers},
-            steps=s.length,
-            high=s.ring,
-            max_lag=options.max_lag,
-            seed=options.seed,
-        ) as actors,
-        tqdm(total=options.steps, unit=" steps", unit_scale=True, disable=options.quiet) as bar,
-    ):
+    with make_actors(
+        *(options.env, net),
+        num_envs=options.envs,
+        vector_kwargs={} if options.workers is None else {"num_workers": options.workers},
+        steps=s.length,
+        high=s.ring,
+        max_lag=options.max_lag,
+        seed=options.seed,
+    ) as actors:
+        run.start(net)
         for records in actors.batches(s.batch):
             began = time.perf_counter()
-            progress.lags.append(actors.version - float(records.version.mean()))
-            progress.recent.extend(records.ended)
-            progress.steps += records.rewards.size
+            lags.append(actors.version - float(records.version.mean()))
             stats = actors.stats()
-            progress.dropped, progress.seconds_in = stats.dropped, seconds_in(stats, learning)
-            mean = progress.mean
-            if mean is not None:
-                progress.curve.append((progress.steps, mean))
-            solved = len(progress.recent) == 100 and mean >= options.until
-            if solved or progress.steps >= options.steps:
-                return
-            for group in optimizer.param_groups:
-                group["lr"] = s.rate * (1 - progress.steps / options.steps)
-            learn(net, optimizer, records, s)
-            actors.publish()
+            run.advance(
+                records.rewards.size,
+                records.ended,
+                spent=seconds_in(stats, learning),
+                lag=float(np.mean(lags)),
+                dropped=stats.dropped,
+            )
+            if not run.over:
+                for group in optimizer.param_groups:
+                    group["lr"] = s.rate * (1 - run.steps / run.total)
+                learn(net, optimizer, records, s)
+                actors.publish()
             learning += time.perf_counter() - began
-            if bar.update(progress.steps - bar.n):  # only when the bar is redrawn
-                spent = time.perf_counter() - progress.began
-                shares = {n: f"{part / spent:.0%}" for n, part in progress.seconds_in.items()}
-                bar.set_postfix(
-                    {
-                        "return": "-" if mean is None else f"{mean:.1f}",
-                        "lag": f"{np.mean(progress.lags[-100:]):.1f}",
-                        "dropped": stats.dropped,
-                        **shares,
-                    }
-                )
-
-
-def at_least(minimum: int) -> Callable[[str], int]:
-    """Return a converter for options that are integers of at least ``minimum``."""
-
-    def number(text: str) -> int:
-        if (value := int(text)) < minimum:
-            raise argparse.ArgumentTypeError(f"{value}, expected at least {minimum}")
-        return value
-
-    return number
-
-
-def hosts(text: str) -> int | str:
-    """Return how many hosts an option asks for."""
-    return text if text == "auto" else at_least(1)(text)
+            run.checkpoint(net=net, optimizer=optimizer)
+            if run.over:
+                return
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--env", default="CartPole-v1", help="id of an env with discrete actions")
-    parser.add_argument("--envs", type=at_least(1), default=16, help="number of envs; of each host")
-    parser.add_argument(
-        "--workers", type=at_least(0), help="worker processes; default: one per CPU"
-    )
-    parser.add_argument(
-        "--max-lag",
-        type=at_least(0),
-        default=4,
-        help="drop trajectories of weights that are more versions behind",
-    )
-    parser.add_argument(
-        "--steps",
-        type=at_least(1),
-        default=2_000_000,
-        help="stop after this many steps of all envs",
-    )
-    parser.add_argument(
-        "--until", type=float, default=475.0, help="stop at this mean return of 100 episodes"
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--ray",
-        type=hosts,
-        metavar="HOSTS",
-        help="the number of hosts to sample on, or auto: all nodes",
-    )
-    parser.add_argument("--address", help="of a Ray cluster; default: RAY_ADDRESS, or this machine")
-    parser.add_argument("--plot", type=Path, help="plot the returns to this file")
-    parser.add_argument("--quiet", action="store_true", help="show no progress bar")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    options = parser.parse_args()
-    if options.address is not None and options.ray is None:
-        parser.error("--address is of a Ray cluster; expected --ray too")
-    torch.manual_seed(options.seed)
-    torch.set_num_threads(1)
-    progress = Progress()
-    with contextlib.suppress(KeyboardInterrupt):  # report what was learned so far
-        train(options, Settings(), progress)
-    result = {
-        "env": options.env,
-        "return": progress.mean,
-        "steps": progress.steps,
-        "seconds": time.perf_counter() - progress.began,
-        "lag": progress.lag,
-        "dropped": progress.dropped,
-        "seconds_in": progress.seconds_in,
-    }
-    print(json.dumps(result) if options.json else progress)
-    if options.plot is not None:
-        plot(options.plot, progress.curve)
+    made = parser(__doc__, "CartPole-v1", steps=2_000_000, until=475.0)
+    made.add_argument("--envs", type=at_least(1), default=16, help="number of envs; of each host")
+    made.add_argument("--workers", type=at_least(0), help="worker processes; default: one per CPU")
+    text = "drop trajectories of weights that are more versions behind"
+    made.add_argument("--max-lag", type=at_least(0), default=4, help=text)
+    add_hosts(made)
+    options = parse(made)
+    run(train, Run(options))
 
 
 if __name__ == "__main__":

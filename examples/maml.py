@@ -2,7 +2,7 @@
 
     python examples/maml.py                             # Navigation2D-v0, a minute or two
     python examples/maml.py --env HalfCheetahDir-v5     # some minutes until it runs both ways
-    python examples/maml.py --out curves                # writes curves.csv and curves.svg
+    python examples/maml.py --log run --plot curves.svg # writes run/progress.csv, and a plot
 
 Each iteration draws tasks, samples them, adapts the parameters to each task by one step of policy
 gradient, samples again, and takes a step of TRPO through that adaptation. The progress bar shows
@@ -17,23 +17,19 @@ With the settings below it is 0.25. Ctrl-C stops the training and prints the res
 from __future__ import annotations
 
 import argparse
-import contextlib
-import csv
-import json
 import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 try:
-    import gymnasium as gym
     import numpy as np
     import torch
+    from common import Run, at_least, parse, parser, run, spaces_of
+    from torch import nn
     from torch.distributions import Independent, Normal, kl_divergence
-    from tqdm import tqdm
 
     import pysampler
     import pysampler.envs.meta
@@ -73,21 +69,12 @@ SETTINGS = {
 }
 
 
-@dataclass
-class Progress:
-    """The progress of the training."""
-
-    returns: list[tuple[float, float]] = field(default_factory=list)  # before, after adapting
-    began: float = field(default_factory=time.perf_counter)
-    sampling: float = 0.0  # seconds
-
-
 def initial(inputs: int, outputs: int, s: Settings) -> Params:
     """Return parameters of a network with two hidden layers, whose actions are small at first."""
     params: Params = []
     for a, b in ((inputs, s.width), (s.width, s.width), (s.width, outputs)):
         weight = torch.empty(a, b)
-        torch.nn.init.xavier_uniform_(weight)
+        nn.init.xavier_uniform_(weight)
         params += [weight, torch.zeros(b)]
     params[-2] *= 0.1
     return [p.requires_grad_() for p in (*params, torch.full((outputs,), math.log(s.deviation)))]
@@ -132,6 +119,11 @@ class Data:
     advantages: torch.Tensor
     weights: torch.Tensor  # sum to 1 for each task
     mean_return: float  # of the first episode of each env
+
+    def to(self, device: str) -> Data:
+        """Return the same on a device."""
+        columns = (self.observations, self.samples, self.advantages, self.weights)
+        return Data(*(column.to(device) for column in columns), self.mean_return)
 
     def mean(self, values: torch.Tensor) -> torch.Tensor:
         """Return the weighted mean over rows, for each task."""
@@ -268,145 +260,65 @@ def move(params: Params, origin: Params, by: torch.Tensor) -> None:
             begin += p.numel()
 
 
-def spaces_of(env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Box]:
-    """Return the spaces of an env, or exit with a message if they are not supported."""
-    try:
-        with contextlib.closing(gym.make(env_id)) as env:
-            observations, actions = env.observation_space, env.action_space
-            has_tasks = hasattr(env.unwrapped, "sample_tasks")
-    except (gym.error.Error, ModuleNotFoundError) as error:
-        sys.exit(f"cannot make {env_id}: {error}")
-    if not has_tasks:
-        sys.exit(f"cannot learn {env_id}: it has no tasks, expected sample_tasks and reset_task")
-    boxes = isinstance(observations, gym.spaces.Box) and isinstance(actions, gym.spaces.Box)
-    if not (boxes and len(observations.shape) == len(actions.shape) == 1 and actions.is_bounded()):
-        sys.exit(
-            f"cannot learn {env_id}: observations {observations} and actions {actions}, expected "
-            "a Box of one dimension each, that of actions bounded"
-        )
-    return observations, actions
-
-
-def learn(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
-    """Train; ``progress`` is up to date after each iteration."""
-    observations, actions = spaces_of(options.env)
-    params = initial(observations.shape[0], actions.shape[0], s)
-    with (
-        pysampler.MultiTaskSampler(
-            options.env,
-            Policy(actions.low, actions.high),
-            num_envs=s.tasks * s.envs_per_task,
-            vector_kwargs={"num_workers": options.workers},
-            seed=options.seed,
-        ) as sampler,
-        tqdm(range(s.iterations), disable=options.quiet) as bar,
-    ):
+def train(options: argparse.Namespace, run: Run) -> None:
+    """Train for some iterations."""
+    s = options.settings
+    observations, actions = spaces_of(options.env, "bounded", needs=("sample_tasks", "reset_task"))
+    net = nn.ParameterList(initial(observations.shape[0], actions.shape[0], s)).to(options.device)
+    run.restore(net=net)
+    params, sampling = list(net), 0.0
+    with pysampler.MultiTaskSampler(
+        options.env,
+        Policy(actions.low, actions.high),
+        num_envs=s.tasks * s.envs_per_task,
+        vector_kwargs={"num_workers": options.workers},
+        seed=options.seed,
+    ) as sampler:
 
         def sampled(own: Params, tasks: list[Any] | None) -> Data:
+            nonlocal sampling
             start = time.perf_counter()
-            sampler.sample(s.length, [p.detach() for p in own], tasks)
-            progress.sampling += time.perf_counter() - start
-            return data_of(sampler.collect(), s)
+            sampler.sample(s.length, [p.detach().cpu() for p in own], tasks)
+            sampling += time.perf_counter() - start
+            return data_of(sampler.collect(), s).to(options.device)
 
-        for _ in bar:
+        run.start(net)
+        while not run.over:
             tasks = sampler.sample_tasks(s.tasks)
             before = sampled([p.expand(s.tasks, *p.shape) for p in params], tasks)
             after = sampled(adapted(params, before, s.rate, differentiable=False), None)
-            progress.returns.append((before.mean_return, after.mean_return))
-            bar.set_postfix(before=f"{before.mean_return:.1f}", after=f"{after.mean_return:.1f}")
             outer_step(params, before, after, s)
-
-
-def write(out: Path, returns: list[tuple[float, float]]) -> None:
-    """Write the curves as a table and as a plot."""
-    with out.with_suffix(".csv").open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(("iteration", "before", "after"))
-        rows.writerows((i, *row) for i, row in enumerate(returns))
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - only with --out
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for name, curve in zip(("before", "after"), np.reshape(returns, (-1, 2)).T, strict=True):
-        axes.plot(curve, label=f"{name} adapting")
-    axes.set(xlabel="iterations", ylabel="mean return")
-    axes.legend()
-    figure.savefig(out.with_suffix(".svg"))
-
-
-def at_least(minimum: int) -> Callable[[str], int]:
-    """Return a converter for options that are integers of at least ``minimum``."""
-
-    def number(text: str) -> int:
-        if (value := int(text)) < minimum:
-            raise argparse.ArgumentTypeError(f"{value}, expected at least {minimum}")
-        return value
-
-    return number
+            run.advance(
+                1,
+                every=0.0,
+                spent={"sampling": sampling},
+                before=before.mean_return,
+                after=after.mean_return,
+                gap=after.mean_return - before.mean_return,
+            )
+            run.checkpoint(net=net)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        epilog=f"{', '.join(SETTINGS)} has other defaults.",
-    )
+    made = parser(__doc__, "Navigation2D-v0")
     default = Settings()
 
     def setting(name: str, kind: Any, meaning: str) -> None:
-        text = f"{meaning}; default: {getattr(default, name)}"
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
+        text = f"{meaning}; default: {getattr(default, name)}, {', '.join(SETTINGS)} has others"
+        made.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
 
-    parser.add_argument("--env", default="Navigation2D-v0", help="id of an env with tasks")
     setting("tasks", at_least(1), "tasks per iteration")
     setting("envs_per_task", at_least(1), "envs of each task")
     setting("length", at_least(1), "steps of each env per sample")
     setting("iterations", at_least(1), "how many")
     setting("rate", float, "learning rate of the adaptation")
-    parser.add_argument(
-        "--workers", type=at_least(0), help="worker processes; default: one per CPU"
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="write the curves to OUT.csv and OUT.svg")
-    parser.add_argument("--quiet", action="store_true", help="show no progress bar")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    options = parser.parse_args()
-    if options.out is not None and not options.out.parent.is_dir():
-        parser.error(f"argument --out: no directory {options.out.parent}")
-    torch.set_num_threads(1)  # more would not help such a small network, and slow down the envs
-    torch.manual_seed(options.seed)
+    made.add_argument("--workers", type=at_least(0), help="worker processes; default: one per CPU")
+    options = parse(made)
     given = {name: value for name, value in vars(options).items() if value is not None}
     settings = SETTINGS.get(options.env, default)
-    settings = replace(settings, **{n: given[n] for n in vars(settings) if n in given})
-
-    progress = Progress()
-    with contextlib.suppress(KeyboardInterrupt):  # report what was learned so far
-        learn(options, settings, progress)
-    seconds = time.perf_counter() - progress.began
-    returns = progress.returns
-    first, last = (
-        (np.mean(rows, axis=0).tolist() for rows in (returns[:5], returns[-5:]))
-        if returns
-        else (None, None)
-    )
-    result = {
-        "env": options.env,
-        "iterations": len(returns),
-        "first": first,
-        "last": last,
-        "seconds": seconds,
-        "sampling_seconds": progress.sampling,
-    }
-    if options.json:
-        print(json.dumps(result))
-    elif first is None or last is None:
-        print(f"stopped after {seconds:.1f} s, before the first iteration was over")
-    else:
-        print(
-            f"{len(returns)} iterations: return before and after adapting at first {first[0]:.1f} "
-            f"and {first[1]:.1f}, at last {last[0]:.1f} and {last[1]:.1f}; {seconds:.0f} s, "
-            f"{progress.sampling:.0f} of them sampling"
-        )
-    if options.out is not None:
-        write(options.out, returns)
+    options.settings = replace(settings, **{n: given[n] for n in vars(settings) if n in given})
+    total = options.settings.iterations
+    run(train, Run(options, unit="iterations", total=total, plotted=("before", "after", "gap")))
 
 
 if __name__ == "__main__":

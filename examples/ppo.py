@@ -13,21 +13,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 try:
     import gymnasium as gym
     import numpy as np
     import torch
+    from common import Run, add_hosts, at_least, parse, parser, run, spaces_of
     from torch import nn
     from torch.distributions import Categorical, Independent, Normal
-    from tqdm import tqdm
 
     import pysampler
 except KeyboardInterrupt:  # importing torch takes seconds
@@ -54,36 +52,6 @@ SETTINGS = {
     "CartPole-v1": Settings(until=475.0),
     "HalfCheetah-v5": Settings(64, 64, 1_000_000, 8, 16, 1e-3, gamma=0.99, gae_lambda=0.95),
 }
-
-
-@dataclass
-class Progress:
-    """The progress of the training."""
-
-    steps: int = 0
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # episode returns
-    spent: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("policy", "envs", "waiting", "learner"), 0.0)
-    )
-    began: float = field(default_factory=time.perf_counter)
-
-    @property
-    def mean(self) -> float | None:
-        """The mean return of the last 100 episodes; None if none has ended."""
-        return float(np.mean(self.recent)) if self.recent else None
-
-    def __str__(self) -> str:
-        seconds = time.perf_counter() - self.began
-        sampling = self.spent["policy"] + self.spent["waiting"]
-        return (
-            f"{self.steps:,} steps in {seconds:.1f} s, {self.steps / seconds:,.0f} a second; the "
-            f"learner waited for them for {sampling:.1f} s; "
-            + (
-                "no episode has ended"
-                if self.mean is None
-                else f"return {self.mean:.1f} over the last {len(self.recent)} episodes"
-            )
-        )
 
 
 class ActorCritic(nn.Module):
@@ -115,11 +83,15 @@ class ActorCritic(nn.Module):
     def observe(self, observations: torch.Tensor) -> None:
         """Update the running mean and variance of observations."""
         rows = observations.reshape(-1, len(self.mean)).float()
-        total = self.seen + len(rows)
-        delta = rows.mean(0) - self.mean
-        squares = self.var * self.seen + rows.var(0, unbiased=False) * len(rows)
-        self.var.copy_((squares + delta**2 * self.seen * len(rows) / total) / total)
-        self.mean += delta * len(rows) / total
+        self.merge(rows.mean(0), rows.var(0, unbiased=False), len(rows))
+
+    def merge(self, mean: torch.Tensor, var: torch.Tensor, count: int) -> None:
+        """Update them with the mean and variance of ``count`` observations."""
+        total = self.seen + count
+        delta = mean - self.mean
+        squares = self.var * self.seen + var * count
+        self.var.copy_((squares + delta**2 * self.seen * count / total) / total)
+        self.mean += delta * count / total
         self.seen.copy_(total)
 
     def value(self, observations: torch.Tensor) -> torch.Tensor:
@@ -151,6 +123,11 @@ class Batch:
     ended: np.ndarray  # returns of the episodes that ended
     seconds: dict[str, float]  # spent on each part
 
+    def rows(self) -> tuple[torch.Tensor, ...]:
+        """Return the tensors with a row for each step of each env."""
+        tensors = (self.actions, self.log_probs, self.advantages, self.returns)
+        return self.observations.flatten(0, 1).flatten(1), *(t.flatten(0, 1) for t in tensors)
+
 
 def with_pysampler(envs: Any, net: ActorCritic, s: Settings, options: Any) -> Iterator[Batch]:
     """Yield rollouts that pysampler samples."""
@@ -179,7 +156,7 @@ def with_ray(rollouts: Any, net: ActorCritic, s: Settings, _: Any) -> Iterator[B
 
 def batch_of(rollout: Any, net: ActorCritic, s: Settings, seconds: dict[str, float]) -> Batch:
     """Return a rollout of pysampler as PPO needs it."""
-    data = rollout.torch()
+    data = rollout.torch(net.mean.device)
     observations = data.observations[:-1]
     with torch.no_grad():  # of the current network, which with --overlap is not the one that acted
         values, last = net.value(observations), net.value(data.last_observations)
@@ -195,6 +172,7 @@ def with_gymnasium(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
     """Yield rollouts from a plain loop over any vector env with same-step autoreset."""
     seen, _ = envs.reset(seed=options.seed)
     totals = np.zeros(s.envs)
+    device = options.device
     learned = time.perf_counter()
     while True:
         rows: dict[str, list[Any]] = {name: [] for name in "oalrtcf"}
@@ -203,9 +181,9 @@ def with_gymnasium(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
         for _ in range(s.horizon):
             began = time.perf_counter()
             with torch.no_grad():
-                actions, extras = net(torch.from_numpy(seen))
+                actions, extras = net(torch.from_numpy(seen).to(device))
             acted = time.perf_counter()
-            after, rewards, terminated, truncated, infos = envs.step(actions.numpy())
+            after, rewards, terminated, truncated, infos = envs.step(actions.cpu().numpy())
             seconds["policy"] += acted - began
             seconds["waiting"] += time.perf_counter() - acted
             done = terminated | truncated
@@ -221,12 +199,12 @@ def with_gymnasium(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
             ):
                 rows[name].append(value)
             seen = after
-        observations = torch.from_numpy(np.stack(rows["o"]))
+        observations = torch.from_numpy(np.stack(rows["o"])).to(device)
         with torch.no_grad():
-            values = net.value(observations).numpy()
-            last = net.value(torch.from_numpy(seen)).numpy()
+            values = net.value(observations).cpu().numpy()
+            last = net.value(torch.from_numpy(seen).to(device)).cpu().numpy()
             finals = np.array(rows["f"]).reshape(-1, *seen.shape[1:])
-            cut_values = net.value(torch.from_numpy(finals)).numpy()
+            cut_values = net.value(torch.from_numpy(finals).to(device)).cpu().numpy()
         advantages, returns = pysampler.gae(
             *(np.stack(rows["r"]), values, last, np.stack(rows["t"]), np.stack(rows["c"])),
             cut_values,
@@ -236,50 +214,46 @@ def with_gymnasium(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
         began = time.perf_counter()
         yield Batch(
             *(observations, torch.stack(rows["a"]), torch.stack(rows["l"])),
-            *(torch.from_numpy(advantages), torch.from_numpy(returns), np.array(ended), seconds),
+            *(torch.from_numpy(array).to(device) for array in (advantages, returns)),
+            *(np.array(ended), seconds),
         )
         learned = began
 
 
+def losses(
+    net: ActorCritic,
+    normalized: torch.Tensor,
+    actions: torch.Tensor,
+    old: torch.Tensor,
+    gain: torch.Tensor,
+    returns: torch.Tensor,
+    s: Settings,
+) -> torch.Tensor:
+    """Return the loss of each row: PPO's clipped objective, the critic's error and the entropy.
+
+    ``old`` are log-probabilities when the actions were chosen, ``gain`` normalized advantages.
+    """
+    distribution = net.distribution(normalized)
+    ratio = (distribution.log_prob(actions) - old).exp()
+    policy_loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain)
+    value_loss = (net.critic(normalized).squeeze(-1) - returns).pow(2)
+    return policy_loss + 0.5 * value_loss - s.entropy * distribution.entropy()
+
+
 def learn(net: ActorCritic, optimizer: torch.optim.Optimizer, batch: Batch, s: Settings) -> None:
     """Update the network for some epochs with PPO's clipped objective."""
-    count = batch.log_probs.numel()
-    observations = batch.observations.reshape(count, -1)
-    actions = batch.actions.reshape(count, *batch.actions.shape[2:])
-    old, advantages, returns = (
-        t.reshape(count) for t in (batch.log_probs, batch.advantages, batch.returns)
-    )
+    observations, actions, old, advantages, returns = batch.rows()
     normalized = net.normalized(observations)
     for _ in range(s.epochs):
-        for rows in torch.randperm(count).chunk(s.batches):
-            distribution = net.distribution(normalized[rows])
-            ratio = (distribution.log_prob(actions[rows]) - old[rows]).exp()
+        for rows in torch.randperm(len(old)).chunk(s.batches):
             gain = advantages[rows]
             gain = (gain - gain.mean()) / (gain.std() + 1e-8)
-            policy_loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
-            value_loss = (net.critic(normalized[rows]).squeeze(-1) - returns[rows]).pow(2).mean()
-            loss = policy_loss + 0.5 * value_loss - s.entropy * distribution.entropy().mean()
+            loss = losses(net, normalized[rows], actions[rows], old[rows], gain, returns[rows], s)
             optimizer.zero_grad()
-            loss.backward()
+            loss.mean().backward()
             nn.utils.clip_grad_norm_(net.parameters(), 0.5)
             optimizer.step()
     net.observe(observations)
-
-
-def spaces_of(env_id: str) -> tuple[gym.Space, gym.Space]:
-    """Return the spaces of an env, or exit with a message if they are not supported."""
-    try:
-        with contextlib.closing(gym.make(env_id)) as env:
-            observations, actions = env.observation_space, env.action_space
-    except (gym.error.Error, ModuleNotFoundError) as error:
-        sys.exit(f"cannot make {env_id}: {error}")
-    vectors = [isinstance(x, gym.spaces.Box) and len(x.shape) == 1 for x in (observations, actions)]
-    if not (vectors[0] and (vectors[1] or isinstance(actions, gym.spaces.Discrete))):
-        sys.exit(
-            f"cannot learn {env_id}: observations {observations} and actions {actions}, expected "
-            "a Box of one dimension and a Discrete or such a Box"
-        )
-    return observations, actions
 
 
 def on_hosts(options: argparse.Namespace, net: ActorCritic, s: Settings) -> Any:
@@ -304,10 +278,12 @@ def on_hosts(options: argparse.Namespace, net: ActorCritic, s: Settings) -> Any:
     )
 
 
-def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
-    """Sample and learn in turn; ``progress`` is up to date after each rollout."""
-    net = ActorCritic(*spaces_of(options.env))
+def train(options: argparse.Namespace, run: Run) -> None:
+    """Sample and learn in turn until the run is over."""
+    s = options.settings
+    net = ActorCritic(*spaces_of(options.env, "any")).to(options.device)
     optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5)
+    run.restore(net=net, optimizer=optimizer)
     mode = gym.vector.AutoresetMode.SAME_STEP
     source = with_pysampler if options.vec == "pysampler" else with_gymnasium
     if options.ray is not None:
@@ -317,94 +293,43 @@ def train(options: argparse.Namespace, s: Settings, progress: Progress) -> None:
         envs = pysampler.make_vec(options.env, s.envs, vector_kwargs=kwargs)
     else:
         envs = gym.make_vec(options.env, s.envs, "async", vector_kwargs={"autoreset_mode": mode})
-    bar = tqdm(total=s.steps, unit=" steps", unit_scale=True, disable=options.quiet)
-    with contextlib.closing(envs), bar:
+    spent = dict.fromkeys(("policy", "envs", "waiting", "learner"), 0.0)
+    with contextlib.closing(envs):
+        run.start(net)
         for batch in source(envs, net, s, options):
-            count = batch.log_probs.numel()
-            progress.steps += count
-            progress.recent.extend(batch.ended)
             for name, seconds in batch.seconds.items():
-                progress.spent[name] += seconds
-            mean = progress.mean
-            passed = time.perf_counter() - progress.began
-            shares = {name: f"{part / passed:.0%}" for name, part in progress.spent.items()}
-            bar.update(count)
-            bar.set_postfix({"return": "-" if mean is None else f"{mean:.1f}", **shares})
-            solved = len(progress.recent) == 100 and s.until is not None and mean >= s.until
-            if solved or progress.steps >= s.steps:
+                spent[name] += seconds
+            run.advance(batch.log_probs.numel(), batch.ended, spent=spent)
+            if not run.over:
+                for group in optimizer.param_groups:
+                    group["lr"] = s.rate * (1 - run.steps / run.total)
+                learn(net, optimizer, batch, s)
+            run.checkpoint(net=net, optimizer=optimizer)
+            if run.over:
                 return
-            for group in optimizer.param_groups:
-                group["lr"] = s.rate * (1 - progress.steps / s.steps)
-            learn(net, optimizer, batch, s)
-
-
-def at_least(minimum: int) -> Callable[[str], int]:
-    """Return a converter for options that are integers of at least ``minimum``."""
-
-    def number(text: str) -> int:
-        if (value := int(text)) < minimum:
-            raise argparse.ArgumentTypeError(f"{value}, expected at least {minimum}")
-        return value
-
-    return number
-
-
-def hosts(text: str) -> int | str:
-    """Return how many hosts an option asks for."""
-    return text if text == "auto" else at_least(1)(text)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    made = parser(__doc__, "CartPole-v1", steps=None, until=None)
     vecs, places = ("pysampler", "gymnasium"), ("main", "workers")
-    parser.add_argument("--env", default="CartPole-v1", help="id of an env")
-    parser.add_argument("--vec", choices=vecs, default=vecs[0], help="whose vector env to use")
-    parser.add_argument("--policy-in", choices=places, default=places[0], help="where to act")
-    parser.add_argument("--overlap", action="store_true", help="sample while learning")
-    parser.add_argument("--envs", type=at_least(1), help="number of envs; of each host")
-    parser.add_argument(
+    made.add_argument("--vec", choices=vecs, default=vecs[0], help="whose vector env to use")
+    made.add_argument("--policy-in", choices=places, default=places[0], help="where to act")
+    made.add_argument("--overlap", action="store_true", help="sample while learning")
+    made.add_argument("--envs", type=at_least(1), help="number of envs; of each host")
+    made.add_argument(
         "--workers", type=at_least(0), help="worker processes of pysampler; default: one per CPU"
     )
-    parser.add_argument("--steps", type=at_least(1), help="stop after this many steps of all envs")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--ray",
-        type=hosts,
-        metavar="HOSTS",
-        help="the number of hosts to sample on, or auto: all nodes",
-    )
-    parser.add_argument("--address", help="of a Ray cluster; default: RAY_ADDRESS, or this machine")
-    parser.add_argument("--quiet", action="store_true", help="show no progress bar")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    options = parser.parse_args()
+    add_hosts(made)
+    options = parse(made)
     own = options.overlap or options.policy_in != "main" or options.ray is not None
     if options.vec == "gymnasium" and own:
-        parser.error("--overlap, --policy-in and --ray are pysampler's; expected --vec pysampler")
-    if options.address is not None and options.ray is None:
-        parser.error("--address is of a Ray cluster; expected --ray too")
+        made.error("--overlap, --policy-in and --ray are pysampler's; expected --vec pysampler")
     settings = SETTINGS.get(options.env, Settings())
-    settings.envs = options.envs or settings.envs
-    settings.steps = options.steps or settings.steps
-
-    torch.set_num_threads(1)  # more would not help such a small network, and slow down the envs
-    torch.manual_seed(options.seed)
-    progress = Progress()
-    with contextlib.suppress(KeyboardInterrupt):  # report what was learned so far
-        train(options, settings, progress)
-    if not options.json:
-        print(progress)
-        return
-    seconds = time.perf_counter() - progress.began
-    result = {
-        "env": options.env,
-        "vec": options.vec,
-        "return": progress.mean,
-        "steps": progress.steps,
-        "seconds": seconds,
-        "steps_per_second": progress.steps / seconds,
-        "seconds_in": progress.spent,
-    }
-    print(json.dumps(result))
+    given = {name: getattr(options, name) for name in ("envs", "steps", "until")}
+    given = {name: value for name, value in given.items() if value is not None}
+    options.settings = replace(settings, **given)
+    options.until = options.settings.until
+    run(train, Run(options, total=options.settings.steps))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,12 @@ ALONE = {
     "impala": ["--workers", "0"],
     "maml": ["--workers", "0", "--tasks", "2", "--length", "10"],
     "ppo": ["--workers", "0"],
+    "ppo_learners": ["--learners", "1", "--workers", "0"],
+    "sac": ["--workers", "0"],
 }
+# Those that learn with discrete actions only, or with others only.
+DISCRETE = {"dqn", "dqn_average", "impala"}
+EITHER = {"ppo", "ppo_learners"}
 
 
 def run(name, *arguments):
@@ -44,9 +49,13 @@ def loaded(name, folder=EXAMPLES):
     spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[name]
+    sys.path.insert(0, str(folder))  # as where a program runs
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path.remove(str(folder))
+        del sys.modules[name]
 
 
 @pytest.fixture(params=sorted(ALONE))
@@ -91,8 +100,9 @@ def dqn():
 @pytest.mark.parametrize("made", ["nothing", "something"])
 def test_an_interrupt_ends_with_what_was_learned(example, made, monkeypatch, capsys):
     module, call = example
+    common = sys.modules["common"]
 
-    class Bar(module.tqdm):
+    class Bar(common.tqdm):
         def __init__(self, *args, **kwargs):
             if made == "nothing":
                 raise KeyboardInterrupt
@@ -101,10 +111,7 @@ def test_an_interrupt_ends_with_what_was_learned(example, made, monkeypatch, cap
         def set_postfix(self, *args, **kwargs):
             raise KeyboardInterrupt
 
-        def update(self, n=1):
-            return True  # it was shown
-
-    monkeypatch.setattr(module, "tqdm", Bar)
+    monkeypatch.setattr(common, "tqdm", Bar)
     call(*ALONE[module.__name__])
     [said] = capsys.readouterr().out.splitlines()
     assert "nan" not in said
@@ -163,6 +170,9 @@ class DictEnv(gym.Env):
     def sample_tasks(self, count):
         return [{}] * count
 
+    def reset_task(self, task):
+        pass
+
 
 @pytest.fixture
 def dict_env():
@@ -177,8 +187,8 @@ def test_spaces_that_it_cannot_learn_are_refused(example, dict_env):
         call("--env", dict_env)
     with pytest.raises(SystemExit, match="cannot learn FrozenLake-v1: .*expected"):
         call("--env", "FrozenLake-v1")
-    other = "Pendulum-v1" if module.__name__ in {"dqn", "dqn_average", "impala"} else "Bandit-v0"
-    if module.__name__ != "ppo":
+    other = "Pendulum-v1" if module.__name__ in DISCRETE else "Bandit-v0"
+    if module.__name__ not in EITHER:
         with pytest.raises(SystemExit, match=f"cannot learn {other}: .*expected"):
             call("--env", other)
 
@@ -234,10 +244,10 @@ def test_ppo(arguments):
 )
 def test_maml(arguments):
     result = run("maml.py", "--iterations", "2", *arguments)
-    assert len(result["first"]) == len(result["last"]) == 2
+    assert result["iterations"] == 2
+    assert result["gap"] == result["after"] - result["before"]
     if not arguments:  # a step of gradient helps from the beginning
-        before, after = result["last"]
-        assert after > before
+        assert result["gap"] > 0
 
 
 @contextlib.contextmanager
@@ -300,15 +310,22 @@ def test_maml_learns_through_its_adaptation(maml):
 
 
 @pytest.mark.slow
-def test_maml_writes_its_curves(tmp_path):
+def test_maml_writes_its_curves_and_goes_on(tmp_path):
     pytest.importorskip("matplotlib")
-    arguments = [*ALONE["maml"], "--iterations", "3", "--out", str(tmp_path / "curves")]
-    result = run("maml.py", *arguments)
-    assert result["iterations"] == 3
-    heading, *rows = (tmp_path / "curves.csv").read_text().splitlines()
-    assert heading == "iteration,before,after"
-    assert len(rows) == 3
-    assert (tmp_path / "curves.svg").exists()
+    import torch
+
+    arguments = [*ALONE["maml"], "--log", str(tmp_path / "log"), "--checkpoint-seconds", "0"]
+    arguments += ["--checkpoints", str(tmp_path / "checkpoints")]
+    saved, plot = tmp_path / "net.pt", tmp_path / "curves.svg"
+    arguments += ["--save", str(saved), "--plot", str(plot)]
+    assert run("maml.py", *arguments, "--iterations", "3")["iterations"] == 3
+    assert plot.exists()
+    assert torch.load(saved, weights_only=True)["0"].shape == (2, 32)
+    result = run("maml.py", *arguments, "--iterations", "5")
+    assert (result["iterations"], result["resumed"]) == (5, 3)
+    heading, *rows = (tmp_path / "log" / "progress.csv").read_text().splitlines()
+    assert heading == "iterations,seconds,before,after,gap"
+    assert [row.split(",")[0] for row in rows] == ["1", "2", "3", "4", "5"]
 
 
 def test_peers_that_are_not_installed_are_left_out_of_the_benchmark(monkeypatch, capsys):
@@ -355,6 +372,7 @@ def test_a_benchmark_runs(arguments):
 def test_dqn_average(workers, tmp_path):
     plot = ["--plot", str(tmp_path / "returns.png")] if find_spec("matplotlib") else []
     arguments = ["--between", "750", "--every", "3", "--episodes", "4", "--steps", "4500", *plot]
+    arguments += ["--save", str(tmp_path / "average.pt")]
     result = run("dqn_average.py", "--workers", str(workers), *arguments)
     assert result["steps"] == 4500
     assert result["return"] > 15
@@ -365,7 +383,10 @@ def test_dqn_average(workers, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["--actors", "0"], ["--actors", "2", "--envs-per-actor", "1"], ["--one-process"]],
+    [
+        *([], ["--actors", "0"], ["--actors", "2", "--envs-per-actor", "1"], ["--one-process"]),
+        ["--prioritised"],
+    ],
     ids=" ".join,
 )
 def test_dqn(arguments, tmp_path):
@@ -384,7 +405,8 @@ def test_dqn(arguments, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--one-process"]], ids=" ".join)
 def test_dqn_goes_on_when_it_was_killed(arguments, tmp_path):
-    arguments = ["--checkpoints", str(tmp_path), "--between", "0", "--until", "501", *arguments]
+    arguments = ["--checkpoints", str(tmp_path), "--until", "501", *arguments]
+    arguments += ["--checkpoint-seconds", "0"]
     checkpoints = pysampler.Checkpoints(tmp_path)
     command = [sys.executable, str(EXAMPLES / "dqn.py"), "--quiet", *arguments]
     training = subprocess.Popen(command, start_new_session=True)
@@ -423,10 +445,16 @@ def test_dqn_learns_on_as_if_nothing_had_been(dqn, tmp_path):
         [(seen[i], seen[i + 1], i % 2, 1.0, *ends[:, i], 0, i == 0) for i in range(50)],
     )
     one.learn()
-    checkpoints = pysampler.Checkpoints(tmp_path)
-    one.save(checkpoints, best=3.5)
+    common = sys.modules["common"]
+    options = argparse.Namespace(steps=1, checkpoints=tmp_path, checkpoint_seconds=0, quiet=True)
+    options.log = options.save = None
+    progress = common.Run(options)
+    progress.advance(50, [3.5])
+    one.save(progress)
     drawn = torch.rand(3)
-    assert other.restore(checkpoints) == {"best": 3.5}
+    resumed = common.Run(options)
+    other.restore(resumed)
+    assert (resumed.steps, resumed.mean) == (50, 3.5)
     assert torch.equal(torch.rand(3), drawn)
     for both in (one, other):
         both.learn()
@@ -544,8 +572,9 @@ def test_options_of_hosts_that_make_no_sense_are_refused(example, arguments, exp
 @pytest.mark.parametrize("name", ["impala", "ppo"])
 def test_without_hosts_ray_is_not_imported(name):
     program = (
-        "import runpy, sys\n"
+        "import os, runpy, sys\n"
         "path, *_ = sys.argv = sys.argv[1:]\n"
+        "sys.path.insert(0, os.path.dirname(path))\n"
         "runpy.run_path(path, run_name='__main__')\n"
         "assert 'ray' not in sys.modules\n"
     )
@@ -623,3 +652,41 @@ def test_vtrace_clips_what_is_likelier_than_it_was(impala):
         gains[env, t] = rewards[env, t] + gamma * later * ~terminated[env, t] - values[env, t]
     np.testing.assert_allclose(targets, expected)
     np.testing.assert_allclose(advantages, rhos * gains)
+
+
+@pytest.mark.slow
+def test_dppo_is_watched_saved_and_goes_on(tmp_path):
+    pytest.importorskip("imageio")
+    arguments = ["--watch", "video", "--videos", str(tmp_path / "videos")]
+    arguments += ["--save", str(tmp_path / "net.pt"), "--plot", str(tmp_path / "returns.png")]
+    arguments += ["--checkpoints", str(tmp_path / "run"), "--checkpoint-seconds", "0"]
+    result = run("dppo.py", "--steps", "9600", *arguments)
+    assert "watched" in result
+    for made in ("videos/returns.csv", "net.pt", "returns.png"):
+        assert (tmp_path / made).exists(), made
+    again = run("dppo.py", "--steps", str(result["steps"] + 3200), *arguments)
+    assert again["resumed"] == result["steps"]
+
+
+@pytest.mark.slow
+def test_a_log_is_never_mixed_with_that_of_another_run(tmp_path):
+    arguments = ["--steps", "1024", "--workers", "0", "--log", str(tmp_path)]
+    run("ppo.py", *arguments)
+    rows = (tmp_path / "progress.csv").read_text()
+    assert rows.startswith("steps,seconds,return")
+    assert list(tmp_path.glob("events.out.tfevents*"))
+    command = [sys.executable, str(EXAMPLES / "ppo.py"), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "has the log of another run" in result.stderr
+    assert (tmp_path / "progress.csv").read_text() == rows
+
+
+def test_a_device_that_is_not_there_is_refused(example, capsys):
+    module, call = example
+    with pytest.raises(SystemExit) as error:
+        call("--device", "cuda:77")
+    assert error.value.code == 2
+    has_none = module.__name__ == "dqn_average"
+    expected = "unrecognized arguments" if has_none else "argument --device: 'cuda:77': "
+    assert expected in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -88,7 +89,7 @@ def make_vec(
             make, arguments = make_task_env, {"task": id, **kwargs}
         maker = EnvMaker(make, arguments, tuple(wrappers or ()))
         return _made(maker, num_envs, vector_options(vector_kwargs))
-    spec = copy.deepcopy(id if isinstance(id, EnvSpec) else gym.spec(id))
+    spec = copy.deepcopy(id if isinstance(id, EnvSpec) else _spec_of(id))
     # An earlier make_vec has put these there, so that the spec makes the same again.
     env_kwargs = dict(spec.kwargs)
     num_envs = env_kwargs.pop("num_envs", num_envs)
@@ -116,6 +117,14 @@ def make_vec(
         spec.kwargs["wrappers"] = wrappers
     envs.spec = spec
     return envs
+
+
+def _spec_of(env_id: str) -> EnvSpec:
+    """Return the spec of an id; of "module:Env-v0" once the module has been imported."""
+    module, _, name = env_id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    return gym.spec(name)
 
 
 def vector_options(given: Any) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """What people put around a vector env works around this one."""
 
+import sys
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -189,3 +191,19 @@ def test_a_function_is_applied_where_the_env_is():
     with pytest.raises(ZeroDivisionError, match="env 0.* in <lambda>"):
         envs.apply(lambda _: 1 / 0)
     envs.close()
+
+
+def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
+    (tmp_path / "registers_env_in_test.py").write_text(
+        "import gymnasium as gym\n"
+        "gym.register('Named-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        with pysampler.make_vec("registers_env_in_test:Named-v0", 2) as envs:
+            assert envs.reset(seed=1)[0].shape == (2, 4)
+        with pytest.raises(ModuleNotFoundError, match="not_there_in_test"):
+            pysampler.make_vec("not_there_in_test:Named-v0", 2)
+    finally:
+        gym.registry.pop("Named-v0", None)
+        sys.modules.pop("registers_env_in_test", None)

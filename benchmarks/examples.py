@@ -1,0 +1,204 @@
+"""Run the examples to their end, with several seeds each: what they reach, and how long that takes.
+
+    python benchmarks/examples.py --out benchmarks/results
+    python benchmarks/examples.py --only sac --seeds 5
+
+Each run is a process of its own, one after the other. Its result and its log are kept in a folder
+(build/examples), and a run that is there already is not repeated: what was stopped goes on where it
+was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from running import heading, machine, say, spread, stolen_share, table, write
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+RUNS = EXAMPLES.parent / "build" / "examples"
+
+
+@dataclass
+class Training:
+    """An example with arguments; ``random`` is what a policy that has learned nothing reaches."""
+
+    name: str
+    env: str
+    arguments: str = ""
+    random: float | None = None
+    seeds: int = 3
+    number: str = "return"
+    unit: str = "steps"
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}.py {self.arguments}".strip()
+
+    @property
+    def key(self) -> str:
+        """Name the folder of its runs."""
+        words = f"{self.name} {self.env} {self.arguments}".replace("/", "-").replace("--", "")
+        return "-".join(words.split())
+
+
+TRAININGS = [
+    Training("ppo", "CartPole-v1", random=22),
+    Training("ppo_learners", "CartPole-v1", "--learners 2", random=22),
+    Training("ppo", "HalfCheetah-v5", "--steps 1000000", random=-280),
+    Training("dqn", "CartPole-v1", random=22),
+    Training("dqn", "CartPole-v1", "--prioritised", random=22),
+    Training("dqn_average", "CartPole-v1", random=22, number="average"),
+    Training("impala", "CartPole-v1", random=22),
+    Training("dppo", "Pendulum-v1", random=-1230),
+    Training("sac", "Pendulum-v1", "--steps 15000", random=-1230),
+    Training("sac", "Pendulum-v1", "--td3 --steps 15000", random=-1230),
+    Training("sac", "HalfCheetah-v5", "--steps 50000", random=-280, seeds=1),
+    Training("maml", "Navigation2D-v0", number="gap", unit="iterations"),
+    Training("maml", "HalfCheetahDir-v5", "--iterations 60", number="gap", unit="iterations"),
+    Training("dqn_atari", "MinAtar/Breakout-v1", "--actors 1 --steps 500000", random=0.5),
+    Training("dqn_atari", "ALE/Pong-v5", "--actors 1 --bfloat16 --steps 600000", -20.7, seeds=1),
+]
+
+
+def trained(training: Training, seed: int) -> dict[str, Any] | None:
+    """Return the result of a run, which is made if it is not there yet; None if it failed."""
+    folder = RUNS / f"{training.key}-{seed}"
+    kept = folder / "result.json"
+    if not kept.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "progress.csv").unlink(missing_ok=True)  # of a run that was stopped
+        command = [sys.executable, str(EXAMPLES / f"{training.name}.py"), "--env", training.env]
+        command += [*training.arguments.split(), "--seed", str(seed), "--log", str(folder)]
+        process = subprocess.Popen(
+            [*command, "--quiet", "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            out, errors = process.communicate()
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode:
+            say(f"  {training.title}, seed {seed}: {errors.strip().splitlines()[-1]}")
+            return None
+        load = os.getloadavg()[0]
+        result = {**json.loads(out.splitlines()[-1]), "machine": machine(), "load": load}
+        kept.write_text(json.dumps(result))
+    found: dict[str, Any] = json.loads(kept.read_text())
+    with (folder / "progress.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    curve = [(float(row[training.unit]), row[training.number]) for row in rows]
+    found["curve"] = [(x, float(y)) for x, y in curve if y]
+    return found
+
+
+def report(results: dict[str, Any]) -> str:
+    rows = []
+    for one in results["trainings"]:
+        runs = one["runs"]
+        reached = [run[one["number"]] for run in runs]
+        rows.append(
+            [
+                *(f"`{one['title']}`", one["env"], str(len(runs))),
+                one["number"] if one["number"] != "return" else "return of 100 episodes",
+                "" if one["random"] is None else f"{one['random']:g}",
+                spread(reached, 1),
+                f"{statistics.median(run[one['unit']] for run in runs):,.0f} {one['unit']}",
+                spread([run["seconds"] for run in runs], 0),
+            ]
+        )
+    loads = [run["load"] for one in results["trainings"] for run in one["runs"]]
+    header = ["example", "env", "seeds", "what", "untrained", "reached", "after", "seconds"]
+    return "\n".join(
+        [
+            heading("What the examples learn", results["machine"]),
+            (
+                "Median [least, most] of the seeds 1 to n; those with a goal end when they reach "
+                "it. `sac.py` takes the mean of 20 episodes. The gap of `maml.py` is the mean "
+                "return after the step of adaptation less the one before, in the last iteration. "
+                f"At the ends of the runs {spread(loads, 1)} processes wanted a CPU, theirs and "
+                "those of other work: seconds are longer where these are more than a run has.\n"
+            ),
+            table(header, rows),
+            "![curves]({curves})\n",
+        ]
+    )
+
+
+def picture(results: dict[str, Any], path: Path) -> None:
+    """Draw the curves of all seeds."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    trainings = results["trainings"]
+    columns = 3
+    lines = -(-len(trainings) // columns)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(12, 2.8 * lines), layout="constrained", squeeze=False
+    )
+    for axis in axes.flat[len(trainings) :]:
+        axis.remove()
+    for axis, one in zip(axes.flat, trainings, strict=False):
+        for run in one["runs"]:
+            axis.plot(*np.reshape(run["curve"], (-1, 2)).T, linewidth=1)
+        if one["random"] is not None:
+            axis.axhline(one["random"], color="grey", linewidth=0.5)
+        axis.set_title(f"{one['env']}\n{one['title']}", fontsize=8)
+        axis.set(xlabel=one["unit"], ylabel=one["number"])
+        axis.tick_params(labelsize=7)
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="those whose name, env or arguments have this")
+    parser.add_argument("--seeds", type=int, help="how many of each")
+    parser.add_argument("--out", type=Path, help="folder to write results to")
+    options = parser.parse_args()
+    results: dict[str, Any] = {"machine": machine(), "trainings": []}
+    with stolen_share(results["machine"]):
+        for training in TRAININGS:
+            if options.only not in training.key:
+                continue
+            runs = []
+            for seed in range(1, (options.seeds or training.seeds) + 1):
+                began = time.perf_counter()
+                run = trained(training, seed)
+                if run is None:
+                    continue
+                runs.append(run)
+                say(
+                    f"  {training.env}, {training.title}, seed {seed}: "
+                    f"{training.number} {run[training.number]}, {time.perf_counter() - began:.0f} s"
+                )
+            if runs:
+                fields = {name: getattr(training, name) for name in ("env", "title", "number")}
+                fields |= {"unit": training.unit, "random": training.random, "runs": runs}
+                results["trainings"].append(fields)
+    text = report(results)
+    print(text)
+    if options.out and results["trainings"]:
+        path = write(options.out, "examples", results, text).with_suffix(".svg")
+        path.with_suffix(".md").write_text(text.replace("{curves}", path.name))
+        picture(results, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""SAC beside that of Stable-Baselines3: env steps a second, and what as many steps have taught.
+
+    python benchmarks/sac.py --out benchmarks/results
+    python benchmarks/sac.py --env HalfCheetah-v5 --steps 50000 --seeds 1
+
+The learner is that of examples/sac.py. All contenders have the same env, hyperparameters, steps and
+updates. Each is a process of its own, run one at a time, in turn. Afterwards each plays the same
+episodes without exploring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import os
+import statistics
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from running import Contender, answer, heading, machine, say, spread, stolen_share, table, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+ENVS = 4
+CPUS = len(os.sched_getaffinity(0))
+THEIRS, OURS = "Stable-Baselines3", f"pysampler, {ENVS} envs"
+THREADED, VECTOR = f"{THEIRS}, {CPUS} threads", f"{THEIRS}, {ENVS} envs"
+WAYS = {
+    THEIRS: "its default: one env, stepped by the learner; one thread of torch",
+    THREADED: "the same, with a thread of torch for each CPU",
+    VECTOR: f"{ENVS} envs in processes of their own (SubprocVecEnv), as many updates for each of "
+    "their steps; one thread of torch",
+    OURS: f"{ENVS} envs in one worker, which acts while the learner learns; one thread of torch",
+}
+SLICE = 10.0  # seconds of training between two answers
+FIRST_EPISODE = 1_000_000  # seed of the first episode that is played, which no training has
+
+
+def example() -> Any:
+    """Return examples/sac.py as a module."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.append(str(EXAMPLES))  # behind this folder, which has a sac.py of its own
+    spec = importlib.util.spec_from_file_location("sac_example", EXAMPLES / "sac.py")
+    assert spec is not None
+    assert spec.loader is not None
+    if spec.name not in sys.modules:
+        sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[spec.name])
+    return sys.modules[spec.name]
+
+
+def settings_of(env: str, steps: int) -> Any:
+    """Return the hyperparameters of all contenders."""
+    sac = example()
+    known = sac.SETTINGS.get(env, sac.Settings())
+    return replace(known, start=min(known.start, steps // 4))
+
+
+# -- in a contender's process ----------------------------------------------------------------------
+
+
+class Ours:
+    """The learner and the actors of examples/sac.py."""
+
+    def __init__(self, env: str, s: Any, seed: int) -> None:
+        sac = example()
+        spaces = sac.spaces_of(env, "bounded")
+        self._learner = sac.SAC(spaces, s, seed)
+        options = argparse.Namespace(env=env, envs=ENVS, workers=1, seed=seed)
+        actors = sac.actors_of(self._learner, spaces[1], options)
+        actors.begin()
+        self._rounds = sac.train(actors, self._learner)
+        self._policy = sac.Explorer(self._learner.actor, spaces[1], s.log_stds)
+
+    @property
+    def steps(self) -> int:
+        return int(self._learner.steps)
+
+    @property
+    def updates(self) -> int:
+        return int(self._learner.updates)
+
+    def train(self, steps: int) -> None:
+        """Train for at least one step and at most about ``steps``."""
+        next(self._rounds)
+
+    def act(self, observation: Any) -> Any:
+        return self._policy(observation[None])[0][0]
+
+
+class Theirs:
+    """SAC of Stable-Baselines3."""
+
+    def __init__(self, env: str, s: Any, seed: int, envs: int) -> None:
+        from stable_baselines3 import SAC
+        from stable_baselines3.common.env_util import make_vec_env
+        from stable_baselines3.common.vec_env import SubprocVecEnv
+
+        made = env if envs == 1 else make_vec_env(env, envs, seed, vec_env_cls=SubprocVecEnv)
+        self._model = SAC(
+            *("MlpPolicy", made),
+            learning_rate=s.rate,
+            buffer_size=s.capacity,
+            learning_starts=s.start,
+            batch_size=s.batch,
+            tau=s.tau,
+            gamma=s.gamma,
+            gradient_steps=-1,  # as many as there were new steps
+            policy_kwargs={"net_arch": [s.width] * 2},
+            device="cpu",
+            seed=seed,
+        )
+
+    @property
+    def steps(self) -> int:
+        return int(self._model.num_timesteps)
+
+    @property
+    def updates(self) -> int:
+        return int(self._model._n_updates)
+
+    def train(self, steps: int) -> None:
+        """Train for about ``steps``."""
+        self._model.learn(min(steps, 40), reset_num_timesteps=False)
+
+    def act(self, observation: Any) -> Any:
+        return self._model.predict(observation, deterministic=True)[0]
+
+
+def training(way: str, seed: int, env: str, steps: int) -> Callable[[dict[str, Any]], Any]:
+    """Trains for some time when told to, or plays."""
+    import torch
+
+    torch.set_num_threads(CPUS if way == THREADED else 1)
+    torch.manual_seed(seed)
+    s = settings_of(env, steps)
+    trained: Ours | Theirs
+    trained = (
+        Ours(env, s, seed) if way == OURS else Theirs(env, s, seed, ENVS * (way == VECTOR) or 1)
+    )
+    seconds = 0.0
+
+    def measure(cell: dict[str, Any]) -> dict[str, Any]:
+        nonlocal seconds
+        if cell["episodes"] > 0:
+            return {"returns": played(env, trained.act, cell["episodes"])}
+        began = time.perf_counter()
+        while trained.steps < cell["until"] and time.perf_counter() < began + SLICE:
+            trained.train(cell["until"] - trained.steps)
+        seconds += time.perf_counter() - began
+        return {"steps": trained.steps, "updates": trained.updates, "seconds": seconds}
+
+    return measure
+
+
+def played(env_id: str, act: Callable[[Any], Any], episodes: int) -> list[float]:
+    """Return the returns of episodes, which are the same for all contenders."""
+    import gymnasium as gym
+
+    returns = []
+    with gym.make(env_id) as env:
+        for number in range(episodes):
+            seen, _ = env.reset(seed=FIRST_EPISODE + number)
+            total, ended = 0.0, False
+            while not ended:
+                seen, reward, terminated, truncated, _ = env.step(act(seen))
+                total += float(reward)
+                ended = terminated or truncated
+            returns.append(total)
+    return returns
+
+
+# -- in the process that measures ------------------------------------------------------------------
+
+
+def run_of(way: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Train for as many steps as are asked for, then play."""
+    given = ("--env", options.env, "--steps", options.steps)
+    one = Contender(__file__, "--child", way, seed, *given)
+
+    def ask(until: int = 0, episodes: int = 0) -> dict[str, Any]:
+        said = one.measure(until=until, episodes=episodes)
+        assert said is not None, f"{way} has ended: {one.trouble}"
+        return said
+
+    # Measured from a little after the first update.
+    curve = [ask(until=settings_of(options.env, options.steps).start + 50)]
+    while curve[-1]["steps"] < options.steps:
+        curve.append(ask(until=options.steps))
+    returns = ask(episodes=options.episodes)["returns"]
+    one.end()
+    run = {"seed": seed, "curve": curve, "returns": returns}
+    mean = statistics.mean(returns)
+    say(f"  {way}, seed {seed}: {rate(run):,.0f} steps/s, returns {mean:,.1f}")
+    return run
+
+
+def rate(run: dict[str, Any], what: str = "steps") -> float:
+    """Return the env steps a second, or the updates, from the first update on."""
+    first, *_, last = run["curve"]
+    return float((last[what] - first[what]) / (last["seconds"] - first["seconds"]))
+
+
+def tables(results: dict[str, Any]) -> str:
+    rows = []
+    for way, runs in results["runs"].items():
+        pairs = zip(runs, results["runs"][THEIRS], strict=True)
+        rows.append(
+            [
+                way,
+                spread([rate(run) for run in runs], 0),
+                spread([rate(run) / rate(other) for run, other in pairs], 1),
+                spread([rate(run, "updates") / rate(run) for run in runs], 2),
+                spread([run["curve"][-1]["seconds"] for run in runs], 0),
+                spread([statistics.mean(run["returns"]) for run in runs], 0),
+            ]
+        )
+    header = ["", "env steps/s", f"of {THEIRS}", "updates per step", "seconds", "return"]
+    settings = ", ".join(f"{name} {value}" for name, value in results["settings"].items())
+    return "\n".join(
+        [
+            heading("SAC", results["machine"]),
+            f"{results['env']}, {results['steps']:,} steps on the CPU. Median [least, most] of "
+            f"{len(results['seeds'])} seeds, in turn. Steps a second are those from the first "
+            f"update on; the return is the mean of {results['episodes']} episodes after the "
+            "training, without exploring, the same for all.\n\n"
+            + "\n".join(f"- *{way}*: {WAYS[way]}." for way in results["runs"])
+            + f"\n\nHyperparameters: {settings}.\n",
+            table(header, rows),
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--env", default="Pendulum-v1", help="default: Pendulum-v1")
+    parser.add_argument("--steps", type=int, default=10_000, help="default: 10,000")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--episodes", type=int, default=20, help="that are played at the end")
+    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
+    parser.add_argument("--out", type=Path, help="folder to write results to")
+    options = parser.parse_args()
+    if options.child:
+        way, seed = options.child
+        answer(functools.partial(training, way, int(seed), options.env, options.steps))
+        return
+    if options.quick:
+        options.seeds, options.steps, options.episodes = [1], 600, 2
+    settings = asdict(settings_of(options.env, options.steps))
+    shared = "start", "width", "rate", "gamma", "tau", "batch", "capacity", "updates_per_step"
+    results: dict[str, Any] = {
+        "machine": machine(),
+        **{name: getattr(options, name) for name in ("env", "steps", "seeds", "episodes")},
+        "settings": {name: settings[name] for name in shared},
+        "runs": {way: [] for way in WAYS},
+    }
+    with stolen_share(results["machine"]):
+        for seed in options.seeds:
+            for way, runs in results["runs"].items():
+                runs.append(run_of(way, seed, options))
+    text = tables(results)
+    print(text)
+    if options.out:
+        write(options.out, f"sac-{options.env}", results, text)
+
+
+if __name__ == "__main__":
+    main()

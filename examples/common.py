@@ -1,0 +1,493 @@
+"""What all examples need: options, progress, logs, plots, checkpoints, and a clean end on Ctrl-C.
+
+An example makes its options with ``parser``, reads them with ``parse``, and passes its ``train`` to
+``run``, which reports what was learned even if Ctrl-C ends the training. ``train`` tells its
+``Run`` of each step it made: ``run.advance(steps, returns)``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import pysampler
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    """Return a converter for options that are integers of at least ``minimum``."""
+
+    def number(text: str) -> int:
+        if (value := int(text)) < minimum:
+            raise argparse.ArgumentTypeError(f"{value}, expected at least {minimum}")
+        return value
+
+    return number
+
+
+def parser(
+    doc: str, env: str, *, without: Iterable[str] = (), **defaults: Any
+) -> argparse.ArgumentParser:
+    """Return a parser of the options that all examples have.
+
+    Args:
+        doc: The docstring of the example.
+        env: The default id of an env.
+        without: What an example does not do: of "device" and "checkpoints".
+        **defaults: Default values of ``steps`` and ``until``.
+    """
+    made = argparse.ArgumentParser(
+        description=doc.splitlines()[0],
+        epilog=doc.partition("\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--env", default=env, help=f"id of an env; default: {env}")
+    if "steps" in defaults:
+        text = "stop after this many steps of all envs"
+        made.add_argument("--steps", type=at_least(1), default=defaults["steps"], help=text)
+    if "until" in defaults:
+        text = "stop at this mean return of the last 100 episodes"
+        made.add_argument("--until", type=float, default=defaults["until"], help=text)
+    made.add_argument("--seed", type=int, default=1)
+    if "device" in without:
+        made.set_defaults(device="cpu")
+    else:
+        made.add_argument("--device", default="cpu", help="of the networks: cpu, cuda, cuda:1")
+    made.add_argument("--log", type=Path, metavar="DIR", help="write CSV and TensorBoard logs here")
+    made.add_argument("--plot", type=Path, metavar="FILE", help="plot the returns to this file")
+    made.add_argument("--save", type=Path, metavar="FILE", help="save the best weights")
+    if "checkpoints" in without:
+        made.set_defaults(checkpoints=None)
+    else:
+        text = "save checkpoints, and resume from them"
+        made.add_argument("--checkpoints", type=Path, metavar="DIR", help=text)
+        text = "seconds between two checkpoints; default: 30"
+        made.add_argument("--checkpoint-seconds", type=float, default=30.0, help=text)
+    made.add_argument("--quiet", action="store_true", help="show no progress bar")
+    made.add_argument("--json", action="store_true", help="print the result as JSON")
+    return made
+
+
+def add_hosts(made: argparse.ArgumentParser) -> None:
+    """Add the options of an example that can sample on the hosts of a Ray cluster."""
+
+    def hosts(text: str) -> int | str:
+        return text if text == "auto" else at_least(1)(text)
+
+    text = "the number of hosts to sample on, or auto: all nodes"
+    made.add_argument("--ray", type=hosts, metavar="HOSTS", help=text)
+    text = "of a Ray cluster; default: RAY_ADDRESS, or this machine"
+    made.add_argument("--address", help=text)
+
+
+def add_play(made: argparse.ArgumentParser) -> None:
+    """Add the options of an example that can run saved weights."""
+    made.add_argument("--play", type=Path, metavar="FILE", help="only run saved weights")
+    add_watch(made, "--show", "with --play: open a window, or film a few episodes")
+
+
+def add_watch(made: argparse.ArgumentParser, name: str, text: str) -> None:
+    """Add an option to show episodes, in a window or as videos, and where to write those."""
+    made.add_argument(name, choices=("human", "video"), help=text)
+    text = "where to write videos; default: videos"
+    made.add_argument("--videos", type=Path, metavar="DIR", default=Path("videos"), help=text)
+
+
+def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
+    """Return the options of the command line, checked, and seed torch and NumPy."""
+    options = made.parse_args()
+    if getattr(options, "address", None) is not None and options.ray is None:
+        made.error("--address is of a Ray cluster; expected --ray too")
+    if getattr(options, "show", None) is not None and options.play is None:
+        made.error("--show is of --play; expected --play too")
+    for name in ("plot", "save"):
+        path = getattr(options, name)
+        if path is not None and not path.absolute().parent.is_dir():
+            made.error(f"argument --{name}: no directory {path.parent}")
+    if options.log is not None and (options.log / "progress.csv").exists():
+        resumes = options.checkpoints and pysampler.Checkpoints(options.checkpoints).steps()
+        if not resumes:
+            made.error(f"argument --log: {options.log} has the log of another run")
+    try:
+        torch.zeros(1).to(options.device)
+    except (RuntimeError, AssertionError) as error:  # torch was built without it, or has no such
+        made.error(f"argument --device: {options.device!r}: {str(error).splitlines()[0]}")
+    # More threads do not help small networks, and slow down the envs.
+    torch.set_num_threads(1)
+    if options.checkpoints:  # a resumed run sees other episodes
+        options.seed += pysampler.Checkpoints(options.checkpoints).latest or 0
+    torch.manual_seed(options.seed)
+    np.random.seed(options.seed % 2**32)
+    return options
+
+
+def spaces_of(
+    env: str | Callable[[], gym.Env],
+    actions: str,
+    *,
+    observations: int = 1,
+    needs: Iterable[str] = (),
+) -> tuple[gym.Space, gym.Space]:
+    """Return the spaces of an env, or exit with a message if an example cannot learn in them.
+
+    Args:
+        env: An env's id, or a function that makes an env.
+        actions: Which actions it can learn: "discrete", "bounded" (a bounded Box of one dimension)
+            or "any" (either, or an unbounded Box).
+        observations: How many dimensions an observation has.
+        needs: Methods that the env must have.
+    """
+    named = env if isinstance(env, str) else getattr(env, "env_id", "the env")
+    try:
+        with contextlib.closing(gym.make(env) if isinstance(env, str) else env()) as made:
+            found = made.observation_space, made.action_space
+            lacks = [name for name in needs if not hasattr(made.unwrapped, name)]
+    except (gym.error.Error, ImportError) as error:
+        sys.exit(f"cannot make {named}: {error}")
+    if lacks:
+        sys.exit(f"cannot learn {named}: it has no {', '.join(lacks)}, expected an env with tasks")
+    seen, acted = found
+    discrete = isinstance(acted, gym.spaces.Discrete) and acted.start == 0
+    box = isinstance(acted, gym.spaces.Box) and len(acted.shape) == 1
+    bounded = box and acted.is_bounded()
+    if not (
+        isinstance(seen, gym.spaces.Box)
+        and len(seen.shape) == observations
+        and {"discrete": discrete, "bounded": bounded, "any": discrete or box}[actions]
+    ):
+        dimensions = "one dimension" if observations == 1 else f"{observations} dimensions"
+        expected = {
+            "discrete": "a Discrete that begins at 0",
+            "bounded": "a bounded Box of one dimension",
+            "any": "a Discrete that begins at 0 or a Box of one dimension",
+        }
+        sys.exit(
+            f"cannot learn {named}: observations {seen} and actions {acted}, expected a Box of "
+            f"{dimensions} and {expected[actions]}"
+        )
+    return found
+
+
+# -- policies as they are --------------------------------------------------------------------------
+
+
+def play(options: argparse.Namespace, policy: Any, env: Any = None, *, episodes: int = 20) -> None:
+    """Print the mean return of some episodes; of three that are shown if ``--show`` is given."""
+    env = options.env if env is None else env
+    if options.show is None:
+        played = float(pysampler.evaluate(env, policy, episodes, seed=options.seed).mean)
+    else:
+        with watcher(options, options.show, policy, env) as watching:
+            played = float(watching.wait(3)["return"].mean())
+    print(json.dumps({"return": played}) if options.json else f"return {played:.1f}")
+
+
+def watcher(
+    options: argparse.Namespace, show: str, policy: Any, env: Any, every: int = 1
+) -> pysampler.Watcher:
+    """Return a watcher of a policy, or of actors; exit with a message if it cannot show anything.
+
+    Args:
+        options: The options.
+        show: "human" opens a window, "video" films.
+        policy: The policy, or ``pysampler.Actors``.
+        env: An env's id, or a function that makes an env.
+        every: Which episodes to film: each first of this many.
+    """
+    how: dict[str, Any] = {"render_mode": "human"}
+    if show == "video":
+        how = {"render_mode": "rgb_array", "folder": options.videos, "video_every": every}
+    is_policy = not isinstance(policy, pysampler.Actors)
+    try:
+        return pysampler.Watcher(policy, env, seed=options.seed, repeat=is_policy, **how)
+    except (ImportError, gym.error.Error, pysampler.EnvError) as error:
+        sys.exit(f"cannot show {env}: {error}")
+
+
+# -- a training ------------------------------------------------------------------------------------
+
+
+class Run:
+    """One training: counts its steps and returns, shows and logs them, and keeps its weights.
+
+    Args:
+        options: Those that ``parse`` returned.
+        unit: What the progress bar counts.
+        total: How many of them there will be at most; by default ``options.steps``.
+        plotted: Names of the numbers to plot.
+        window: Returns of how many episodes the mean is taken of.
+    """
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        *,
+        unit: str = "steps",
+        total: int | None = None,
+        plotted: Iterable[str] = ("return",),
+        window: int = 100,
+    ) -> None:
+        self.options, self.unit = options, unit
+        self.total = options.steps if total is None else total
+        self.steps = self.resumed = 0
+        self.recent: deque[float] = deque(maxlen=window)  # episode returns
+        self.numbers: dict[str, float | None] = {}
+        self.spent: dict[str, float] = {}  # seconds
+        self.curves: dict[str, list[tuple[int, float, float]]] = {name: [] for name in plotted}
+        self.best: float | None = None
+        self.net: torch.nn.Module | None = None
+        self.began, self._earlier = time.perf_counter(), 0.0
+        self._shown = self._saved = self.began
+        self._bar: Any = None
+        self._log: Log | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the training began, without those of earlier runs."""
+        return time.perf_counter() - self.began
+
+    @property
+    def mean(self) -> float | None:
+        """The mean return of the last episodes; None if none has ended."""
+        return float(np.mean(self.recent)) if self.recent else None
+
+    @property
+    def solved(self) -> bool:
+        """Whether the mean return is what was asked for, over enough episodes."""
+        until = getattr(self.options, "until", None)
+        return until is not None and self._is_full and self.mean >= until
+
+    @property
+    def over(self) -> bool:
+        """Whether the training ends here."""
+        return self.solved or self.steps >= self.total
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.recent) == self.recent.maxlen
+
+    def start(self, net: torch.nn.Module | None = None) -> None:
+        """Show the progress bar, open the log; ``net`` is what ``--save`` saves."""
+        self.net = net
+        self._bar = tqdm(
+            total=self.total,
+            initial=self.steps,
+            unit=f" {self.unit}",
+            unit_scale=True,
+            disable=self.options.quiet,
+        )
+        if self.options.log is not None:
+            self._log = Log(self.options.log, self.unit)
+
+    def advance(
+        self,
+        steps: int,
+        returns: Iterable[float] = (),
+        *,
+        spent: Mapping[str, float] | None = None,
+        every: float = 0.25,
+        **numbers: float | None,
+    ) -> None:
+        """Count steps and the returns of ended episodes.
+
+        Args:
+            steps: How many were made.
+            returns: Those of the episodes that ended.
+            spent: Seconds since the beginning, by what they were spent on: shown as shares.
+            every: Show and log at most once in this many seconds.
+            **numbers: What else to show and log, the same names each time; None if not known.
+        """
+        self.steps += steps
+        self.recent.extend(returns)
+        shown = {"return": self.mean, **numbers} if "return" in self.curves else numbers
+        self.numbers, self.spent = dict(shown), dict(spent or {})
+        if self._bar is None:
+            self.start()
+        self._bar.update(steps)
+        now = time.perf_counter()
+        if now < self._shown + every and not self.over:
+            return
+        self._shown = now
+        seconds = self._earlier + self.seconds
+        for name, points in self.curves.items():
+            if (value := self.numbers.get(name)) is not None:
+                points.append((self.steps, seconds, value))
+        if self._log is not None:
+            self._log.write(self.steps, seconds, self.numbers)
+        self._keep_best()
+        shares = {name: f"{part / self.seconds:.0%}" for name, part in self.spent.items()}
+        self._bar.set_postfix({n: _written(v) for n, v in self.numbers.items()} | shares)
+
+    def _keep_best(self) -> None:
+        if self._is_full and (self.best is None or self.mean > self.best):
+            self.best = self.mean
+            self._save()
+
+    def _save(self) -> None:
+        """Save the weights, replacing the file atomically."""
+        if self.options.save is not None and self.net is not None:
+            path = self.options.save
+            new = path.with_name(path.name + ".new")
+            torch.save(self.net.state_dict(), new)
+            new.replace(path)
+
+    def restore(self, **parts: Any) -> dict[str, Any]:
+        """Resume from the newest checkpoint, if there is one; return its further parts."""
+        if self.options.checkpoints is None:
+            return {}
+        found = pysampler.Checkpoints(self.options.checkpoints).restore(**parts)
+        if found is None:
+            return {}
+        run = found.pop("run")
+        torch.set_rng_state(run["random"])
+        self.steps = self.resumed = found.pop("step")
+        self._earlier, self.best = run["seconds"], run["best"]
+        self.recent.extend(run["recent"])
+        self.curves = {
+            name: [(int(x), *rest) for x, *rest in points] for name, points in run["curves"].items()
+        }
+        return found
+
+    def checkpoint(self, **parts: Any) -> None:
+        """Save a checkpoint if one is due, or the training ends here."""
+        due = self.over or time.perf_counter() > self._saved + self.options.checkpoint_seconds
+        if self.options.checkpoints is None or not due or self.steps == self.resumed:
+            return
+        pysampler.Checkpoints(self.options.checkpoints).save(
+            self.steps,
+            **parts,
+            run={
+                "random": torch.get_rng_state(),
+                "seconds": self._earlier + self.seconds,
+                "best": self.best,
+                "recent": list(self.recent),
+                "curves": self.curves,
+            },
+        )
+        self._saved = time.perf_counter()
+
+    def close(self) -> None:
+        """Close the bar and the log; save the weights if none were good enough to be saved."""
+        if self.best is None and self.steps > self.resumed:
+            self._save()
+        if self._bar is not None:
+            self._bar.close()
+        if self._log is not None:
+            self._log.close()
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        return {
+            "env": self.options.env,
+            **({"return": self.mean} if "return" in self.curves else {}),
+            self.unit: self.steps,
+            "resumed": self.resumed,
+            "seconds": self.seconds,
+            **self.numbers,
+            "seconds_in": self.spent,
+        }
+
+    def __str__(self) -> str:
+        after = f" after {self.resumed:,}" * (self.resumed > 0)
+        parts = [f"{self.steps - self.resumed:,} {self.unit} in {self.seconds:.1f} s{after}"]
+        if "return" in self.curves:
+            parts.append(
+                "no episode has ended"
+                if self.mean is None
+                else f"return {self.mean:.1f} over the last {len(self.recent)} episodes"
+            )
+        parts += [f"{n} {_written(v)}" for n, v in self.numbers.items() if n != "return"]
+        parts += [f"{n} {part / self.seconds:.0%}" for n, part in self.spent.items()]
+        return ", ".join(parts)
+
+
+def run(train: Callable[[argparse.Namespace, Run], None], progress: Run) -> None:
+    """Train, then print the result, and plot it, also if Ctrl-C ended the training."""
+    options = progress.options
+    with contextlib.suppress(KeyboardInterrupt):
+        train(options, progress)
+    progress.close()
+    print(json.dumps(progress.result) if options.json else progress)
+    if options.plot is not None:
+        plot(options.plot, progress.curves, progress.unit)
+
+
+def _written(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+# -- logs and plots --------------------------------------------------------------------------------
+
+
+class Log:
+    """Writes numbers to ``progress.csv`` in a folder, and for TensorBoard if that is installed."""
+
+    def __init__(self, folder: Path, unit: str) -> None:
+        self._unit = unit
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "progress.csv"
+        self._headed = path.exists() and path.stat().st_size > 0  # by the run that is resumed
+        self._file = path.open("a", newline="")
+        self._rows = csv.writer(self._file)
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - takes a second
+
+            self._board = SummaryWriter(str(folder))
+        except ImportError:
+            self._board = None
+            print("no logs for TensorBoard: pip install tensorboard", file=sys.stderr)
+
+    def write(self, steps: int, seconds: float, numbers: Mapping[str, float | None]) -> None:
+        if not self._headed:
+            self._rows.writerow((self._unit, "seconds", *numbers))
+            self._headed = True
+        values = ("" if value is None else value for value in numbers.values())
+        self._rows.writerow((steps, round(seconds, 3), *values))
+        self._file.flush()
+        if self._board is not None:
+            for name, value in numbers.items():
+                if value is not None:
+                    self._board.add_scalar(name, value, steps)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def plot(path: Path, curves: Mapping[str, Any], unit: str = "steps") -> None:
+    """Plot numbers over steps, and over seconds."""
+    try:
+        import matplotlib as mpl  # noqa: PLC0415 - only with --plot
+
+        mpl.use("Agg")
+        from matplotlib import pyplot as plt  # noqa: PLC0415
+    except ImportError:
+        sys.exit("cannot plot: pip install matplotlib")
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
+    for name, points in curves.items():
+        steps, seconds, values = np.reshape(points, (-1, 3)).T
+        for axis, x in zip(axes, (steps, seconds), strict=True):
+            axis.plot(x, values, label=name)
+    axes[0].set(xlabel=unit, ylabel="return")
+    axes[1].set(xlabel="seconds")
+    if len(curves) > 1:
+        axes[0].legend()
+    figure.savefig(path)
