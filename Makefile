@@ -13,7 +13,7 @@ NATIVE_OFF := -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_TESTS=ON -DPYSAMPLE
 FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-python test-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
+.PHONY: help demo examples test test-python test-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
   bench-cliffs bench-core bench-actors bench-mujoco bench-hosts bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels \
   contract recipes clean
 
@@ -95,12 +95,12 @@ bench-samplers: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/samplers.py --out benchmarks/results
 	$(BIN)/python benchmarks/timeout_study.py --out benchmarks/results
 
-.PHONY: examples
 examples: $(VENV)/package.stamp $(VENV)/bench.stamp  ## every example to its end, with several seeds (hours); results in benchmarks/results
 	$(BIN)/python benchmarks/examples.py --out benchmarks/results
 
 bench-actors: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/dqn.py --out benchmarks/results
+	$(BIN)/python benchmarks/sac.py --out benchmarks/results
 	$(BIN)/python benchmarks/actors.py --out benchmarks/results
 
 bench-cliffs: $(VENV)/package.stamp $(VENV)/bench.stamp

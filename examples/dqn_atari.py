@@ -375,7 +375,7 @@ def main() -> None:
         "--actors", type=at_least(0), default=2, help="worker processes; 0: act in this process"
     )
     made.add_argument("--envs-per-actor", type=at_least(1), default=8)
-    text = "steps in the replay buffer; 8 GB for each million of stacked 84 x 84; default: 200000"
+    text = "steps in the replay buffer; 7.6 GB for each million of stacked 84 x 84; default: 200000"
     made.add_argument("--capacity", type=at_least(1), default=200_000, help=text)
     text = "save the replay buffer in checkpoints too, which may take seconds and gigabytes"
     made.add_argument("--checkpoint-replay", action="store_true", help=text)

@@ -40,7 +40,7 @@ _RESERVED = {*_OWN, FOLLOWING, PRECEDING}
 # Before the name of a field: the numbers of its frames. No name of a user's has a blank there.
 _FRAMES = "frames of "
 # One frame more for so many records: episodes that are shorter than this need more.
-_SPARE = 8
+_SPARE = 16
 # How often records that have lost frames are drawn again, before the others are looked for.
 _REDRAWS = 4
 
