@@ -281,6 +281,7 @@ class Records:
             if name not in self._layout.once
         }
         goes_on = (env[1:] == env[:-1]) & (lengths[1:] == lengths[:-1] + 1)
+        goes_on &= np.diff(ordered.by_step("number")) <= 1  # those of T steps have one number
         goes_on &= ~(terminated | truncated)[:-1]
         edges = [0, *(np.flatnonzero(~goes_on) + 1).tolist(), len(env)]
         spec = self._layout.spec

@@ -14,7 +14,7 @@ from pysampler._rollouts.rollout import Episode, Rollout
 from pysampler._torch import to_array
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -72,6 +72,7 @@ class EpisodeStatistics:
             maxlen=whole_number("count episodes", "window", window, 1)
         )
         self._open: dict[int, list[Episode]] = {}  # by env, the parts of the episode under way
+        self._numbers: dict[int, int] = {}  # by env, that of the newest record
         self.count = 0
 
     def add(self, batch: Rollout | Records) -> dict[str, npt.NDArray[Any]]:
@@ -90,7 +91,16 @@ class EpisodeStatistics:
             raise TypeError(
                 f"cannot count episodes: {type(batch).__name__}, expected a Rollout or Records"
             )
-        found = []
+        found: list[dict[str, float]] = []
+        for run in self._without_gaps(batch) if isinstance(batch, Records) else (batch,):
+            self._add(run, found)
+        self._newest.extend(found)
+        self.count += len(found)
+        names = found[0].keys() if found else ()
+        return {name: np.array([one[name] for one in found]) for name in names}
+
+    def _add(self, batch: Rollout | Records, found: list[dict[str, float]]) -> None:
+        """Append the statistics of the episodes that ended in a batch to ``found``."""
         lengths = _lengths_of(batch)
         for part in batch.episodes():
             before = self._open.pop(part.env, [])
@@ -102,11 +112,7 @@ class EpisodeStatistics:
             if not (part.terminated or part.truncated):
                 self._open[part.env] = parts
             elif lengths.get((part.env, part.steps.stop)) == sum(map(len, parts)):
-                found.append(self._described(_joined(parts)))
-        self._newest.extend(found)
-        self.count += len(found)
-        names = found[0].keys() if found else ()
-        return {name: np.array([one[name] for one in found]) for name in names}
+                found.append(self._described(_joined(parts), like=[*self._newest, *found][-1:]))
 
     @property
     def means(self) -> dict[str, float]:
@@ -134,9 +140,23 @@ class EpisodeStatistics:
             truncated=part.truncated,
         )
 
-    def _described(self, episode: Episode) -> dict[str, float]:
+    def _without_gaps(self, records: Records) -> Iterator[Records]:
+        """Yield runs of records of one env; drop the open part of an episode before each gap."""
+        order = np.lexsort((records.rows["number"], records.rows["env"]))
+        numbers, envs = records.rows["number"][order], records.rows["env"][order]
+        gaps = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(envs) != 0)) + 1
+        for rows in np.split(order, gaps) if len(order) else ():
+            first, last = (int(records.rows["number"][row]) for row in (rows[0], rows[-1]))
+            env = int(records.rows["env"][rows[0]])
+            if self._numbers.get(env) != first - 1:
+                self._open.pop(env, None)
+            self._numbers[env] = last
+            yield records[rows]
+
+    def _described(self, episode: Episode, like: list[dict[str, float]]) -> dict[str, float]:
+        """Return what the function returns of an episode, with the names of ``like``, if any."""
         described = self._function(episode)
-        names = self._newest[-1].keys() if self._newest else None
+        names = like[0].keys() if like else None
         try:
             found = {str(name): float(value) for name, value in described.items()}
         except (AttributeError, TypeError, ValueError) as error:

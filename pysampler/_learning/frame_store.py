@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,16 +10,38 @@ import numpy as np
 from pysampler.sync import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
     Array = npt.NDArray[Any]
     Numbers = npt.NDArray[np.int64]
 
-__all__ = ["FrameStore"]
+__all__ = ["FrameStore", "StackAddition"]
 
 _LINE = 128  # bytes; what an array may be moved by to begin at one
+
+
+@dataclass
+class StackAddition:
+    """Stacks that are being added.
+
+    Attributes:
+        stacks: What was observed, in the order in which each env made it.
+        next_stacks: What came of the steps.
+        envs: The envs.
+        numbers: The numbers of their frames, ``[records, 2 * depth]``.
+        done: How many records have been stored.
+    """
+
+    stacks: Array
+    next_stacks: Array
+    envs: Numbers
+    numbers: Numbers = field(init=False)
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        self.numbers = np.empty((len(self.envs), 2 * self.stacks.shape[1]), np.int64)
 
 
 class FrameStore:
@@ -49,25 +72,20 @@ class FrameStore:
         """The number of bytes of all frames."""
         return self.frames.nbytes
 
-    def add(self, stacks: Array, next_stacks: Array, envs: Numbers) -> Numbers:
-        """Store stacks, and return the numbers of their frames: ``[records, 2 * depth]``.
+    def add(self, one: StackAddition) -> None:
+        """Store stacks and fill in the numbers of their frames.
 
-        Args:
-            stacks: What was observed, in the order in which each env made it.
-            next_stacks: What came of the steps.
-            envs: The envs.
+        A call that was interrupted is repeated: it goes on with the record that it had come to.
         """
-        numbers = np.empty((len(envs), 2 * self.depth), np.int64)
-        for row, (before, after, env) in enumerate(zip(stacks, next_stacks, envs, strict=True)):
-            known = self.last.get(int(env))
-            numbers[row, : self.depth] = self._numbers_of(before, known)
-            observed = numbers[row, : self.depth]
-            shifted = np.append(observed[1:], observed[-1])
-            numbers[row, self.depth :] = self._numbers_of(after, shifted)
-            self.last[int(env)] = numbers[row, self.depth :].copy()
-        return numbers
+        while one.done < len(one.envs):
+            row, env = one.done, int(one.envs[one.done])
+            observed = self._numbers_of(one.stacks[row], self.last.get(env))
+            after = self._numbers_of(one.next_stacks[row], [*observed[1:], observed[-1]])
+            one.numbers[row] = [*observed, *after]
+            self.last[env] = np.array(after, np.int64)
+            one.done = row + 1
 
-    def _numbers_of(self, stack: Array, guesses: Numbers | None) -> list[int]:
+    def _numbers_of(self, stack: Array, guesses: Sequence[int] | Numbers | None) -> list[int]:
         """Store the frames of a stack; return their numbers, of which ``guesses`` may be some."""
         numbers: list[int] = []
         for place, frame in enumerate(stack):
@@ -76,8 +94,8 @@ class FrameStore:
             found = next((n for n in tried if self._is(n, frame)), None)
             if found is None:
                 found = self.added
+                self.added = found + 1  # first: what lay there is counted as lost
                 self.frames[found % self.capacity] = frame
-                self.added += 1
             numbers.append(found)
         return numbers
 

@@ -12,7 +12,7 @@ import numpy as np
 from pysampler._closing import Uncopyable
 from pysampler._files import atomic_write, open_regular, read_arrays, stored_dtype, write_arrays
 from pysampler._learning.batch import Batch
-from pysampler._learning.frame_store import FrameStore
+from pysampler._learning.frame_store import FrameStore, StackAddition
 from pysampler._learning.priorities import MAX_PRIORITY, MIN_PRIORITY, SumTree
 from pysampler._learning.record_ring import FOLLOWING, PRECEDING, Addition, RecordRing
 from pysampler._learning.sequences import Sequences, steps_around
@@ -42,7 +42,7 @@ _FRAMES = "frames of "
 # One frame more for so many records: episodes that are shorter than this need more.
 _SPARE = 16
 # How often records that have lost frames are drawn again, before the others are looked for.
-_REDRAWS = 4
+_REDRAWS = 16
 
 
 class ReplayBuffer(Uncopyable):
@@ -128,6 +128,7 @@ class ReplayBuffer(Uncopyable):
             },
             links=(FOLLOWING, PRECEDING) if sequences else (FOLLOWING,) if self.n_step > 1 else (),
         )
+        self._storing: list[tuple[FrameStore, StackAddition]] = []  # of the records being added
         self._tree = SumTree(self.capacity) if self.alpha > 0 else None
         self._random = np.random.default_rng(seed)
 
@@ -136,7 +137,12 @@ class ReplayBuffer(Uncopyable):
         stores = {}
         for name in [stacks] if isinstance(stacks, str) else stacks:
             dtype, shape = self._like.get(name, (None, ()))
-            if dtype is None or not shape or self._like.get(f"next_{name}") != (dtype, shape):
+            if (
+                dtype is None
+                or 0 in shape
+                or not shape
+                or self._like.get(f"next_{name}") != (dtype, shape)
+            ):
                 raise ValueError(
                     f"cannot make replay: stacks {name!r}, expected a field of an array of frames, "
                     f"and the same with the name 'next_{name}'"
@@ -218,11 +224,13 @@ class ReplayBuffer(Uncopyable):
         in_life = zeros if numbers is None else converted("numbers", numbers, zeros.dtype)
         starts = converted("begins", zeros if begins is None else begins, np.dtype(np.bool_))
         self._finish_adding()
-        # Frames that no record refers to, where Ctrl-C comes meanwhile, do no harm.
+        storing = []
         for name, store in self._stores.items():
-            stacks = arrays.pop(name), arrays.pop(f"next_{name}")
-            arrays[_FRAMES + name] = store.add(*stacks, arrays["env"])
-        self._ring.adding = Addition(count, arrays, in_life, starts, numbers is not None)
+            one = StackAddition(arrays.pop(name), arrays.pop(f"next_{name}"), arrays["env"])
+            arrays[_FRAMES + name] = one.numbers
+            storing.append((store, one))
+        adding = Addition(count, arrays, in_life, starts, numbers is not None)
+        self._storing, self._ring.adding = storing, adding  # together
         try:
             self._finish_adding()
         except BaseException:  # of a signal handler: what was given is still as it was
@@ -230,6 +238,8 @@ class ReplayBuffer(Uncopyable):
             raise
 
     def _finish_adding(self) -> None:
+        for store, one in self._storing:
+            store.add(one)
         self._ring.finish_adding(self._rate_new)
 
     def _rate_new(self, slots: npt.NDArray[np.int64]) -> None:
@@ -361,7 +371,9 @@ class ReplayBuffer(Uncopyable):
 
     def _draw_kept(self, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """Draw slots of records that have all of their frames, where many have not."""
-        kept = np.flatnonzero(self._kept(np.arange(len(self))))  # the newest record always has
+        kept = np.flatnonzero(self._kept(np.arange(len(self))))
+        if len(kept) == 0:  # interrupted calls of ``add`` have stored frames and no records
+            raise ValueError("cannot sample from replay: no record has all of its frames any more")
         shares = np.ones(len(kept)) if self._tree is None else self._tree.leaves[kept]
         drawn = self._random.choice(len(kept), count, p=shares / shares.sum())
         return kept[drawn], shares[drawn] / shares.sum()

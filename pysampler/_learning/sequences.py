@@ -90,7 +90,7 @@ def steps_around(
         length: The number of steps from them on.
         beyond_ends: Whether to go on with the next episode where one has ended.
     """
-    over = ring.fields["terminated"] | ring.fields["truncated"]
+    terminated, truncated = ring.fields["terminated"], ring.fields["truncated"]
     shape = len(slots), burn_in + length
     steps = np.zeros(shape, np.int64)
     mask = np.zeros(shape, bool)
@@ -105,8 +105,11 @@ def steps_around(
             there = to >= 0
             to[~there] = 0
             if not beyond_ends:  # the earlier of two steps ends no episode
-                there &= ~over[of_link(at[going], to)]
+                earlier = of_link(at[going], to)
+                there &= ~(terminated[earlier] | truncated[earlier])
             going, to = going[there], to[there]
             at[going] = to
+            if len(going) == 0:
+                break
             steps[going, column], mask[going, column] = to, True
     return steps, mask

@@ -18,7 +18,7 @@ from pysampler._policies.signatures import (
     signature_of,
 )
 from pysampler._policies.trees import batch_from, leaves_in, mapped, structure_of
-from pysampler._torch import is_distribution, is_module, is_tensor
+from pysampler._torch import is_distribution, is_module, is_tensor, loaded_torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,8 +98,7 @@ class PolicyCaller:
         given = own if wanted is None else wanted
         self._device = policy_device("cpu" if given is None else given, self._device)
         device = self._device.device
-        is_there = own is None or (own.type == device.type and device.index in (None, own.index))
-        if not is_there:
+        if own is not None and own != device:
             raise ValueError(
                 f"cannot act: the policy is on {own}, expected {device}: policy.to({str(device)!r})"
             )
@@ -168,8 +167,8 @@ class PolicyCaller:
                 before = None if state is None else mapped(device.tensor, state)
                 if previous is not None:
                     previous = list(map(device.tensor, previous))
-                returned = _drawn(self._call(batch, before, envs, self._previous(previous)))
-                returned = device.fetched(returned)
+                returned = self._call(batch, before, envs, self._previous(previous))
+                returned = device.fetched(_drawn(returned, self._spec.actions))
         return self.checked(returned, count)
 
     @property
@@ -213,7 +212,7 @@ class PolicyCaller:
 
     def checked(self, returned: Any, count: int) -> Outputs:
         """Return what a policy returned for ``count`` envs as arrays, or raise what is wrong."""
-        returned = _drawn(returned)
+        returned = _drawn(returned, self._spec.actions)
         actions = returned
         extras: Mapping[Any, Any] = {}
         if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
@@ -277,8 +276,11 @@ class PolicyCaller:
         )
 
 
-def _drawn(returned: Any) -> Any:
-    """Return what a policy returned, with actions drawn from a distribution if it returned one."""
+def _drawn(returned: Any, fields: Sequence[Field]) -> Any:
+    """Return what a policy returned, with actions drawn from a distribution if it returned one.
+
+    Numbers of a Bernoulli distribution, which are floats, become whole ones for such ``fields``.
+    """
     extras: Mapping[Any, Any] = {}
     distribution = returned
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
@@ -287,6 +289,8 @@ def _drawn(returned: Any) -> Any:
         return returned
     actions = distribution.sample()
     log_probs = distribution.log_prob(actions)
+    if len(fields) == 1 and fields[0].dtype.kind in "biu" and actions.is_floating_point():
+        actions = actions.to(getattr(loaded_torch(), str(fields[0].dtype)))
     return actions, {
         "log_probs": log_probs.flatten(1).sum(1) if log_probs.ndim > 1 else log_probs
     } | dict(extras)

@@ -52,7 +52,11 @@ class PolicyDevice:
         with self._torch.cuda.stream(self._stream), self._torch.no_grad():
             if self._followed is not None:
                 self._stream.wait_event(self._followed)
-            yield
+            try:
+                yield
+            except BaseException:  # copies from the frames may be under way, which are used again
+                self._stream.synchronize()
+                raise
 
     def tensor(self, array: npt.NDArray[Any]) -> Any:
         """Return an array as a tensor on the device, in ``acting``."""
@@ -62,25 +66,29 @@ class PolicyDevice:
         """Return a tree with its tensors on the CPU, in ``acting``, once all have arrived."""
         if not self.is_gpu:
             return returned
-        fetched = _on_host(returned)
+        fetched = _on_host(returned, self.device)
         self._stream.synchronize()
         return fetched
 
 
-def _begin_copy(tensor: Any) -> Any:
-    """Return a tensor in page-locked memory, which a copy that has been queued fills."""
-    return tensor.detach().to("cpu", non_blocking=True)
+def _begin_copy(tensor: Any, device: Any) -> Any:
+    """Return a tensor in page-locked memory, which a copy queued on this device fills.
+
+    A tensor of another device has been copied before this returns.
+    """
+    return tensor.detach().to("cpu", non_blocking=tensor.device == device)
 
 
-def _on_host(value: Any) -> Any:
+def _on_host(value: Any, device: Any) -> Any:
     """Begin to copy the tensors of what a policy returned, whatever they lie in."""
     if is_tensor(value):
-        return _begin_copy(value)
+        return _begin_copy(value, device)
     if isinstance(value, Mapping):
-        return {key: _on_host(one) for key, one in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(_on_host, value))
-    return list(map(_on_host, value)) if isinstance(value, list) else value
+        return {key: _on_host(one, device) for key, one in value.items()}
+    if isinstance(value, (tuple, list)):
+        parts = [_on_host(one, device) for one in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    return value
 
 
 def device_of(module: Any) -> Any:
@@ -89,9 +97,16 @@ def device_of(module: Any) -> Any:
 
 
 def policy_device(given: Any, before: PolicyDevice | None) -> PolicyDevice:
-    """Return a device by its name, that of ``before`` if it is the same."""
+    """Return a device by its name, that of ``before`` if it is the same; ValueError for none."""
     import torch  # noqa: PLC0415
 
-    device = torch.device(given)
-    same = before is not None and before.device == device
-    return before if same and before is not None else PolicyDevice(device)
+    try:
+        device = torch.device(given)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        if before is not None and before.device == device:
+            return before
+        return PolicyDevice(device)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"cannot act: device {given!r}: {reason}") from error

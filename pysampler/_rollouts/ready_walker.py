@@ -107,16 +107,22 @@ class ReadyWalker(MainWalker):
         envs = np.concatenate([self._core.everyone[self._rows[group]] for group in groups])
         return int(frames[0]) if same else np.repeat(frames, self._sizes[groups]), envs
 
-    def receive(self, deadline: int | None) -> list[int]:
+    def receive(self, deadline: int | None, waiting: int = 0) -> list[int]:
         """Wait until ``min_envs`` have made a step; return their groups.
 
         At the deadline return the groups that have made one, or else the first group that does.
+
+        Args:
+            deadline: In ns; None: none.
+            waiting: How many envs wait for actions already. With any, the deadline may return none.
         """
         began = now()
         envs = self.frames.envs
-        min_envs = min(self._options.min_envs or envs, envs)
-        groups, answers = self._pool.wait_some(min_envs, envs, deadline)
-        if not groups:
+        missing = min(self._options.min_envs or envs, envs) - waiting
+        if missing <= 0:
+            deadline = began
+        groups, answers = self._pool.wait_some(max(1, missing), envs, deadline)
+        if not groups and not waiting:
             groups, answers = self._pool.wait_some(1, envs, None)
         self._pool.take(groups)
         self.seconds["waiting"] += (now() - began) / 1e9

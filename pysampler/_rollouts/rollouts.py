@@ -128,8 +128,9 @@ class Rollouts(Sampler):
 
     **Previous actions and rewards.** A policy with a parameter named ``previous_actions`` gets what
     each env did in its last step, with the structure of an action; one with ``previous_rewards``
-    what each env got for that, as float32. Both are zeros where an episode begins. Rollouts and
-    records have them among the extras, by the same names.
+    what each env got for that, as float32. Both are zeros where an episode begins, and after a
+    warm-up. Rollouts and records have them among the extras, by the same names; of actions that are
+    dicts or tuples, each leaf: ``previous_actions0``, ``previous_actions1``.
 
     **Random numbers.** A policy with a parameter named ``generators`` gets a list of
     ``np.random.Generator``, one for each row. Each env has its own, which depends only on the seed

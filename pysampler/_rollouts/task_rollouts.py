@@ -136,7 +136,8 @@ class TaskRollouts(Rollouts):
                 if walker.finished:
                     return None
                 before = len(self._ready)
-                self._add_ready(walker.unfinished(walker.receive(deadline)))
+                waiting = int(self._waiting.sum())
+                self._add_ready(walker.unfinished(walker.receive(deadline, waiting)))
                 if before or self._ready:
                     break
         envs = np.flatnonzero(self._waiting)
@@ -243,6 +244,12 @@ def _joined(parts: Sequence[tuple[npt.NDArray[np.int64], Outputs]]) -> Outputs:
     def join(*arrays: Any) -> Any:
         return np.concatenate(arrays)[order]
 
+    names = [sorted(one[1]) for one in outputs]
+    if any(one != names[0] for one in names):
+        raise ValueError(
+            f"cannot act: the policy returned {names} beside its actions for different tasks, "
+            "expected the same for all"
+        )
     actions = [join(*leaves) for leaves in zip(*(one[0] for one in outputs), strict=True)]
     extras = mapped(join, *(one[1] for one in outputs))
     state = None if outputs[0][2] is None else mapped(join, *(one[2] for one in outputs))

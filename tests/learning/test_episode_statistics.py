@@ -162,3 +162,62 @@ def test_what_is_refused():
         pysampler.EpisodeStatistics(describe, window=0)
     with pytest.raises(TypeError, match="expected a Rollout or Records"):
         pysampler.EpisodeStatistics(describe).add({})
+
+
+class Eight(gym.Env):
+    """Each episode has eight steps; observations are the episode's number."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+    episode = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at, self.episode = 0, self.episode + 1
+        return np.full(1, float(self.episode)), {}
+
+    def step(self, action):
+        self.at += 1
+        return np.full(1, float(self.episode)), 1.0, False, self.at == 8, {}
+
+
+@pytest.mark.parametrize("steps", [None, 4])
+def test_parts_of_two_episodes_are_never_joined(steps):
+    """Where as many records are dropped as an episode has, lengths alone would not tell."""
+
+    def describe(episode):
+        return {"lowest": episode.observations.min(), "highest": episode.observations.max()}
+
+    with pysampler.Actors(
+        *(Eight, lambda o: np.zeros(len(o), int)),
+        num_envs=1,
+        vector_kwargs={"num_workers": 0},
+        steps=steps,
+    ) as actors:
+        taken = actors.take(100, min_records=40)
+        records = taken.copy()
+    half = 4 if steps is None else 1
+    lost = np.ones(len(records), bool)
+    lost[half : 3 * half] = False  # the end of the first and the beginning of the second
+    statistics = pysampler.EpisodeStatistics(describe, keep=["observations"])
+    whole = statistics.add(records[lost])
+    assert (whole["lowest"] == whole["highest"]).all()
+    assert 1 not in whole["lowest"]
+    assert 2 not in whole["lowest"]
+    apart = pysampler.EpisodeStatistics(describe, keep=["observations"])
+    apart.add(records[:half])
+    whole = apart.add(records[3 * half :])
+    assert (whole["lowest"] == whole["highest"]).all()
+    assert 2 not in whole["lowest"]
+
+
+def test_other_names_than_before_are_refused_in_the_first_batch_too():
+    names = iter("aab")
+    statistics = pysampler.EpisodeStatistics(lambda _: {next(names): 1.0})
+    with pysampler.Rollouts("CartPole-v1", lambda o: (o[:, 2] > 0) * 1, 99, num_envs=4) as rollouts:
+        rollout = next(rollouts)
+        assert len(rollout.ended) >= 3
+        with pytest.raises(TypeError, match="before it was"):
+            statistics.add(rollout)
+    assert statistics.means == {}
+    assert "of 0 episodes" in repr(statistics)

@@ -192,3 +192,43 @@ def test_an_empty_one_is_saved_and_loaded(tmp_path):
 def test_what_is_refused(stacks):
     with pytest.raises(ValueError, match="expected a field of an array of frames"):
         make(10, 4, stacks=stacks)
+
+
+def test_an_interrupted_addition_costs_no_records():
+    """Wherever it was interrupted, it goes on: frames are not stored for records that are not."""
+    rows = played(np.random.default_rng(1), 2, 260, 4, 0.05, "reset")
+    fields, rest = columns(rows[:200])
+    whole = make(100, 4, stacks=["stack"], seed=1)
+    whole.add(fields, **rest)
+    more, more_rest = columns(rows[200:])
+    for place in range(1, 200, 17):
+        replay = make(100, 4, stacks=["stack"], seed=1)
+        replay.add(fields, **rest)
+        store, calls = replay._stores["stack"], itertools.count(1)
+        numbers_of = store._numbers_of
+
+        def interrupted(*args, numbers_of=numbers_of, calls=calls, place=place):
+            if next(calls) == place:
+                raise KeyboardInterrupt
+            return numbers_of(*args)
+
+        store._numbers_of = interrupted
+        try:
+            replay.add(more, **more_rest)
+        except KeyboardInterrupt:
+            assert place <= 120
+        assert replay.added == 260
+        drawn = replay.sample(300).fields
+        assert drawn["number"].min() < 180
+        for stack, number in zip(drawn["stack"], drawn["number"].tolist(), strict=True):
+            np.testing.assert_array_equal(stack, rows[number][0])
+
+
+def test_a_buffer_whose_frames_are_all_gone_says_so():
+    rows = played(np.random.default_rng(1), 1, 20, 3, 0.0, "reset")
+    replay = make(10, 3, stacks="stack", seed=1)
+    fields, rest = columns(rows)
+    replay.add(fields, **rest)
+    replay._stores["stack"].added += 1000
+    with pytest.raises(ValueError, match="no record has all of its frames"):
+        replay.sample(4)

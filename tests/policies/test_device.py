@@ -86,7 +86,7 @@ def test_a_module_acts_where_its_parameters_are():
 
 
 def test_what_is_no_device_and_workers_are_refused():
-    with pytest.raises(RuntimeError, match="nowhere"):
+    with pytest.raises(ValueError, match="cannot act: device 'nowhere': "):
         sample(Net(), device="nowhere")
     with pytest.raises(ValueError, match="policies in workers act on the CPU"):
         sample(Net(), device="cpu", policy_in="workers")
@@ -98,7 +98,7 @@ class Gpu:
     def __init__(self):
         self.calls, self.pending = [], []
 
-    def copy(self, tensor):
+    def copy(self, tensor, _):
         arrives = torch.full_like(tensor, 1)  # an action there is, but for the wrong observations
         self.pending.append((arrives, tensor.detach().clone()))
         return arrives

@@ -1,9 +1,10 @@
 """Torch modules that take ``params=`` and return distributions, as policies of many tasks."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from torch.distributions import Categorical, Independent, Normal
+from torch.distributions import Bernoulli, Categorical, Independent, Normal
 from torch.nn.functional import linear
 
 import pysampler
@@ -112,3 +113,46 @@ def test_rollouts_take_distributions_too():
                 rollout.extras["log_probs"], expected.log_prob(rollout.actions)
             )
             torch.testing.assert_close(rollout.extras["values"], rollout.observations[:8].sum(-1))
+
+
+def test_what_is_returned_for_different_tasks_has_the_same_names():
+    def policy(observations, *, params):
+        zeros = np.zeros((len(observations), 2), np.float32)
+        return zeros, ({"value": np.zeros(len(zeros))} if params else {})
+
+    with (
+        pysampler.MultiTaskSampler(
+            "Navigation2D-v0", policy, num_envs=4, vector_kwargs={"num_workers": 0}
+        ) as sampler,
+        pytest.raises(ValueError, match="for different tasks, expected the same"),
+    ):
+        sampler.sample(3, params=[0, 1], tasks=sampler.sample_tasks(2))
+
+
+class Switches(gym.Env):
+    """Takes some bits."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,))
+    action_space = gym.spaces.MultiBinary(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        assert action.dtype == np.int8
+        return np.zeros(3, np.float32), float(action.sum()), False, False, {}
+
+
+def test_draws_of_bits_become_those_of_the_space():
+    class Bits(torch.nn.Module):
+        def forward(self, observations):
+            return Independent(Bernoulli(logits=observations), 1)
+
+    with pysampler.Rollouts(
+        Switches, Bits(), 8, num_envs=4, vector_kwargs={"num_workers": 2}
+    ) as rollouts:
+        rollout = next(rollouts)
+        assert rollout.actions.shape == (8, 4, 3)
+        np.testing.assert_array_equal(rollout.actions.sum(-1), rollout.rewards)
+        np.testing.assert_allclose(rollout.extras["log_probs"], 3 * np.log(0.5), rtol=1e-6)

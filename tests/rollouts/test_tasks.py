@@ -459,3 +459,29 @@ def test_tasks_can_be_drawn_again_after_an_interrupt():
 
         assert at_each_point(lambda: one.sample_tasks(2), check) > 20
         one.sample(3)
+
+
+class Gated(Told):
+    """Its steps with a positive action end when a file is there."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def step(self, action):
+        while action[0] > 0 and not (self.folder / "go on").exists():
+            time.sleep(0.001)
+        return super().step(action)
+
+
+def test_envs_that_wait_are_received_though_another_one_hangs(tmp_path):
+    make = functools.partial(Gated, tmp_path)
+    options = {"num_envs": 3, "vector_kwargs": {"num_workers": 3}}
+    with pysampler.MultiTaskSampler(make, policy, **options) as one:
+        one.begin(4, tasks=[1, 2, 3])
+        assert one.step_recv().envs.tolist() == [0, 1, 2]
+        one.step_send(np.ones((1, 1)), {"said_of": np.zeros(1, int)}, envs=[0])
+        for _ in range(3):  # env 0 steps on
+            assert one.step_recv(timeout=0.01).envs.tolist() == [1, 2]
+        (tmp_path / "go on").touch()
+        assert one.step_recv().envs.tolist() == [0, 1, 2]
