@@ -11,6 +11,8 @@ import argparse
 import contextlib
 import csv
 import json
+import pickle
+import signal
 import sys
 import time
 from collections import deque
@@ -39,6 +41,29 @@ def at_least(minimum: int) -> Callable[[str], int]:
     return number
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Tells the default of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        tells = "default" in text or action.default in (None, False, argparse.SUPPRESS)
+        return text if tells else f"{text}; default: %(default)s".removeprefix("; ")
+
+
+def finite(text: str) -> float:
+    """Return the number that an option has, which must not be infinite or nan."""
+    if not np.isfinite(value := float(text)):
+        raise argparse.ArgumentTypeError(f"{value}, expected a number")
+    return value
+
+
+def seed(text: str) -> int:
+    """Return a seed that envs, NumPy and torch take."""
+    if not 0 <= (value := int(text)) < 2**31:
+        raise argparse.ArgumentTypeError(f"{value}, expected 0 to {2**31 - 1}")
+    return value
+
+
 def parser(
     doc: str, env: str, *, without: Iterable[str] = (), **defaults: Any
 ) -> argparse.ArgumentParser:
@@ -53,30 +78,35 @@ def parser(
     made = argparse.ArgumentParser(
         description=doc.splitlines()[0],
         epilog=doc.partition("\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Formatter,
     )
-    made.add_argument("--env", default=env, help=f"id of an env; default: {env}")
+    made.add_argument("--env", default=env, help="id of an env")
     if "steps" in defaults:
         text = "stop after this many steps of all envs"
         made.add_argument("--steps", type=at_least(1), default=defaults["steps"], help=text)
     if "until" in defaults:
         text = "stop at this mean return of the last 100 episodes"
-        made.add_argument("--until", type=float, default=defaults["until"], help=text)
-    made.add_argument("--seed", type=int, default=1)
+        made.add_argument("--until", type=finite, default=defaults["until"], help=text)
+    made.add_argument("--seed", type=seed, default=1, help="of envs, networks and policies")
     if "device" in without:
         made.set_defaults(device="cpu")
     else:
         made.add_argument("--device", default="cpu", help="of the networks: cpu, cuda, cuda:1")
     made.add_argument("--log", type=Path, metavar="DIR", help="write CSV and TensorBoard logs here")
     made.add_argument("--plot", type=Path, metavar="FILE", help="plot the returns to this file")
-    made.add_argument("--save", type=Path, metavar="FILE", help="save the best weights")
+    made.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="save the best weights; the last if none are known to be good",
+    )
     if "checkpoints" in without:
         made.set_defaults(checkpoints=None)
     else:
         text = "save checkpoints, and resume from them"
         made.add_argument("--checkpoints", type=Path, metavar="DIR", help=text)
-        text = "seconds between two checkpoints; default: 30"
-        made.add_argument("--checkpoint-seconds", type=float, default=30.0, help=text)
+        text = "seconds between two checkpoints"
+        made.add_argument("--checkpoint-seconds", type=finite, default=30.0, help=text)
     made.add_argument("--quiet", action="store_true", help="show no progress bar")
     made.add_argument("--json", action="store_true", help="print the result as JSON")
     return made
@@ -116,14 +146,21 @@ def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
         made.error("--show is of --play; expected --play too")
     for name in ("plot", "save"):
         path = getattr(options, name)
-        if path is not None and not path.absolute().parent.is_dir():
-            made.error(f"argument --{name}: no directory {path.parent}")
-    if options.log is not None and (options.log / "progress.csv").exists():
-        resumes = options.checkpoints and pysampler.Checkpoints(options.checkpoints).steps()
-        if not resumes:
+        if path is not None and (not path.absolute().parent.is_dir() or path.is_dir()):
+            made.error(f"argument --{name}: {path}, expected a file in a directory that exists")
+    if options.plot is not None and options.plot.suffix not in (".pdf", ".png", ".svg"):
+        made.error(
+            f"argument --plot: {options.plot}, expected a name that ends in .pdf, .png or .svg"
+        )
+    if options.log is not None:
+        try:
+            options.log.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            made.error(f"argument --log: {error}")
+        if options.checkpoints is None and (options.log / "progress.csv").exists():
             made.error(f"argument --log: {options.log} has the log of another run")
     try:
-        torch.zeros(1).to(options.device)
+        torch.zeros(1).to(options.device).cpu()
     except (RuntimeError, AssertionError) as error:  # torch was built without it, or has no such
         made.error(f"argument --device: {options.device!r}: {str(error).splitlines()[0]}")
     # More threads do not help small networks, and slow down the envs.
@@ -196,6 +233,22 @@ def play(options: argparse.Namespace, policy: Any, env: Any = None, *, episodes:
     print(json.dumps({"return": played}) if options.json else f"return {played:.1f}")
 
 
+def load(net: torch.nn.Module, path: Path) -> None:
+    """Load saved weights, or exit with a message."""
+    try:
+        net.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        pickle.PickleError,
+    ) as error:
+        reason = " ".join(str(error).split())[:200]
+        sys.exit(f"cannot load {path}: no weights of this example for this env: {reason}")
+
+
 def watcher(
     options: argparse.Namespace, show: str, policy: Any, env: Any, every: int = 1
 ) -> pysampler.Watcher:
@@ -250,8 +303,10 @@ class Run:
         self.curves: dict[str, list[tuple[int, float, float]]] = {name: [] for name in plotted}
         self.best: float | None = None
         self.net: torch.nn.Module | None = None
+        self.interrupted = False
+        self._has_saved = False
         self.began, self._earlier = time.perf_counter(), 0.0
-        self._shown = self._saved = self.began
+        self._shown = self._saved = self._started = self.began
         self._bar: Any = None
         self._log: Log | None = None
 
@@ -273,8 +328,8 @@ class Run:
 
     @property
     def over(self) -> bool:
-        """Whether the training ends here."""
-        return self.solved or self.steps >= self.total
+        """Whether the training ends here, as it does after Ctrl-C."""
+        return self.interrupted or self.solved or self.steps >= self.total
 
     @property
     def _is_full(self) -> bool:
@@ -283,6 +338,7 @@ class Run:
     def start(self, net: torch.nn.Module | None = None) -> None:
         """Show the progress bar, open the log; ``net`` is what ``--save`` saves."""
         self.net = net
+        self._started = time.perf_counter()
         self._bar = tqdm(
             total=self.total,
             initial=self.steps,
@@ -291,7 +347,7 @@ class Run:
             disable=self.options.quiet,
         )
         if self.options.log is not None:
-            self._log = Log(self.options.log, self.unit)
+            self._log = Log(self.options.log, self.unit, self.resumed)
 
     def advance(
         self,
@@ -300,6 +356,7 @@ class Run:
         *,
         spent: Mapping[str, float] | None = None,
         every: float = 0.25,
+        score: float | None = None,
         **numbers: float | None,
     ) -> None:
         """Count steps and the returns of ended episodes.
@@ -309,6 +366,8 @@ class Run:
             returns: Those of the episodes that ended.
             spent: Seconds since the beginning, by what they were spent on: shown as shares.
             every: Show and log at most once in this many seconds.
+            score: How good the weights are; by default the mean return, once it is of enough
+                episodes.
             **numbers: What else to show and log, the same names each time; None if not known.
         """
         self.steps += steps
@@ -328,31 +387,47 @@ class Run:
                 points.append((self.steps, seconds, value))
         if self._log is not None:
             self._log.write(self.steps, seconds, self.numbers)
-        self._keep_best()
-        shares = {name: f"{part / self.seconds:.0%}" for name, part in self.spent.items()}
+        if score is None and self._is_full:
+            score = self.mean
+        if score is not None and (self.best is None or score > self.best):
+            self.best = score
+            self._save()
+        shares = {name: f"{part:.0%}" for name, part in self.shares.items()}
         self._bar.set_postfix({n: _written(v) for n, v in self.numbers.items()} | shares)
 
-    def _keep_best(self) -> None:
-        if self._is_full and (self.best is None or self.mean > self.best):
-            self.best = self.mean
-            self._save()
+    @property
+    def shares(self) -> dict[str, float]:
+        """On what the time was spent since all was ready."""
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        return {name: part / seconds for name, part in self.spent.items()}
 
     def _save(self) -> None:
-        """Save the weights, replacing the file atomically."""
-        if self.options.save is not None and self.net is not None:
-            path = self.options.save
-            new = path.with_name(path.name + ".new")
+        """Save the weights, replacing the file atomically. A full disk does not end a training."""
+        if self.options.save is None or self.net is None:
+            return
+        path = self.options.save
+        new = path.with_name(path.name + ".new")
+        try:
             torch.save(self.net.state_dict(), new)
             new.replace(path)
+            self._has_saved = True
+        except (OSError, RuntimeError) as error:
+            print(f"cannot save weights: {str(error).splitlines()[0]}", file=sys.stderr)
 
     def restore(self, **parts: Any) -> dict[str, Any]:
         """Resume from the newest checkpoint, if there is one; return its further parts."""
         if self.options.checkpoints is None:
             return {}
-        found = pysampler.Checkpoints(self.options.checkpoints).restore(**parts)
+        directory = self.options.checkpoints
+        try:
+            found = pysampler.Checkpoints(directory).restore(**parts)
+        except (ValueError, RuntimeError, KeyError, pysampler.LayoutError) as error:
+            sys.exit(f"cannot resume from {directory}, of another example or env? {error}")
         if found is None:
             return {}
         run = found.pop("run")
+        if run["env"] != self.options.env:
+            sys.exit(f"cannot resume from {directory}: of {run['env']}, not {self.options.env}")
         torch.set_rng_state(run["random"])
         self.steps = self.resumed = found.pop("step")
         self._earlier, self.best = run["seconds"], run["best"]
@@ -371,6 +446,7 @@ class Run:
             self.steps,
             **parts,
             run={
+                "env": self.options.env,
                 "random": torch.get_rng_state(),
                 "seconds": self._earlier + self.seconds,
                 "best": self.best,
@@ -381,8 +457,9 @@ class Run:
         self._saved = time.perf_counter()
 
     def close(self) -> None:
-        """Close the bar and the log; save the weights if none were good enough to be saved."""
-        if self.best is None and self.steps > self.resumed:
+        """Close the bar and the log; save the weights if that has never been done."""
+        path = self.options.save
+        if path is not None and not self._has_saved and not path.exists():
             self._save()
         if self._bar is not None:
             self._bar.close()
@@ -412,15 +489,29 @@ class Run:
                 else f"return {self.mean:.1f} over the last {len(self.recent)} episodes"
             )
         parts += [f"{n} {_written(v)}" for n, v in self.numbers.items() if n != "return"]
-        parts += [f"{n} {part / self.seconds:.0%}" for n, part in self.spent.items()]
+        parts += [f"{name} {part:.0%}" for name, part in self.shares.items()]
         return ", ".join(parts)
 
 
 def run(train: Callable[[argparse.Namespace, Run], None], progress: Run) -> None:
-    """Train, then print the result, and plot it, also if Ctrl-C ended the training."""
+    """Train, then print the result, and plot it, also if Ctrl-C ended the training.
+
+    The first Ctrl-C ends the training after the step that it is at, and so with a checkpoint; the
+    second at once.
+    """
     options = progress.options
-    with contextlib.suppress(KeyboardInterrupt):
-        train(options, progress)
+
+    def interrupt(*_: Any) -> None:
+        if progress.interrupted or progress.steps == progress.resumed:
+            raise KeyboardInterrupt
+        progress.interrupted = True
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            train(options, progress)
+    finally:
+        signal.signal(signal.SIGINT, before)
     progress.close()
     print(json.dumps(progress.result) if options.json else progress)
     if options.plot is not None:
@@ -439,17 +530,20 @@ def _written(value: float | None) -> str:
 class Log:
     """Writes numbers to ``progress.csv`` in a folder, and for TensorBoard if that is installed."""
 
-    def __init__(self, folder: Path, unit: str) -> None:
+    def __init__(self, folder: Path, unit: str, resumed: int) -> None:
+        """Begin a log, or go on with that of a run that was resumed after so many steps."""
         self._unit = unit
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / "progress.csv"
-        self._headed = path.exists() and path.stat().st_size > 0  # by the run that is resumed
-        self._file = path.open("a", newline="")
+        lines = path.read_text().splitlines(keepends=True) if path.exists() and resumed else []
+        kept = [line for line in lines[1:] if int(line.partition(",")[0]) <= resumed]
+        self._headed = bool(lines)
+        self._file = path.open("w", newline="")
+        self._file.writelines([*lines[:1], *kept])
         self._rows = csv.writer(self._file)
         try:
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - takes a second
 
-            self._board = SummaryWriter(str(folder))
+            self._board = SummaryWriter(str(folder), purge_step=resumed + 1 if resumed else None)
         except ImportError:
             self._board = None
             print("no logs for TensorBoard: pip install tensorboard", file=sys.stderr)
@@ -490,4 +584,7 @@ def plot(path: Path, curves: Mapping[str, Any], unit: str = "steps") -> None:
     axes[1].set(xlabel="seconds")
     if len(curves) > 1:
         axes[0].legend()
-    figure.savefig(path)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        sys.exit(f"cannot plot: {error}")

@@ -31,7 +31,7 @@ try:
     import gymnasium as gym
     import numpy as np
     import torch
-    from common import Run, add_play, at_least, parse, parser, play, run, spaces_of
+    from common import Run, add_play, at_least, load, parse, parser, play, run, spaces_of
     from torch import nn
 
     import pysampler
@@ -308,7 +308,7 @@ def main() -> None:
     options = parse(made)
     if options.play:
         net, _ = net_and_fields(options)
-        net.load_state_dict(torch.load(options.play, weights_only=True, map_location="cpu"))
+        load(net, options.play)
         play(options, functools.partial(EpsilonGreedy(net), epsilon=0))
         return
     run(learn, Run(options))

@@ -35,7 +35,7 @@ try:
     import gymnasium as gym
     import numpy as np
     import torch
-    from common import Run, add_play, at_least, parse, parser, play, run, spaces_of
+    from common import Run, add_play, at_least, load, parse, parser, play, run, spaces_of
     from gymnasium.envs.registration import EnvSpec
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
     from torch import nn
@@ -343,14 +343,13 @@ def learn(options: argparse.Namespace, run: Run) -> None:
     with contextlib.closing(Actors(make_env, learner, options)) as source:
         if learner.replay is None:
             learner.remember(source.like, options.seed)
-        resumed = learner.updates
         run.start(net)
         for steps, returns in train(source, learner):
             run.advance(
                 steps,
                 returns,
                 spent=source.seconds,
-                updates=learner.updates - resumed,
+                updates=learner.updates,
                 replay=len(learner.replay),
             )
             kept = {"replay": learner.replay} if options.checkpoint_replay else {}
@@ -391,7 +390,7 @@ def main() -> None:
         options.until = SOLVED.get(options.env)
     if options.play:
         make_env, net = made_of(options)
-        net.load_state_dict(torch.load(options.play, weights_only=True, map_location="cpu"))
+        load(net, options.play)
         play(options, EpsilonGreedy(net.cpu()), make_env, episodes=10)
         return
     run(learn, Run(options))

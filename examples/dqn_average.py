@@ -155,13 +155,16 @@ def train(options: argparse.Namespace, run: Run) -> None:
         for finished in averaging.rounds(options.between):
             steps = options.between * len(finished.reports)
             waited += float(finished.seconds["waiting"].mean())
+            score = None
             if finished.number % options.every == 0 or run.steps + steps >= run.total:
                 weights = averaging.weights
                 net.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()})
                 average = pysampler.evaluate(envs, net, options.episodes, seed=options.seed).mean
-                over = average >= options.goal
+                score, over = average, average >= options.goal
             returns = [total for report in finished.reports for total in report["returns"]]
-            run.advance(steps, returns, every=0.0, spent={"waiting": waited}, average=average)
+            run.advance(
+                steps, returns, every=0.0, spent={"waiting": waited}, score=score, average=average
+            )
             if over or run.over:
                 return
 

@@ -8,10 +8,10 @@ Each iteration draws tasks, samples them, adapts the parameters to each task by 
 gradient, samples again, and takes a step of TRPO through that adaptation. The progress bar shows
 the mean return before and after adapting: the gap between them is what is learned.
 
-The gradients of a task must not be mere noise: gradients from two samples must agree. On
-HalfCheetahDir-v5 they do not with large first actions, a deviation of 1 and returns of whole
-episodes: the cosine of two gradients, from 2,000 steps each, is 0.0, and the policy never adapts.
-With the settings below it is 0.25. Ctrl-C stops the training and prints the result so far.
+Adapting needs gradients that are more than noise. To check that, compare the gradients of one task
+from two samples of 2,000 steps: on HalfCheetahDir-v5 their cosine is 0.0 if the first actions are
+large and returns are those of whole episodes, and the policy never adapts. With the settings below
+it is 0.25. Ctrl-C stops the training and prints the result so far.
 """
 
 from __future__ import annotations
@@ -292,6 +292,7 @@ def train(options: argparse.Namespace, run: Run) -> None:
                 1,
                 every=0.0,
                 spent={"sampling": sampling},
+                score=after.mean_return,
                 before=before.mean_return,
                 after=after.mean_return,
                 gap=after.mean_return - before.mean_return,
@@ -310,7 +311,7 @@ def main() -> None:
     setting("tasks", at_least(1), "tasks per iteration")
     setting("envs_per_task", at_least(1), "envs of each task")
     setting("length", at_least(1), "steps of each env per sample")
-    setting("iterations", at_least(1), "how many")
+    setting("iterations", at_least(1), "iterations of the outer loop")
     setting("rate", float, "learning rate of the adaptation")
     made.add_argument("--workers", type=at_least(0), help="worker processes; default: one per CPU")
     options = parse(made)

@@ -32,7 +32,7 @@ try:
     import gymnasium as gym
     import numpy as np
     import torch
-    from common import Run, add_play, at_least, parse, parser, play, run, spaces_of
+    from common import Run, add_play, at_least, load, parse, parser, play, run, spaces_of
     from torch import nn
     from torch.nn import functional
 
@@ -208,17 +208,18 @@ class SAC(nn.Module):
         }
         self.replay = pysampler.ReplayBuffer(s.capacity, like, gamma=s.gamma, seed=seed)
         self.steps = self.updates = 0
+        self.due = 0.0  # updates
 
     @property
     def temperature(self) -> float | None:
         """What a unit of entropy counts for."""
         return self.log_temperature.exp().item()
 
-    @property
-    def owed(self) -> int:
-        """The number of updates that the steps so far have paid for, and that are not done yet."""
+    def count(self, steps: int) -> None:
+        """Count steps, and the updates that those after the first ``start`` are followed by."""
         s = self.settings
-        return int(max(0, self.steps - s.start) * s.updates_per_step) - self.updates
+        before, self.steps = self.steps, self.steps + steps
+        self.due += max(0, self.steps - max(before, s.start)) * s.updates_per_step
 
     def save(self, run: Run) -> None:
         """Save a checkpoint with all that is needed to resume, if one is due."""
@@ -340,12 +341,13 @@ def train(actors: pysampler.Actors, learner: SAC) -> Iterator[tuple[int, Any]]:
     while True:
         records = actors.take(learner.settings.round)
         learner.replay.extend(records)
-        learner.steps += len(records)
+        learner.count(len(records))
         sampled = len(records), records.ended
         if learner.steps >= learner.settings.start:
             actors.settings["random"] = 0.0
-        if (updates := learner.owed) > 0:
-            learner.learn(updates)
+        if learner.due >= 1:
+            learner.learn(int(learner.due))
+            learner.due %= 1
             actors.publish(learner.actor)
         yield sampled
 
@@ -356,7 +358,6 @@ def learn(options: argparse.Namespace, run: Run) -> None:
     algorithm = TD3 if options.td3 else SAC
     learner = algorithm(spaces, options.settings, options.seed, options.device)
     learner.restore(run)
-    resumed = learner.updates
     with contextlib.closing(actors_of(learner, spaces[1], options)) as actors:
         run.start(learner.actor)
         for steps, returns in train(actors, learner):
@@ -365,7 +366,7 @@ def learn(options: argparse.Namespace, run: Run) -> None:
                 steps,
                 returns,
                 spent={name: getattr(stats, name) for name in ("waiting", "taking", "publishing")},
-                updates=learner.updates - resumed,
+                updates=learner.updates,
                 temperature=learner.temperature,
             )
             learner.save(run)
@@ -377,7 +378,7 @@ def saved_policy(options: argparse.Namespace) -> Explorer:
     """Return the policy of saved weights."""
     seen, space = spaces_of(options.env, "bounded")
     actor = network(seen.shape[0], space.shape[0], options.settings.width)
-    actor.load_state_dict(torch.load(options.play, weights_only=True, map_location="cpu"))
+    load(actor, options.play)
     return Explorer(actor, space, options.settings.log_stds)
 
 

@@ -446,8 +446,8 @@ def test_dqn_learns_on_as_if_nothing_had_been(dqn, tmp_path):
     )
     one.learn()
     common = sys.modules["common"]
-    options = argparse.Namespace(steps=1, checkpoints=tmp_path, checkpoint_seconds=0, quiet=True)
-    options.log = options.save = None
+    options = argparse.Namespace(env="CartPole-v1", steps=1, quiet=True, log=None, save=None)
+    options.checkpoints, options.checkpoint_seconds = tmp_path, 0
     progress = common.Run(options)
     progress.advance(50, [3.5])
     one.save(progress)
@@ -660,9 +660,21 @@ def test_dppo_is_watched_saved_and_goes_on(tmp_path):
     arguments = ["--watch", "video", "--videos", str(tmp_path / "videos")]
     arguments += ["--save", str(tmp_path / "net.pt"), "--plot", str(tmp_path / "returns.png")]
     arguments += ["--checkpoints", str(tmp_path / "run"), "--checkpoint-seconds", "0"]
-    result = run("dppo.py", "--steps", "9600", *arguments)
+    command = [sys.executable, str(EXAMPLES / "dppo.py"), "--json", "--until", "0", *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        while not (tmp_path / "videos" / "returns.csv").exists():  # it is watched beside
+            assert process.poll() is None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.05)
+        process.send_signal(signal.SIGINT)
+        result = json.loads(process.communicate(timeout=100)[0])
+    finally:
+        process.kill()
     assert "watched" in result
-    for made in ("videos/returns.csv", "net.pt", "returns.png"):
+    for made in ("net.pt", "returns.png"):
         assert (tmp_path / made).exists(), made
     again = run("dppo.py", "--steps", str(result["steps"] + 3200), *arguments)
     assert again["resumed"] == result["steps"]
@@ -690,3 +702,72 @@ def test_a_device_that_is_not_there_is_refused(example, capsys):
     has_none = module.__name__ == "dqn_average"
     expected = "unrecognized arguments" if has_none else "argument --device: 'cuda:77': "
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_what_was_learned_and_a_log_goes_on(tmp_path):
+    arguments = ["--checkpoints", str(tmp_path / "run"), "--log", str(tmp_path / "log")]
+    arguments += [
+        "--save",
+        str(tmp_path / "net.pt"),
+        "--workers",
+        "0",
+        "--checkpoint-seconds",
+        "99",
+    ]
+    command = [sys.executable, str(EXAMPLES / "ppo.py"), "--steps", "1000000", "--json", *arguments]
+    table = tmp_path / "log" / "progress.csv"
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while not (table.exists() and table.read_text().count("\n") > 2):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    stopped = json.loads(out)["steps"]
+    assert pysampler.Checkpoints(tmp_path / "run").latest == stopped
+    assert (tmp_path / "net.pt").exists()
+    with table.open("a") as file:
+        file.write(f"{stopped + 999},1.0,2.0\n")  # of a run that was killed later
+    result = run("ppo.py", "--steps", str(stopped + 2048), *arguments)
+    assert result["resumed"] == stopped
+    steps = [int(row.split(",")[0]) for row in table.read_text().splitlines()[1:]]
+    assert steps == sorted(set(steps))
+    assert stopped + 999 not in steps
+    # Of another example, and of another env, it is refused.
+    for name, *other in (("impala.py",), ("ppo.py", "--env", "Acrobot-v1")):
+        command = [sys.executable, str(EXAMPLES / name), "--quiet", *arguments, *other]
+        refused = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert refused.returncode == 1
+        assert "cannot resume from" in refused.stderr
+        assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--plot", "returns.xyz"], "expected a name that ends in .pdf, .png or .svg"),
+        (["--save", "nowhere/net.pt"], "expected a file in a directory that exists"),
+        (["--log", "/proc/log"], "argument --log: "),
+        (["--seed", "-1"], "argument --seed: -1, expected 0 to 2147483647"),
+        (["--until", "nan"], "argument --until: nan, expected a number"),
+    ],
+    ids=str,
+)
+def test_what_could_not_be_written_or_reached_is_refused_at_once(arguments, expected, capsys):
+    with loaded("impala") as impala, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["impala", "--quiet", *arguments])
+        with pytest.raises(SystemExit) as error:
+            impala.main()
+    assert error.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_weights_of_something_else_are_refused(tmp_path, dqn, monkeypatch):
+    (tmp_path / "net.pt").write_text("no weights")
+    for path in (tmp_path / "net.pt", tmp_path / "nowhere.pt"):
+        monkeypatch.setattr(sys, "argv", ["dqn", "--play", str(path)])
+        with pytest.raises(SystemExit, match="cannot load .*: no weights of this example"):
+            dqn.main()

@@ -41,6 +41,8 @@ _RESERVED = {*_OWN, FOLLOWING, PRECEDING}
 _FRAMES = "frames of "
 # One frame more for so many records: episodes that are shorter than this need more.
 _SPARE = 16
+# Frames of this many stacks more: a record's stack begins some steps of all envs earlier.
+_STACKS = 16
 # How often records that have lost frames are drawn again, before the others are looked for.
 _REDRAWS = 16
 
@@ -147,7 +149,7 @@ class ReplayBuffer(Uncopyable):
                     f"cannot make replay: stacks {name!r}, expected a field of an array of frames, "
                     f"and the same with the name 'next_{name}'"
                 )
-            room = self.capacity + self.capacity // _SPARE + 2 * shape[0]
+            room = self.capacity + self.capacity // _SPARE + _STACKS * shape[0]
             stores[name] = FrameStore(room, shape[0], shape[1:], dtype)
         return stores
 

@@ -287,7 +287,7 @@ def test_it_learns_from_pixels_saves_plays_and_resumes(actors, call, quick_setti
     assert resumed["replay"] == resumed["steps"]
     assert resumed["return"] > 0.7  # it explores as little as before, with the saved weights
     saved = pysampler.Checkpoints(tmp_path / "run").restore()
-    assert saved["updates"] == result["updates"] + resumed["updates"]
+    assert saved["updates"] == resumed["updates"] > result["updates"]
 
 
 @pytest.mark.slow
@@ -300,7 +300,7 @@ def test_checkpoints_go_without_the_replay_buffer_unless_asked(call, quick_setti
     resumed = call(*arguments, "--steps", "900")
     assert resumed["resumed"] == first["steps"]
     assert resumed["replay"] == resumed["steps"] - first["steps"]  # filled anew, before updates
-    assert 0 < resumed["updates"] <= resumed["replay"] / 2
+    assert 0 < resumed["updates"] - first["updates"] <= resumed["replay"] / 2
 
 
 def test_few_records_are_enough_to_begin_if_there_is_no_room_for_more(call, dqn, monkeypatch):

@@ -112,7 +112,6 @@ def test_a_training_goes_on_when_it_was_killed(algorithm, tmp_path):
     result = run(*arguments, "--steps", str(killed + 150))
     assert result["resumed"] == killed
     assert result["steps"] == checkpoints.latest >= killed + 150
-    assert result["updates"] == result["steps"] - killed  # since then
     saved = checkpoints.restore()
     assert saved["updates"] == result["steps"] - 100
     assert saved["replay"].added == result["steps"]
@@ -125,7 +124,9 @@ def test_a_restored_learner_learns_on_as_if_nothing_had_been(sac, torch, algorit
         return getattr(sac, algorithm)((SEEN, ACTIONS), settings_of(sac), seed)
 
     def progress():
-        options = argparse.Namespace(checkpoints=tmp_path, checkpoint_seconds=0, steps=10_000)
+        options = argparse.Namespace(
+            env="Pendulum-v1", checkpoints=tmp_path, checkpoint_seconds=0, steps=10_000
+        )
         return sac.Run(options)
 
     one, other = filled(learner(1)), learner(2)
