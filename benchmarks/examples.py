@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from running import heading, machine, say, spread, stolen_share, table, write
+from running import machine, say, spread, table, write
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 RUNS = EXAMPLES.parent / "build" / "examples"
@@ -72,10 +72,12 @@ TRAININGS = [
 ]
 
 
-def trained(training: Training, seed: int) -> dict[str, Any] | None:
+def trained(training: Training, seed: int, *, only_kept: bool) -> dict[str, Any] | None:
     """Return the result of a run, which is made if it is not there yet; None if it failed."""
     folder = RUNS / f"{training.key}-{seed}"
     kept = folder / "result.json"
+    if only_kept and not kept.exists():
+        return None
     if not kept.exists():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "progress.csv").unlink(missing_ok=True)  # of a run that was stopped
@@ -103,12 +105,13 @@ def trained(training: Training, seed: int) -> dict[str, Any] | None:
     with (folder / "progress.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     curve = [(float(row[training.unit]), row[training.number]) for row in rows]
-    found["curve"] = [(x, float(y)) for x, y in curve if y]
+    points = [(x, round(float(y), 2)) for x, y in curve if y]
+    found["curve"] = points[:: len(points) // 200 + 1]
     return found
 
 
 def report(results: dict[str, Any]) -> str:
-    rows = []
+    m, rows = results["machine"], []
     for one in results["trainings"]:
         runs = one["runs"]
         reached = [run[one["number"]] for run in runs]
@@ -126,7 +129,10 @@ def report(results: dict[str, Any]) -> str:
     header = ["example", "env", "seeds", "what", "untrained", "reached", "after", "seconds"]
     return "\n".join(
         [
-            heading("What the examples learn", results["machine"]),
+            (
+                f"# What the examples learn, measured {m['date']}\n\n{m['processor']}, {m['cpus']} "
+                f"CPUs{', virtual' * m['virtual']}, Linux {m['kernel']}, Python {m['python']}.\n"
+            ),
             (
                 "Median [least, most] of the seeds 1 to n; those with a goal end when they reach "
                 "it. `sac.py` takes the mean of 20 episodes. The gap of `maml.py` is the mean "
@@ -170,28 +176,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="those whose name, env or arguments have this")
     parser.add_argument("--seeds", type=int, help="how many of each")
+    parser.add_argument("--kept", action="store_true", help="only report runs that are there")
     parser.add_argument("--out", type=Path, help="folder to write results to")
     options = parser.parse_args()
     results: dict[str, Any] = {"machine": machine(), "trainings": []}
-    with stolen_share(results["machine"]):
-        for training in TRAININGS:
-            if options.only not in training.key:
+    for training in TRAININGS:
+        if options.only not in training.key:
+            continue
+        runs = []
+        for seed in range(1, (options.seeds or training.seeds) + 1):
+            began = time.perf_counter()
+            run = trained(training, seed, only_kept=options.kept)
+            if run is None:
                 continue
-            runs = []
-            for seed in range(1, (options.seeds or training.seeds) + 1):
-                began = time.perf_counter()
-                run = trained(training, seed)
-                if run is None:
-                    continue
-                runs.append(run)
-                say(
-                    f"  {training.env}, {training.title}, seed {seed}: "
-                    f"{training.number} {run[training.number]}, {time.perf_counter() - began:.0f} s"
-                )
-            if runs:
-                fields = {name: getattr(training, name) for name in ("env", "title", "number")}
-                fields |= {"unit": training.unit, "random": training.random, "runs": runs}
-                results["trainings"].append(fields)
+            runs.append(run)
+            say(
+                f"  {training.env}, {training.title}, seed {seed}: "
+                f"{training.number} {run[training.number]}, {time.perf_counter() - began:.0f} s"
+            )
+        if runs:
+            fields = {name: getattr(training, name) for name in ("env", "title", "number")}
+            fields |= {"unit": training.unit, "random": training.random, "runs": runs}
+            results["trainings"].append(fields)
     text = report(results)
     print(text)
     if options.out and results["trainings"]:

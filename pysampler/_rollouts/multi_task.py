@@ -51,8 +51,8 @@ class Ready:
     tasks: npt.NDArray[np.int64]
     observations: Any
     rewards: npt.NDArray[np.float64]
-    terminated: npt.NDArray[np.bool_]
-    truncated: npt.NDArray[np.bool_]
+    terminated: npt.NDArray[Any]  # bool
+    truncated: npt.NDArray[Any]  # bool
     infos: dict[str, Any]
 
 
