@@ -497,7 +497,7 @@ def run(train: Callable[[argparse.Namespace, Run], None], progress: Run) -> None
     """Train, then print the result, and plot it, also if Ctrl-C ended the training.
 
     The first Ctrl-C ends the training after the step that it is at, and so with a checkpoint; the
-    second at once.
+    second at once. Where Ctrl-C has been given another meaning, it keeps that.
     """
     options = progress.options
 
@@ -506,8 +506,10 @@ def run(train: Callable[[argparse.Namespace, Run], None], progress: Run) -> None
             raise KeyboardInterrupt
         progress.interrupted = True
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    before = signal.getsignal(signal.SIGINT)
     try:
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, interrupt)
         with contextlib.suppress(KeyboardInterrupt):
             train(options, progress)
     finally:
