@@ -742,7 +742,10 @@ def main() -> None:
     text = tables(results)
     print(text)
     if options.out:
-        picture(results, write(options.out, "timeout", results, text).with_suffix(".svg"))
+        path = write(options.out, "timeout", results, text).with_suffix(".svg")
+        picture(results, path)
+        with path.with_suffix(".md").open("a") as file:
+            file.write(f"\n![rates beside the model, and what it predicts]({path.name})\n")
 
 
 if __name__ == "__main__":
