@@ -271,6 +271,17 @@ def watcher(
         sys.exit(f"cannot show {env}: {error}")
 
 
+def learner_seconds(stats: pysampler.ActorStats, adding: float = 0.0) -> dict[str, float]:
+    """Return how much time a learner spent on its actors, by activity.
+
+    Args:
+        stats: Those of the actors.
+        adding: Seconds for adding what was taken to a replay buffer.
+    """
+    taking = stats.taking + adding
+    return {"waiting": stats.waiting, "taking": taking, "publishing": stats.publishing}
+
+
 # -- a training ------------------------------------------------------------------------------------
 
 
@@ -533,7 +544,7 @@ class Log:
     """Writes numbers to ``progress.csv`` in a folder, and for TensorBoard if that is installed."""
 
     def __init__(self, folder: Path, unit: str, resumed: int) -> None:
-        """Begin a log, or go on with that of a run that was resumed after so many steps."""
+        """Begin a log, or go on with that of a run that was resumed after this many steps."""
         self._unit = unit
         path = folder / "progress.csv"
         lines = path.read_text().splitlines(keepends=True) if path.exists() and resumed else []

@@ -31,7 +31,18 @@ try:
     import gymnasium as gym
     import numpy as np
     import torch
-    from common import Run, add_play, at_least, load, parse, parser, play, run, spaces_of
+    from common import (
+        Run,
+        add_play,
+        at_least,
+        learner_seconds,
+        load,
+        parse,
+        parser,
+        play,
+        run,
+        spaces_of,
+    )
     from torch import nn
 
     import pysampler
@@ -188,10 +199,7 @@ class Actors:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """How much time the learner spent on the actors, by activity."""
-        stats = self.actors.stats()
-        taking = stats.taking + self.extending
-        return {"waiting": stats.waiting, "taking": taking, "publishing": stats.publishing}
+        return learner_seconds(self.actors.stats(), self.extending)
 
     def close(self) -> None:
         self.actors.close()

@@ -35,7 +35,18 @@ try:
     import gymnasium as gym
     import numpy as np
     import torch
-    from common import Run, add_play, at_least, load, parse, parser, play, run, spaces_of
+    from common import (
+        Run,
+        add_play,
+        at_least,
+        learner_seconds,
+        load,
+        parse,
+        parser,
+        play,
+        run,
+        spaces_of,
+    )
     from gymnasium.envs.registration import EnvSpec
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
     from torch import nn
@@ -311,10 +322,7 @@ class Actors:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """How much time the learner spent on the actors, by activity."""
-        stats = self.actors.stats()
-        taking = stats.taking + self.adding
-        return {"waiting": stats.waiting, "taking": taking, "publishing": stats.publishing}
+        return learner_seconds(self.actors.stats(), self.adding)
 
     def close(self) -> None:
         self.actors.close()

@@ -32,7 +32,18 @@ try:
     import gymnasium as gym
     import numpy as np
     import torch
-    from common import Run, add_play, at_least, load, parse, parser, play, run, spaces_of
+    from common import (
+        Run,
+        add_play,
+        at_least,
+        learner_seconds,
+        load,
+        parse,
+        parser,
+        play,
+        run,
+        spaces_of,
+    )
     from torch import nn
     from torch.nn import functional
 
@@ -361,11 +372,10 @@ def learn(options: argparse.Namespace, run: Run) -> None:
     with contextlib.closing(actors_of(learner, spaces[1], options)) as actors:
         run.start(learner.actor)
         for steps, returns in train(actors, learner):
-            stats = actors.stats()
             run.advance(
                 steps,
                 returns,
-                spent={name: getattr(stats, name) for name in ("waiting", "taking", "publishing")},
+                spent=learner_seconds(actors.stats()),
                 updates=learner.updates,
                 temperature=learner.temperature,
             )

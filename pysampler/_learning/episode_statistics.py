@@ -101,7 +101,8 @@ class EpisodeStatistics:
 
     def _add(self, batch: Rollout | Records, found: list[dict[str, float]]) -> None:
         """Append the statistics of the episodes that ended in a batch to ``found``."""
-        lengths = _lengths_of(batch)
+        # Runs of records have no gaps: what began and ended there is whole.
+        lengths = None if isinstance(batch, Records) else _lengths_of(batch)
         for part in batch.episodes():
             before = self._open.pop(part.env, [])
             if part.begins:
@@ -111,7 +112,9 @@ class EpisodeStatistics:
             parts = [*before, self._kept(part)]
             if not (part.terminated or part.truncated):
                 self._open[part.env] = parts
-            elif lengths.get((part.env, part.steps.stop)) == sum(map(len, parts)):
+            elif lengths is None or lengths.get((part.env, part.steps.stop)) == sum(
+                map(len, parts)
+            ):
                 found.append(self._described(_joined(parts), like=[*self._newest, *found][-1:]))
 
     @property
@@ -123,16 +126,13 @@ class EpisodeStatistics:
     def _kept(self, part: Episode) -> Episode:
         """Return a part of an episode with copies of what is kept, and None for the rest."""
         kept: dict[str, Any] = {
-            name: mapped(lambda array: np.array(to_array(array)), getattr(part, name))
-            if name in self._keep
-            else None
-            for name in _PARTS
+            name: _copied(getattr(part, name)) if name in self._keep else None for name in _PARTS
         }
         return Episode(
             **kept,
             env=part.env,
             steps=part.steps,
-            last_observation=mapped(lambda array: np.array(to_array(array)), part.last_observation)
+            last_observation=_copied(part.last_observation)
             if "observations" in self._keep and part.last_observation is not None
             else None,
             begins=part.begins,
@@ -175,17 +175,15 @@ class EpisodeStatistics:
         return f"<pysampler.EpisodeStatistics of {self.count} episodes: {self.means}>"
 
 
-def _lengths_of(batch: Rollout | Records) -> dict[tuple[int, int], int]:
+def _lengths_of(rollout: Rollout) -> dict[tuple[int, int], int]:
     """Return the lengths of ended episodes, by env and where ``steps`` of their parts stop."""
-    if isinstance(batch, Records):
-        over = batch.by_step("terminated") | batch.by_step("truncated")
-        lengths = batch.by_step("lengths")[over].tolist()
-        rows = zip(batch.by_step("env")[over].tolist(), lengths, lengths, strict=True)
-    else:
-        ended = batch.ended
-        stops = (ended.step + 1).tolist()
-        rows = zip(ended.env.tolist(), stops, ended.lengths.tolist(), strict=True)
-    return {(env, stop): length for env, stop, length in rows}
+    ended = rollout.ended
+    places = zip(ended.env.tolist(), (ended.step + 1).tolist(), strict=True)
+    return dict(zip(places, ended.lengths.tolist(), strict=True))
+
+
+def _copied(tree: Any) -> Any:
+    return mapped(lambda array: np.array(to_array(array)), tree)
 
 
 def _joined(parts: list[Episode]) -> Episode:

@@ -39,7 +39,7 @@ _OWN = {
 _RESERVED = {*_OWN, FOLLOWING, PRECEDING}
 # Before the name of a field: the numbers of its frames. No name of a user's has a blank there.
 _FRAMES = "frames of "
-# One frame more for so many records: episodes that are shorter than this need more.
+# One frame more for each this many records: episodes that are shorter than this need more.
 _SPARE = 16
 # Frames of this many stacks more: a record's stack begins some steps of all envs earlier.
 _STACKS = 16

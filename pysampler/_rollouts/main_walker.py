@@ -57,19 +57,21 @@ class MainWalker(Walker):
     def start(self, base: int) -> None:
         """Begin a rollout at frame ``base``, with the policy as it is now."""
         self._base = base
-        if self._background is not None and is_module(self._given_policy):
-            copy_weights(self.policy.caller.policy, self._given_policy)
-        elif self._background is not None:
+        if self._background is not None:
             self._copy_policy()
         self.policy.caller.follow_weights()
         if self._background is not None:
             self._background.start(self._fill)
 
     def _copy_policy(self) -> None:
-        """Act with a copy of the policy, which is replaced if the policy has changed.
+        """Bring the copy that acts up to date: the weights of a module, or another copy.
 
-        A copy that stays draws on from its own random numbers.
+        Another copy is made if the policy has changed; one that stays draws on from its own random
+        numbers.
         """
+        if is_module(self._given_policy):
+            copy_weights(self.policy.caller.policy, self._given_policy)
+            return
         current = fingerprint(self._given_policy)
         if current is None or current != self._copy_fingerprint:
             self._copy_fingerprint = current
