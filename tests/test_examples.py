@@ -13,6 +13,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from trainings_in_tests import killed_after
 
 import pysampler
 
@@ -408,16 +409,7 @@ def test_dqn_goes_on_when_it_was_killed(arguments, tmp_path):
     arguments = ["--checkpoints", str(tmp_path), "--until", "501", *arguments]
     arguments += ["--checkpoint-seconds", "0"]
     checkpoints = pysampler.Checkpoints(tmp_path)
-    command = [sys.executable, str(EXAMPLES / "dqn.py"), "--quiet", *arguments]
-    training = subprocess.Popen(command, start_new_session=True)
-    try:
-        while (checkpoints.latest or 0) <= 2000 and training.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                training.wait(0.05)
-    finally:
-        training.kill()
-    assert training.wait() == -signal.SIGKILL
-    killed = checkpoints.latest
+    killed = killed_after(2000, checkpoints, EXAMPLES / "dqn.py", "--quiet", *arguments)
     result = run("dqn.py", *arguments, "--steps", str(killed + 3000))
     assert result["resumed"] == killed
     assert result["steps"] == checkpoints.latest >= killed + 3000

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import importlib.util
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from trainings_in_tests import killed_after
 
 import pysampler
 
@@ -99,16 +99,7 @@ def test_a_short_training_makes_as_many_updates_as_its_steps_pay_for(
 def test_a_training_goes_on_when_it_was_killed(algorithm, tmp_path):
     arguments = ["--checkpoints", str(tmp_path), "--checkpoint-seconds", "0", *algorithm]
     checkpoints = pysampler.Checkpoints(tmp_path)
-    command = [sys.executable, str(EXAMPLES / "sac.py"), "--quiet", *arguments]
-    training = subprocess.Popen(command, start_new_session=True)
-    try:
-        while (checkpoints.latest or 0) <= 250 and training.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                training.wait(0.05)
-    finally:
-        training.kill()
-    assert training.wait() == -signal.SIGKILL
-    killed = checkpoints.latest
+    killed = killed_after(250, checkpoints, EXAMPLES / "sac.py", "--quiet", *arguments)
     result = run(*arguments, "--steps", str(killed + 150))
     assert result["resumed"] == killed
     assert result["steps"] == checkpoints.latest >= killed + 150

@@ -13,21 +13,12 @@ import pysampler
 
 torch = pytest.importorskip("torch")
 
+from modules_in_tests import Net  # noqa: E402 - needs torch
+
 from pysampler._policies import calling, device  # noqa: E402 - needs torch
 from pysampler._rollouts import rollouts as rollouts_module  # noqa: E402
 
 ENV = "CartPole-v1"
-
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.logits = torch.nn.Linear(4, 2)
-
-    def forward(self, observations, state):
-        state = observations.new_zeros(len(observations), 2) if state is None else state
-        logits = self.logits(observations) + 0.1 * state
-        return logits.argmax(-1), {"logits": logits, "state": logits}
 
 
 def sample(policy, count=3, **options):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from modules_in_tests import Net
 from scripted import Scripted
 
 import pysampler
@@ -85,17 +86,6 @@ def test_a_module_on_a_gpu_acts_in_the_main_process():
 
     with sampler(Net().cuda(), 5) as made:
         assert next(made).actions.shape[:2] == (5, ENVS)
-
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.logits = torch.nn.Linear(4, 2)
-
-    def forward(self, observations, state):
-        state = observations.new_zeros(len(observations), 2) if state is None else state
-        logits = self.logits(observations) + 0.1 * state
-        return logits.argmax(-1), {"logits": logits, "state": logits}
 
 
 def acted(net, **options):
