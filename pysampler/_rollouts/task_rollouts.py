@@ -57,8 +57,7 @@ class TaskRollouts(Rollouts):
     params: Any = None
     opened = False
     _walker: ReadyWalker | None  # with reset_each each env is acted for once it is ready
-    _ready: list[int]  # groups of which some envs wait for actions
-    _waiting: npt.NDArray[np.bool_]  # those envs
+    _waiting: npt.NDArray[np.bool_]  # which envs wait for actions
 
     @property
     def device(self) -> Any:
@@ -88,7 +87,7 @@ class TaskRollouts(Rollouts):
             envs: Some of the envs that wait; None: all.
         """
         walker = self._walker
-        if walker is None or not self.opened or not self._ready:
+        if walker is None or not self.opened or not self._waiting.any():
             raise ValueError("cannot send actions: no env waits for any; call step_recv() first")
         waiting = np.flatnonzero(self._waiting)
         chosen = waiting if envs is None else arguments.env_ids(envs)
@@ -100,9 +99,13 @@ class TaskRollouts(Rollouts):
         with self._core.enter("step_send"):
             walker.policy.write(walker.frames_of(chosen), chosen, *outputs)
             self._waiting[chosen] = False
-            groups = self._core.groups
-            done = [g for g in self._ready if not self._waiting[list(groups[g])].any()]
-            self._ready = [g for g in self._ready if g not in done]
+            answered = np.zeros_like(self._waiting)
+            answered[chosen] = True
+            done = [
+                number
+                for number, rows in enumerate(map(_rows_of, self._core.groups))
+                if answered[rows].any() and not self._waiting[rows].any()
+            ]
             if done:
                 self._or_drop(lambda: walker.step(done))
 
@@ -118,27 +121,24 @@ class TaskRollouts(Rollouts):
         assert self._walker is not None
         self._start(self._walker, 0)
         self._waiting = np.zeros(self._walker.frames.envs, bool)
-        self._ready = []
-        self._add_ready(self._walker.open())
+        self._add_waiting(self._walker.open())
         self.opened = True
 
-    def _add_ready(self, groups: list[int]) -> None:
-        self._ready += groups
+    def _add_waiting(self, groups: list[int]) -> None:
         for group in groups:
-            self._waiting[list(self._core.groups[group])] = True
+            self._waiting[_rows_of(self._core.groups[group])] = True
 
     def _receive(self, deadline: int | None) -> Received | None:
         walker = self._walker
         if walker is None or not self.opened:
             return None
         with self._core.enter("step_recv"):
-            while not self._ready or walker.at_work:
+            while not self._waiting.any() or walker.at_work:
                 if walker.finished:
                     return None
-                before = len(self._ready)
                 waiting = int(self._waiting.sum())
-                self._add_ready(walker.unfinished(walker.receive(deadline, waiting)))
-                if before or self._ready:
+                self._add_waiting(walker.unfinished(walker.receive(deadline, waiting)))
+                if self._waiting.any():
                     break
         envs = np.flatnonzero(self._waiting)
         at, frames = walker.frames_of(envs), walker.frames
@@ -234,6 +234,10 @@ class _TaskCaller(PolicyCaller):
             return self._call_with((batch,), state, envs, params=self._params, **named)
         positional = batch, self._rollouts.task_of[envs], self._params
         return self._call_with(positional, state, envs, **named)
+
+
+def _rows_of(group: range) -> slice:
+    return slice(group.start, group.stop)
 
 
 def _joined(parts: Sequence[tuple[npt.NDArray[np.int64], Outputs]]) -> Outputs:
