@@ -121,9 +121,11 @@ class WatcherPolicy(FreeRunningPolicy):
             episode["seconds"] = (now() - began) / 1e9
             state.episodes += 1
             state.videos_made += requested
-            ring.push_many(episode, timeout=0)
-            if setup.folder is not None:
-                _append(setup.folder / "returns.csv", episode[0])
+            try:
+                if setup.folder is not None:  # First: an episode that is told is in the table.
+                    _append(setup.folder / "returns.csv", episode[0])
+            finally:
+                ring.push_many(episode, timeout=0)
         return report
 
     def _run_episode(

@@ -444,6 +444,15 @@ def test_what_render_raises_is_the_envs(tmp_path, picture, told):
         assert list(tmp_path.iterdir()) == []
 
 
+def test_an_episode_that_is_told_is_in_the_table(tmp_path):
+    os.mkfifo(tmp_path / "returns.csv")  # Opening it waits for a reader.
+    with pysampler.Watcher(Says(), Told, folder=tmp_path) as watcher:
+        with pytest.raises(WaitTimeoutError, match="0 of 1 episodes ended"):
+            watcher.wait(1, timeout=0.3)
+        with pytest.warns(UserWarning, match="returns.csv"), (tmp_path / "returns.csv").open():
+            look_until_it_is_over(watcher)
+
+
 def test_a_folder_that_is_gone_is_told_as_such(tmp_path):
     folder = tmp_path / "some where"
     with pysampler.Watcher(Says(), Told, folder=folder) as watcher:
