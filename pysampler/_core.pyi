@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'TaskRows', 'TimedReturn', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'PythonBlock', 'Ring', 'Round', 'Segment', 'SharedRing', 'Simulations', 'TaskRows', 'TimedReturn', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     """
     What waiting costs on this machine.
@@ -1174,13 +1174,17 @@ class EnvBlock(Block):
     ERROR: typing.ClassVar[int] = 3
     FINAL_OBS: typing.ClassVar[int] = 1
     INFO: typing.ClassVar[int] = 0
-    def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, frames: typing.Any, infos: Infos, meter: Meter, autoreset: str, keep: str) -> None:
+    def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, frames: typing.Any, infos: Infos, meter: Meter, autoreset: str, keep: str, here: bool = False) -> None:
         ...
     def __reduce__(self) -> tuple:
         ...
     def ended(self, i: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
         Whether env i is reset by the next step.
+        """
+    def leftovers(self) -> list:
+        """
+        What take_leftovers() would return.
         """
     def replace(self, seeds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
         """
@@ -1205,6 +1209,10 @@ class EnvBlock(Block):
     def step(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: list | None = None) -> bool:
         """
         Step every env, with the actions in the frame or these; return whether something is left over.
+        """
+    def step_once(self, frame: typing.SupportsInt | typing.SupportsIndex, token: typing.Any) -> bool:
+        """
+        Step every env, once however often this is called with the same object.
         """
     def take_leftovers(self) -> list:
         """
@@ -1242,6 +1250,19 @@ class Batch:
     def write_some(self, parts: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], actions: typing.Any) -> bool:
         """
         Write actions, a row for each env last given to groups_of(), whose groups these are; return whether they are of a common kind.
+        """
+class Round:
+    def __init__(self, pool: typing.Any, batch: typing.Any, entry: typing.Any, results: typing.Any, kept: typing.Any, groups: typing.Any, patience_ns: typing.SupportsInt | typing.SupportsIndex, team: typing.Any, own: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
+    def expect_usual(self) -> None:
+        """
+        Let the next step, if no other call comes before it, be done in one call.
+        """
+    def step(self, core: typing.Any, actions: typing.Any) -> typing.Any:
+        """
+        Step all envs, and return the results; None if nothing was sent, False if all was and the rest is to be done.
         """
 class PythonBlock(Block):
     """

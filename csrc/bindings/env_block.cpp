@@ -26,8 +26,9 @@ KeepInfos keep_of(const std::string& name) {
 
 EnvBlock::EnvBlock(const py::list& envs, std::size_t first, const py::object& frames,
                    const std::shared_ptr<Infos>& infos, const std::shared_ptr<Meter>& meter,
-                   const std::string& autoreset, const std::string& keep)
-    : first_(first),
+                   const std::string& autoreset, const std::string& keep, bool here)
+    : here_(here),
+      first_(first),
       count_(envs.size()),
       obs_(frames.attr("spec").attr("observation_tree"), leaves_of(frames.attr("observations"))),
       action_(frames.attr("spec").attr("action_tree"), leaves_of(frames.attr("actions"))),
@@ -134,11 +135,23 @@ void EnvBlock::set_options(std::size_t i, const py::object& options, std::int64_
     options_[i].version = version;
 }
 
+bool EnvBlock::step_once(std::uint32_t frame, const py::object& token) {
+    if (token.is(token_)) {
+        start_ = reached_;
+    } else {
+        token_ = token;
+        reached_ = 0;
+        leftovers_ = py::list();
+    }
+    return step_with(frame, std::nullopt);
+}
+
 py::list EnvBlock::take_leftovers() { return std::exchange(leftovers_, py::list()); }
 
 void EnvBlock::begin(std::uint32_t frame) {
     if (frame >= static_cast<std::size_t>(rewards_.shape(0)))
         throw py::index_error("cannot use frame " + std::to_string(frame) + ": no such frame");
+    if (start_ != 0) return;  // goes on
     if (keep_ != KeepInfos::kNone) infos_->clear(frame, first_, count_);
     std::memset(has_final_.mutable_data(frame, first_), 0, count_);
 }
@@ -148,7 +161,7 @@ void EnvBlock::begin(std::uint32_t frame) {
 template <class Work>
 void EnvBlock::for_each(std::uint32_t frame, Work&& work) {
     std::int64_t now = now_ns();
-    for (std::size_t i = 0; i < count_; ++i) {
+    for (std::size_t i = std::exchange(start_, 0); i < count_; ++i) {
         meter_->at(static_cast<std::int64_t>(first_ + i), now);
         began_ = now;
         call_ = Call::kNothing;
@@ -158,6 +171,7 @@ void EnvBlock::for_each(std::uint32_t frame, Work&& work) {
         if (call_ == Call::kReset) meter_->was_reset(first_ + i, now - began_);
         write_options_version(frame, i);
     }
+    reached_ = count_;
     meter_->idle(now);
 }
 
@@ -172,7 +186,11 @@ void EnvBlock::guarded(std::size_t i, Work&& work) {
             throw py::error_already_set();
         }
     } catch (py::error_already_set& error) {
-        if (error.matches(PyExc_KeyboardInterrupt)) throw;  // the user's, not an error of the env
+        // The user's, not an error of the env.
+        if (error.matches(PyExc_KeyboardInterrupt) || (here_ && !error.matches(PyExc_Exception))) {
+            reached_ = i;
+            throw;
+        }
         if (error.trace()) PyException_SetTraceback(error.value().ptr(), error.trace().ptr());
         leave(kError, i, error.value());
     }
@@ -306,9 +324,9 @@ void register_env_block(py::module_& m) {
     block
         .def(
             py::init<const py::list&, std::size_t, const py::object&, const std::shared_ptr<Infos>&,
-                     const std::shared_ptr<Meter>&, const std::string&, const std::string&>(),
+                     const std::shared_ptr<Meter>&, const std::string&, const std::string&, bool>(),
             py::arg("envs"), py::arg("first"), py::arg("frames"), py::arg("infos"),
-            py::arg("meter"), py::arg("autoreset"), py::arg("keep"))
+            py::arg("meter"), py::arg("autoreset"), py::arg("keep"), py::arg("here") = false)
         .def("use", &EnvBlock::use, py::arg("frames"), py::arg("infos"), py::arg("autoreset"),
              py::arg("keep"),
              "Use other frames of the same spec from now on; the envs stay as they are.")
@@ -329,6 +347,9 @@ void register_env_block(py::module_& m) {
         .def("ended", &EnvBlock::ended, py::arg("i"), "Whether env i is reset by the next step.")
         .def("set_ended", &EnvBlock::set_ended, py::arg("i"), py::arg("ended"),
              "Let the next step reset env i, or not.")
+        .def("step_once", &EnvBlock::step_once, py::arg("frame"), py::arg("token"),
+             "Step every env, once however often this is called with the same object.")
+        .def("leftovers", &EnvBlock::leftovers, "What take_leftovers() would return.")
         .def("take_leftovers", &EnvBlock::take_leftovers,
              "Return and forget what had no place in the frame: (kind, env, object) each.");
     block.attr("INFO") = static_cast<int>(EnvBlock::kInfo);

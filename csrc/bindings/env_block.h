@@ -25,10 +25,11 @@ class EnvBlock : public Block {
     enum Leftover { kInfo = 0, kFinalObs = 1, kUnshapedObs = 2, kError = 3 };
 
     // `frames` is a Frames of pysampler._frames; `first` is the index of the block's first env
-    // among its envs.
+    // among its envs. `here`: this is the user's process, whose signal handlers raise exceptions
+    // that are not the envs'.
     EnvBlock(const py::list& envs, std::size_t first, const py::object& frames,
              const std::shared_ptr<Infos>& infos, const std::shared_ptr<Meter>& meter,
-             const std::string& autoreset, const std::string& keep);
+             const std::string& autoreset, const std::string& keep, bool here);
 
     // Uses other frames of the same spec from now on. The envs stay as they are.
     void use(const py::object& frames, const std::shared_ptr<Infos>& infos,
@@ -59,6 +60,12 @@ class EnvBlock : public Block {
     // envs of the frame, object)].
     py::list take_leftovers();
 
+    // A step that is done once however often it is called with the same object: one that an
+    // exception of the user's has ended goes on with the env that was at work. Forgets what an
+    // earlier step has left over.
+    bool step_once(std::uint32_t frame, const py::object& token);
+    const py::list& leftovers() const { return leftovers_; }
+
  private:
     void use_action_types(std::uint32_t frame);
     void step_one(std::uint32_t frame, std::size_t i, PyObject* action);
@@ -78,6 +85,7 @@ class EnvBlock : public Block {
     void guarded(std::size_t i, Work&& work);
 
     std::vector<py::object> envs_;
+    bool here_;
     std::size_t first_;
     std::size_t count_;
     std::vector<Leaf> obs_leaves_;
@@ -113,6 +121,9 @@ class EnvBlock : public Block {
     Call call_ = Call::kNothing;  // of the env that works now
     std::int64_t began_ = 0;
     py::list leftovers_;
+    std::size_t start_ = 0;    // where the next call begins
+    std::size_t reached_ = 0;  // how many envs have done what was asked for
+    py::object token_;         // of step_once()
     py::str step_name_{"step"};
     py::str reset_name_{"reset"};
     py::tuple reset_keywords_;

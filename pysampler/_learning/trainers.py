@@ -39,6 +39,8 @@ class Description:
 class TrainerHost:
     """The host of trainer ``index``, whose one group is never stepped."""
 
+    here = False
+
     def __init__(self, make: Callable[[int, int], Any], index: int, entropy: Any) -> None:
         self._index = index
         self.blocks: list[Any] = [None]
@@ -62,6 +64,8 @@ class TrainerHost:
 
     def left_over(self, block: int) -> None:
         """Return nothing: there are no steps."""
+
+    leftovers = left_over
 
     def replace(self, seeds: Sequence[int]) -> None:
         """Do nothing: the trainer was created as a replacement."""

@@ -163,9 +163,9 @@ def workers(given: int | None, envs: int, most: int | None) -> int:
     return min(wanted, envs, envs if most is None else int(most))
 
 
-def shares(envs: int, workers: int, groups: int) -> list[Share]:
-    """Divide the envs among workers and groups, in order and as evenly as possible."""
-    all_shares, first = [], 0
+def shares(envs: int, workers: int, groups: int, first: int = 0) -> list[Share]:
+    """Divide the envs from ``first`` on among workers and groups, in order, evenly if possible."""
+    all_shares = []
     for count in _parts(envs, workers):
         all_shares.append(Share(first, tuple(_parts(count, min(groups, count)))))
         first += count

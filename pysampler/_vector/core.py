@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pysampler._workers.jobs import Answer, Job
     from pysampler._workers.local import LocalPool
     from pysampler._workers.pool import Pool
+    from pysampler._workers.team import Team
 
 __all__ = ["Layout", "VectorCore"]
 
@@ -88,11 +89,12 @@ class VectorCore:
         lease: The sampler that uses the envs, or None.
         state: The call that was made last; ``pending`` is None if it has been completed.
         kept: Results on their way to the caller.
+        round: Steps all envs in one call, where the call before was a step too.
     """
 
     def __init__(
         self,
-        pool: Pool | LocalPool,
+        pool: Pool | LocalPool | Team,
         spec: Spec,
         usual: Layout,
         *,
@@ -131,6 +133,7 @@ class VectorCore:
         plan = Plan(self.spec, self.num_envs, layout.frames, final, tuple(layout.extras), room)
         mode = "DISABLED" if self._resets_itself else layout.autoreset.name
         self.layout_due = True  # until all of this is done
+        self.round: _core.Round | None = None
         segment = Segment(plan.size + layout.spare_bytes, plan.infos)
         frames = Frames(plan, segment)
         attach = AttachFrames(plan, frames.offset, mode, layout.infos.upper(), columns)
@@ -150,6 +153,23 @@ class VectorCore:
         self.write, self.read_answers = results.batch.write, results.read
         self.layout_due = False
         return frames, segment
+
+    def expect_usual(self, entry: _core.Entry) -> None:
+        """Let the next steps be one call of ``round`` each, if they are like the last one.
+
+        Args:
+            entry: The guard's, for a step.
+        """
+        pool, results = self.pool, self.results
+        if pool.core is None or not pool.plain or not results.plain or results.show_versions:
+            return
+        if self.round is None:
+            patience = -1 if pool.patience is None else int(pool.patience * 1e9)
+            self.round = _core.Round(
+                *(pool.core, results.batch, entry, results, Kept, self.all_groups, patience),
+                *pool.here,
+            )
+        self.round.expect_usual()
 
     def announce_columns(self) -> None:
         """Tell the workers of columns of infos that they do not know yet."""

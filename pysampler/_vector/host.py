@@ -58,7 +58,13 @@ def _shared(space: gym.Space[Any], known: dict[bytes, gym.Space[Any]]) -> gym.Sp
 
 
 class EnvHost:
-    """The envs of a worker: number ``first`` and following, in groups of the given sizes."""
+    """The envs of a worker: number ``first`` and following, in groups of the given sizes.
+
+    Attributes:
+        here: Whether the envs live in the user's process, whose signal handlers raise exceptions.
+    """
+
+    here = False
 
     def __init__(
         self, env_fns: Sequence[Callable[[], gym.Env[Any, Any]]], first: int, sizes: Sequence[int]
@@ -121,13 +127,19 @@ class EnvHost:
             envs = self.envs[at : at + size]
             first = self.first + at
             self.blocks.append(
-                _core.EnvBlock(envs, first, frames, self._infos, self._meter, autoreset, keep)
+                _core.EnvBlock(
+                    *(envs, first, frames, self._infos, self._meter, autoreset, keep, self.here)
+                )
             )
             at += size
 
     def left_over(self, block: int) -> Leftovers:
         """Take the leftovers of a block's step or reset, with exceptions as failures."""
         return plain(self.blocks[block].take_leftovers())
+
+    def leftovers(self, block: int) -> Leftovers:
+        """Return the same, and keep them until the next step."""
+        return plain(self.blocks[block].leftovers())
 
     def add_columns(self, columns: Sequence[Column]) -> None:
         """Put infos in these columns, too, from now on."""
@@ -148,9 +160,9 @@ class EnvHost:
         for i, env in enumerate(self.envs):
             try:
                 env.close()
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:
+                if self.is_users(error):
+                    raise
                 if raised is None:
                     raised = Raised(self.first + i, "close()")
                     raised.__cause__ = error
@@ -179,12 +191,18 @@ class EnvHost:
         self._meter.at(self.first + i)
         try:
             yield
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
+            if self.is_users(error):
+                raise
             raise Raised(self.first + i, doing) from error
         finally:
             self._meter.idle()
+
+    def is_users(self, error: BaseException) -> bool:
+        """Return whether an exception is the user's, such as of Ctrl-C, and not one of an env."""
+        return isinstance(error, KeyboardInterrupt) or (
+            self.here and not isinstance(error, Exception)
+        )
 
     def states(self, block: int, envs: Sequence[int]) -> Any:
         """Return the states of some of a block's envs, which offer them, as an array of objects."""

@@ -65,6 +65,7 @@ class Results:
         self._shown: int | list[int] = 0  # the frame the user saw last, of all or by group
         self.show_versions = False  # of options
         self.frame = 0  # that all envs use
+        self.plain = False  # whether all of the last results came from the frame alone
         self._ids = [np.arange(g.start, g.stop) for g in groups]
         self._no_ids = np.zeros(0, np.int64)
         self._nothing = (
@@ -137,6 +138,7 @@ class Results:
         observations, rewards, terminated, truncated, infos, mixed = self.batch.read(self.frame)
         if self.show_versions:
             self._add_versions(infos, self.frames.options_versions[self.frame].copy())
+        self.plain = not (answers or mixed or observations is None)
         if rest or mixed or final:
             rows = [(self.frame, env) for env in range(self.frames.envs)]
             infos = self._merged(infos, mixed, rows, rest, final)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -21,6 +21,7 @@ from pysampler._frames.spec import Spaces, spec_of
 from pysampler._numbers import true_or_false
 from pysampler._vector import arguments
 from pysampler._vector.core import Layout, VectorCore
+from pysampler._vector.division import divide
 from pysampler._vector.host import Description, EnvHost, call, make_host
 from pysampler._vector.jobs import (
     Apply,
@@ -42,6 +43,7 @@ from pysampler._workers.local import LocalPool
 from pysampler._workers.pool import Pool
 from pysampler._workers.processes import Share
 from pysampler._workers.recovery import MAX_RESTARTS, RESTART_WINDOW
+from pysampler._workers.team import Team, with_main
 
 if TYPE_CHECKING:
     import os
@@ -82,7 +84,15 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         autoreset_mode: As gymnasium's.
         max_concurrency: The largest number of workers.
         num_workers: The number of worker processes, at most one an env. By default the CPUs that
-            this process may use. 0 steps the envs in this process, for debugging.
+            this process may use. 0 steps the envs in this process: for debugging, and where steps
+            are so short that workers cost more than they save. "auto" makes one more env, steps it
+            for some milliseconds, and chooses ``main_envs`` too, so that a step of all envs takes
+            the least time; ``division`` says what was chosen and why.
+        main_envs: How many envs, the last ones, live in this process, which steps them while the
+            workers step theirs: on as many CPUs as there are processes, faster than a worker more.
+            "auto" chooses the number by a trial of one more env. By default there is a worker less
+            then. ``on_worker_loss``, ``step_timeout`` and ``worker_init`` do not cover these envs,
+            a crash of one ends the program, and policies of samplers cannot be in workers.
         groups: Each worker's envs are split into this many groups, which can be stepped
             independently.
         frames: The number of steps whose results have room in shared memory. With ``copy=False`` a
@@ -133,7 +143,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         max_concurrency: int | None = None,
         *,
-        num_workers: int | None = None,
+        num_workers: int | Literal["auto"] | None = None,
+        main_envs: int | Literal["auto"] = 0,
         groups: int = 1,
         frames: int = 3,
         wait: arguments.Wait = "adaptive",
@@ -159,11 +170,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.observation_mode = observation_mode
         self.autoreset_mode = arguments.autoreset_mode(autoreset_mode)
         self.max_concurrency = max_concurrency
-        self.num_workers = arguments.workers(num_workers, self.num_envs, max_concurrency)
         if not (worker_init is None or callable(worker_init)):
             raise TypeError(
                 f"cannot make vector env: worker_init {worker_init!r}, expected a function"
             )
+        self.division = divide(num_workers, main_envs, self.env_fns, max_concurrency)
+        self.num_workers = self.division.num_workers
         self._check_actions = true_or_false("make vector env", "check_actions", check_actions)
         options = arguments.Options(groups=groups, frames=frames, wait=wait, infos=infos)
         faults = arguments.faults(
@@ -175,7 +187,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._timed_return = _core.TimedReturn()  # of recv
         process = arguments.context(context)
         modules = arguments.preload(preload)
-        shares = arguments.shares(self.num_envs, max(self.num_workers, 1), groups)
+        shares, own = self.division.shares(self.num_envs, groups)
         specs = registered() if self.num_workers > 0 and process != "fork" else b""
 
         functions = self.env_fns
@@ -200,11 +212,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             chosen = functions[share.first : share.members.stop]
             return make_host, (specs, chosen, share.first, share.sizes, worker_init)
 
-        self._pool: Pool | LocalPool
-        if self.num_workers == 0:
-            worker_init = None  # there are no workers
-            self._pool = LocalPool(shares[0], make)
-        else:
+        self._pool: Pool | LocalPool | Team
+        if shares:
             self._pool = Pool(
                 shares,
                 make,
@@ -215,6 +224,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 restore=Restore(),
                 for_replaced=self._replacements.notes,
             )
+        if own is not None:
+            specs, worker_init = b"", None  # of workers
+            if shares:
+                assert isinstance(self._pool, Pool)
+                self._pool = with_main(self._pool, own, make)
+            else:
+                self._pool = LocalPool(own, make)
         try:
             spec = self._describe(self._pool.descriptions)
             self._pool.descriptions.clear()  # envs' spaces may be large
@@ -337,11 +353,24 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             Observations, rewards, terminated, truncated, infos.
         """
         core = self._core
+        sent = False
+        if core.round is not None:
+            stepped: Any = core.round.step(core, actions)
+            if stepped:
+                core.state = core.kept = None
+                self.observations = stepped[0]
+                return stepped  # type: ignore[no-any-return]
+            sent = stepped is not None
         if core.pool.closed:
             raise core.closed_error()
         with self._entries["step"]:
-            self._send(actions)
+            if not sent:
+                self._send(actions)
+            elif self._step_timeout is not None:
+                core.pool.look_for_late()
             results = self._finish("step_wait", None)
+            if not self._check_actions:
+                core.expect_usual(self._entries["step"])
         core.state = core.kept = None
         return results
 
@@ -851,9 +880,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def __repr__(self) -> str:
         name = self._name if self.spec is None else self.spec.id
+        own = self.division.main_envs if self.num_workers > 0 else 0
+        main = f", main_envs={own}" if own else ""
         return (
             f"{type(self).__name__}({name}, num_envs={self.num_envs}, "
-            f"num_workers={self.num_workers}{', native' * self._native})"
+            f"num_workers={self.num_workers}{main}{', native' * self._native})"
         )
 
 

@@ -46,6 +46,11 @@ class Commands:
         self._jobs: dict[int, Job] = {}  # of groups whose last command was no step
         self._standing: dict[type[Note], dict[int, bytes]] = {}  # by worker
 
+    @property
+    def plain(self) -> bool:
+        """Whether each group's last command was a step, and no group is new."""
+        return not (self._jobs or self._core.any_new())
+
     def job_of(self, group: int) -> Job | None:
         """Return the last job of the group; None if its last command was a step."""
         return self._jobs.get(group)
@@ -56,7 +61,7 @@ class Commands:
 
     def step(self, frame: int) -> bool:
         """Let every group step, reading actions from the frame and writing results to it."""
-        if self._jobs or self._core.any_new():
+        if not self.plain:
             return self.step_some([(group, frame) for group in range(len(self._worker_of))])
         return self._core.step(frame)
 

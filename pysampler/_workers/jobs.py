@@ -41,6 +41,7 @@ class Host(Protocol):
     """What a worker serves: envs, or a trainer. Its members form groups, with a block for each."""
 
     blocks: list[Any]  # blocks of envs are stepped by the loop in C++
+    here: bool  # whether it lives in the user's process, whose signal handlers raise exceptions
 
     def describe(self) -> Any:
         """Return what the parent must know before it lays out frames; ps shows its ``name``."""
@@ -53,6 +54,9 @@ class Host(Protocol):
 
     def left_over(self, block: int) -> Any:
         """Return the results of a step of a block that have no place in the frame."""
+
+    def leftovers(self, block: int) -> Any:
+        """Return the same, and keep them until the next step."""
 
     def close(self) -> None:
         """Close the members."""

@@ -44,6 +44,7 @@ class LocalPool:
             self._host = function(*arguments)
         except Exception as error:
             raise self.error_of(0, failure_of(error, "being made")) from error.__cause__
+        self._host.here = True
         self.descriptions = [self._host.describe()]
         members = share.members.stop
         self._counters = Counters(members, 1, np.zeros(Counters.size_of(members, 1), np.uint8))
@@ -52,6 +53,13 @@ class LocalPool:
     def lay_out(self, segment: Segment, attach: Attach) -> None:
         """Attach the host to a segment, such as one with frames."""
         attach.attach(self._host, segment)
+
+    core = None  # nothing steps all groups in one call
+
+    @property
+    def plain(self) -> bool:
+        """Whether no group has more than what is in the frame."""
+        return not self._results
 
     @property
     def pending(self) -> int:
@@ -71,15 +79,20 @@ class LocalPool:
         """Step every group with a frame."""
         self.step_some([(group, frame) for group in range(len(self.members))])
 
-    def step_some(self, parts: Iterable[tuple[int, int]]) -> None:
-        """Step some groups, each with its frame."""
+    def step_some(self, parts: Iterable[tuple[int, int]], token: Any = None) -> None:
+        """Step some groups, each with its frame.
+
+        Args:
+            parts: The groups and frames.
+            token: Whatever is passed again where this is repeated because an exception of the
+                user's has ended it: then it goes on with the env that was at work.
+        """
         self._doing = "stepping"
+        token = object() if token is None else token
         with self._cancelled_by_errors(parts) as parts:
             for group, frame in parts:
-                block = self._host.blocks[group]
-                block.take_leftovers()  # of a step that Ctrl-C ended
-                if block.step(frame):
-                    self._results[group] = self._host.left_over(group)
+                if self._host.blocks[group].step_once(frame, token):
+                    self._results[group] = self._host.leftovers(group)
                 self._done.append(group)
 
     def request(self, parts: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
@@ -90,9 +103,7 @@ class LocalPool:
                 self._doing = job.doing
                 try:
                     self._results[group] = job.run(self._host, group, frames[group])
-                except KeyboardInterrupt:  # the user's, not the env's
-                    raise
-                except BaseException as error:
+                except Exception as error:  # any other is of a signal handler of the user
                     self._results[group] = failure_of(error, job)
                 self._done.append(group)
 

@@ -151,6 +151,26 @@ class Pool:
     # -- states ----------------------------------------------------------------------------------
 
     @property
+    def core(self) -> _core.Pool:
+        """The commands and completions, for what steps all groups in one call."""
+        return self._core
+
+    @property
+    def here(self) -> tuple[None, int]:
+        """What serves groups in this process, and how many: nothing."""
+        return None, 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether the next command to each group is like the last one, a step."""
+        return not self._recovery.replacing and self._commands.plain
+
+    @property
+    def patience(self) -> float | None:
+        """The seconds after which a member is late; None if no member ever is."""
+        return self._faults.step_timeout
+
+    @property
     def pids(self) -> list[int]:
         """The pids of the workers."""
         return [child.pid for child in self._processes.children]

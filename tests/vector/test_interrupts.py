@@ -30,9 +30,10 @@ pytestmark = [
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("main_envs", [0, 2])
 @pytest.mark.parametrize("talks", [True, False])
-def test_an_interrupted_step_is_returned_by_the_next_wait(talks):
-    with contextlib.closing(counters(talks=talks)) as envs:
+def test_an_interrupted_step_is_returned_by_the_next_wait(talks, main_envs):
+    with contextlib.closing(counters(talks=talks, main_envs=main_envs)) as envs:
         envs.reset()
         steps = 0
 
@@ -53,8 +54,9 @@ def test_an_interrupted_step_is_returned_by_the_next_wait(talks):
 
 
 @pytest.mark.slow
-def test_an_interrupted_recv_loses_no_results():
-    with contextlib.closing(counters(6, groups=3)) as envs:
+@pytest.mark.parametrize("main_envs", [0, 2])
+def test_an_interrupted_recv_loses_no_results(main_envs):
+    with contextlib.closing(counters(6, groups=3, main_envs=main_envs)) as envs:
         envs.async_reset()
         got = np.zeros(6, int)  # steps that were returned
         envs.recv()
@@ -82,8 +84,9 @@ def test_an_interrupted_recv_loses_no_results():
 
 
 @pytest.mark.slow
-def test_an_interrupted_send_is_sent_or_not():
-    with contextlib.closing(counters(4, groups=2)) as envs:
+@pytest.mark.parametrize("main_envs", [0, 2])
+def test_an_interrupted_send_is_sent_or_not(main_envs):
+    with contextlib.closing(counters(4, groups=2, main_envs=main_envs)) as envs:
         envs.async_reset()
         envs.recv()
         steps = np.zeros(4, int)
@@ -100,8 +103,9 @@ def test_an_interrupted_send_is_sent_or_not():
 
 
 @pytest.mark.slow
-def test_an_interrupted_call_is_not_answered_by_the_next():
-    with contextlib.closing(counters()) as envs:
+@pytest.mark.parametrize("main_envs", [0, 2])
+def test_an_interrupted_call_is_not_answered_by_the_next(main_envs):
+    with contextlib.closing(counters(main_envs=main_envs)) as envs:
         envs.reset()
         question = 0
 

@@ -484,6 +484,15 @@ class TaskBlock(_core.PythonBlock):
         """Reset simulation ``i`` with these options from its next reset on."""
         self._options[i] = options, version
 
+    def step_once(self, frame: int, token: Any) -> bool:  # noqa: ARG002
+        """Step; one that Ctrl-C has interrupted is repeated as a whole."""
+        self._leftovers = []
+        return self.step(frame)
+
+    def leftovers(self) -> Leftovers:
+        """Return what ``take_leftovers`` would."""
+        return self._leftovers
+
     def take_leftovers(self) -> Leftovers:
         """Return and forget what had no place in the frame."""
         left, self._leftovers = self._leftovers, []

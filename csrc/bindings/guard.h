@@ -1,0 +1,93 @@
+// The entries of a guard: each is a context of a call in which one thread alone uses an object.
+//
+// Python runs signal handlers between any two of its instructions, so a lock that Python code takes
+// and gives back can be left taken by an exception that comes in between. Here both happen inside
+// one call, which `with` makes without looking for signals.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "process.h"
+#include "support.h"
+
+namespace pysampler::bindings {
+
+struct GuardState {
+    std::string thing;           // its name in errors: "this vector env"
+    std::string closed_message;  // of the error of an entry after close()
+    py::object closed_error;     // the type of that error
+    pid_t owner = pid_of(self_id());
+    std::uint64_t holder = 0;  // as in self_id(), 0 if none; changed with the GIL only
+    std::string doing;         // what the holder does
+    std::uint64_t entries = 0;
+    bool closed = false;
+    bool closed_within = false;  // by a signal handler in the holder's own thread
+
+    [[noreturn]] void refuse(const std::string& message) const {
+        const py::object error = closed_error(message);
+        PyErr_SetObject(closed_error.ptr(), error.ptr());
+        throw py::error_already_set();
+    }
+};
+
+class Entry {
+ public:
+    Entry(std::shared_ptr<GuardState> guard, std::string what, bool closing)
+        : guard_(std::move(guard)), what_(std::move(what)), closing_(closing) {}
+
+    void enter() {
+        GuardState& guard = *guard_;
+        if (pid_of(self_id()) != guard.owner) {
+            guard.refuse("cannot " + what_ + ": made by process " + std::to_string(guard.owner) +
+                         ", this is " + std::to_string(pid_of(self_id())) + ", a fork");
+        }
+        if (guard.closed) guard.refuse(guard.closed_message);
+        const std::uint64_t self = self_id();
+        if (guard.holder == 0) {
+            guard.holder = self;
+            guard.doing = what_;
+            ++guard.entries;
+            nested_ = false;
+        } else if (closing_ && guard.holder == self) {
+            nested_ = true;
+        } else if (guard.holder == self) {
+            raise("BusyError", "cannot " + what_ + ": this thread is at work in it (" +
+                                   guard.doing + "); a signal handler may close it, no more");
+        } else {
+            raise("BusyError", "cannot " + what_ + ": another thread is using " + guard.thing);
+        }
+    }
+
+    void exit(const py::handle& type) {
+        GuardState& guard = *guard_;
+        if (nested_) {
+            guard.closed_within = guard.closed;
+            return;
+        }
+        const bool closed_within = std::exchange(guard.closed_within, false);
+        guard.holder = 0;
+        // What failed because a signal handler closed the object raises an error that says so.
+        if (closed_within && !type.is_none() &&
+            PyErr_GivenExceptionMatches(type.ptr(), PyExc_Exception) != 0 &&
+            PyErr_GivenExceptionMatches(type.ptr(), guard.closed_error.ptr()) == 0) {
+            guard.refuse("cannot " + what_ + ": it was closed meanwhile");
+        }
+    }
+
+    bool nested() const { return nested_; }
+    // How many calls have entered the guard, by this entry or another.
+    std::uint64_t entries() const { return guard_->entries; }
+
+ private:
+    std::shared_ptr<GuardState> guard_;
+    std::string what_;
+    bool closing_;
+    bool nested_ = false;
+};
+
+template <>
+inline constexpr bool is_bound<Entry> = true;
+
+}  // namespace pysampler::bindings

@@ -1,0 +1,283 @@
+// The parent's end of a pool of workers: commands out, completions in.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "command.h"
+#include "pool.h"
+#include "support.h"
+
+namespace pysampler::bindings {
+
+using Groups = std::vector<std::uint32_t>;
+
+// Bytes of a pool's part of the segment whose workers have so many groups each.
+inline std::size_t size_of(const Groups& counts) {
+    for (const std::uint32_t count : counts) {
+        if (count == 0 || count > PoolLayout::kGroups) {
+            throw py::value_error("cannot make pool: a worker of " + std::to_string(count) +
+                                  " groups, expected 1 to " + std::to_string(PoolLayout::kGroups));
+        }
+    }
+    if (counts.empty()) throw py::value_error("cannot make pool: no workers");
+    return PoolLayout(counts).bytes();
+}
+
+// The parent's end. One thread at a time, but for note().
+//
+// A call that sends to several groups sends to all or, if one of them cannot be sent to, to none.
+// An exception of a signal handler can come before or after, and never between a command and its
+// message.
+class PyPool : public Handle {
+ public:
+    PyPool(const PySegment& segment, const Groups& counts,
+           const std::vector<std::uint64_t>& weights, std::uint64_t capacity,
+           const std::optional<WaitPolicy>& policy)
+        : PyPool(Place(segment, py::none(), size_of(counts)), counts, weights, capacity, policy) {}
+
+    PyPool(const Place& place, const Groups& counts, const std::vector<std::uint64_t>& weights,
+           std::uint64_t capacity, const std::optional<WaitPolicy>& policy)
+        : Handle("pool", place.segment, place.at),
+          parts_(pool_parts(place.memory, counts)),
+          pool_(parts_, inboxes(*place.segment, counts.size(), capacity), counts,
+                checked(weights, parts_.groups)),
+          site_(policy) {
+        named("Pool");
+    }
+
+    // A step of every group. False if some of it has yet to be flushed.
+    bool step(std::uint32_t frame) {
+        const Pin pin(*this, "send to");
+        for (std::uint32_t group = 0; group < pool_.groups(); ++group) expect_idle(group);
+        sound([&] {
+            for (std::uint32_t group = 0; group < pool_.groups(); ++group) {
+                pool_.send({group, Command::kStep, frame});
+            }
+        });
+        return pool_.unsent() == 0;
+    }
+
+    // A step of some groups, each with its frame. False as above.
+    bool step_some(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& parts) {
+        const Pin pin(*this, "send to");
+        for (const auto& [group, frame] : parts) expect_idle(known(group));
+        for (const auto& [group, frame] : parts) pool_.send({group, Command::kStep, frame});
+        return pool_.unsent() == 0;
+    }
+
+    // What each group is asked for; with it, groups are settled. False as above.
+    bool send(const std::vector<Pool::Request>& requests, const Groups& settled) {
+        const Pin pin(*this, "send to");
+        for (const Pool::Request& request : requests) expect_idle(known(request.group));
+        for (const std::uint32_t group : settled) known(group);
+        for (const Pool::Request& request : requests) pool_.send(request);
+        pool_.settle(settled);
+        return pool_.unsent() == 0;
+    }
+
+    // Messages to workers, which go before their next commands and have no answer. Any thread.
+    void note(const std::vector<std::pair<std::uint32_t, std::string>>& messages) {
+        const Pin pin(*this, "send to");
+        for (const auto& [worker, message] : messages) known_worker(worker);
+        for (const auto& [worker, message] : messages) pool_.note(worker, message);
+    }
+
+    // Until all that was sent has gone. False at the deadline.
+    bool flush(const py::handle& timeout, const py::handle& deadline) {
+        const std::int64_t until = deadline_of(timeout, deadline);
+        const Turn turn(*this, waiting_, "send to");
+        if (pool_.unsent() == 0) return true;
+        return in_time("send to", [&](WaitPolicy& policy) { return pool_.flush(until, policy); });
+    }
+    std::size_t unsent() const { return pool_.unsent(); }
+
+    // Whether all that is in flight is back: take_all() when it has been read. Groups in messages()
+    // have more to say.
+    bool wait(const py::handle& timeout, const py::handle& deadline) {
+        const std::int64_t until = deadline_of(timeout, deadline);
+        const Turn turn(*this, waiting_, "wait on");
+        messages_.clear();
+        if (pool_.pending() == 0) return true;
+        if (!in_time("wait on", [&](WaitPolicy& policy) { return pool_.wait(until, policy); })) {
+            return false;
+        }
+        messages_ = pool_.with_message(pool_.pending_weight());
+        return true;
+    }
+
+    // Whether all that is in flight is back by then, and has nothing more to say. The next wait
+    // tells of losses.
+    bool all_back(std::int64_t until) {
+        const Turn turn(*this, waiting_, "wait on");
+        messages_.clear();
+        const auto wait = [&](WaitPolicy& policy) { return pool_.wait(until, policy); };
+        if (outcome_of("wait on", wait) != Outcome::kReady) return false;
+        messages_ = pool_.with_message(pool_.pending_weight());
+        return messages_.empty();
+    }
+
+    // Groups that are back, longest ready first: as soon as their weights make `least` (or all that
+    // is in flight), or at the deadline; no more than `most`, not taken. messages() are those of
+    // them that have more to say.
+    Groups wait_some(std::uint64_t least, std::uint64_t most, const py::handle& deadline) {
+        const std::int64_t until = deadline_of(py::none(), deadline);
+        const Turn turn(*this, waiting_, "wait on");
+        messages_.clear();
+        satisfied_ = in_time(
+            "wait on", [&](WaitPolicy& policy) { return pool_.wait_some(least, until, policy); });
+        messages_ = pool_.with_message(most);
+        return pool_.back(most);
+    }
+
+    // Groups are back and said what they had to say, or nothing more is expected of them.
+    void take(const Groups& groups) {
+        const Pin pin(*this, "take from");
+        for (const std::uint32_t group : groups) known(group);
+        for (const std::uint32_t group : groups) pool_.take(group);
+    }
+    void take_all() {
+        const Pin pin(*this, "take from");
+        for (std::uint32_t group = 0; group < pool_.groups(); ++group) pool_.take(group);
+    }
+
+    // Whether the last wait_some() came to an end before its deadline.
+    bool satisfied() const { return satisfied_; }
+
+    std::uint64_t ready_weight() const {
+        const Pin pin(*this, "look at");
+        return pool_.ready_weight();
+    }
+    const Groups& messages() const { return messages_; }
+    bool has_messages() const { return !messages_.empty(); }
+    std::uint32_t pending() const { return pool_.pending(); }
+    std::uint64_t pending_weight() const { return pool_.pending_weight(); }
+    bool in_flight(std::uint32_t group) const { return pool_.in_flight(known(group)); }
+    bool is_ready(std::uint32_t group) const {
+        const Pin pin(*this, "look at");
+        return pool_.is_ready(known(group));
+    }
+    std::uint32_t frame_of(std::uint32_t group) const { return pool_.frame_of(known(group)); }
+    std::uint32_t number_of(std::uint32_t group) const { return pool_.number_of(known(group)); }
+
+    void renew(std::uint32_t worker) {
+        known_worker(worker);
+        const Pin pin(*this, "renew");
+        pool_.renew(worker);
+    }
+    bool owed(std::uint32_t group) const { return pool_.owed(known(group)); }
+    bool is_new(std::uint32_t group) const { return pool_.is_new(known(group)); }
+    bool any_new() const { return pool_.any_new(); }
+    void forget_losses() { pool_.forget_losses(); }
+
+    // In a signal handler: the wait that it interrupted ends with a ClosedError once the handler
+    // returns, and the handler itself may wait.
+    void give_up_wait() {
+        if (waiting_.by() != self_id()) return;
+        ++given_up_;
+        waiting_.leave();
+        pool_.give_up_wait();
+    }
+
+    std::size_t inbox(std::uint32_t worker) const {
+        known_worker(worker);
+        return inboxes_at_[worker];
+    }
+    Part worker(std::uint32_t worker) const {
+        known_worker(worker);
+        const Pin pin(*this, "watch");
+        return {"pool's worker " + std::to_string(worker),
+                [segment = pin.segment(), on_death = pool_.on_death(worker)](int) { on_death(); }};
+    }
+
+    std::string state() const {
+        return closed() ? repr("")
+                        : repr(std::to_string(pool_.workers()) + " workers, " +
+                               std::to_string(pool_.groups()) + " groups, " +
+                               std::to_string(pool_.pending()) + " in flight");
+    }
+
+ private:
+    static std::vector<std::uint64_t> checked(const std::vector<std::uint64_t>& weights,
+                                              std::size_t groups) {
+        if (weights.size() == groups && std::ranges::count(weights, 0U) == 0) return weights;
+        throw py::value_error("cannot make pool: expected a weight for each group");
+    }
+
+    std::vector<Inbox> inboxes(Segment& segment, std::size_t workers, std::uint64_t capacity) {
+        std::vector<Inbox> all;
+        for (std::size_t worker = 0; worker < workers; ++worker) {
+            const std::size_t at = segment.allocate(capacity + sizeof(RingCell), Segment::page());
+            inboxes_at_.push_back(at);
+            all.push_back({reinterpret_cast<RingCell*>(segment.at(at + capacity, sizeof(RingCell))),
+                           also(segment.map_twice(at, capacity)).get(), capacity});
+        }
+        return all;
+    }
+
+    std::uint32_t known(std::uint32_t group) const {
+        if (group < pool_.groups()) return group;
+        throw py::index_error("cannot use pool: group " + std::to_string(group) +
+                              ", expected one below " + std::to_string(pool_.groups()));
+    }
+    void known_worker(std::uint32_t worker) const {
+        if (worker < pool_.workers()) return;
+        throw py::index_error("cannot use pool: worker " + std::to_string(worker) +
+                              ", expected one below " + std::to_string(pool_.workers()));
+    }
+    void expect_idle(std::uint32_t group) const {
+        if (pool_.accepts(group)) return;
+        raise("BusyError", "cannot send to pool: group " + std::to_string(group) +
+                               " has not finished its last command");
+    }
+
+    // What is thrown under a method of Hot's reaches no translator.
+    template <class Call>
+    static std::invoke_result_t<Call> sound(Call&& call) {
+        try {
+            return call();
+        } catch (const CorruptRing& error) {
+            raise("LayoutError", error.what());
+        }
+    }
+
+    // Calls `wait(policy)` without the GIL. False at the deadline.
+    template <class Wait>
+    bool in_time(const char* verb, Wait&& wait) {
+        const Outcome outcome = outcome_of(verb, wait);
+        if (outcome == Outcome::kLost) {
+            py::dict attributes;
+            attributes["members"] = py::cast(pool_.lost());
+            raise("LostError", std::string("cannot ") + verb + " pool: groups are lost",
+                  attributes);
+        }
+        return outcome == Outcome::kReady;
+    }
+
+    // Calls `wait(policy)` without the GIL: ready, at its deadline, or lost.
+    template <class Wait>
+    Outcome outcome_of(const char* verb, Wait&& wait) {
+        const auto wanted = [this, before = given_up_] { return given_up_ == before && !closed(); };
+        const Outcome outcome = sound([&] { return site_(wait, wanted); });
+        if (outcome == Outcome::kInterrupted) {
+            raise("ClosedError", std::string("cannot ") + verb + " pool: it was closed meanwhile");
+        }
+        if (outcome == Outcome::kBusy) busy(verb, pool_.waiter());
+        return outcome;
+    }
+
+    PoolParts parts_;
+    std::vector<std::size_t> inboxes_at_;  // offsets, by worker
+    Pool pool_;
+    Groups messages_;
+    bool satisfied_ = false;
+    std::uint64_t given_up_ = 0;  // how often give_up_wait() ended a wait
+    Site site_;
+    Side waiting_;
+};
+
+}  // namespace pysampler::bindings
