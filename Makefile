@@ -124,7 +124,7 @@ bench-hosts: wheel build/bench-hosts/.stamp  ## hosts on Ray, beside the same sa
 	build/bench-hosts/bin/python benchmarks/scale.py
 
 bench-smoke: $(VENV)/package.stamp $(VENV)/bench.stamp  ## short runs of some benchmarks, to see that they work
-	$(BIN)/python benchmarks/vector.py --no-peers --repetitions 1 --seconds 0.1 --out build/bench-smoke
+	$(BIN)/python benchmarks/vector.py --no-peers --slices 2 --seconds 0.1 --out build/bench-smoke
 	$(BIN)/python benchmarks/partial.py --no-peers --repetitions 1 --seconds 0.1 --out build/bench-smoke
 	$(BIN)/python benchmarks/actors.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/mujoco_envs.py --quick --out build/bench-smoke

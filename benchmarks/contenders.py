@@ -20,18 +20,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+def rounds_of(step: Callable[[], Any], seconds: float) -> list[float]:
+    """Step for some seconds; return the durations of the rounds."""
+    times = [time.perf_counter()]
+    end = times[0] + seconds
+    while times[-1] < end:
+        step()
+        times.append(time.perf_counter())
+    return np.diff(times).tolist()
+
+
 def stepped(step: Callable[[], Any], envs: int, seconds: float) -> dict[str, float]:
     """Step for some seconds; return the number of env steps and the time they took."""
-    begun = time.perf_counter()
-    end, rounds = begun + seconds, 0
-    while time.perf_counter() < end:
-        step()
-        rounds += 1
-    return {"steps": rounds * envs, "seconds": time.perf_counter() - begun}
+    rounds = rounds_of(step, seconds)
+    return {"steps": len(rounds) * envs, "seconds": sum(rounds)}
 
 
 def ideal(case: Case, seconds: float) -> Callable[[], dict[str, float]]:
-    """Prepare processes that step their envs and never communicate: the ideal."""
+    """Prepare processes that step their envs and never communicate: the ideal.
+
+    Answers have the time of the same rounds at a barrier too: each takes as long as that of the
+    slowest process, for which the others wait at no cost.
+    """
     context = multiprocessing.get_context("fork")
     pipes = []
     for _ in range(case.workers):
@@ -46,8 +56,14 @@ def ideal(case: Case, seconds: float) -> Callable[[], dict[str, float]]:
         for pipe in pipes:
             pipe.send("go")
         parts = [pipe.recv() for pipe in pipes]
-        rate = sum(part["steps"] / part["seconds"] for part in parts)
-        return {"steps": rate * seconds, "seconds": seconds}
+        rate = sum(len(rounds) / sum(rounds) for rounds in parts) * case.envs / len(parts)
+        # The faster process makes more rounds, which have no counterpart.
+        together = [max(rounds) for rounds in zip(*parts, strict=False)]
+        return {
+            "steps": rate * seconds,
+            "seconds": seconds,
+            "barrier": case.envs * len(together) / sum(together),
+        }
 
     return measure
 
@@ -69,7 +85,7 @@ def _alone(case: Case, pipe: Any, seconds: float) -> None:
 
     pipe.send("ready")
     while pipe.recv():
-        pipe.send(stepped(step, len(envs), seconds))
+        pipe.send(rounds_of(step, seconds))
 
 
 def gymnasium_like(make: Callable[..., Any], case: Case, seconds: float, **kwargs: Any) -> Any:
@@ -104,10 +120,10 @@ def pysampler(case: Case, seconds: float, **kwargs: Any) -> Any:
 
     envs, measure = gymnasium_like(VectorEnv, case, seconds, num_workers=case.workers, **kwargs)
 
-    def measure_and_tell() -> dict[str, Any]:
-        return {**measure(), "where": where_time_goes(envs, rounds=100)}
+    def measure_or_explain(where: int = 0) -> dict[str, float]:
+        return where_time_goes(envs, where) if where else measure()
 
-    return measure_and_tell
+    return measure_or_explain
 
 
 def where_time_goes(envs: Any, rounds: int) -> dict[str, float]:
@@ -193,7 +209,7 @@ def _cycle(step: Callable[[Any], Any], actions: list[Any], case: Case, seconds: 
     return functools.partial(stepped, one, case.envs, seconds)
 
 
-CONTENDERS: dict[str, Callable[[Case, float], Callable[[], dict[str, Any]]]] = {
+CONTENDERS: dict[str, Callable[[Case, float], Callable[..., dict[str, Any]]]] = {
     "ideal": ideal,
     "pysampler": pysampler,
     "pysampler, copy=False": functools.partial(pysampler, copy=False),
@@ -216,7 +232,7 @@ def main() -> None:
     def make() -> Callable[[dict[str, Any]], dict[str, Any]]:
         measure = CONTENDERS[name](case, seconds)
         measure()  # warm
-        return lambda _: measure()
+        return lambda request: measure(**request)
 
     answer(make)
 

@@ -64,12 +64,12 @@ class Skewed(gym.Env[Any, Any]):
 
 @dataclass(frozen=True)
 class Case:
-    """An env, how many of them, in how many workers, and the target: a fraction of the ideal."""
+    """An env, how many of them, in how many workers, and the target of the ideal barrier."""
 
     name: str
     env: str  # an id of gymnasium's, or arguments of Busy
     envs: int
-    target: float
+    target: float | None = None
     peers: bool = True
     workers: int = 2
 
@@ -82,12 +82,12 @@ class Case:
 CASES = {
     case.name: case
     for case in (
-        Case("CartPole-v1, 64", "CartPole-v1", 64, 0.90),
-        Case("CartPole-v1, 1024", "CartPole-v1", 1024, 0.95, peers=False),
+        Case("CartPole-v1, 64", "CartPole-v1", 64, 0.97),
+        Case("CartPole-v1, 1024", "CartPole-v1", 1024, 0.97, peers=False),
         Case("HalfCheetah-v5, 64", "HalfCheetah-v5", 64, 0.97),
-        Case("HalfCheetah-v5, 8", "HalfCheetah-v5", 8, 0.90),
+        Case("HalfCheetah-v5, 8", "HalfCheetah-v5", 8, 0.92),
         Case("20 us of work, 64", "Busy(20)", 64, 0.95),
-        Case("exponential, mean 100 us, 16", "Busy(100, exponential=True)", 16, 0.75),
+        Case("exponential, mean 100 us, 16", "Busy(100, exponential=True)", 16),
         Case("200 us and an image, 16", "Busy(200, image=True)", 16, 0.95),
     )
 }

@@ -43,7 +43,18 @@ from hosting import (
     start_cluster,
     stop_cluster,
 )
-from running import Contender, answer, heading, machine, say, spread, stolen_share, table, write
+from running import (
+    Contender,
+    answer,
+    heading,
+    machine,
+    quartiles,
+    say,
+    spread,
+    stolen_share,
+    table,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -524,12 +535,6 @@ def peers(rounds: int, seconds: float) -> dict[str, Any]:
 
 def ratios(row: dict[str, Any]) -> list[float]:
     return [pair["ratio"] for pair in row["pairs"]]
-
-
-def quartiles(values: list[float], digits: int = 2) -> str:
-    """Return the median and the quartiles as text."""
-    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
-    return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def middle(row: list[dict[str, Any]], *path: str) -> float:

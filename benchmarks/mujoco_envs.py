@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import running
 from mujoco_contenders import LEAST, Case
-from running import Contender, heading, machine, say, stolen_share, table, write
+from running import Contender, heading, machine, quartiles, say, stolen_share, table, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,14 +118,6 @@ def ratios(case: dict[str, Any], other: str) -> list[float]:
     """Return how many times as fast as another native envs are, in each repetition."""
     rates = case["rates"]
     return [a / b for a, b in zip(rates.get(NATIVE, []), rates.get(other, []), strict=False)]
-
-
-def quartiles(values: list[float]) -> str:
-    """Return the median and the quartiles as text."""
-    if len(values) < 2:
-        return f"{values[0]:.2f}" if values else "-"
-    low, middle, high = statistics.quantiles(values, method="inclusive")
-    return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def rows_of(cases: list[dict[str, Any]], first: Callable[[dict[str, Any]], str]) -> str:

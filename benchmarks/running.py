@@ -9,6 +9,7 @@ import os
 import platform
 import select
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -142,6 +143,14 @@ def spread(values: list[float], digits: int = 2) -> str:
     """Return the median, the minimum and the maximum as text."""
     middle = sorted(values)[len(values) // 2]
     return f"{middle:.{digits}f} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
+
+
+def quartiles(values: list[float], digits: int = 2) -> str:
+    """Return the median and the quartiles as text."""
+    if len(values) < 2:
+        return f"{values[0]:.{digits}f}" if values else "-"
+    low, middle, high = statistics.quantiles(values, method="inclusive")
+    return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def write(out: Path, name: str, results: dict[str, Any], text: str) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from envs import CASES
-from running import heading, machine, say, spread, stolen_share, table, write
+from running import heading, machine, quartiles, say, stolen_share, table, write
 from vector import measure
 
 CONTENDERS = ["pysampler", "gymnasium AsyncVectorEnv", "EnvPool (its own C++ envs)"]
@@ -25,9 +25,10 @@ def tables(results: dict[str, Any]) -> str:
     parts = [
         heading("Scaling with workers", results["machine"]),
         (
-            "Fractions of the ideal, the same envs in as many processes that never talk: median "
-            "[least, most] of repetitions taken in turn. AsyncVectorEnv has a process for each "
-            "env.\n"
+            "Fractions of the ideal, the same envs in as many processes that never talk, and of "
+            "the *ideal barrier*, where each round of these processes is as long as that of the "
+            "slowest: median [quartiles] of slices in turn with the ideal. AsyncVectorEnv has a "
+            "process for each env.\n"
         ),
     ]
     for name, by_workers in results["cases"].items():
@@ -35,13 +36,11 @@ def tables(results: dict[str, Any]) -> str:
         rows = []
         for workers, case in by_workers.items():
             row = [workers, str(case["envs"]), f"{case['ideal']:,.0f}"]
-            for contender in present:
-                values = case["fractions"].get(contender)
-                row.append("-" if not values else spread(values))
-            rows.append(
-                [*row, f"{statistics.median(case['fractions']['pysampler']) * case['ideal']:,.0f}"]
-            )
-        header = ["workers", "envs", "ideal steps/s", *present, "pysampler steps/s"]
+            row += [quartiles(case["fractions"].get(contender, [])) for contender in present]
+            of_barrier, rates = case["of_barrier"]["pysampler"], case["rates"]["pysampler"]
+            rows.append([*row, quartiles(of_barrier), f"{statistics.median(rates):,.0f}"])
+        ours = "pysampler, of the ideal barrier", "pysampler steps/s"
+        header = ["workers", "envs", "ideal steps/s", *present, *ours]
         parts.append(f"## {name}\n\n" + table(header, rows))
     return "\n".join(parts)
 
@@ -50,8 +49,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", action="append", choices=list(CASES))
     parser.add_argument("--most", type=int, help="workers; by default as many as CPUs")
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--slices", type=int, default=24, help="of each contender")
+    parser.add_argument("--seconds", type=float, default=0.25, help="of a slice")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--out", type=Path, help="folder to write results to")
     options = parser.parse_args()
@@ -66,7 +65,7 @@ def main() -> None:
                 names = CONTENDERS[:1] if options.no_peers else CONTENDERS
                 names = [n for n in names if "EnvPool" not in n or case.env[:4] != "Busy"]
                 say(f"{name}: {workers} workers")
-                measured = measure(case, names, options.repetitions, options.seconds)
+                measured = measure(case, names, slices=options.slices, seconds=options.seconds)
                 by_workers[str(workers)] = {**measured, "envs": case.envs}
     text = tables(results)
     print(text)

@@ -1,10 +1,13 @@
 """Speeds of vector envs as fractions of the ideal: processes that never communicate.
 
-All contenders of a case are started, then measured in turn, repeatedly; the ideal, the same envs in
-as many processes, is measured before and after each.
+All contenders of a case are started, then take turns in short slices: the ideal, a contender, the
+ideal, the next. The others are parked meanwhile. A slice is compared with the ideal's slices before
+and after it: with its speed, and with that of the same rounds at a barrier which costs nothing, the
+*ideal barrier* of a ``step()`` that returns when all envs have stepped.
 
     python benchmarks/vector.py                         # every case; writes results
-    python benchmarks/vector.py --case "CartPole-v1, 64" --repetitions 3
+    python benchmarks/vector.py --case "CartPole-v1, 64" --slices 8
+    python benchmarks/vector.py --repetitions 3         # start the contenders three times
     python benchmarks/vector.py --workers 8             # where there are more CPUs
 """
 
@@ -17,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import footprint
+from contenders import CONTENDERS
 from envs import CASES, Case
-from running import Contender, heading, machine, say, spread, stolen_share, table, write
+from running import Contender, heading, machine, quartiles, say, stolen_share, table, write
 
 HERE = Path(__file__).parent
 OURS = ["pysampler"]
@@ -40,48 +44,68 @@ def contenders_of(case: Case, *, peers: bool) -> list[str]:
     return names
 
 
-def measure(case: Case, names: list[str], repetitions: int, seconds: float) -> dict[str, Any]:
-    running = {
-        name: Contender(HERE / "contenders.py", name, case.name, seconds, case.workers)
-        for name in ["ideal", *names]
+def measure(
+    case: Case, names: list[str], *, slices: int, seconds: float, repetitions: int = 1
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "rates": {},
+        "fractions": {},
+        "of_barrier": {},
+        "ideal": [],
+        "barrier": [],
     }
-    try:
-        for name in list(running):
-            if running[name].trouble:
-                say(f"  {name} does not run: {running[name].trouble}")
-                running.pop(name).end()
-        ideal = running.pop("ideal")
+    where = []
+    for _ in range(repetitions):
+        running = {
+            name: Contender(HERE / "contenders.py", name, case.name, seconds, case.workers)
+            for name in ["ideal", *names]
+        }
         try:
-            return _in_turn(ideal, running, repetitions)
+            for name, contender in running.items():
+                if contender.trouble:
+                    say(f"  {name} does not run: {contender.trouble}")
+            ideal = running.pop("ideal")
+            try:
+                able = {name: one for name, one in running.items() if not one.trouble}
+                take_turns(ideal, able, slices, found)
+                if "pysampler" in able:
+                    where.append(able["pysampler"].measure(where=100))
+            finally:
+                ideal.end()
         finally:
-            ideal.end()
-    finally:
-        for contender in running.values():
-            contender.end()
-
-
-def _in_turn(ideal: Contender, running: dict[str, Contender], repetitions: int) -> dict[str, Any]:
-    fractions: dict[str, list[float]] = {name: [] for name in running}
-    of_contenders: dict[str, list[float]] = {name: [] for name in running}
-    where: list[dict[str, float]] = []
-    rates = [rate(ideal.measure())]
-    for repetition in range(repetitions):
-        for name, contender in running.items():
-            result = contender.measure()
-            assert result is not None, contender.trouble
-            rates.append(rate(ideal.measure()))
-            of_contenders[name].append(rate(result))
-            fractions[name].append(rate(result) / statistics.mean(rates[-2:]))
-            if name == "pysampler":
-                where.append(result["where"])
-        say(f"  {repetition + 1}/{repetitions}", end="\r")
+            for contender in running.values():
+                contender.end()
     return {
-        "ideal": statistics.median(rates),
-        "ideal_spread": [min(rates), max(rates)],
-        "fractions": fractions,
-        "rates": of_contenders,
+        **found,
+        "ideal": statistics.median(found["ideal"]),
+        "ideal_spread": [min(found["ideal"]), max(found["ideal"])],
         "where": {k: statistics.median(row[k] for row in where) for k in where[0]},
     }
+
+
+def take_turns(
+    ideal: Contender, running: dict[str, Contender], slices: int, found: dict[str, Any]
+) -> None:
+    """Measure slices of contenders, each between two of the ideal; add them to what was found."""
+
+    def next_ideal() -> tuple[float, float]:
+        result = ideal.measure()
+        speeds = rate(result), result["barrier"]
+        found["ideal"].append(speeds[0])
+        found["barrier"].append(speeds[1] / speeds[0])
+        return speeds
+
+    before = next_ideal()
+    for turn in range(slices):
+        for name, contender in running.items():
+            taken = rate(contender.measure())
+            after = next_ideal()
+            alone, barrier = (statistics.mean(pair) for pair in zip(before, after, strict=True))
+            found["rates"].setdefault(name, []).append(taken)
+            found["fractions"].setdefault(name, []).append(taken / alone)
+            found["of_barrier"].setdefault(name, []).append(taken / barrier)
+            before = after
+        say(f"  {turn + 1}/{slices}", end="\r")
 
 
 def rate(result: dict[str, Any] | None) -> float:
@@ -90,25 +114,43 @@ def rate(result: dict[str, Any] | None) -> float:
 
 
 def tables(results: dict[str, Any]) -> str:
-    names = ["pysampler", "pysampler, copy=False", 'pysampler, infos="none"', *PEERS]
-    present = [n for n in names if any(n in c["fractions"] for c in results["cases"].values())]
-    workers = results["workers"]
+    cases, workers = results["cases"], results["workers"]
+    present = [n for n in CONTENDERS if any(n in case["fractions"] for case in cases.values())]
+
+    def cells(case: dict[str, Any], key: str) -> list[str]:
+        return [quartiles(case[key].get(name, [])) for name in present]
+
     parts = [
         heading("Vector envs", results["machine"]),
         (
-            f"Fractions of the ideal: the same envs in {workers} processes that never talk. Median "
-            f"[least, most] of repetitions taken in turn; {workers} workers, or a process for each "
-            "env where that is the design. *target* is what we aim at.\n"
+            f"The *ideal*: the same envs in {workers} processes that never talk. The *ideal "
+            "barrier*: the same rounds of these processes, each as long as that of the slowest, "
+            "for which the others wait at no cost: what a `step()` that returns when all envs have "
+            "stepped could reach. Targets of `step()` are of the ideal barrier.\n\n"
+            f"Contenders take turns with the ideal in slices of {results['slice_seconds']:g} s; "
+            "each is compared with the ideal's slices before and after. Median [quartiles]. "
+            f"{workers} workers, or a process for each env where that is the design.\n"
+        ),
+        "## Fractions of the ideal\n",
+        table(
+            ["env, envs", "ideal steps/s", "ideal barrier", *present],
+            [
+                [
+                    *(name, f"{case['ideal']:,.0f}", quartiles(case["barrier"])),
+                    *cells(case, "fractions"),
+                ]
+                for name, case in cases.items()
+            ],
+        ),
+        "## Fractions of the ideal barrier\n",
+        table(
+            ["env, envs", "target", *present],
+            [
+                [name, f"{CASES[name].target or '-'}", *cells(case, "of_barrier")]
+                for name, case in cases.items()
+            ],
         ),
     ]
-    rows = []
-    for name, case in results["cases"].items():
-        row = [name, f"{case['ideal']:,.0f}", f"{CASES[name].target:.2f}"]
-        for contender in present:
-            values = case["fractions"].get(contender)
-            row.append("-" if not values else spread(values))
-        rows.append(row)
-    parts.append(table(["env, envs", "ideal steps/s", "target", *present], rows))
     parts.append(
         "## Where a round goes, us\n\n"
         "The parent sends actions, workers wake (*wake* ends where the last one begins, and holds "
@@ -118,7 +160,7 @@ def tables(results: dict[str, Any]) -> str:
     )
     keys = ["send", "wake", "step", "slowest", "notice", "read"]
     rows = []
-    for name, case in results["cases"].items():
+    for name, case in cases.items():
         envs_alone = CASES[name].envs / case["ideal"] * 1e6
         rows.append([name, *(f"{case['where'][k]:.1f}" for k in keys), f"{envs_alone:.1f}"])
     parts.append(table(["", *keys, "alone"], rows))
@@ -144,18 +186,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", action="append", choices=list(CASES))
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.7)
+    parser.add_argument("--slices", type=int, default=24, help="of each contender")
+    parser.add_argument("--seconds", type=float, default=0.25, help="of a slice")
+    parser.add_argument("--repetitions", type=int, default=1, help="starts of the contenders")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--out", type=Path, help="folder to write results to")
     options = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine(), "workers": options.workers, "cases": {}}
+    results: dict[str, Any] = {
+        "machine": machine(),
+        "workers": options.workers,
+        "slice_seconds": options.seconds,
+        "cases": {},
+    }
     with stolen_share(results["machine"]):
         for name in options.case or list(CASES):
             case = dataclasses.replace(CASES[name], workers=options.workers)
             say(name)
             contenders = contenders_of(case, peers=not options.no_peers)
-            results["cases"][name] = measure(case, contenders, options.repetitions, options.seconds)
+            results["cases"][name] = measure(
+                case,
+                contenders,
+                slices=options.slices,
+                seconds=options.seconds,
+                repetitions=options.repetitions,
+            )
         if options.out:
             say("start and memory")
             results["footprint"] = footprint.measure()
