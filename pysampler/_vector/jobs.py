@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+import pysampler._frames.spec  # noqa: F401 - plans need it: a nursery imports it once for all workers
 from pysampler._frames.frames import Frames
 from pysampler._workers.jobs import Job, Note, Repeated, Replace, Replaced
 

@@ -191,14 +191,18 @@ class Nursery:
         self._used = True
         self._send(("line",), [line.fileno()])
 
-    def load(self, modules: Iterable[str]) -> None:
-        """Make it import modules, so that later workers have them. Does not wait for that."""
+    def load(self, modules: Iterable[str]) -> bool:
+        """Make it import modules, so that later workers have them, and return whether any is new.
+
+        Does not wait for that.
+        """
         new = [name for name in modules if name not in self.preloaded]
         if new:
             self.preloaded.update(new)
             self._load_count += 1
             self._loads[self._load_count] = new
             self._send(("import", self._load_count, new), [])
+        return bool(new)
 
     def loading(self) -> list[str]:
         """Return the modules that it may be importing now, or was when it ended."""
@@ -311,11 +315,13 @@ def _retire(nursery: Nursery) -> None:
     nursery.retire()
 
 
-def preload(modules: Iterable[str]) -> None:
-    """Import modules in the nursery, so that later workers start with them. Does not wait."""
+def preload(modules: Iterable[str]) -> bool:
+    """Import modules in the nursery, so that later workers start with them. Does not wait.
+
+    Returns whether any of them is new to it.
+    """
     names = [name for name in modules if name not in _deadly]
-    if names and _preload_allowed:
-        current().load(names)
+    return bool(names) and _preload_allowed and current().load(names)
 
 
 def _leave() -> None:

@@ -129,8 +129,9 @@ class _Nursery:
             return "error", number, errno.EMFILE, "cannot start worker: too many open files"
         if _thread_count() > self._threads:  # which its forks would lack
             return "retired", number
+        worker = _Worker(line, index)
         for pid, other in self._workers.items():
-            if other == _Worker(line, index):  # an answer about it was given up
+            if other == worker:  # an answer about it was given up
                 _kill(pid)
         gc.freeze()
         try:
@@ -140,7 +141,7 @@ class _Nursery:
         if pid == 0:
             self._close_all()
             become_worker(fds[0], fds[1:], self._parent_pid)
-        self._workers[pid] = _Worker(line, index)
+        self._workers[pid] = worker
         self._ended.discard(pid)
         return "forked", number, pid
 

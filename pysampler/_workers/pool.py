@@ -22,7 +22,7 @@ from pysampler._workers.recovery import Faults, Recovery
 from pysampler._workers.remote import report
 from pysampler._workers.setup import Layout
 from pysampler.errors import BusyError, EnvError, LostError, PysamplerError, WaitTimeoutError
-from pysampler.sync import Segment, now
+from pysampler.sync import Segment, now, usable_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,13 +87,16 @@ class Pool:
         self._restore = restore
         self._for_replaced = for_replaced
         hosts = [make(share) for share in shares]
-        if context == "nursery":  # what makes a host is imported once, and not in every worker
-            nursery.preload([hosts[0][0].__module__, *(preload or ())])
+        new = False  # whether this nursery has made no such hosts yet
+        if context == "nursery":  # what hosts need is imported once, and not in every worker
+            own = {hosts[0][0].__module__, *(() if restore is None else [type(restore).__module__])}
+            new = nursery.preload([*sorted(own), *(preload or ())])
         self._processes = Processes(
             self.shares,
             hosts,
             context,
             replaceable="restart" in (self._faults.on_worker_loss, self._faults.on_hang),
+            one_first=new and self._learn_modules and len(shares) > 2 * usable_cpus(),
         )
         self.descriptions = self._processes.descriptions
 

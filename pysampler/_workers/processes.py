@@ -6,10 +6,10 @@ import contextlib
 import itertools
 import os
 import pickle
+import selectors
 import sys
 import weakref
-from dataclasses import dataclass
-from multiprocessing.connection import wait as wait_readable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pysampler._workers import nursery
@@ -30,6 +30,8 @@ __all__ = ["GRACE", "Processes", "Share"]
 
 # How long a process may take to end, in seconds.
 GRACE = 10.0
+# How long other workers wait for what the first one imports, in seconds.
+_FIRST = 5.0
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,25 @@ class Share:
 class Processes:
     """The worker processes of a pool, one for each share.
 
-    They end with this object, or with this process. What makes their hosts is kept for replacements
-    only if they are ``replaceable``.
+    They end with this object, or with this process.
+
+    Args:
+        shares: What each worker has.
+        hosts: The function that makes the host of each worker, and its arguments.
+        context: How processes are started: "nursery", "fork" or "spawn".
+        replaceable: Whether what makes hosts is kept for replacements.
+        one_first: Whether the nursery learns from the first worker what the others would import,
+            each for itself: with a few workers for each CPU that takes longer, and more memory.
     """
 
     def __init__(
-        self, shares: Sequence[Share], hosts: Sequence[MakeHost], context: str, *, replaceable: bool
+        self,
+        shares: Sequence[Share],
+        hosts: Sequence[MakeHost],
+        context: str,
+        *,
+        replaceable: bool,
+        one_first: bool = False,
     ) -> None:
         self.children: list[Child] = []
         self._shares = shares
@@ -91,13 +106,17 @@ class Processes:
         self._hosts = hosts
         allow_workers(len(shares))
         self._packed = None if context == "fork" else PackedHosts(hosts)
+        hosted: dict[int, Any] = {}
         try:
-            for index in range(len(shares)):
-                self.children.append(self._start(index))
-            for index in range(len(shares)):
-                with self._noticing_loss(index):
-                    self._set_up(index, is_replacement=False)
-            self.descriptions, self.modules = self._describe()
+            if one_first:
+                self._begin(1)
+                self._receive_hosted(hosted, _FIRST)
+                if hosted:
+                    self._preload(hosted[0][1])
+            self._begin(len(shares))
+            self._receive_hosted(hosted)
+            self.descriptions = [hosted[index][0] for index in range(len(shares))]
+            self._modules: list[str] = hosted[0][1]
             if not replaceable:
                 self._packed = None
         except BaseException:
@@ -111,13 +130,23 @@ class Processes:
         """
         _end(self.children, self._launcher, self._owner, wait)
 
+    def _begin(self, count: int) -> None:
+        """Start workers until there are ``count``, and let them make their hosts."""
+        new = range(len(self.children), count)
+        for index in new:
+            self.children.append(self._start(index))
+        setup = self._setup(is_replacement=False)
+        for index in new:
+            with self._noticing_loss(index):
+                self._set_up(index, setup)
+
     def _start(self, index: int) -> Child:
         return self._launcher.start(index, self._hosts[index])
 
-    def _set_up(self, index: int, *, is_replacement: bool) -> None:
-        """Send a worker what it needs to make its host."""
-        setup = Setup(
-            index=index,
+    def _setup(self, *, is_replacement: bool) -> Setup:
+        """Return what all workers need to make their hosts."""
+        return Setup(
+            index=0,
             workers=len(self._shares),
             environment=environment(),
             directory=_directory(),
@@ -125,31 +154,44 @@ class Processes:
             arguments=list(sys.argv),
             open_files=open_files(),
             logging=None if self._context == "fork" else LoggingSetup.here(),
-            host=None if self._packed is None else self._packed.pickled[index],
-            arrays=() if self._packed is None else self._packed.arrays[index],
+            host=None,
+            arrays=(),
             is_replacement=is_replacement,
         )
+
+    def _set_up(self, index: int, setup: Setup) -> None:
+        """Send a worker what it needs to make its host."""
+        setup = replace(setup, index=index)
         connection = self.children[index].connection
-        connection.send(setup)
-        if self._packed is not None:
-            self._packed.send_arrays(connection, index)
+        if self._packed is None:
+            connection.send(setup)
+            return
+        host, arrays = self._packed.pickled[index], self._packed.arrays[index]
+        connection.send(replace(setup, host=host, arrays=arrays))
+        self._packed.send_arrays(connection, index)
 
-    def _describe(self) -> tuple[list[Any], list[str]]:
-        """Return the description of each host, and the modules that the first one imported.
+    def _receive_hosted(self, hosted: dict[int, Any], timeout: float | None = None) -> None:
+        """Receive the description of each host, and the modules that were imported for it.
 
-        Raises at once when the first worker fails.
+        Raises at once when the first worker fails. Returns when none answers for ``timeout``
+        seconds.
         """
-        waiting = {child.connection: index for index, child in enumerate(self.children)}
-        answers: dict[int, tuple[Any, list[str]]] = {}
-        while waiting:
-            for ready in wait_readable(list(waiting)):
-                index = waiting.pop(ready)  # type: ignore[call-overload]
-                with self._noticing_loss(index):
-                    answer = pickle.loads(self.children[index].connection.recv_bytes())
-                if isinstance(answer, Failure):
-                    raise self.error_of(index, answer, "being made")
-                answers[index] = answer
-        return [answers[index][0] for index in range(len(answers))], answers[0][1]
+        with selectors.DefaultSelector() as waiting:
+            for index, child in enumerate(self.children):
+                if index not in hosted:
+                    waiting.register(child.connection, selectors.EVENT_READ, index)
+            while waiting.get_map():
+                ready = waiting.select(timeout)
+                if timeout is not None and not ready:
+                    return
+                for key, _ in ready:
+                    index = key.data
+                    waiting.unregister(key.fileobj)
+                    with self._noticing_loss(index):
+                        answer = pickle.loads(self.children[index].connection.recv_bytes())
+                    if isinstance(answer, Failure):
+                        raise self.error_of(index, answer, "being made")
+                    hosted[index] = answer
 
     def socket_of(self, index: int) -> int:
         """Return the descriptor of the socket to the worker that now has this index."""
@@ -191,7 +233,7 @@ class Processes:
         before.release()
         # If it is lost already, the watch notices.
         with contextlib.suppress(ConnectionError):
-            self._set_up(index, is_replacement=True)
+            self._set_up(index, self._setup(is_replacement=True))
             self._send(index, attachment, fd)
             self._send(index, *layout)
 
@@ -252,8 +294,11 @@ class Processes:
 
     def preload(self) -> None:
         """Make the nursery import what workers imported, for replacements and the next pools."""
+        self._preload(self._modules)
+
+    def _preload(self, modules: list[str]) -> None:
         with contextlib.suppress(PysamplerError, OSError):
-            nursery.preload(self.modules)
+            nursery.preload(modules)
 
 
 def _directory() -> str | None:

@@ -493,3 +493,31 @@ def test_a_worker_that_steps_envs_imports_no_samplers():
             "_vector",
             "_workers",
         }, line
+
+
+def test_a_worker_finds_in_its_nursery_what_it_needs_of_pysampler():
+    told = completed(
+        "-c",
+        textwrap.dedent(
+            """
+            import sys
+            import gymnasium as gym
+            import pysampler
+
+            def modules(env=None):
+                return {name for name in sys.modules if name.startswith("pysampler.")}
+
+            def make():
+                env = gym.make("CartPole-v1")
+                env.at_first = modules()
+                return env
+
+            envs = pysampler.VectorEnv([make], num_workers=1)
+            envs.reset()
+            envs.step([0])
+            print(envs.apply(modules)[0] - envs.get_attr("at_first")[0])
+            envs.close()
+            """
+        ),
+    ).stdout
+    assert told == "set()\n"

@@ -180,3 +180,50 @@ def test_threads_that_every_interpreter_has_are_not_the_fault_of_an_import(tmp_p
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     assert out == "1 [1.0, 1.0]\n" * 3
+
+
+FIRST = """
+    import os, sys
+    import gymnasium as gym
+    import pysampler
+    from pysampler._workers import pool, processes
+
+    def make(index):
+        before = "decimal" in sys.modules
+        if index == 0:
+            {first}
+        import decimal
+        env = gym.make("CartPole-v1")
+        env.before = before
+        if index == 2:
+            os.close(os.open({path!r}, os.O_CREAT))
+        return env
+
+    pool.usable_cpus = lambda: 1
+    processes._FIRST = {patience}
+    env_fns = [lambda index=index: make(index) for index in range(3)]
+    envs = pysampler.VectorEnv(env_fns, num_workers={workers}, preload={preload})
+    print(*envs.get_attr("before"))
+    envs.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workers", "preload", "imported"),
+    [(3, None, "False True True"), (2, None, "False True False"), (3, [], "False False False")],
+)
+def test_many_workers_find_in_their_nursery_what_the_first_had_to_import(
+    workers, preload, imported, tmp_path
+):
+    path = str(tmp_path / "made")
+    values = {"first": "pass", "patience": 60.0, "workers": workers, "preload": preload}
+    assert run(FIRST.format(path=path, **values)) == f"{imported}\n"
+
+
+@pytest.mark.slow
+def test_workers_do_not_wait_long_for_what_the_first_imports(tmp_path):
+    path = str(tmp_path / "made")
+    first = f"while not os.path.exists({path!r}): pass"
+    values = {"first": first, "patience": 0.05, "workers": 3, "preload": None}
+    run(FIRST.format(path=path, **values))
