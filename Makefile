@@ -105,6 +105,7 @@ bench-actors: $(VENV)/package.stamp $(VENV)/bench.stamp
 
 bench-cliffs: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/cliffs.py --out benchmarks/results
+	$(BIN)/python benchmarks/many_envs.py --out benchmarks/results
 
 bench-core: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(CMAKE) -S . -B build/bench -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_BENCHMARKS=ON

@@ -11,8 +11,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 import psutil
-from running import heading, machine, say, spread, stolen_share, table, write
+from running import heading, in_interpreter, machine, say, spread, stolen_share, table, write
 
 import pysampler
 
@@ -227,16 +225,7 @@ CLIFFS: dict[str, tuple[str, dict[str, Callable[[], float]]]] = {
 
 def measured(cliff: str, variant: str) -> float:
     """Measure one figure in an interpreter of its own."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", cliff, variant],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        check=True,
-        timeout=120,
-        start_new_session=True,
-    )
-    return float(json.loads(done.stdout.splitlines()[-1]))
+    return float(in_interpreter(__file__, "--child", cliff, variant))
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 from typing import Any
+
+from running import in_interpreter
 
 ENVS = 64
 
@@ -57,18 +57,6 @@ print(json.dumps([(b - a) / 1024 for a, b in zip(before, memory())]))
 """
 
 
-def run(program: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        check=True,
-        start_new_session=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def measure(repetitions: int = 5, steps: int = 1_000_000) -> dict[str, Any]:
     """Return the seconds to start 64 HalfCheetahs, and the growth in KiB over a million steps."""
     programs = {
@@ -81,7 +69,7 @@ def measure(repetitions: int = 5, steps: int = 1_000_000) -> dict[str, Any]:
     taken: dict[str, list[list[float]]] = {name: [] for name in programs}
     for _ in range(repetitions):
         for name, program in programs.items():
-            taken[name].append(run(program))
+            taken[name].append(in_interpreter("-c", program))
     alone = "making the envs alone, in two processes"
     return {
         "start": {
@@ -90,7 +78,7 @@ def measure(repetitions: int = 5, steps: int = 1_000_000) -> dict[str, Any]:
             if name != alone
         },
         "making_alone": statistics.median(row[1] for row in taken[alone]),
-        "growth_KiB": run(GROWTH.format(rounds=steps // 64)),
+        "growth_KiB": in_interpreter("-c", GROWTH.format(rounds=steps // 64)),
     }
 
 

@@ -90,6 +90,20 @@ def answer(make: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]]) -> No
             print(json.dumps(measure(json.loads(line))), file=out)
 
 
+def in_interpreter(*arguments: str) -> Any:
+    """Run Python with these arguments, and return the JSON of the last line that it prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        check=True,
+        timeout=120,
+        start_new_session=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def machine() -> dict[str, Any]:
     """Return what describes this machine, and the date."""
     model = next(

@@ -104,8 +104,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         preload: Names of modules that the nursery imports before it forks workers. By default,
             modules of installed packages that the first vector env imported are preloaded for later
             ones; with more than two workers for each CPU, those that its first worker imported are
-            preloaded for the others. If a module creates a random generator while it is imported, all workers draw the
-            same numbers: do not preload such a module, or seed it in ``worker_init``.
+            preloaded for the others. If a module creates a random generator while it is imported,
+            all workers draw the same numbers: do not preload such a module, or seed it in
+            ``worker_init``.
         check_actions: Whether actions with nan raise ValueError.
         on_worker_loss: "raise" raises ``WorkerLostError``. "restart" starts another worker with new
             envs: the step in which the worker was lost ends their episodes (``truncated``, the last

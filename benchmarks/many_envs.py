@@ -1,0 +1,192 @@
+"""What more envs and more workers cost: the parent's part of a step, the start, memory.
+
+Each figure is measured in an interpreter of its own, in turn with the others. Workers and parent
+park, so that the CPU time of the parent is work, and none of it waiting.
+
+    python benchmarks/many_envs.py --out benchmarks/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import resource
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from cliffs import Env
+from running import heading, in_interpreter, machine, say, spread, stolen_share, table, write
+
+import pysampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SECONDS = 0.5  # of steps for one figure
+# Envs and workers of the parent's part of a step.
+STEPS = [(64, 2), (1024, 2), (8192, 2), (1024, 1), (1024, 4), (1024, 16), (1024, 64), (8192, 64)]
+STARTS = [
+    ("CartPole-v1", 1024, 2),
+    ("CartPole-v1", 8192, 2),
+    ("CartPole-v1", 64, 64),
+    ("CartPole-v1", 256, 256),
+    ("HalfCheetah-v5", 64, 64),
+]
+
+
+def step(envs: int, workers: int) -> tuple[float, float]:
+    """Return the CPU time of the parent for a step of all envs, in us, user's and system's."""
+    vector = pysampler.VectorEnv([Env] * envs, num_workers=workers, wait="park")
+    vector.reset(seed=0)
+    actions = np.zeros(envs, np.int64)
+    for _ in range(10):
+        vector.step(actions)
+    rounds, end = 0, time.perf_counter() + SECONDS
+    before = resource.getrusage(resource.RUSAGE_THREAD)
+    while time.perf_counter() < end:
+        vector.step(actions)
+        rounds += 1
+    after = resource.getrusage(resource.RUSAGE_THREAD)
+    vector.close()
+    user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+    return user / rounds * 1e6, system / rounds * 1e6
+
+
+def start(env: str, envs: int, workers: int, kind: str) -> list[float]:
+    """Return the seconds to start and reset envs: the first in a program, and the second."""
+    env_fns = [lambda: gym.make(env)] * envs
+    taken = []
+    for _ in range(2):
+        begun = time.perf_counter()
+        vector: Any
+        if kind == "pysampler":
+            vector = pysampler.VectorEnv(env_fns, num_workers=workers)
+        else:
+            vector = gym.vector.AsyncVectorEnv(env_fns, context="fork")
+        vector.reset(seed=0)
+        taken.append(time.perf_counter() - begun)
+        vector.close()
+    return taken
+
+
+def memory(envs: int, workers: int) -> float:
+    """Return the memory of CartPoles that have stepped, in MB; without workers, of a list."""
+    if workers == 0:
+        plain = [gym.make("CartPole-v1") for _ in range(envs)]
+        for env in plain:
+            env.reset(seed=0)
+            env.step(0)
+        gc.collect()
+        return proportional_size([os.getpid()])
+    vector = pysampler.VectorEnv([lambda: gym.make("CartPole-v1")] * envs, num_workers=workers)
+    vector.reset(seed=0)
+    vector.step(np.zeros(envs, np.int64))
+    gc.collect()
+    taken = proportional_size([os.getpid(), *vector._pool.pids])
+    vector.close()
+    return taken
+
+
+def proportional_size(pids: Iterable[int]) -> float:
+    """Return the memory of processes, in MB; pages that several share count in parts."""
+    rolled = [Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() for pid in pids]
+    return sum(int(x.split()[1]) for lines in rolled for x in lines if x.startswith("Pss:")) / 1e3
+
+
+CHILDREN = {"step": step, "start": start, "memory": memory}
+
+
+def measure(repetitions: int) -> dict[str, Any]:
+    cells: dict[str, list[tuple[Any, ...]]] = {
+        "step": [*STEPS],
+        "start": [(*case, "pysampler") for case in STARTS]
+        + [("CartPole-v1", 256, 256, "gymnasium AsyncVectorEnv")],
+        "memory": [(1024, 0), (8192, 0), (1024, 2), (8192, 2), (64, 2), (64, 64)],
+    }
+    taken: dict[str, dict[str, list[Any]]] = {name: {} for name in cells}
+    for repetition in range(repetitions):
+        for name, of_name in cells.items():
+            for cell in of_name:
+                say(f"{repetition + 1}/{repetitions}: {name} {cell}")
+                figure = in_interpreter(__file__, "--child", json.dumps([name, *cell]))
+                taken[name].setdefault(json.dumps(cell), []).append(figure)
+    return taken
+
+
+def tables(results: dict[str, Any]) -> str:
+    taken = results["taken"]
+    rows = []
+    for key, values in taken["step"].items():
+        envs, workers = json.loads(key)
+        user, system = ([value[i] for value in values] for i in range(2))
+        both = [sum(value) for value in values]
+        each = [1e3 * value / envs for value in both]
+        numbers = [spread(column, 1) for column in (both, user, system, each)]
+        rows.append([f"{envs:,}", str(workers), *numbers])
+    header = ["envs", "workers", "us a step", "of this user", "system", "ns an env step"]
+    parts = [
+        heading("Many envs, many workers", results["machine"]),
+        "Median [least, most] of interpreters in turn.\n",
+        (
+            "## The parent's part of a step\n\nIts CPU time, with envs that do next to nothing and "
+            "workers that park. With each worker comes a call of the kernel, which wakes it.\n"
+        ),
+        table(header, rows),
+        "## Starting, and the first reset, s\n",
+    ]
+    rows = []
+    for key, values in taken["start"].items():
+        env, envs, workers, kind = json.loads(key)
+        firsts, seconds = ([value[i] for value in values] for i in range(2))
+        rows.append([f"{envs:,} {env}", str(workers), kind, spread(firsts), spread(seconds)])
+    parts.append(table(["", "workers", "", "the first in a program", "the second"], rows))
+    sizes = {tuple(json.loads(key)): values for key, values in taken["memory"].items()}
+
+    def growth(more: tuple[int, int], less: tuple[int, int], per: int) -> str:
+        pairs = zip(sizes[more], sizes[less], strict=True)
+        return spread([1e3 * (a - b) / per for a, b in pairs], 1)
+
+    own, ours = (growth((8192, w), (1024, w), 8192 - 1024) for w in (0, 2))
+    parts.append(
+        "## Memory\n\nProportional set sizes of the parent and its workers, as growth from fewer "
+        "to more.\n"
+    )
+    parts.append(
+        table(
+            ["", "KB"],
+            [
+                ["a CartPole-v1 in a list", own],
+                ["a CartPole-v1 in a vector env, with its rows and counters", ours],
+                ["a worker, with an env", growth((64, 64), (64, 2), 62)],
+            ],
+        )
+    )
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="folder to write results to")
+    options = parser.parse_args()
+    if options.child:
+        name, *arguments = json.loads(options.child)
+        print(json.dumps(CHILDREN[name](*arguments)))
+        return
+    results: dict[str, Any] = {"machine": machine()}
+    with stolen_share(results["machine"]):
+        results["taken"] = measure(options.repetitions)
+    text = tables(results)
+    print(text)
+    if options.out is not None:
+        write(options.out, "many-envs", results, text)
+
+
+if __name__ == "__main__":
+    main()
