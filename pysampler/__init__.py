@@ -69,13 +69,14 @@ if TYPE_CHECKING:
     from pysampler._rollouts.rollouts import Rollouts
     from pysampler._vector.make import install, make_vec, uninstall
     from pysampler._vector.vector_env import VectorEnv
-    from pysampler._workers.counters import Stats, Times
+    from pysampler._workers.counters import BatchChoice, Stats, Times
 
 __all__ = [
     "ActorStats",
     "Actors",
     "Averaging",
     "Batch",
+    "BatchChoice",
     "BusyError",
     "Checkpoints",
     "ClosedError",
@@ -126,6 +127,7 @@ _HOMES = {
     "Actors": "_actors.actors",
     "Averaging": "_learning.averaging",
     "Batch": "_learning.batch",
+    "BatchChoice": "_workers.counters",
     "Checkpoints": "_learning.checkpoints",
     "Collected": "_rollouts.collected",
     "Ended": "_rollouts.rollout",

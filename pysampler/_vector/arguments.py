@@ -247,8 +247,13 @@ def options(given: Any, envs: Sequence[int]) -> list[tuple[int, dict[str, Any] |
     return list(zip(envs, each, strict=True))
 
 
-def batch(min_envs: int | None, max_envs: int | None, groups: Sequence[range]) -> tuple[int, int]:
-    """Return the least and the largest number of envs to receive, or raise ValueError."""
+def batch(min_envs: Any, max_envs: int | None, groups: Sequence[range]) -> tuple[int, int]:
+    """Return the least and the largest number of envs to receive, or raise ValueError.
+
+    Where ``min_envs`` is "auto", the least number may be any up to the one returned.
+    """
+    if is_auto("min_envs", min_envs):
+        min_envs = None
     envs, largest = groups[-1].stop, max(map(len, groups))
     least = envs if min_envs is None else whole_number("receive", "min_envs", min_envs, 0)
     most = envs if max_envs is None else whole_number("receive", "max_envs", max_envs, 1)
@@ -274,7 +279,14 @@ def seconds(timeout: float | None, what: str) -> float | None:
     return min(timeout, LONGEST)
 
 
-def deadline(timeout: float | None, doing: str = "receive") -> int | None:
+def is_auto(name: str, given: Any) -> bool:
+    """Return whether an argument of ``recv`` is "auto"; raise ValueError for another string."""
+    if isinstance(given, str) and given != "auto":
+        raise ValueError(f'cannot receive: {name} {given!r}, expected a number, None or "auto"')
+    return isinstance(given, str)
+
+
+def deadline(timeout: Any, doing: str = "receive") -> int | None:
     """Return when a timeout ends, in ns of ``now()``, or raise ValueError."""
     if timeout is None:
         return None

@@ -9,6 +9,7 @@ from gymnasium.error import AlreadyPendingCallError
 from pysampler._vector.core import Kept
 from pysampler._vector.recording import Recorder, Replayer
 from pysampler._vector.results import first
+from pysampler._vector.tuner import BatchTuner, Way, ways
 from pysampler.errors import EnvError, RecordingError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from pysampler._vector.core import VectorCore
     from pysampler._vector.results import Stepped
+    from pysampler._workers.counters import BatchChoice
     from pysampler._workers.jobs import Answer
 
 __all__ = ["Batches"]
@@ -42,6 +44,8 @@ class Batches:
     ) -> None:
         self._core = core
         self.returned = 0  # batches so far
+        self._tuners: dict[tuple[int | None, int, bool], BatchTuner] = {}
+        self._tuner: BatchTuner | None = None  # that was used last
         self._replayer = None if replay_from is None else Replayer(replay_from, core.groups)
         self._recorder = None if record_to is None else Recorder(record_to, core.groups)
 
@@ -70,18 +74,49 @@ class Batches:
                     )
         return groups
 
-    def receive(self, min_envs: int, max_envs: int, deadline: int | None) -> Stepped | None:
+    @property
+    def choice(self) -> BatchChoice | None:
+        """What was chosen where ``recv`` was to choose."""
+        return None if self._tuner is None else self._tuner.choice
+
+    def tuner(self, min_envs: int | None, max_envs: int, *, timeouts: bool) -> BatchTuner:
+        """Return what chooses for ``recv``; it learns for calls with the same arguments.
+
+        Args:
+            min_envs: The least number of envs to receive; None if that is to be chosen.
+            max_envs: The largest number.
+            timeouts: Whether a time-out is to be chosen.
+        """
+        key = min_envs, max_envs, timeouts
+        if key not in self._tuners:
+            sizes = [len(envs) for envs in self._core.groups]
+            chosen = ways(sizes, max_envs) if min_envs is None else [Way(min_envs)]
+            self._tuners[key] = BatchTuner(chosen, self._core.num_envs, timeouts=timeouts)
+        self._tuner = self._tuners[key]
+        return self._tuner
+
+    def receive(
+        self,
+        min_envs: int,
+        max_envs: int,
+        deadline: int | None,
+        tuner: BatchTuner | None = None,
+    ) -> Stepped | None:
         """Return the next batch, or None if no env was ready at the deadline.
+
+        A tuner chooses ``min_envs``, and a time-out, after which it waits for one env at least.
 
         The caller counts it in ``returned`` and forgets what the core has kept right after its
         ``with`` block: an interrupt before that loses nothing.
         """
         core = self._core
         if core.kept is None:
-            core.kept = self._collect(min_envs, max_envs, deadline)
+            core.kept = self._collect(min_envs, max_envs, deadline, tuner)
         if core.kept is None:
             self._note(())
             self.returned += 1  # an empty batch cannot be lost
+            if tuner is not None:
+                tuner.received(0)
             return None
         self._note(core.kept.groups)
         try:
@@ -89,14 +124,28 @@ class Batches:
         except EnvError:
             self.returned += 1
             raise
+        if tuner is not None:
+            tuner.received(len(results[1]))
         return results
 
-    def _collect(self, min_envs: int, max_envs: int, deadline: int | None) -> Kept | None:
+    def _collect(
+        self, min_envs: int, max_envs: int, deadline: int | None, tuner: BatchTuner | None
+    ) -> Kept | None:
         core = self._core
-        if self._replayer is None:
+        if self._replayer is not None:
+            groups, answers = self._next_replayed(self._replayer)
+        elif tuner is None:
             groups, answers = core.pool.wait_some(min_envs, max_envs, deadline)
         else:
-            groups, answers = self._next_replayed(self._replayer)
+            begun = tuner.called()
+            min_envs, timeout = tuner.way
+            if timeout is None:
+                groups, answers = core.pool.wait_some(min_envs, max_envs, deadline)
+            else:
+                deadline = begun + int(timeout * 1e9)
+                groups, answers = core.pool.wait_some(min_envs, max_envs, deadline)
+                if not groups:
+                    groups, answers = core.pool.wait_some(1, max_envs, None)
         if answers and (failures := core.results.failed(answers)):
             failed = sorted({group for group, _ in failures})
             return Kept(failed, None, core.pool.error_of(*first(failures)))

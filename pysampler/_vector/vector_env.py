@@ -503,9 +503,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def recv(
         self,
-        min_envs: int | None = None,
+        min_envs: int | Literal["auto"] | None = None,
         max_envs: int | None = None,
-        timeout: float | None = None,
+        timeout: float | Literal["auto"] | None = None,
     ) -> Stepped:
         """Return the results of envs that are ready, as soon as ``min_envs`` are.
 
@@ -518,17 +518,21 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         episodes end as the ``autoreset_mode`` says.
 
         Args:
-            min_envs: Wait until this many are ready; by default all that are pending.
+            min_envs: Wait until this many are ready; by default all that are pending. "auto": as
+                many as give the most env steps a second, which calls with the same arguments try
+                now and then. ``stats().batches`` says what was chosen.
             max_envs: Return at most this many.
             timeout: Seconds after which those that are ready are returned, perhaps none: then every
-                array is empty.
+                array is empty. "auto": the time-out that gives the most env steps a second, if any;
+                then at least one env is returned.
 
         Returns:
             Observations, rewards (0 for resets), terminated, truncated, infos, all the caller's
             own. ``info["env_id"]`` says which env each row belongs to.
         """
         core, batches = self._core, self._batches
-        deadline = arguments.deadline(timeout)
+        choose_timeout = arguments.is_auto("timeout", timeout)
+        deadline = None if choose_timeout else arguments.deadline(timeout)
         wait_end = None if deadline is None else self._timed_return.wait_until(deadline)
         if core.pool.closed:
             raise core.closed_error()
@@ -537,7 +541,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             least, most = self.num_envs, self.num_envs
             if min_envs is not None or max_envs is not None:
                 least, most = arguments.batch(min_envs, max_envs, core.groups)
-            results = batches.receive(least, most, wait_end)
+            tuner = None
+            if choose_timeout or min_envs == "auto":
+                chosen = None if min_envs == "auto" else least
+                tuner = batches.tuner(chosen, most, timeouts=choose_timeout)
+            results = batches.receive(least, most, wait_end, tuner)
         if results is not None:
             batches.returned += 1
             core.kept = None
@@ -603,7 +611,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         >>> envs.close()
         """
         with self._core.enter("stats"):
-            return replace(self._pool.stats(), native=self._native)
+            return replace(self._pool.stats(), native=self._native, batches=self._batches.choice)
 
     @property
     def late(self) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from pysampler import _core
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Counters", "Stats", "Times"]
+__all__ = ["BatchChoice", "Counters", "Stats", "Times"]
 
 _DURATIONS = np.dtype(
     [("count", "<u8"), ("total_ns", "<u8"), ("buckets", "<u4", (_core.Meter.BUCKETS,))]
@@ -114,6 +114,28 @@ class Times:
         return f"<pysampler.Times of {len(self.count)} envs: {count:,}, {_text(mean)} each>"
 
 
+class BatchChoice(NamedTuple):
+    """What ``recv(min_envs="auto")`` or ``recv(timeout="auto")`` has chosen, and why.
+
+    Attributes:
+        min_envs: How many envs it waits for.
+        timeout: After how many seconds it returns fewer; None: it waits for them.
+        rates: Env steps a second of each ``(min_envs, timeout)`` in the last trial that was
+            completed.
+        trials: The number of trials that were completed.
+    """
+
+    min_envs: int
+    timeout: float | None
+    rates: dict[tuple[int, float | None], float]
+    trials: int
+
+    def __str__(self) -> str:
+        return f"recv: {_way(self.min_envs, self.timeout)}" + "".join(
+            f", {_way(*way)} {rate:,.0f}/s" for way, rate in self.rates.items()
+        )
+
+
 @dataclass(frozen=True, repr=False)
 class Stats:
     """What envs and workers have done so far, as ``envs.stats()`` returns it; prints as a table.
@@ -130,6 +152,7 @@ class Stats:
         losses: How often each worker was lost and replaced.
         native: Whether the envs are simulated together. Then a step's time is that of its group,
             divided by the number of envs.
+        batches: What ``recv`` has chosen, if it was called with "auto".
     """
 
     steps: Times
@@ -142,6 +165,7 @@ class Stats:
     park_seconds: npt.NDArray[np.float64]
     losses: npt.NDArray[np.int64]
     native: bool = False
+    batches: BatchChoice | None = None
 
     @classmethod
     def of(cls, counters: Counters, envs: list[range], losses: list[int]) -> Stats:
@@ -223,6 +247,8 @@ class Stats:
             for env in slow
             if self.steps.mean[env] > least
         ]
+        if self.batches is not None:
+            lines.append(str(self.batches))
         return "\n".join(lines)
 
 
@@ -248,6 +274,11 @@ def _summary(times: Times, envs: npt.NDArray[np.bool_], width: int) -> str:
     buckets = times.buckets[envs].sum(axis=0)
     p50, p99 = (_quantile(buckets, times.lower, share) for share in (0.5, 0.99))
     return f"{int(times.count[envs].sum()):>{width},}{_text(p50):>10}{_text(p99):>10}"
+
+
+def _way(min_envs: int, timeout: float | None) -> str:
+    """Return a way to wait as text."""
+    return f"{min_envs} envs" + ("" if timeout is None else f" or {_text(timeout)}")
 
 
 def _text(seconds: float) -> str:
