@@ -12,13 +12,19 @@ from gymnasium import spaces
 
 
 class Busy(gym.Env[Any, Any]):
-    """An env that computes for a time, fixed or exponentially distributed; may return an image."""
+    """An env that computes for a time, fixed or exponentially distributed; may return an image.
+
+    With ``rare``, one step of a hundred takes so many times as long.
+    """
 
     action_space = spaces.Discrete(2)
 
-    def __init__(self, us: float, *, exponential: bool = False, image: bool = False) -> None:
+    def __init__(
+        self, us: float, *, exponential: bool = False, image: bool = False, rare: float = 1
+    ) -> None:
         self._ns = us * 1e3
         self._exponential = exponential
+        self._rare = rare
         parts: dict[str, spaces.Space[Any]] = {"x": spaces.Box(-1, 1, (4,), np.float32)}
         if image:
             parts["image"] = spaces.Box(0, 255, (84, 84, 4), np.uint8)
@@ -35,6 +41,8 @@ class Busy(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         ns = self._random.exponential(self._ns) if self._exponential else self._ns
+        if self._rare != 1 and self._random.random() < 0.01:
+            ns *= self._rare
         end = time.perf_counter_ns() + ns
         while time.perf_counter_ns() < end:
             pass
