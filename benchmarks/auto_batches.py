@@ -9,14 +9,12 @@ from __future__ import annotations
 import argparse
 import functools
 import multiprocessing
-import statistics
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs import Busy
 from partial import think
-from running import Contender, answer, say
+from running import answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -222,7 +222,7 @@ class BatchTuner:
             way: _SURE * one.cost * math.sqrt(max(usual, one.spread) / one.parts)
             for way, one in measured.items()
         }
-        limit = min(measured[way].cost + errors[way] for way in self._alive)
+        limit = min(measured[way].cost + errors[way] for way in self._alive) / (1 - _TIE)
         self._alive = tuple(way for way in self._alive if measured[way].cost - errors[way] <= limit)
 
     def _choose(self, at: int) -> None:

@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import SpaceEnv, TellingEnv, same
 
 import pysampler
+from pysampler._vector.tuner import BatchTuner, Way
 from pysampler.errors import EnvError, WorkerLostError
 from pysampler.sync import now
 
@@ -107,7 +108,8 @@ def test_each_env_goes_its_own_way_as_it_would_in_step(mode, space, workers, gro
     ours.async_reset(seed=5)
     while ours.pending:
         results = ours.recv(
-            min_envs=dice.choice([None, 1, 3]), timeout=dice.choice([None, 0, 0.001])
+            min_envs=dice.choice([None, 1, 3, "auto"]),
+            timeout=dice.choice([None, 0, 0.001, "auto"]),
         )
         envs = results[4]["env_id"]
         assert len(results[1]) == len(envs)
@@ -162,6 +164,42 @@ def test_the_deadline_comes_first(gated, timeout):
         envs.send([0, 0], [0, 1])
     envs.send([0], [1])
     assert envs.recv(min_envs=1)[1].tolist() == [0]
+
+
+def test_as_many_as_are_chosen_are_waited_for(gated, monkeypatch):
+    monkeypatch.setattr(BatchTuner, "called", lambda tuner: setattr(tuner, "way", Way(2)) or now())
+    envs, let = gated
+    envs.send(np.ones(4, np.int64))
+    let(2)
+    later = threading.Timer(0.05, let, [0])
+    later.start()
+    assert envs.recv("auto")[4]["env_id"].tolist() == [2, 0]
+    later.join()
+
+
+def test_a_chosen_timeout_returns_some_and_never_none(gated, monkeypatch):
+    monkeypatch.setattr(
+        BatchTuner, "called", lambda tuner: setattr(tuner, "way", Way(4, 0.01)) or now()
+    )
+    envs, let = gated
+    envs.send(np.ones(4, np.int64))
+    let(1)
+    assert envs.recv(timeout="auto")[4]["env_id"].tolist() == [1]
+    # Not one is ready when the time-out ends.
+    later = threading.Timer(0.05, let, [3])
+    later.start()
+    begun = now()
+    assert envs.recv(timeout="auto")[4]["env_id"].tolist() == [3]
+    assert now() - begun > 10_000_000
+    later.join()
+
+
+def test_a_given_timeout_is_a_deadline_also_where_envs_are_chosen(gated):
+    envs, _ = gated
+    envs.send(np.ones(4, np.int64))
+    begun = now()
+    assert len(envs.recv("auto", timeout=0.02)[1]) == 0
+    assert now() - begun >= 20_000_000
 
 
 def test_looks_that_wait_for_nothing_teach_nothing_about_deadlines(gated):
@@ -295,6 +333,8 @@ WRONG_SIZES = [
     ({"min_envs": 4, "max_envs": 2}, "min_envs 4, more than max_envs 2"),
     ({"timeout": -1}, "timeout -1"),
     ({"timeout": float("nan")}, "timeout nan"),
+    ({"min_envs": "all"}, "min_envs 'all', expected a number, None or \"auto\""),
+    ({"timeout": "soon"}, "timeout 'soon', expected a number, None or \"auto\""),
 ]
 
 

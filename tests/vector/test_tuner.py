@@ -1,0 +1,243 @@
+"""How recv finds how many envs to wait for, and how long."""
+
+import functools
+import random
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from interrupts import at_each_point
+from made_up import SpaceEnv
+
+import pysampler
+from pysampler._vector import tuner
+from pysampler._vector.tuner import BatchTuner, Way, ways
+
+SECOND = 1_000_000_000
+
+
+class Loop:
+    """A loop of recv and policy whose time is what a test says, not the clock's.
+
+    ``batch`` returns, for a way to wait, the envs that a batch has and the ns that it takes.
+    """
+
+    def __init__(self, batch, given, envs=16, **options):
+        self.now = 0
+        self.batch = batch
+        self.tuner = BatchTuner(given, envs, clock=lambda: self.now, **options)
+
+    def turn(self, pause=0):
+        self.now += pause
+        self.tuner.called()
+        envs, ns = self.batch(self.tuner.way)
+        self.now += ns
+        self.tuner.received(envs)
+
+    def trial(self):
+        """Go on until a trial is over."""
+        trials = self.tuner.choice.trials
+        while self.tuner.choice.trials == trials:
+            self.turn()
+        return self.tuner.choice
+
+
+def priced(prices):
+    """Batches of as many envs as are waited for, which cost so many ns each."""
+    return lambda way: (way.min_envs, prices[way] * way.min_envs)
+
+
+FOUR = [Way(16), Way(12), Way(8), Way(1)]
+
+
+@pytest.mark.parametrize("best", FOUR)
+def test_the_way_with_the_most_steps_a_second_is_chosen(best):
+    prices = {way: 50_000 if way == best else 60_000 for way in FOUR}
+    choice = Loop(priced(prices), FOUR, timeouts=False).trial()
+    assert (choice.min_envs, choice.timeout) == best
+    assert choice.rates == {tuple(way): pytest.approx(1e9 / ns) for way, ns in prices.items()}
+
+
+def test_all_envs_are_waited_for_where_nothing_is_better():
+    prices = {Way(16): 50_000, Way(12): 50_000, Way(8): 49_900, Way(1): 55_000}
+    assert Loop(priced(prices), FOUR, timeouts=False).trial().min_envs == 16
+
+
+def test_a_choice_stays_twenty_times_as_long_as_its_trial_took():
+    prices = {Way(16): 90_000, Way(12): 80_000, Way(8): 50_000, Way(1): 1_000_000}
+    loop = Loop(priced(prices), FOUR, timeouts=False)
+    loop.trial()
+    took = loop.now
+    while loop.tuner.way == Way(8):
+        loop.turn()
+    assert 20 * took <= loop.now - took <= 20 * took + SECOND
+
+
+def test_noise_does_not_decide():
+    """Rare long steps hold up all ways but one, though none of them in each window."""
+    for seed in range(10):
+        dice = random.Random(seed)
+
+        def batch(way, dice=dice):
+            if way == Way(8):
+                return 8, 8 * 60_000
+            long = sum(dice.random() < 0.01 for _ in range(way.min_envs))
+            return way.min_envs, way.min_envs * 50_000 + long * 3_000_000
+
+        assert Loop(batch, FOUR, timeouts=False).trial().min_envs == 8, seed
+
+
+def test_a_pause_of_the_caller_counts_against_no_way():
+    prices = {Way(16): 60_000, Way(12): 60_000, Way(8): 50_000, Way(1): 60_000}
+    loop = Loop(priced(prices), FOUR, timeouts=False)
+    turns = 0
+    while loop.tuner.choice.trials == 0:
+        best = loop.tuner.way == Way(8)
+        turns += best
+        # It learns for a second, twice while the best way is measured.
+        loop.turn(SECOND if best and turns in (10, 20) else 0)
+    assert turns > 20
+    assert loop.tuner.choice.min_envs == 8
+
+
+def test_a_changed_rate_ends_the_rest():
+    loop = Loop(priced({Way(16): 50_000, Way(1): 50_000}), [Way(16), Way(1)], timeouts=False)
+    assert loop.trial().min_envs == 16
+    took = loop.now
+    loop.batch = priced({Way(16): 100_000, Way(1): 50_000})
+    assert loop.trial().min_envs == 1
+    assert loop.now - took < 10 * took  # of the loop's own time
+
+
+def test_timeouts_are_tried_where_few_batches_take_long():
+    """Of 16 envs one resets for 5 ms now and then; the policy costs 5 ms whatever the batch."""
+    dice = random.Random(1)
+
+    def batch(way):
+        if way.min_envs == 1:
+            return 8, 6_000_000
+        if dice.random() < 0.85:
+            return 16, 1_000_000 + 5_000_000
+        if way.timeout is None:
+            return 16, 5_000_000 + 5_000_000
+        return 15, int(way.timeout * 1e9) + 5_000_000
+
+    loop = Loop(batch, [Way(16), Way(1)])
+    loop.turn = functools.partial(_with_policy, loop)
+    choice = loop.trial()
+    assert choice.min_envs == 16
+    assert choice.timeout is not None
+    assert 0.001 < choice.timeout < 0.005
+
+
+def _with_policy(loop):
+    """As Loop.turn, with 5 ms of each batch outside recv."""
+    loop.now += 5_000_000
+    loop.tuner.called()
+    envs, ns = loop.batch(loop.tuner.way)
+    loop.now += ns - 5_000_000
+    loop.tuner.received(envs)
+
+
+@pytest.mark.parametrize(
+    ("groups", "max_envs", "expected"),
+    [
+        ([1] * 16, 16, [16, 15, 14, 12, 8, 4, 1]),
+        ([1] * 16, 8, [8, 7, 6, 4, 2, 1]),
+        ([8, 8], 16, [16, 8]),
+        ([5, 4, 4], 13, [13, 8, 4]),
+        ([3], 3, [3]),
+        ([1] * 64, 64, [64, 63, 62, 60, 56, 48, 32, 16, 1]),
+    ],
+)
+def test_which_ways_there_are(groups, max_envs, expected):
+    assert [way.min_envs for way in ways(groups, max_envs)] == expected
+
+
+@pytest.mark.slow
+def test_an_interrupted_tuner_goes_on(monkeypatch):
+    monkeypatch.setattr(tuner, "_SWEEPS", (1, 1, 2))
+    prices = {Way(16): 50_000, Way(12): 50_000, Way(8): 50_000, Way(1): 60_000}
+    loops = []
+
+    def trial():
+        loops.append(Loop(priced(prices), FOUR, timeouts=False))
+        return loops[-1].trial()
+
+    def check(_, where):
+        assert loops[-1].trial().min_envs in (16, 12, 8), where
+        assert loops[-1].tuner.way == Way(*loops[-1].tuner.choice[:2]), where
+
+    inside = "_end_part", "_go_on", "_drop_slow", "_choose", "_take", "_begin_window"
+    assert at_each_point(trial, check, only=inside) > 100
+
+
+# -- recv ------------------------------------------------------------------------------------------
+
+FNS = [functools.partial(SpaceEnv, spaces.Box(0, 100, (2,), np.float32), spaces.Discrete(5))] * 6
+
+
+def play(envs, batches, **arguments):
+    """Answer batches, and return what was in each."""
+    envs.async_reset(seed=1)
+    seen = []
+    for _ in range(batches):
+        observations, _, _, _, infos = envs.recv(**arguments)
+        seen.append((infos["env_id"].tolist(), observations.tolist()))
+        envs.send(infos["env_id"] % 5, infos["env_id"])
+    envs.recv()
+    return seen
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"min_envs": "auto"},
+        {"timeout": "auto"},
+        {"min_envs": "auto", "timeout": "auto"},
+        {"min_envs": "auto", "max_envs": 3, "timeout": "auto"},
+        {"min_envs": 2, "timeout": "auto"},
+    ],
+    ids=str,
+)
+def test_stats_say_what_was_chosen(arguments, workers):
+    with pysampler.VectorEnv(FNS, num_workers=workers, groups=3) as envs:
+        assert envs.stats().batches is None
+        assert all(ids for ids, _ in play(envs, 20, **arguments))
+        chosen = envs.stats().batches
+        assert isinstance(chosen, pysampler.BatchChoice)
+        assert 1 <= chosen.min_envs <= arguments.get("max_envs", 6)
+        assert chosen.trials == 0
+        assert f"{chosen.min_envs} envs" in str(envs.stats())
+
+
+def test_calls_with_other_arguments_learn_for_themselves():
+    with pysampler.VectorEnv(FNS, num_workers=0, groups=3) as envs:
+        play(envs, 5, min_envs="auto")
+        assert envs.stats().batches.min_envs == 6
+        play(envs, 5, min_envs="auto", max_envs=4, timeout=0.5)
+        assert envs.stats().batches.min_envs == 4
+        # The same whatever the time-out is: a caller may compute it anew for each call.
+        play(envs, 5, min_envs="auto", max_envs=4, timeout=0.25)
+        play(envs, 5)
+        assert envs.stats().batches.min_envs == 4
+
+
+def test_a_replay_repeats_what_was_chosen(tmp_path):
+    """Also if what chooses would choose something else meanwhile."""
+
+    def run(**where):
+        with pysampler.VectorEnv(FNS, num_workers=2, groups=3, **where) as envs:
+            return play(envs, 200, min_envs="auto", timeout="auto")
+
+    recorded = run(record_to=tmp_path / "batches")
+    assert run(replay_from=tmp_path / "batches") == recorded
+
+
+def test_all_that_is_received_counts(monkeypatch):
+    counts = []
+    monkeypatch.setattr(BatchTuner, "received", lambda _, count: counts.append(count))
+    with pysampler.VectorEnv(FNS, num_workers=2, groups=3) as envs:
+        seen = play(envs, 20, min_envs="auto", max_envs=3)
+    assert counts == [len(ids) for ids, _ in seen]
