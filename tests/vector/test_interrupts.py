@@ -55,7 +55,8 @@ def test_an_interrupted_step_is_returned_by_the_next_wait(talks, main_envs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("main_envs", [0, 2])
-def test_an_interrupted_recv_loses_no_results(main_envs):
+@pytest.mark.parametrize("arguments", [{"min_envs": 2}, {"min_envs": "auto", "timeout": "auto"}])
+def test_an_interrupted_recv_loses_no_results(arguments, main_envs):
     with contextlib.closing(counters(6, groups=3, main_envs=main_envs)) as envs:
         envs.async_reset()
         got = np.zeros(6, int)  # steps that were returned
@@ -77,7 +78,7 @@ def test_an_interrupted_recv_loses_no_results(main_envs):
                 envs.send([0] * len(ids), ids)
             assert envs.pending == 6, where
 
-        assert at_each_point(lambda: envs.recv(2), check) > 20
+        assert at_each_point(lambda: envs.recv(**arguments), check) > 20
         while envs.pending:
             take(envs.recv())
         assert envs.get_attr("steps") == tuple(got)
