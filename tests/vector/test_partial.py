@@ -171,6 +171,8 @@ def test_as_many_as_are_chosen_are_waited_for(gated, monkeypatch):
     envs, let = gated
     envs.send(np.ones(4, np.int64))
     let(2)
+    while envs.ready < 1:
+        pass
     later = threading.Timer(0.05, let, [0])
     later.start()
     assert envs.recv("auto")[4]["env_id"].tolist() == [2, 0]

@@ -1,0 +1,71 @@
+"""The simulation of recv agrees with arithmetic, and what recv chooses in it with the best."""
+
+from pathlib import Path
+
+import pytest
+
+from pysampler._vector.tuner import BatchTuner, Way, ways
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+COSTS = {"step": 100e-6, "batch": 40e-6, "row": 1e-6, "hop": 20e-6}
+
+
+@pytest.fixture
+def model(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import batch_model
+
+    return batch_model
+
+
+def rate(model, way, length=2000, **loop):
+    """Return the env steps a second with a way to wait that stays."""
+    simulated = model.Loop(**{**COSTS, "steps": "constant", **loop})
+    return model.simulated(simulated, lambda _: model.Fixed(way), length, warm_up=100)
+
+
+def test_a_round_lasts_as_long_as_its_parts(model):
+    seconds = 20e-6 + 8 * 100e-6 + 20e-6 + 40e-6 + 16 * 1e-6  # wake, steps, wake, recv and send
+    assert rate(model, Way(16), workers=2, envs=16) == pytest.approx(16 / seconds)
+    seconds += 500e-6 + 16 * 10e-6
+    policy = {"policy": 500e-6, "policy_row": 10e-6}
+    assert rate(model, Way(16), workers=2, envs=16, **policy) == pytest.approx(16 / seconds)
+
+
+def test_workers_go_on_while_the_parent_answers_others(model):
+    """With a policy that costs nothing two workers are always at work."""
+    assert rate(model, Way(4), workers=2, envs=16) == pytest.approx(2 / 100e-6)
+
+
+def test_a_timeout_ends_a_wait(model):
+    """Of two workers one needs ten times as long: the other one's env does not wait for it."""
+    slow = {"steps": "straggler", "workers": 2, "envs": 2}
+    all_of_them = rate(model, Way(2), **slow)
+    assert rate(model, Way(2, 200e-6), **slow) > 2 * all_of_them
+    assert rate(model, Way(2, 1.0), **slow) == all_of_them
+
+
+def test_a_parent_without_a_cpu_of_its_own_delays_workers(model):
+    enough = rate(model, Way(4), workers=2, envs=16)
+    assert rate(model, Way(4), workers=2, envs=16, cpus=3) == enough
+    assert rate(model, Way(4), workers=2, envs=16, cpus=2) < 0.97 * enough
+
+
+@pytest.mark.parametrize("policy", [0, 1e-3])
+@pytest.mark.parametrize("steps", ["constant", "exponential", "straggler", "resets"])
+@pytest.mark.parametrize(("workers", "envs"), [(2, 16), (8, 32)])
+def test_what_is_chosen_is_nearly_the_best(model, workers, envs, steps, policy):
+    """Of twenty simulated seconds, with the first trial."""
+    loop = {"workers": workers, "envs": envs, "steps": steps, "policy": policy}
+    given = ways([1] * envs, envs)
+    fixed = {
+        way: rate(model, way, 10_000, **loop)
+        for way in [*given, *(Way(envs, timeout) for timeout in (3e-4, 1e-3, 3e-3))]
+    }
+    auto = model.simulated(
+        model.Loop(**COSTS, **loop),
+        lambda clock: BatchTuner(given, envs, clock=clock),
+        int(20 * max(fixed.values())),
+    )
+    assert auto > 0.94 * max(fixed.values())
+    assert auto > 0.98 * fixed[Way(envs)]
