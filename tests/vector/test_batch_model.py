@@ -51,11 +51,12 @@ def test_a_parent_without_a_cpu_of_its_own_delays_workers(model):
     assert rate(model, Way(4), workers=2, envs=16, cpus=2) < 0.97 * enough
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [0, 1e-3])
 @pytest.mark.parametrize("steps", ["constant", "exponential", "straggler", "resets"])
 @pytest.mark.parametrize(("workers", "envs"), [(2, 16), (8, 32)])
 def test_what_is_chosen_is_nearly_the_best(model, workers, envs, steps, policy):
-    """Of twenty simulated seconds, with the first trial."""
+    """Of twenty simulated seconds, with the first trial: where steps vary much it costs most."""
     loop = {"workers": workers, "envs": envs, "steps": steps, "policy": policy}
     given = ways([1] * envs, envs)
     fixed = {
@@ -67,5 +68,5 @@ def test_what_is_chosen_is_nearly_the_best(model, workers, envs, steps, policy):
         lambda clock: BatchTuner(given, envs, clock=clock),
         int(20 * max(fixed.values())),
     )
-    assert auto > 0.94 * max(fixed.values())
+    assert auto > (0.92 if steps == "resets" else 0.95) * max(fixed.values())
     assert auto > 0.98 * fixed[Way(envs)]
