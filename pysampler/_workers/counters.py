@@ -216,7 +216,7 @@ class Stats:
         joined = {
             field.name: both(getattr(first, field.name), getattr(second, field.name))
             for field in fields(cls)
-            if field.name not in ("worker_of", "native")
+            if field.name not in ("worker_of", "native", "batches")
         }
         after = second.worker_of + len(first.waits)
         return cls(worker_of=np.concatenate([first.worker_of, after]), **joined)

@@ -106,8 +106,10 @@ class Team:
     @property
     def pending(self) -> int:
         """The number of members that are at work, or done and not taken yet."""
-        due = sum(len(self._main.members[group]) for group in self.due)
-        return self._workers.pending + self._main.pending + due
+        # What is due may be done already, and only not be crossed off yet.
+        due = (group for group in self.due if not self._main.is_pending(group))
+        waits = sum(len(self._main.members[group]) for group in due)
+        return self._workers.pending + self._main.pending + waits
 
     @property
     def ready(self) -> int:
@@ -178,13 +180,14 @@ class Team:
         send: Callable[[], None] | None,
     ) -> None:
         """Send the workers' commands, then do this process's: all of it, or nothing."""
-        self.due = due  # before an exception can come between what is sent and what is done here
+        before = self.due
+        self.due = {**before, **due}  # no exception can come between sending this and that
         try:
             if send is not None:
                 send()
         except BaseException:
             if not any(map(self._workers.is_pending, theirs)):
-                self.due = {}
+                self.due = before
             raise
         self.do_due()
 

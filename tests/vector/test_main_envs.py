@@ -1,0 +1,331 @@
+"""Envs that live in the user's process beside workers, and how envs are divided."""
+
+import contextlib
+import os
+import random
+import signal
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from interrupts_in_tests import Counter, counters
+from made_up import same
+from scripted import Scripted
+
+import pysampler
+from pysampler._vector import division
+from pysampler._vector.division import divide, fastest
+from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
+
+
+def scripted(count=5, **kwargs):
+    fns = [lambda n=n: Scripted("...t..c"[n % 3 :]) for n in range(count)]
+    return pysampler.VectorEnv(fns, **{"num_workers": 2, "main_envs": 2, **kwargs}), fns
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode)[:2])
+@pytest.mark.parametrize("kwargs", [{}, {"groups": 2}, {"copy": False}, {"num_workers": 1}])
+def test_results_are_those_of_envs_in_one_process(mode, kwargs):
+    ours, fns = scripted(autoreset_mode=mode, **kwargs)
+    theirs = SyncVectorEnv(fns, autoreset_mode=mode)
+    with contextlib.closing(ours), contextlib.closing(theirs):
+        same(ours.reset(seed=3), theirs.reset(seed=3), "reset")
+        for step in range(12):
+            actions = np.full((5, 2), step, np.float32)
+            same(ours.step(actions), theirs.step(actions), f"step {step}")
+        ours.step_async(actions)
+        same(ours.step_wait(), theirs.step(actions), "step_wait")
+        assert ours.get_attr("life") == theirs.get_attr("life")
+        ours.set_attr("life", [4, 5, 6, 7, 8])
+        theirs.set_attr("life", [4, 5, 6, 7, 8])
+        same(ours.step(actions), theirs.step(actions), "after set_attr")
+        same(ours.reset(options={"a": 1}), theirs.reset(options={"a": 1}), "reset with options")
+
+
+class Where(Scripted):
+    """Says in which process it lives."""
+
+    def where(self):
+        return os.getpid()
+
+
+def test_the_last_envs_live_here():
+    with contextlib.closing(pysampler.VectorEnv([Where] * 5, num_workers=2, main_envs=2)) as envs:
+        here = [pid == os.getpid() for pid in envs.call("where")]
+        assert here == [False, False, False, True, True]
+        assert (envs.num_workers, envs.division.main_envs) == (2, 2)
+        assert repr(envs) == "VectorEnv(Where, num_envs=5, num_workers=2, main_envs=2)"
+        envs.reset()
+        envs.step(np.zeros((5, 2), np.float32))
+        stats = envs.stats()
+        assert stats.steps.count.tolist() == [1] * 5
+        assert stats.worker_of.tolist() == [0, 0, 1, 2, 2]
+
+
+def test_some_envs_at_a_time():
+    envs, _ = scripted(groups=2)
+    with contextlib.closing(envs):
+        envs.async_reset(seed=0)
+        ids = envs.recv()[4]["env_id"]
+        assert sorted(ids) == [0, 1, 2, 3, 4]
+        envs.send(np.zeros((1, 2), np.float32), [4])
+        assert (envs.pending, envs.ready) == (1, 1)
+        observations, _, _, _, infos = envs.recv()
+        assert infos["env_id"].tolist() == [4]
+        assert observations[:, 2].tolist() == [1]
+        envs.send(np.zeros((4, 2), np.float32), [0, 1, 2, 3])
+        first = envs.recv(1)[4]["env_id"]
+        assert 3 in first  # it was done when it was sent
+        rest = [env for _ in range(3) if envs.pending for env in envs.recv()[4]["env_id"]]
+        assert sorted([*first, *rest]) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("env", [0, 4])
+def test_errors_name_the_env(env):
+    class Raises(Scripted):
+        def step(self, action):
+            if self.seed == env:
+                raise RuntimeError("told to")
+            return super().step(action)
+
+    with contextlib.closing(pysampler.VectorEnv([Raises] * 5, num_workers=2, main_envs=2)) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(EnvError, match=rf"env {env}.* raised RuntimeError stepping: told to"):
+            envs.step(np.zeros((5, 2), np.float32))
+        assert envs.pending == 0
+        envs.reset(seed=5)
+        assert envs.step(np.zeros((5, 2), np.float32))[0][:, 2].tolist() == [1] * 5
+
+
+class Interrupts(Counter):
+    """Ctrl-C comes in its second step, once, in the user's process."""
+
+    parent = os.getpid()
+
+    def step(self, action):
+        if os.getpid() == self.parent and self.steps == 1 and not self.asked_already:
+            self.asked_already = True
+            signal.raise_signal(signal.SIGINT)
+        return super().step(action)
+
+    asked_already = False
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_ctrl_c_in_an_env_here_leaves_the_step_to_the_next_wait(groups):
+    Interrupts.parent = os.getpid()
+    fns = [lambda n=n: (Interrupts if n == 4 else Counter)(n) for n in range(6)]
+    with contextlib.closing(
+        pysampler.VectorEnv(fns, num_workers=2, main_envs=3, groups=groups)
+    ) as envs:
+        envs.reset()
+        envs.step([0] * 6)
+        with pytest.raises(KeyboardInterrupt):
+            envs.step([0] * 6)
+        observations, *_, infos = envs.step_wait()
+        assert observations.tolist() == [[n, 2] for n in range(6)]
+        assert infos["text"].tolist() == [f"{n} 2" for n in range(6)]
+        assert envs.get_attr("steps") == (2,) * 6
+
+
+class Killed(Counter):
+    def step(self, action):
+        if action == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def test_a_lost_worker_is_replaced_and_envs_here_go_on():
+    fns = [lambda n=n: Killed(n, talks=False) for n in range(4)]
+    with contextlib.closing(
+        pysampler.VectorEnv(fns, num_workers=2, main_envs=2, on_worker_loss="restart")
+    ) as envs:
+        envs.reset()
+        envs.step([0] * 4)
+        _, _, _, truncated, infos = envs.step([9, 0, 0, 0])
+        assert truncated.tolist() == [True, False, False, False]
+        assert infos["worker_lost"].tolist() == [True, False, False, False]
+        assert envs.step([0] * 4)[0][:, 1].tolist() == [0, 3, 3, 3]
+        assert envs.stats().losses.tolist() == [1, 0, 0]
+
+
+def test_a_lost_worker_raises():
+    fns = [lambda n=n: Killed(n, talks=False) for n in range(4)]
+    envs = pysampler.VectorEnv(fns, num_workers=2, main_envs=2)
+    envs.reset()
+    with pytest.raises(WorkerLostError, match="worker 1"):
+        envs.step([0, 9, 0, 0])
+    assert envs.closed
+
+
+class Waits(Counter):
+    def step(self, action):
+        if action == 9:
+            signal.pause()
+        return super().step(action)
+
+
+def test_late_envs_of_workers_are_found():
+    fns = [lambda n=n: Waits(n, talks=False) for n in range(4)]
+    envs = pysampler.VectorEnv(fns, num_workers=2, main_envs=2, step_timeout=0.2)
+    envs.reset()
+    for _ in range(3):  # the last one in one call
+        envs.step([0] * 4)
+    with pytest.raises(EnvTimeoutError, match="env 1 in worker 1"):
+        envs.step([0, 9, 0, 0])
+    envs.close(terminate=True)
+
+
+def test_policies_cannot_be_in_workers():
+    envs, _ = scripted()
+    with contextlib.closing(envs):
+        with pytest.raises(ValueError, match=r"some envs live in this process \(main_envs\)"):
+            pysampler.Rollouts(envs, lambda obs: np.zeros((len(obs), 2)), 4, policy_in="workers")
+        with pysampler.Rollouts(envs, lambda obs: np.zeros((len(obs), 2)), 4) as rollouts:
+            assert rollouts.collect().rewards.shape == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"main_envs": 5}, "main_envs 5, expected fewer than the 5 envs"),
+        ({"main_envs": -1}, "main_envs -1, expected a whole number"),
+        ({"main_envs": "all"}, "main_envs 'all', expected a whole number"),
+        ({"main_envs": 1, "num_workers": 0}, "main_envs 1 with num_workers=0"),
+        ({"main_envs": 1, "num_workers": "auto"}, "main_envs 1 with num_workers='auto'"),
+        ({"num_workers": "all"}, "num_workers 'all', expected a whole number"),
+    ],
+)
+def test_wrong_numbers(kwargs, match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        pysampler.VectorEnv([Scripted] * 5, **kwargs)
+
+
+# -- choosing --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _two_cpus(monkeypatch):
+    costs = type("Costs", (), {"cpus": 2, "park_ns": 20_000})()
+    monkeypatch.setattr(division._core, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(division._core, "wait_costs", lambda: costs)
+
+
+@pytest.mark.usefixtures("_two_cpus")
+def test_the_fastest_division():
+    def of(envs, seconds, cpus=2):
+        chosen = fastest(envs, cpus, seconds)
+        return chosen.num_workers, chosen.main_envs
+
+    assert of(1, 1e-5) == (0, 1)
+    assert of(64, 1e-5, cpus=1) == (0, 64)
+    assert of(2, 1e-7) == (0, 2)  # nothing to gain
+    assert of(8, 5e-6) == (1, 4)
+    assert of(7, 30e-6) == (1, 3)  # this process has more to do than to step
+    assert of(8, 10e-3) == (2, 0)  # as fast, and leaves this process free
+
+
+@pytest.mark.usefixtures("_two_cpus")
+def test_the_trial_is_told_and_leaves_global_generators_alone():
+    class Draws(Scripted):
+        def __init__(self):
+            super().__init__()
+            random.random()
+            np.random.rand()
+
+    random.seed(1)
+    np.random.seed(1)
+    chosen = divide("auto", 0, [Draws] * 2, None)
+    assert (random.random(), np.random.rand()) == (
+        random.Random(1).random(),
+        np.random.RandomState(1).rand(),
+    )
+    assert chosen.step_seconds > 0
+    assert "a step takes" in str(chosen)
+    with contextlib.closing(pysampler.VectorEnv([Scripted] * 4, num_workers="auto")) as envs:
+        assert envs.division.num_workers == envs.num_workers
+        assert envs.reset()[0].shape == (4, 4)
+    with contextlib.closing(pysampler.VectorEnv([Scripted] * 4, main_envs="auto")) as envs:
+        assert envs.num_workers == 1
+        assert 1 <= envs.division.main_envs <= 3
+
+
+class Slow(gym.Env):
+    """Its clock says that a step takes as long as told."""
+
+    observation_space = action_space = spaces.Discrete(2)
+    now = 0.0
+    step_seconds = 1.0
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        type(self).now += self.step_seconds
+        return 0, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(1.0, 1), (1e-3, 20), (1e-6, 5000)])
+def test_the_trial_is_as_long_as_it_must(monkeypatch, seconds, steps):
+    monkeypatch.setattr(division.time, "perf_counter", lambda: Slow.now)
+    monkeypatch.setattr(Slow, "step_seconds", seconds)
+    Slow.now = 0.0
+    assert division.step_seconds(Slow) == pytest.approx(seconds)
+    assert Slow.now == pytest.approx(steps * seconds, rel=0.01)
+
+
+# -- one call a step -------------------------------------------------------------------------------
+
+
+def counting_reads(envs):
+    """Count the steps whose results Python reads."""
+    core, reads = envs._core, []
+    read = core.read_answers
+
+    def counted(answers):
+        reads.append(1)
+        return read(answers)
+
+    core.read_answers = counted
+    return reads
+
+
+@pytest.mark.parametrize("main_envs", [0, 2])
+def test_steps_after_the_first_are_one_call(main_envs):
+    with contextlib.closing(counters(talks=False, main_envs=main_envs)) as envs:
+        envs.reset()
+        reads = counting_reads(envs)
+        for step in range(5):
+            assert envs.step([0] * 4)[0][:, 1].tolist() == [step + 1] * 4
+        assert len(reads) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda envs: envs.reset(),
+        lambda envs: envs.set_options(None, {"a": 1}),
+        lambda envs: (envs.step_async([0] * 4), envs.step_wait()),
+        lambda envs: envs.get_attr("steps"),
+        lambda envs: (envs.send([0] * 4), envs.recv()),
+    ],
+)
+def test_any_other_call_comes_between(other):
+    with contextlib.closing(counters(talks=False)) as envs:
+        envs.reset()
+        for _ in range(2):
+            envs.step([0] * 4)
+        other(envs)
+        reads = counting_reads(envs)
+        envs.step([0] * 4)
+        assert len(reads) == 1
+
+
+@pytest.mark.parametrize("main_envs", [0, 2])
+def test_what_does_not_fit_the_frame_comes_all_the_same(main_envs):
+    with contextlib.closing(counters(main_envs=main_envs)) as envs:  # infos with texts
+        envs.reset()
+        for step in range(1, 6):
+            assert envs.step([0] * 4)[4]["text"].tolist() == [f"{n} {step}" for n in range(4)]
