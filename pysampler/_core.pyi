@@ -5,6 +5,7 @@ import numpy.typing
 import typing
 import typing_extensions
 __all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'PythonBlock', 'Ring', 'Round', 'Segment', 'SharedRing', 'Simulations', 'TaskRows', 'TimedReturn', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TaskRows', 'TimedReturn', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'take_turns', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     """
     What waiting costs on this machine.
@@ -1322,6 +1323,34 @@ class TaskRows:
         """
         Write the results of a step of all envs; return whether an episode has ended, and the infos without a column, or None.
         """
+class Tally:
+    """
+    Counts the steps and returns of episodes across rollouts.
+    """
+    def __init__(self, returns: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex], lengths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], lost: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
+    def begin_episodes(self) -> None:
+        """
+        Begin an episode in every env: all were reset.
+        """
+    def count(self, rewards: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], terminated: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], truncated: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], has_final: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], made: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], starts: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], valid: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], lost: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]) -> tuple:
+        """
+        Count the first `made` steps of each env, and fill `starts`, `valid` and `lost`; return the envs, steps, returns and lengths of the episodes that ended.
+        """
+class PolicyRows:
+    """
+    Lets a policy that takes observations alone act for consecutive envs.
+    """
+    def __init__(self, policy: typing.Any, unusual: typing.Any, observation_tree: tuple, observations: list, actions: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], extras: dict, first: typing.SupportsInt | typing.SupportsIndex, count: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
+    def act(self, frame: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Call the policy with the observations in a frame, and write what it returns.
+        """
 def adopt_orphans() -> bool:
     """
     Make this process the parent of descendants whose own parent ends; return whether the system allows it.
@@ -1368,6 +1397,10 @@ def sleep_until(deadline: typing.Any) -> None:
     
     Args:
         deadline: A time of now(), in ns.
+    """
+def take_turns(act: typing.Any, block: typing.Any, left_over: typing.Any, after_step: typing.Any, begin: typing.SupportsInt | typing.SupportsIndex, end: typing.SupportsInt | typing.SupportsIndex, steps: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], stopped: typing.Annotated[numpy.typing.ArrayLike, numpy.int64]) -> int:
+    """
+    Let a policy act and a block step from a frame to another; return the ns that the policy took.
     """
 def usable_cpus() -> int:
     """

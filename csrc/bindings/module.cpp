@@ -70,6 +70,8 @@ PYBIND11_MODULE(_core_of_main_interpreter, m) {
     register_python_block(m);
     register_simulations(m);
     register_task_rows(m);
+    register_tally(m);
+    register_policy_rows(m);
 }
 
 }  // namespace pysampler::bindings

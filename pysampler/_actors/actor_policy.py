@@ -80,6 +80,7 @@ class ActorPolicy(FreeRunningPolicy):
                 return report
             packer.begin_episodes()
             self._at = self._packed = 0
+        act = self._policy.acting(envs)
         steps_made = 0
         end = self._frames.count - 1
         pushed_at = now()
@@ -89,7 +90,7 @@ class ActorPolicy(FreeRunningPolicy):
                 break
             packer.versions[at] = self._version
             try:
-                took = self._act(at, envs)
+                took = self._timed(act, at)
             except StopActors:
                 progress.stop()
                 break

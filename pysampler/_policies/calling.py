@@ -15,6 +15,7 @@ from pysampler._policies.signatures import (
     PREVIOUS_ACTIONS,
     PREVIOUS_REWARDS,
     STATE,
+    PolicySignature,
     signature_of,
 )
 from pysampler._policies.trees import batch_from, leaves_in, mapped, structure_of
@@ -67,6 +68,10 @@ class PolicyCaller:
         settings: What the policy is called with by name: arrays with a row for each env.
         known: What else a subclass calls it with by name.
         device: Where it acts; None: where its parameters are, or with arrays if it is no module.
+
+    Attributes:
+        policy: The policy.
+        spec: The spaces of the envs.
     """
 
     _positional: tuple[str, ...] = ("observations",)  # what a policy is called with by position
@@ -82,7 +87,7 @@ class PolicyCaller:
         self._settings = dict(settings or {})
         self._signature = signature_of(policy, self._positional, (*self._settings, *known))
         self.policy = policy
-        self._spec = spec
+        self.spec = spec
         self._is_module = is_module(policy)
         self._given_device = device
         self._generators: list[np.random.Generator] = []
@@ -112,6 +117,12 @@ class PolicyCaller:
         """Let further calls wait for what this thread has queued: the policy has new weights."""
         if self._device is not None:
             self._device.follow()
+
+    @property
+    def takes_observations_alone(self) -> bool:
+        """Whether the policy is called with arrays of observations, and nothing else."""
+        takes = PolicySignature(state=None, generators=False)
+        return self._device is None and not self._settings and self._signature == takes
 
     @property
     def uses_generators(self) -> bool:
@@ -168,13 +179,13 @@ class PolicyCaller:
                 if previous is not None:
                     previous = list(map(device.tensor, previous))
                 returned = self._call(batch, before, envs, self._previous(previous))
-                returned = device.fetched(_drawn(returned, self._spec.actions))
+                returned = device.fetched(_drawn(returned, self.spec.actions))
         return self.checked(returned, count)
 
     @property
     def _previous_fields(self) -> list[tuple[str, Field]]:
         """The leaves of an action, and a reward, as fields of what is recorded."""
-        actions = self._spec.actions
+        actions = self.spec.actions
         names = [PREVIOUS_ACTIONS + str(i) * (len(actions) > 1) for i in range(len(actions))]
         fields = list(zip(names, actions, strict=True))
         return [*fields, (PREVIOUS_REWARDS, Field((), np.dtype(np.float32)))]
@@ -183,12 +194,12 @@ class PolicyCaller:
         """Return those of the previous actions and rewards that the policy takes, by name."""
         if leaves is None:
             return {}
-        actions = batch_from(self._spec.action_tree, leaves.__getitem__)
+        actions = batch_from(self.spec.action_tree, leaves.__getitem__)
         values = {PREVIOUS_ACTIONS: actions, PREVIOUS_REWARDS: leaves[-1]}
         return {name: values[name] for name in self._signature.previous}
 
     def _batch(self, observations: Sequence[Any]) -> Any:
-        return batch_from(self._spec.observation_tree, observations.__getitem__)
+        return batch_from(self.spec.observation_tree, observations.__getitem__)
 
     def _call(self, batch: Any, state: Any, envs: Rows, named: dict[str, Any]) -> Any:
         """Call the policy itself; ``named`` is what it takes by name beside what is common."""
@@ -212,12 +223,12 @@ class PolicyCaller:
 
     def checked(self, returned: Any, count: int) -> Outputs:
         """Return what a policy returned for ``count`` envs as arrays, or raise what is wrong."""
-        returned = _drawn(returned, self._spec.actions)
+        returned = _drawn(returned, self.spec.actions)
         actions = returned
         extras: Mapping[Any, Any] = {}
         if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
             actions, extras = returned
-        elif self._spec.action_tree[0] == "tuple":
+        elif self.spec.action_tree[0] == "tuple":
             raise TypeError(
                 "cannot act: actions are tuples here, so that the policy has to return "
                 "(actions, extras); extras may be an empty dict"
@@ -237,7 +248,7 @@ class PolicyCaller:
                 "cannot act: the policy returns a state and takes none, expected a parameter "
                 "named 'state' or the attribute recurrent = True"
             )
-        parts = zip(leaves(self._spec.action_tree, actions), self._spec.actions, strict=True)
+        parts = zip(leaves(self.spec.action_tree, actions), self.spec.actions, strict=True)
         checked = [_checked_actions(value, place, field, count) for (place, value), field in parts]
         arrays = {
             name: _rows(name, value, count) for name, value in extras.items() if name != STATE

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler import _core
 from pysampler._frames.frames import LOST
 from pysampler._policies.signatures import STATE
 from pysampler._policies.trees import leaves_in, structure_of, tree_from
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy.typing as npt
 
@@ -72,6 +73,26 @@ class FramePolicy:
             self.rewards = np.zeros_like(frames.rewards)
             self.carried += self.observations
 
+    def acting(self, envs: Rows) -> Callable[[int], None]:
+        """Return a function that does the same as ``act`` for these envs at a frame.
+
+        It calls the policy as it is now, and does not follow another one.
+        """
+        tree, caller = self._frames.spec.action_tree, self.caller
+        simple = tree[0] == "leaf" and not (self._state or self._previous)
+        if not (simple and caller.takes_observations_alone and isinstance(envs, slice)):
+            return lambda at: self.act(at, envs)
+        count = envs.stop - envs.start
+
+        def write(at: int, returned: Any) -> None:
+            self.write(at, envs, *caller.checked(returned, count))
+
+        rows = _core.PolicyRows(
+            *(caller.policy, write, caller.spec.observation_tree, self.observations),
+            *(self.actions[0], self.extras, envs.start, count),
+        )
+        return rows.act
+
     def act(self, at: At, envs: Rows) -> None:
         """Call the policy for some envs, and write what it returns."""
         observations = [leaf[at, envs] for leaf in self.observations]
@@ -110,6 +131,12 @@ class FramePolicy:
             for to, array in zip(self._state, new, strict=True):
                 _expect_same(STATE, array, to)
                 to[at + 1, envs] = array
+
+    @property
+    def needs_after_step(self) -> bool:
+        """Whether ``after_step`` does anything."""
+        transformed = self.normalization is not None or self._transforms is not None
+        return transformed or bool(self._state or self._previous)
 
     def after_step(self, at: At, envs: Rows) -> None:
         """Take in the results of a step: transform them, and begin new episodes."""

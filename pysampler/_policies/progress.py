@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from pysampler.sync import Segment
 
 __all__ = ["WorkerProgress"]
@@ -33,6 +35,10 @@ class WorkerProgress:
     def size_of(groups: int) -> int:
         """Return how many bytes of a segment it takes, wherever it begins."""
         return (groups + 2) * _LINE * 8
+
+    def cells(self, group: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the steps of a group, and whether all are stopped, as arrays of one number."""
+        return self._lines[group, :1], self._lines[-1, :1]
 
     @property
     def stopped(self) -> bool:

@@ -181,40 +181,41 @@ class WorkerPolicy:
         envs, and go on from where those had come to.
         """
         self.refresh()
-        self._policy.normalization = normalization
+        policy, progress = self._policy, self._progress
+        policy.normalization = normalization
         report = RolloutReport()
-        progress = self._progress
         if progress.steps[group] < 0:  # or what lies in the last one may be of this rollout already
             self.carry(last, frame, envs)
             progress.steps[group] = 0
         at = frame + (int(progress.steps[group]) if replacements else 0)
         failed = False
+        act = policy.acting(envs)
         if replacements and at < frame + steps:
-            report.policy_ns += self._act(at, envs)
+            report.policy_ns += self._timed(act, at)
             block.restore(at + 1)
             failed = report.add_leftovers(at + 1, take_leftovers())
             end_lost_episodes(self._frames, at, envs)
             report.restored = True
             at += 1
-            self._policy.after_step(at, envs)
+            policy.after_step(at, envs)
             progress.steps[group] = at - frame
-        while at < frame + steps and not (failed or progress.stopped):
-            report.policy_ns += self._act(at, envs)
-            at += 1
-            failed = block.step(at) and report.add_leftovers(at, take_leftovers())
-            if failed:
-                break
-            # Last: a replacement of this worker finds all up to here in the frames.
-            self._policy.after_step(at, envs)
-            progress.steps[group] = at - frame
+        if not failed:
+            report.policy_ns += _core.take_turns(
+                act,
+                block,
+                lambda at: report.add_leftovers(at, take_leftovers()),
+                (lambda at: policy.after_step(at, envs)) if policy.needs_after_step else None,
+                *(at, frame + steps, *progress.cells(group)),
+            )
         if normalization is not None:
             report.seen = normalization.seen
         return report
 
-    def _act(self, at: int, envs: slice) -> int:
-        """Call the policy, and return how many ns that took."""
+    @staticmethod
+    def _timed(act: Callable[[int], None], at: int) -> int:
+        """Let the policy act at a frame, and return how many ns that took."""
         began = now()
-        self._policy.act(at, envs)
+        act(at)
         return now() - began
 
 

@@ -22,9 +22,8 @@ from pysampler._vector.results import first
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from pysampler._policies.calling import Outputs
     from pysampler._rollouts.walker import WalkerSetup
     from pysampler._vector.core import VectorCore
     from pysampler._workers.jobs import Answer
@@ -116,13 +115,10 @@ class MainWalker(Walker):
         if self._stopped:
             raise closed_error()
 
-    def _call_policy(self, at: Any, envs: Any, outputs: Outputs | None = None) -> None:
-        """Let the policy act for some envs; use its ``outputs`` if it has been called already."""
+    def _timed(self, act: Callable[..., None], *arguments: Any) -> None:
+        """Let the policy act by this call, and count the time."""
         began = now()
-        if outputs is None:
-            self.policy.act(at, envs)
-        else:
-            self.policy.write(at, envs, *outputs)
+        act(*arguments)
         self.seconds["policy"] += (now() - began) / 1e9
 
     def _handle(self, answers: Sequence[Answer], frame_of: Mapping[int, int]) -> None:
@@ -158,13 +154,17 @@ class TurnWalker(MainWalker):
         base, end = self._base, self._base + self._horizon
         for leaf in self.policy.carried if base != self._last_frame else ():
             leaf[base] = leaf[self._last_frame]
+        parts = [(*part, self.policy.acting(part[1])) for part in self._parts]
         for at in range(base, end):
-            for groups, envs in self._parts:
+            for groups, envs, act in parts:
                 if at > base:
                     self._receive(groups, envs, at)
                 self._expect_running()
                 outputs, self._outputs = self._outputs, None
-                self._call_policy(at, envs, outputs)
+                if outputs is None:
+                    self._timed(act, at)
+                else:
+                    self._timed(self.policy.write, at, envs, *outputs)
                 self._step(groups, at)
         for groups, envs in self._parts:
             self._receive(groups, envs, end)

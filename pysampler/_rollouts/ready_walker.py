@@ -53,7 +53,7 @@ class ReadyWalker(MainWalker):
         while True:
             self._expect_running()
             if groups := self.unfinished(ready):
-                self._call_policy(*self.rows_of(groups))
+                self._timed(self.policy.act, *self.rows_of(groups))
                 self.step(groups)
             if self.finished:
                 return

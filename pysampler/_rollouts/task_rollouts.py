@@ -220,6 +220,11 @@ class _TaskCaller(PolicyCaller):
             parts.append((rows, outputs))
         return _joined(parts)
 
+    @property
+    def takes_observations_alone(self) -> bool:
+        """Whether the policy is called with arrays of observations, and nothing else: never."""
+        return False
+
     def describe(self, actions: Arrays, extras: Mapping[str, Any], state: Any) -> PolicyOutputs:
         """Return the fields of what the policy returned; ValueError if it took a reserved name."""
         if taken := sorted(RESERVED & extras.keys()):

@@ -1,0 +1,173 @@
+// A policy that acts on the rows of some envs, and the turns that it takes with their block: what
+// lies between two calls of it, or of an env, is C++.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "block.h"
+#include "clock.h"
+#include "leaf.h"
+#include "space.h"
+#include "support.h"
+
+namespace pysampler::bindings {
+namespace {
+
+template <class T>
+bool has_nan(const void* data, std::size_t bytes) {
+    const auto* values = static_cast<const T*>(data);
+    return std::any_of(values, values + bytes / sizeof(T), [](T one) { return std::isnan(one); });
+}
+
+// The rows of consecutive envs, for a policy that is called with their observations alone and
+// returns actions, or (actions, extras).
+class PolicyRows {
+ public:
+    // `observations`, `actions` and `extras` are arrays [frames, envs, ...], of which the policy
+    // acts for `count` envs from `first` on. `unusual(frame, returned)` writes what is not of the
+    // common kind, or raises what is wrong with it.
+    PolicyRows(py::object policy, py::object unusual, const py::tuple& observation_tree,
+               const py::list& observations, const py::array& actions, const py::dict& extras,
+               std::size_t first, std::size_t count)
+        : policy_(std::move(policy)),
+          unusual_(std::move(unusual)),
+          first_(first),
+          count_(count),
+          frames_(static_cast<std::size_t>(actions.shape(0))),
+          observations_(leaves_of(observations)),
+          tree_(observation_tree, observations_),
+          actions_(actions) {
+        for (const auto& [name, array] : extras) {
+            extras_.emplace_back(py::reinterpret_borrow<py::object>(name),
+                                 Leaf(array.cast<py::array>()));
+        }
+    }
+
+    // Calls the policy with a copy of the observations in a frame, and writes what it returns
+    // there, and its actions to the next frame.
+    void act(std::uint32_t frame) const {
+        if (frame + std::size_t{1} >= frames_) {
+            throw py::index_error("cannot act at frame " + std::to_string(frame) +
+                                  ": no such frame, or no next one");
+        }
+        const Selection rows({frame, first_, count_});
+        const py::object batch =
+            tree_.build([&](std::size_t i) { return observations_[i].load_all(rows); });
+        const auto returned = checked(PyObject_CallOneArg(policy_.ptr(), batch.ptr()));
+        if (!write(frame, returned.ptr())) unusual_(frame, returned);
+    }
+
+ private:
+    // Writes arrays of the types and shapes that the frames have; false, with nothing written, for
+    // anything else.
+    bool write(std::uint32_t frame, PyObject* returned) const {
+        PyObject* actions = returned;
+        std::vector<PyObject*> extras(extras_.size());
+        if (!extras_.empty()) {
+            if (!PyTuple_CheckExact(returned) || PyTuple_GET_SIZE(returned) != 2) return false;
+            actions = PyTuple_GET_ITEM(returned, 0);
+            PyObject* given = PyTuple_GET_ITEM(returned, 1);
+            if (!PyDict_CheckExact(given) ||
+                PyDict_GET_SIZE(given) != static_cast<Py_ssize_t>(extras_.size())) {
+                return false;
+            }
+            for (std::size_t i = 0; i < extras_.size(); ++i) {
+                const auto& [name, leaf] = extras_[i];
+                extras[i] = PyDict_GetItemWithError(given, name.ptr());
+                if (extras[i] == nullptr && PyErr_Occurred()) throw py::error_already_set();
+                if (extras[i] == nullptr || !leaf.matches_all(extras[i], count_)) return false;
+            }
+        }
+        if (!actions_.matches_all(actions, count_) || may_have_nan(actions)) return false;
+        store(actions_, frame + 1, actions);
+        for (std::size_t i = 0; i < extras_.size(); ++i) store(extras_[i].second, frame, extras[i]);
+        return true;
+    }
+
+    bool may_have_nan(PyObject* actions) const {
+        using Npy = py::detail::npy_api;
+        const void* data = array_of(actions)->data;
+        const std::size_t bytes = count_ * actions_.row_bytes();
+        switch (actions_.type_num()) {
+            case Npy::NPY_FLOAT_:
+                return has_nan<float>(data, bytes);
+            case Npy::NPY_DOUBLE_:
+                return has_nan<double>(data, bytes);
+            default:
+                return actions_.type_num() > Npy::NPY_ULONGLONG_;  // neither bool nor whole
+        }
+    }
+
+    void store(const Leaf& leaf, std::uint32_t frame, PyObject* rows) const {
+        for (std::size_t i = 0; i < count_; ++i) leaf.store_row(frame, first_ + i, rows, i);
+    }
+
+    py::object policy_;
+    py::object unusual_;
+    std::size_t first_;
+    std::size_t count_;
+    std::size_t frames_;
+    std::vector<Leaf> observations_;
+    Space tree_;
+    Leaf actions_;
+    std::vector<std::pair<py::object, Leaf>> extras_;
+};
+
+std::atomic_ref<std::int64_t> cell(py::array_t<std::int64_t>& array) {
+    if (array.size() != 1) throw py::value_error("cannot take turns: expected one number");
+    return std::atomic_ref(*array.mutable_data());
+}
+
+// Lets a policy act and its block step from frame `begin` to `end`, until `stopped`. After each
+// step that left something over, `left_over(frame)` returns whether an env raised, which ends it;
+// then comes `after_step(frame)`, unless that is None, then `steps` is increased. Returns the ns
+// that the policy took.
+std::int64_t take_turns(const py::object& act, const py::object& block, const py::object& left_over,
+                        const py::object& after_step, std::uint32_t begin, std::uint32_t end,
+                        py::array_t<std::int64_t> steps, py::array_t<std::int64_t> stopped) {
+    auto& envs = block.cast<Block&>();
+    const auto made = cell(steps), stop = cell(stopped);
+    std::int64_t policy_ns = 0;
+    for (std::uint32_t at = begin; at < end && stop.load(std::memory_order_relaxed) == 0;) {
+        const std::int64_t began = now_ns();
+        act(at);
+        policy_ns += now_ns() - began;
+        ++at;
+        if (envs.step(at) && left_over(at).cast<bool>()) break;
+        if (!after_step.is_none()) after_step(at);
+        // Last: a replacement of this worker finds all up to here in the frames. Relaxed is enough
+        // after the end of a process; release keeps the compiler from moving it up.
+        made.store(made.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+        if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    }
+    return policy_ns;
+}
+
+}  // namespace
+
+template <>
+inline constexpr bool is_bound<PolicyRows> = true;
+
+void register_policy_rows(py::module_& m) {
+    Class<PolicyRows>(m, "PolicyRows",
+                      "Lets a policy that takes observations alone act for consecutive envs.")
+        .def(py::init<py::object, py::object, const py::tuple&, const py::list&, const py::array&,
+                      const py::dict&, std::size_t, std::size_t>(),
+             py::arg("policy"), py::arg("unusual"), py::arg("observation_tree"),
+             py::arg("observations"), py::arg("actions"), py::arg("extras"), py::arg("first"),
+             py::arg("count"))
+        .def("act", &PolicyRows::act, py::arg("frame"),
+             "Call the policy with the observations in a frame, and write what it returns.");
+    m.def("take_turns", &take_turns, py::arg("act"), py::arg("block"), py::arg("left_over"),
+          py::arg("after_step"), py::arg("begin"), py::arg("end"), py::arg("steps"),
+          py::arg("stopped"),
+          "Let a policy act and a block step from a frame to another; return the ns that the "
+          "policy took.");
+}
+
+}  // namespace pysampler::bindings
