@@ -143,7 +143,6 @@ std::int64_t take_turns(const py::object& act, const py::object& block, const py
         // Last: a replacement of this worker finds all up to here in the frames. Relaxed is enough
         // after the end of a process; release keeps the compiler from moving it up.
         made.store(made.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-        if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     }
     return policy_ns;
 }

@@ -9,6 +9,7 @@ import re
 import sys
 import traceback
 import types
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -89,8 +90,23 @@ def dumps_by_value(
     return file.getvalue()
 
 
+# Modules that were found: by which name, on which path. A policy is pickled for every rollout.
+_found: weakref.WeakKeyDictionary[types.ModuleType, tuple[str, list[str]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 def _importable(name: str, module: types.ModuleType) -> bool:
     """Return whether a clean interpreter can import a module."""
+    if _found.get(module) == (name, sys.path):
+        return True
+    if not _can_be_found(name, module):
+        return False
+    _found[module] = name, sys.path.copy()
+    return True
+
+
+def _can_be_found(name: str, module: types.ModuleType) -> bool:
     if name == "__main__":  # which cloudpickle handles
         return True
     if name in sys.builtin_module_names:

@@ -245,9 +245,10 @@ class _Server:
                 self.core.set_left_over(self.failed_note is not None)
                 continue
             answer, self.failed_note = self.failed_note or answer, None
-            self.core.complete(group, message=True)
             doing = request if isinstance(request, str) else request.doing
-            unsent = self.outbox.post(group, number, self.pickled(answer, doing))
+            message = self.pickled(answer, doing)  # first: the parent wakes to find it there
+            self.core.complete(group, message=True)
+            unsent = self.outbox.post(group, number, message)
             if isinstance(request, Close):
                 while unsent:
                     unsent = self.outbox.flush()
