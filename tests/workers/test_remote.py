@@ -303,3 +303,23 @@ def test_a_raised_says_which_member_raised_its_cause_and_doing_what():
     assert (raised.member, raised.doing) == (4, "stepping")
     again = pickle.loads(dumps(raised))
     assert (again.member, again.doing) == (4, "stepping")
+
+
+def test_a_module_is_looked_for_once_on_a_path(module, monkeypatch):
+    class Finder:
+        asked: list = []
+
+        def find_spec(self, name, path=None, target=None):
+            self.asked.append(name)
+
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    thing = module("looked_for", findable=True).Thing
+    assert not by_value(thing)
+    assert "looked_for" in Finder.asked
+    Finder.asked.clear()
+    assert not by_value(thing)
+    assert "looked_for" not in Finder.asked
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "findable" not in path])
+    assert by_value(thing)
+    other = module("looked_for", findable=False).Thing
+    assert by_value(other)

@@ -1,0 +1,69 @@
+"""Counts of steps and episodes, against the definition written as a loop."""
+
+from types import SimpleNamespace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from pysampler._frames.frames import LOST
+from pysampler._policies.warm_up import EpisodesSoFar
+from pysampler._rollouts.tally import Tally
+
+
+class SlowTally:
+    """Env by env, step by step."""
+
+    def __init__(self, so_far):
+        self.returns, self.lengths = so_far.returns.copy(), so_far.lengths.copy()
+        self.begins = so_far.lengths == 0
+
+    def count(self, frames, made):
+        steps, envs = frames.rewards.shape
+        starts = np.zeros((steps + 1, envs), bool)
+        valid, lost = np.zeros((2, steps, envs), bool)
+        starts[0] = self.begins
+        ended = []
+        for env in range(envs):
+            for t in range(made[env]):
+                lost[t, env] = frames.has_final[t, env] == LOST
+                valid[t, env] = not lost[t, env]
+                self.returns[env] += frames.rewards[t, env]
+                self.lengths[env] += 1
+                if frames.terminated[t, env] or frames.truncated[t, env]:
+                    starts[t + 1, env] = True
+                    if valid[t, env]:
+                        ended.append((env, t, self.returns[env], self.lengths[env]))
+                    self.returns[env] = self.lengths[env] = 0
+            self.begins[env] = starts[made[env], env]
+        return starts, valid, lost, ended
+
+
+@settings(deadline=None)
+@given(data=st.data(), steps=st.integers(1, 6), envs=st.integers(1, 4), rollouts=st.integers(1, 3))
+def test_they_are_what_the_definition_says(data, steps, envs, rollouts):
+    draw, shape = data.draw, (steps, envs)
+    lengths = draw(arrays.arrays(np.int64, envs, elements=st.integers(0, 3)))
+    so_far = EpisodesSoFar(lengths * 0.1, lengths)
+    tally, slow = Tally(2, steps, so_far), SlowTally(so_far)
+    for number in range(rollouts):
+        flags = arrays.arrays(np.bool_, shape)
+        frames = SimpleNamespace(
+            rewards=draw(arrays.arrays(np.float64, shape, elements=st.floats(-1, 1))),
+            terminated=draw(flags),
+            truncated=draw(flags),
+            has_final=draw(arrays.arrays(np.uint8, shape, elements=st.integers(0, LOST))),
+        )
+        made = draw(arrays.arrays(np.int64, envs, elements=st.integers(0, steps)))
+        if draw(st.booleans()):
+            tally.begin_episodes()
+            slow.__init__(EpisodesSoFar(np.zeros(envs), np.zeros(envs, np.int64)))
+        marks = tally.count(number % 2, frames, slice(0, steps), made)
+        *expected, ended = slow.count(frames, made)
+        for name, array in zip(["starts", "valid", "lost"], expected, strict=True):
+            assert np.array_equal(marks[name], array), name
+        assert marks["ended"].env.tolist() == [one[0] for one in ended]
+        assert marks["ended"].step.tolist() == [one[1] for one in ended]
+        assert marks["ended"].returns.tolist() == [one[2] for one in ended]  # bit for bit
+        assert marks["ended"].lengths.tolist() == [one[3] for one in ended]
