@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from contenders import ideal
 from envs import CASES, Busy, Case
 from running import (
     Contender,
@@ -58,7 +57,7 @@ class Free:
     """A policy that costs nothing."""
 
     def __init__(self, space: Any) -> None:
-        self._actions = [space.sample() for _ in range(64)]
+        self._actions = np.stack([space.sample() for _ in range(64)])
         self._at = 0
 
     def __call__(self, observations: Any) -> Any:
@@ -133,34 +132,80 @@ def free(name: str, way: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     from contenders import pysampler
 
     case = CASES[name]
-    if way in ("step()", "ideal"):
-        make = pysampler if way == "step()" else ideal
+    if way == "step()":
         measures: dict[float, Any] = {}
 
         def measure(cell: dict[str, Any]) -> dict[str, Any]:
             seconds = cell["seconds"]
             if seconds not in measures:
-                measures[seconds] = make(case, seconds)
+                measures[seconds] = pysampler(case, seconds)
             return measures[seconds]()
 
         return measure
-    if way == "equal shares":
-        shares = equal_shares(case)
-        return lambda cell: shares(cell["seconds"])
+    if way in ("ideal", "equal shares"):
+        run = (alone if way == "ideal" else equal_shares)(case)
+        return lambda cell: run(cell["seconds"])
     rollouts = rollouts_of(case.make, case.envs, None, way)
     return lambda cell: sampled(rollouts, cell["seconds"])
 
 
-def equal_shares(case: Case) -> Callable[[float], dict[str, Any]]:
-    """Measure the ideal in which each process does the same number of steps, as in a rollout."""
+def processes(target: Callable[[Case, Any], None], case: Case) -> list[Any]:
+    """Start processes with a half of the envs each; return their pipes."""
     context = multiprocessing.get_context("fork")
     pipes = []
     for _ in range(WORKERS):
         ours, theirs = context.Pipe()
-        context.Process(target=_share, args=(case, theirs), daemon=True).start()
+        context.Process(target=target, args=(case, theirs), daemon=True).start()
         pipes.append(ours)
     for pipe in pipes:
         pipe.recv()
+    return pipes
+
+
+def alone(case: Case) -> Callable[[float], dict[str, Any]]:
+    """Measure processes that never talk: the ideal.
+
+    ``step`` and ``rollout`` are steps a second if each round of that length took as long as in the
+    slower process, and waiting cost nothing.
+    """
+    pipes = processes(_alone, case)
+
+    def measure(seconds: float) -> dict[str, Any]:
+        for pipe in pipes:
+            pipe.send(seconds)
+        rounds = [np.array(pipe.recv()) for pipe in pipes]
+        share = case.envs / WORKERS
+        rate = sum(share * len(ns) / ns.sum() * 1e9 for ns in rounds)
+        rollouts = max(1, min(map(len, rounds)) // HORIZON)
+        length = min(HORIZON, *map(len, rounds))
+        each = np.array([ns[: rollouts * length].reshape(rollouts, length) for ns in rounds])
+        steps = rollouts * length * case.envs * 1e9
+        return {
+            "steps": rate * seconds,
+            "seconds": seconds,
+            "step": steps / each.max(0).sum(),
+            "rollout": steps / each.sum(2).max(0).sum(),
+        }
+
+    return measure
+
+
+def _alone(case: Case, pipe: Any) -> None:
+    step = _stepper(case)
+    pipe.send("ready")
+    while True:
+        seconds = pipe.recv()
+        times = [time.perf_counter_ns()]
+        end = times[0] + seconds * 1e9
+        while times[-1] < end:
+            step()
+            times.append(time.perf_counter_ns())
+        pipe.send(np.diff(times).tolist())
+
+
+def equal_shares(case: Case) -> Callable[[float], dict[str, Any]]:
+    """Measure the ideal in which each process does the same number of steps, as in a rollout."""
+    pipes = processes(_share, case)
 
     def measure(seconds: float) -> dict[str, Any]:
         begun, steps = time.perf_counter(), 0
@@ -176,18 +221,31 @@ def equal_shares(case: Case) -> Callable[[float], dict[str, Any]]:
 
 
 def _share(case: Case, pipe: Any) -> None:
+    step = _stepper(case)
+    pipe.send("ready")
+    while True:
+        for _ in range(pipe.recv()):
+            step()
+        pipe.send("done")
+
+
+def _stepper(case: Case) -> Callable[[], None]:
+    """Return a function that steps half of the envs."""
     envs = [case.make() for _ in range(case.envs // WORKERS)]
     for seed, env in enumerate(envs):
         env.reset(seed=seed)
     actions = [[env.action_space.sample() for env in envs] for _ in range(64)]
-    pipe.send("ready")
-    while True:
-        for at in range(pipe.recv()):
-            for env, action in zip(envs, actions[at % 64], strict=True):
-                _, _, terminated, truncated, _ = env.step(action)
-                if terminated or truncated:
-                    env.reset()
-        pipe.send("done")
+    at = 0
+
+    def step() -> None:
+        nonlocal at
+        at += 1
+        for env, action in zip(envs, actions[at % 64], strict=True):
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+
+    return step
 
 
 def place(env: str, count: str, width: str, where: str) -> Callable[[Any], dict[str, Any]]:
@@ -226,16 +284,26 @@ def fractions(name: str, repetitions: int, seconds: float) -> dict[str, Any]:
     running = {way: contender("free", name, way) for way in ("ideal", *ways)}
     reference = running.pop("ideal")
     found: dict[str, list[float]] = {way: [] for way in ways}
-    rates = [rate(reference.measure(seconds=seconds))]
+    of_barrier: dict[str, list[float]] = {way: [] for way in ways}
+
+    def ideals(way: str) -> tuple[float, float]:
+        """Return the steps a second of the ideal, and of the barrier that this way waits at."""
+        result = reference.measure(seconds=seconds)
+        barrier = "rollout" if "workers" in way or way == "equal shares" else "step"
+        assert result is not None, reference.trouble
+        return rate(result), result[barrier]
+
+    rates = []
     for repetition in range(repetitions):
         for way, one in running.items():
-            now = rate(one.measure(seconds=seconds))
-            rates.append(rate(reference.measure(seconds=seconds)))
-            found[way].append(now / statistics.mean(rates[-2:]))
+            before, now, after = ideals(way), rate(one.measure(seconds=seconds)), ideals(way)
+            rates.append(after[0])
+            found[way].append(2 * now / (before[0] + after[0]))
+            of_barrier[way].append(2 * now / (before[1] + after[1]))
         say(f"  {repetition + 1}/{repetitions}", end="\r")
     for one in (reference, *running.values()):
         one.end()
-    return {"ideal": statistics.median(rates), "fractions": found}
+    return {"ideal": statistics.median(rates), "fractions": found, "of_barrier": of_barrier}
 
 
 def places(repetitions: int, seconds: float) -> list[dict[str, Any]]:
@@ -282,21 +350,32 @@ def alternating(repetitions: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def tables(results: dict[str, Any]) -> str:
+    sections = {"free": free_table, "places": places_table, "alternating": alternating_table}
     parts = [heading("Rollouts", results["machine"])]
+    return "\n".join(parts + [sections[name](results) for name in sections if name in results])
+
+
+def free_table(results: dict[str, Any]) -> str:
     ways = list(
         dict.fromkeys(way for found in results["free"].values() for way in found["fractions"])
     )
     rows = [
-        [name, f"{found['ideal']:,.0f}", *(spread(found["fractions"][way]) for way in ways)]
+        [name, of, f"{found['ideal']:,.0f}", *(spread(found[key][way]) for way in ways)]
         for name, found in results["free"].items()
+        for of, key in (("ideal", "fractions"), ("barrier", "of_barrier"))
     ]
-    parts.append(
+    return (
         f"## A policy that costs nothing: fractions of the ideal\n\nRollouts of {HORIZON} steps, "
         f"{WORKERS} workers, against the same envs in two processes that never talk. *Equal "
         f"shares*: such processes that wait for each other every {HORIZON} steps, as any rollout "
-        "must; what it lacks is what this machine's CPUs differ in speed at a time. Median [least, "
-        "most].\n\n" + table(["env, envs", "ideal steps/s", *ways], rows)
+        "must; what it lacks is what this machine's CPUs differ in speed at a time. *Barrier*: the "
+        "ideal, but each round as long as in the slower process, waiting at no cost; a round is a "
+        f"step, or {HORIZON} steps where the policy is in workers. Median [least, most].\n\n"
+        + table(["env, envs", "of the", "ideal steps/s", *ways], rows)
     )
+
+
+def places_table(results: dict[str, Any]) -> str:
     rows = [
         [
             *(row["env"], str(row["envs"]), str(row["width"]), f"{row['main']:,.0f}"),
@@ -306,11 +385,14 @@ def tables(results: dict[str, Any]) -> str:
     ]
     header = ["env", "envs", "hidden width", "main, steps/s", "of it policy"]
     header += ["main, two threads", "workers", "workers, overlap"]
-    parts.append(
+    return (
         "## Where the policy is: multiples of the main's steps a second\n\nA torch network with "
         "two hidden layers, on the CPU: with one thread in the main, with two, or one in each of "
         "two workers.\n\n" + table(header, rows)
     )
+
+
+def alternating_table(results: dict[str, Any]) -> str:
     rows = [
         [
             f"{ratio:g}",
@@ -323,13 +405,24 @@ def tables(results: dict[str, Any]) -> str:
         ]
         for ratio in RATIOS
     ]
-    parts.append(
+    return (
         f"## Halves in turn against all at once\n\n{BUSY_ENVS} envs of {BUSY} us, `groups=2` "
         "against 1; a policy that runs elsewhere and takes so many times as long as the envs do, "
         "for all of them; for a half, half of that, or the same.\n\n"
         + table(["policy / envs", "half as long for a half", "as long for a half"], rows)
     )
-    return "\n".join(parts)
+
+
+def frees(repetitions: int, seconds: float) -> dict[str, Any]:
+    """Return speeds with a policy that costs nothing, by env."""
+    return {name: fractions(name, repetitions, seconds) for name in FREE}
+
+
+PARTS: dict[str, Callable[[int, float], Any]] = {
+    "free": frees,
+    "places": places,
+    "alternating": alternating,
+}
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
@@ -365,6 +458,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.7)
     parser.add_argument("--out", type=Path, help="folder to write results to")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="which tables")
     options = parser.parse_args()
     if options.child:
         kind, *arguments = options.child
@@ -373,19 +467,16 @@ def main() -> None:
     results: dict[str, Any] = {"machine": machine()}
     n, seconds = options.repetitions, options.seconds
     with stolen_share(results["machine"]):
-        results["free"] = {}
-        for name in FREE:
-            say(name)
-            results["free"][name] = fractions(name, n, seconds)
-        say("places")
-        results["places"] = places(n, seconds)
-        say("alternating")
-        results["alternating"] = alternating(n, seconds)
+        for part in options.only:
+            say(part)
+            results[part] = PARTS[part](n, seconds)
     results = json.loads(json.dumps(results))
     text = tables(results)
     print(text)
     if options.out:
-        picture(results, write(options.out, "samplers", results, text).with_suffix(".svg"))
+        stem = write(options.out, "samplers", results, text)
+        if "alternating" in results:
+            picture(results, stem.with_suffix(".svg"))
 
 
 if __name__ == "__main__":
