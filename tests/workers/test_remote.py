@@ -307,18 +307,20 @@ def test_a_raised_says_which_member_raised_its_cause_and_doing_what():
 
 def test_a_module_is_looked_for_once_on_a_path(module, monkeypatch):
     class Finder:
-        asked: list = []
+        def __init__(self):
+            self.asked = []
 
         def find_spec(self, name, path=None, target=None):
             self.asked.append(name)
 
-    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    finder = Finder()
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     thing = module("looked_for", findable=True).Thing
     assert not by_value(thing)
-    assert "looked_for" in Finder.asked
-    Finder.asked.clear()
+    assert "looked_for" in finder.asked
+    finder.asked.clear()
     assert not by_value(thing)
-    assert "looked_for" not in Finder.asked
+    assert "looked_for" not in finder.asked
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "findable" not in path])
     assert by_value(thing)
     other = module("looked_for", findable=False).Thing
