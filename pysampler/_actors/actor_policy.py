@@ -80,7 +80,6 @@ class ActorPolicy(FreeRunningPolicy):
                 return report
             packer.begin_episodes()
             self._at = self._packed = 0
-        act = self._policy.acting(envs)
         steps_made = 0
         end = self._frames.count - 1
         pushed_at = now()
@@ -90,7 +89,7 @@ class ActorPolicy(FreeRunningPolicy):
                 break
             packer.versions[at] = self._version
             try:
-                took = self._timed(act, at)
+                took = self._timed(self._policy.act, at, envs)
             except StopActors:
                 progress.stop()
                 break

@@ -212,10 +212,10 @@ class WorkerPolicy:
         return report
 
     @staticmethod
-    def _timed(act: Callable[[int], None], at: int) -> int:
-        """Let the policy act at a frame, and return how many ns that took."""
+    def _timed(act: Callable[..., None], *arguments: Any) -> int:
+        """Let the policy act by this call, and return how many ns that took."""
         began = now()
-        act(at)
+        act(*arguments)
         return now() - began
 
 
