@@ -4,8 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'Pool', 'PythonBlock', 'Ring', 'Round', 'Segment', 'SharedRing', 'Simulations', 'TaskRows', 'TimedReturn', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'usable_cpus', 'wait_costs']
-__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TaskRows', 'TimedReturn', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'take_turns', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Round', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TaskRows', 'TimedReturn', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'take_turns', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     """
     What waiting costs on this machine.

@@ -141,7 +141,6 @@ bool EnvBlock::step_once(std::uint32_t frame, const py::object& token) {
     } else {
         token_ = token;
         reached_ = 0;
-        leftovers_ = py::list();
     }
     return step_with(frame, std::nullopt);
 }
@@ -152,6 +151,7 @@ void EnvBlock::begin(std::uint32_t frame) {
     if (frame >= static_cast<std::size_t>(rewards_.shape(0)))
         throw py::index_error("cannot use frame " + std::to_string(frame) + ": no such frame");
     if (start_ != 0) return;  // goes on
+    leftovers_ = py::list();
     if (keep_ != KeepInfos::kNone) infos_->clear(frame, first_, count_);
     std::memset(has_final_.mutable_data(frame, first_), 0, count_);
 }

@@ -61,8 +61,7 @@ class EnvBlock : public Block {
     py::list take_leftovers();
 
     // A step that is done once however often it is called with the same object: one that an
-    // exception of the user's has ended goes on with the env that was at work. Forgets what an
-    // earlier step has left over.
+    // exception of the user's has ended goes on with the env that was at work.
     bool step_once(std::uint32_t frame, const py::object& token);
     const py::list& leftovers() const { return leftovers_; }
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from pysampler._torch import is_module
 from pysampler._workers.remote import dumps_by_value
-from pysampler._workers.team import Team
 
 if TYPE_CHECKING:
     from pysampler._policies.worker_policy import PolicySetup, TakePolicy
     from pysampler._workers.local import LocalPool
     from pysampler._workers.pool import Pool
+    from pysampler._workers.team import Team
 
 __all__ = ["copied", "fingerprint", "pickled", "send_policy"]
 
@@ -67,14 +67,5 @@ def _by_value(policy: Any) -> bytes:
 
 
 def send_policy(pool: Pool | LocalPool | Team, note: type[TakePolicy], setup: PolicySetup) -> None:
-    """Give a policy to the workers of a pool, and to those that will replace lost ones.
-
-    Raises:
-        ValueError: Some members live in this process, beside the workers.
-    """
-    if isinstance(pool, Team):
-        raise ValueError(
-            "cannot put the policy in workers: some envs live in this process (main_envs); pass "
-            'policy_in="main", or make the envs with main_envs=0'
-        )
+    """Give a policy to the workers of a pool, and to those that will replace lost ones."""
     pool.note(lambda envs: note(replace(setup, first_env=envs.start)), standing=True)

@@ -321,6 +321,15 @@ def makes_envs(envs: Any) -> bool:
     return not isinstance(envs, (GymVectorEnv, list, tuple))
 
 
+def _expect_workers_alone(envs: VectorEnv, purpose: str) -> None:
+    """Raise ValueError if this process steps some of the envs beside workers."""
+    if envs.num_workers > 0 and (own := envs.division.main_envs) > 0:
+        raise ValueError(
+            f"cannot {purpose} with a policy in the workers: {own} of the envs live in this "
+            "process (main_envs)"
+        )
+
+
 @contextlib.contextmanager
 def vector_env_of(
     envs: Any,
@@ -352,6 +361,8 @@ def vector_env_of(
         if given:
             raise ValueError(f"cannot {purpose}: {given[0]} is for envs to make, not for {envs}")
         inner, around = unwrapped(envs, purpose)
+        if policy_in_workers is not None:
+            _expect_workers_alone(inner, purpose)
         transforms = Transforms(around, core_of(inner).spec) if around else None
         yield Leasable(inner, owned=False, transforms=transforms, given=envs)
         return
@@ -375,6 +386,8 @@ def vector_env_of(
     try:
         if not isinstance(made, VectorEnv):
             raise TypeError(f"cannot {purpose}: {type(made).__name__}, expected a VectorEnv")
+        if policy_in_workers is not None:
+            _expect_workers_alone(made, purpose)
         yield Leasable(made, owned=True, transforms=None, given=made)
     except BaseException:
         made.close()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from interrupts_in_tests import Counter, counters
+from interrupts_in_tests import Counter, closing_while_pending, counters
 from made_up import same
 from scripted import Scripted
 
@@ -167,6 +167,7 @@ class Waits(Counter):
         return super().step(action)
 
 
+@closing_while_pending
 def test_late_envs_of_workers_are_found():
     fns = [lambda n=n: Waits(n, talks=False) for n in range(4)]
     envs = pysampler.VectorEnv(fns, num_workers=2, main_envs=2, step_timeout=0.2)
@@ -181,10 +182,12 @@ def test_late_envs_of_workers_are_found():
 def test_policies_cannot_be_in_workers():
     envs, _ = scripted()
     with contextlib.closing(envs):
-        with pytest.raises(ValueError, match=r"some envs live in this process \(main_envs\)"):
+        with pytest.raises(ValueError, match=r"cannot sample .* 2 of the envs live in this"):
             pysampler.Rollouts(envs, lambda obs: np.zeros((len(obs), 2)), 4, policy_in="workers")
+        with pytest.raises(ValueError, match="cannot act with a policy in the workers: 2 of the"):
+            pysampler.Actors(envs, lambda obs: np.zeros((len(obs), 2)))
         with pysampler.Rollouts(envs, lambda obs: np.zeros((len(obs), 2)), 4) as rollouts:
-            assert rollouts.collect().rewards.shape == (4, 5)
+            assert next(rollouts).rewards.shape == (4, 5)
 
 
 @pytest.mark.parametrize(

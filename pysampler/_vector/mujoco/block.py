@@ -175,6 +175,7 @@ class TaskBlock(_core.PythonBlock):
         if self._keep != "NONE":
             self._infos.clear(frame, self._frame_rows)
         self._has_final[frame] = 0
+        self._leftovers = []
 
     # -- what workers call -----------------------------------------------------------------------
 
@@ -486,7 +487,6 @@ class TaskBlock(_core.PythonBlock):
 
     def step_once(self, frame: int, token: Any) -> bool:  # noqa: ARG002
         """Step; one that Ctrl-C has interrupted is repeated as a whole."""
-        self._leftovers = []
         return self.step(frame)
 
     def leftovers(self) -> Leftovers:
