@@ -118,12 +118,18 @@ def asynchronous(case: Case, seconds: float) -> Any:
 def pysampler(case: Case, seconds: float, **kwargs: Any) -> Any:
     from pysampler import VectorEnv
 
-    envs, measure = gymnasium_like(VectorEnv, case, seconds, num_workers=case.workers, **kwargs)
+    kwargs = {"num_workers": case.workers, **kwargs}
+    envs, measure = gymnasium_like(VectorEnv, case, seconds, **kwargs)
 
     def measure_or_explain(where: int = 0) -> dict[str, float]:
         return where_time_goes(envs, where) if where else measure()
 
     return measure_or_explain
+
+
+def pysampler_here_too(case: Case, seconds: float) -> Any:
+    """Prepare pysampler with a worker less, whose envs live in the parent."""
+    return pysampler(case, seconds, num_workers=case.workers - 1, main_envs="auto")
 
 
 def where_time_goes(envs: Any, rounds: int) -> dict[str, float]:
@@ -212,6 +218,7 @@ def _cycle(step: Callable[[Any], Any], actions: list[Any], case: Case, seconds: 
 CONTENDERS: dict[str, Callable[[Case, float], Callable[..., dict[str, Any]]]] = {
     "ideal": ideal,
     "pysampler": pysampler,
+    'pysampler, main_envs="auto"': pysampler_here_too,
     "pysampler, copy=False": functools.partial(pysampler, copy=False),
     'pysampler, infos="none"': functools.partial(pysampler, infos="none"),
     'pysampler, wait="yield"': functools.partial(pysampler, wait="yield"),

@@ -25,7 +25,7 @@ from envs import CASES, Case
 from running import Contender, heading, machine, quartiles, say, stolen_share, table, write
 
 HERE = Path(__file__).parent
-OURS = ["pysampler"]
+OURS = ["pysampler", 'pysampler, main_envs="auto"']
 PEERS = [
     *("gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv", "SB3 SubprocVecEnv"),
     *("Tianshou ShmemVectorEnv", "EnvPool (its own C++ envs)"),

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from pysampler._rollouts.multi_task import MultiTaskSampler, Ready
     from pysampler._rollouts.rollout import Ended, Episode, Rollout
     from pysampler._rollouts.rollouts import Rollouts
+    from pysampler._vector.division import Division
     from pysampler._vector.make import install, make_vec, uninstall
     from pysampler._vector.vector_env import VectorEnv
     from pysampler._workers.counters import BatchChoice, Stats, Times
@@ -81,6 +82,7 @@ __all__ = [
     "Checkpoints",
     "ClosedError",
     "Collected",
+    "Division",
     "Ended",
     "EnvError",
     "EnvTimeoutError",
@@ -130,6 +132,7 @@ _HOMES = {
     "BatchChoice": "_workers.counters",
     "Checkpoints": "_learning.checkpoints",
     "Collected": "_rollouts.collected",
+    "Division": "_vector.division",
     "Ended": "_rollouts.rollout",
     "Episode": "_rollouts.rollout",
     "EpisodeStatistics": "_learning.episode_statistics",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pysampler._workers.counters import Stats
+from pysampler._workers.jobs import Answer
 from pysampler._workers.local import LocalPool
 from pysampler.sync import now
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pysampler import _core
-    from pysampler._workers.jobs import Answer, Attach, Failure, Job, Note
+    from pysampler._workers.jobs import Attach, Failure, Job, Note
     from pysampler._workers.pool import Pool
     from pysampler._workers.processes import Share
     from pysampler.errors import EnvError
@@ -271,7 +272,7 @@ class Team:
         return theirs, own
 
     def _mine(self, answers: Iterable[Answer]) -> list[Answer]:
-        return [answer._replace(group=answer.group + self._first) for answer in answers]
+        return [Answer(group + self._first, *rest) for group, *rest in answers]
 
     # -- ending ----------------------------------------------------------------------------------
 
