@@ -345,10 +345,10 @@ def test_peers_that_are_not_installed_are_left_out_of_the_benchmark(monkeypatch,
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["vector.py", "--repetitions=1", "--seconds=0.05", "--no-peers", "--case=CartPole-v1, 64"],
+        ["vector.py", "--slices=2", "--seconds=0.05", "--no-peers", "--case=CartPole-v1, 64"],
         [
             "scaling.py",
-            "--repetitions=1",
+            "--slices=2",
             "--seconds=0.05",
             "--no-peers",
             "--most=2",

@@ -175,6 +175,13 @@ void EnvBlock::for_each(std::uint32_t frame, Work&& work) {
     meter_->idle(now);
 }
 
+// Whether an exception is the user's, such as of Ctrl-C, and none that envs raise.
+bool EnvBlock::is_users(const py::error_already_set& error) const {
+    if (error.matches(PyExc_KeyboardInterrupt)) return true;
+    return here_ && !error.matches(PyExc_Exception) && !error.matches(PyExc_SystemExit) &&
+           !error.matches(PyExc_GeneratorExit);
+}
+
 // Calls work(); an exception of env i is left over, and does not keep the others from their step.
 template <class Work>
 void EnvBlock::guarded(std::size_t i, Work&& work) {
@@ -186,8 +193,7 @@ void EnvBlock::guarded(std::size_t i, Work&& work) {
             throw py::error_already_set();
         }
     } catch (py::error_already_set& error) {
-        // The user's, not an error of the env.
-        if (error.matches(PyExc_KeyboardInterrupt) || (here_ && !error.matches(PyExc_Exception))) {
+        if (is_users(error)) {
             reached_ = i;
             throw;
         }

@@ -80,6 +80,7 @@ class EnvBlock : public Block {
     void leave(Leftover kind, std::size_t i, const py::object& object);
     template <class Work>
     void for_each(std::uint32_t frame, Work&& work);
+    bool is_users(const py::error_already_set& error) const;
     template <class Work>
     void guarded(std::size_t i, Work&& work);
 

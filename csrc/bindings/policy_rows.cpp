@@ -1,10 +1,10 @@
 // A policy that acts on the rows of some envs, and the turns that it takes with their block: what
 // lies between two calls of it, or of an env, is C++.
-#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,10 +18,16 @@
 namespace pysampler::bindings {
 namespace {
 
+// The values need not be aligned.
 template <class T>
 bool has_nan(const void* data, std::size_t bytes) {
-    const auto* values = static_cast<const T*>(data);
-    return std::any_of(values, values + bytes / sizeof(T), [](T one) { return std::isnan(one); });
+    const auto* at = static_cast<const std::byte*>(data);
+    for (const std::byte* end = at + bytes; at != end; at += sizeof(T)) {
+        T value;
+        std::memcpy(&value, at, sizeof value);
+        if (std::isnan(value)) return true;
+    }
+    return false;
 }
 
 // The rows of consecutive envs, for a policy that is called with their observations alone and

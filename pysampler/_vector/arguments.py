@@ -151,16 +151,20 @@ def workers(given: int | None, envs: int, most: int | None) -> int:
 
     Each worker steps one env at a time, so ``most`` bounds how many envs work at the same time.
     """
-    if most is not None:
-        # gymnasium's words
-        if not isinstance(most, (int, np.integer)):
-            raise ValueError(f"`max_concurrency` must be an integer or None, got {type(most)}.")
-        if most < 1:
-            raise ValueError(f"`max_concurrency` must be a positive or None, got {most}.")
     wanted = (
         usable_cpus() if given is None else whole_number("make vector env", "num_workers", given, 0)
     )
     return min(wanted, envs, envs if most is None else int(most))
+
+
+def max_concurrency(given: int | None) -> int | None:
+    """Return the largest number of processes that step envs, or raise ValueError."""
+    # gymnasium's words
+    if given is not None and not isinstance(given, (int, np.integer)):
+        raise ValueError(f"`max_concurrency` must be an integer or None, got {type(given)}.")
+    if given is not None and given < 1:
+        raise ValueError(f"`max_concurrency` must be a positive or None, got {given}.")
+    return given
 
 
 def shares(envs: int, workers: int, groups: int, first: int = 0) -> list[Share]:

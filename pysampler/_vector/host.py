@@ -12,7 +12,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._frames.infos import Column, add_columns
 from pysampler._vector.registry import register
-from pysampler._workers.jobs import Failure
+from pysampler._workers.jobs import Failure, is_users
 from pysampler._workers.remote import Raised, dumps, report
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class EnvHost:
             try:
                 env.close()
             except BaseException as error:
-                if self.is_users(error):
+                if is_users(error, here=self.here):
                     raise
                 if raised is None:
                     raised = Raised(self.first + i, "close()")
@@ -192,17 +192,11 @@ class EnvHost:
         try:
             yield
         except BaseException as error:
-            if self.is_users(error):
+            if is_users(error, here=self.here):
                 raise
             raise Raised(self.first + i, doing) from error
         finally:
             self._meter.idle()
-
-    def is_users(self, error: BaseException) -> bool:
-        """Return whether an exception is the user's, such as of Ctrl-C, and not one of an env."""
-        return isinstance(error, KeyboardInterrupt) or (
-            self.here and not isinstance(error, Exception)
-        )
 
     def states(self, block: int, envs: Sequence[int]) -> Any:
         """Return the states of some of a block's envs, which offer them, as an array of objects."""

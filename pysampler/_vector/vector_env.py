@@ -171,12 +171,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.worker = worker
         self.observation_mode = observation_mode
         self.autoreset_mode = arguments.autoreset_mode(autoreset_mode)
-        self.max_concurrency = max_concurrency
+        self.max_concurrency = arguments.max_concurrency(max_concurrency)
         if not (worker_init is None or callable(worker_init)):
             raise TypeError(
                 f"cannot make vector env: worker_init {worker_init!r}, expected a function"
             )
-        self.division = divide(num_workers, main_envs, self.env_fns, max_concurrency)
+        self.division = divide(num_workers, main_envs, self.env_fns, self.max_concurrency)
         self.num_workers = self.division.num_workers
         self._check_actions = true_or_false("make vector env", "check_actions", check_actions)
         options = arguments.Options(groups=groups, frames=frames, wait=wait, infos=infos)

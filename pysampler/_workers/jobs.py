@@ -31,6 +31,7 @@ __all__ = [
     "Replace",
     "ReportLoss",
     "failure_of",
+    "is_users",
 ]
 
 # In the place of which command the members of a group, which replace lost ones, were restored.
@@ -176,6 +177,18 @@ class Answer(NamedTuple):
     group: int
     result: Any  # what the job returned, or a Failure
     replaced: Replaced | None = None  # if it is that of a job with `replaces`
+
+
+def is_users(error: BaseException, *, here: bool) -> bool:
+    """Return whether an exception is the user's, such as of Ctrl-C, and none that members raise.
+
+    Args:
+        error: The exception.
+        here: Whether it came in the user's process, whose signal handlers may raise any.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    return here and not isinstance(error, (Exception, SystemExit, GeneratorExit))
 
 
 def failure_of(error: BaseException, message: _Message | str) -> Failure:

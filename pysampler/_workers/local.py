@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler._workers.counters import Counters, Stats
-from pysampler._workers.jobs import Answer, Failure, failure_of
+from pysampler._workers.jobs import Answer, Failure, failure_of, is_users
 from pysampler._workers.remote import error_from
 
 if TYPE_CHECKING:
@@ -103,7 +103,9 @@ class LocalPool:
                 self._doing = job.doing
                 try:
                     self._results[group] = job.run(self._host, group, frames[group])
-                except Exception as error:  # any other is of a signal handler of the user
+                except BaseException as error:
+                    if is_users(error, here=True):
+                        raise
                     self._results[group] = failure_of(error, job)
                 self._done.append(group)
 

@@ -487,6 +487,7 @@ class TaskBlock(_core.PythonBlock):
 
     def step_once(self, frame: int, token: Any) -> bool:  # noqa: ARG002
         """Step; one that Ctrl-C has interrupted is repeated as a whole."""
+        self._leftovers = []
         return self.step(frame)
 
     def leftovers(self) -> Leftovers:
