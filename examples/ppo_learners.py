@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -274,8 +274,11 @@ def launch(options: argparse.Namespace) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         where = {"init_method": (Path(folder) / "rendezvous").as_uri()}
-        # Learners inherit that Ctrl-C is ignored, as this process tells them to stop.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Learners inherit that Ctrl-C is blocked, as this process tells them to stop. Here one that
+        # comes while they start waits until they have.
+        resource_tracker.ensure_running()  # which unblocks it
+        before = signal.getsignal(signal.SIGINT)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             for rank in range(options.learners):
                 ranks = {"rank": rank, "world_size": options.learners}
@@ -286,6 +289,7 @@ def launch(options: argparse.Namespace) -> None:
                 processes.append(process)
             told.close()
             signal.signal(signal.SIGINT, interrupt)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             failure = wait_for(processes)
         except KeyboardInterrupt:  # the second
             sys.exit(128 + signal.SIGINT)
@@ -295,6 +299,7 @@ def launch(options: argparse.Namespace) -> None:
                 process.kill()
                 process.join()
             signal.signal(signal.SIGINT, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if failure is not None:
         sys.exit(failure)
 

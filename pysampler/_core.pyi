@@ -1214,6 +1214,10 @@ class EnvBlock(Block):
         """
         Step every env, once however often this is called with the same object.
         """
+    def stop(self) -> None:
+        """
+        End a call that is at work in an env, once that returns; in a signal handler.
+        """
     def take_leftovers(self) -> list:
         """
         Return and forget what had no place in the frame: (kind, env, object) each.

@@ -161,7 +161,7 @@ void EnvBlock::begin(std::uint32_t frame) {
 template <class Work>
 void EnvBlock::for_each(std::uint32_t frame, Work&& work) {
     std::int64_t now = now_ns();
-    for (std::size_t i = std::exchange(start_, 0); i < count_; ++i) {
+    for (std::size_t i = std::exchange(start_, 0); i < count_ && !stopped_; ++i) {
         meter_->at(static_cast<std::int64_t>(first_ + i), now);
         began_ = now;
         call_ = Call::kNothing;
@@ -355,6 +355,8 @@ void register_env_block(py::module_& m) {
              "Let the next step reset env i, or not.")
         .def("step_once", &EnvBlock::step_once, py::arg("frame"), py::arg("token"),
              "Step every env, once however often this is called with the same object.")
+        .def("stop", &EnvBlock::stop,
+             "End a call that is at work in an env, once that returns; in a signal handler.")
         .def("leftovers", &EnvBlock::leftovers, "What take_leftovers() would return.")
         .def("take_leftovers", &EnvBlock::take_leftovers,
              "Return and forget what had no place in the frame: (kind, env, object) each.");

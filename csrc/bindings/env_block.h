@@ -63,6 +63,8 @@ class EnvBlock : public Block {
     // A step that is done once however often it is called with the same object: one that an
     // exception of the user's has ended goes on with the env that was at work.
     bool step_once(std::uint32_t frame, const py::object& token);
+    // Ends a call that is at work in an env, once that returns. In a signal handler.
+    void stop() { stopped_ = true; }
     const py::list& leftovers() const { return leftovers_; }
 
  private:
@@ -123,7 +125,8 @@ class EnvBlock : public Block {
     py::list leftovers_;
     std::size_t start_ = 0;    // where the next call begins
     std::size_t reached_ = 0;  // how many envs have done what was asked for
-    py::object token_;         // of step_once()
+    bool stopped_ = false;
+    py::object token_;  // of step_once()
     py::str step_name_{"step"};
     py::str reset_name_{"reset"};
     py::tuple reset_keywords_;

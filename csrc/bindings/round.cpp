@@ -66,6 +66,7 @@ class Round {
 
  private:
     py::object inside(const py::handle& core, const py::handle& actions) {
+        if (!get(core, kept_name_).is_none()) return py::none();  // an exception came behind it
         std::uint32_t frame = 0;
         if (!small(get(results_, frame_name_).ptr(), frame)) return py::none();
         frame = batch_.next(frame);

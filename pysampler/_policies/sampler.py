@@ -326,7 +326,7 @@ def _expect_workers_alone(envs: VectorEnv, purpose: str) -> None:
     if envs.num_workers > 0 and (own := envs.division.main_envs) > 0:
         raise ValueError(
             f"cannot {purpose} with a policy in the workers: {own} of the envs live in this "
-            "process (main_envs)"
+            "process (main_envs, or num_workers='auto')"
         )
 
 

@@ -282,6 +282,7 @@ class VectorCore:
         if pool.closed:
             return
         pool.drop_standing()
+        pool.drop_due()
         if not stopped or not self._drained():
             left = pool.pending - pool.ready
             pool.kill()
@@ -387,6 +388,7 @@ class VectorCore:
                 logger.warn(
                     f"Calling `close` while waiting for a pending call to `{pending}` to complete."
                 )
+            self.pool.drop_due()
             terminate = terminate or not self._settled(GRACE if timeout is None else timeout)
         if terminate:
             self.pool.kill()
@@ -409,4 +411,5 @@ class VectorCore:
         """Let go of the frames, so that their memory is freed once no view of it is left."""
         self.pool.kill()  # continues where a call was interrupted
         self.results = self.write = self.read_answers = None  # type: ignore[assignment]
+        self.round = None
         self.kept = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -207,7 +208,8 @@ class EnvHost:
                 layers = list(layers_of(self.envs[i]))
                 elapsed = [vars(one).get("_elapsed_steps") for one in layers]
                 get_state = _offered(layers, "get_state")
-                states[row] = get_state(), elapsed, self.blocks[block].ended(i - first)
+                state = copy.deepcopy(get_state()) if self.here else get_state()
+                states[row] = state, elapsed, self.blocks[block].ended(i - first)
         return states
 
     def set_states(self, block: int, envs: Sequence[int], states: Any) -> None:

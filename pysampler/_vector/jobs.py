@@ -210,7 +210,8 @@ class SetOptions(Note):
         for block, env_block in enumerate(host.blocks):
             for place, i in enumerate(host.rows(block)):
                 if host.first + i in self.options:
-                    env_block.set_options(place, *self.options[host.first + i])
+                    options, version = self.options[host.first + i]
+                    env_block.set_options(place, copy.deepcopy(options), version)
 
 
 class Replacements:

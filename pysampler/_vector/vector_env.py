@@ -92,7 +92,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             workers step theirs: on as many CPUs as there are processes, faster than a worker more.
             "auto" chooses the number by a trial of one more env. By default there is a worker less
             then. ``on_worker_loss``, ``step_timeout`` and ``worker_init`` do not cover these envs,
-            a crash of one ends the program, and policies of samplers cannot be in workers.
+            a crash of one ends the program, policies of samplers cannot be in workers, and envs
+            that are simulated together cannot live here.
         groups: Each worker's envs are split into this many groups, which can be stepped
             independently.
         frames: The number of steps whose results have room in shared memory. With ``copy=False`` a
@@ -176,8 +177,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             raise TypeError(
                 f"cannot make vector env: worker_init {worker_init!r}, expected a function"
             )
-        self.division = divide(num_workers, main_envs, self.env_fns, self.max_concurrency)
-        self.num_workers = self.division.num_workers
         self._check_actions = true_or_false("make vector env", "check_actions", check_actions)
         options = arguments.Options(groups=groups, frames=frames, wait=wait, infos=infos)
         faults = arguments.faults(
@@ -187,14 +186,23 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._replacements = Replacements()
         self._step_timeout = step_timeout
         self._timed_return = _core.TimedReturn()  # of recv
+        functions = self.env_fns
+        alike = all(function is functions[0] for function in functions)
+        self._native = native = alike and getattr(functions[0], "native", False)
+        if native and main_envs != 0:
+            raise ValueError(
+                f"cannot make vector env: main_envs {main_envs!r} for envs that are simulated "
+                "together; pass native=False"
+            )
+        if native and num_workers == "auto":
+            num_workers = None
+        self.division = divide(num_workers, main_envs, functions, self.max_concurrency)
+        self.num_workers = self.division.num_workers
         process = arguments.context(context)
         modules = arguments.preload(preload)
         shares, own = self.division.shares(self.num_envs, groups)
         specs = registered() if self.num_workers > 0 and process != "fork" else b""
 
-        functions = self.env_fns
-        alike = all(function is functions[0] for function in functions)
-        self._native = native = alike and getattr(functions[0], "native", False)
         if worker is not None:
             check_worker(worker)
             if "restart" in (on_worker_loss, on_hang):
@@ -843,10 +851,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             super().close(**kwargs)
         finally:
             if self.closed:
-                self._core.release()
-                if not self.copy:
-                    self.observations = None
-                self._batches.close()
+                try:
+                    self._pool.close_here()
+                finally:
+                    self._core.release()
+                    if not self.copy:
+                        self.observations = None
+                    self._batches.close()
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:  # noqa: FBT001, FBT002
         """End the workers after what is pending.

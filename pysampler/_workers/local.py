@@ -10,6 +10,7 @@ import numpy as np
 from pysampler._workers.counters import Counters, Stats
 from pysampler._workers.jobs import Answer, Failure, failure_of, is_users
 from pysampler._workers.remote import error_from
+from pysampler.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -41,18 +42,19 @@ class LocalPool:
         self._results: dict[int, Any] = {}  # of groups that have more than what is in the frame
         function, arguments = make(share)
         try:
-            self._host = function(*arguments)
+            host = function(*arguments)
         except Exception as error:
             raise self.error_of(0, failure_of(error, "being made")) from error.__cause__
-        self._host.here = True
-        self.descriptions = [self._host.describe()]
+        host.here = True
+        self._host: Host | None = host
+        self.descriptions = [host.describe()]
         members = share.members.stop
         self._counters = Counters(members, 1, np.zeros(Counters.size_of(members, 1), np.uint8))
-        self._host.count_with(self._counters.meter(0))
+        host.count_with(self._counters.meter(0))
 
     def lay_out(self, segment: Segment, attach: Attach) -> None:
         """Attach the host to a segment, such as one with frames."""
-        attach.attach(self._host, segment)
+        attach.attach(self._open_host(), segment)
 
     core = None  # nothing steps all groups in one call
 
@@ -90,24 +92,34 @@ class LocalPool:
         self._doing = "stepping"
         token = object() if token is None else token
         with self._cancelled_by_errors(parts) as parts:
+            host = self._open_host()
             for group, frame in parts:
-                if self._host.blocks[group].step_once(frame, token):
-                    self._results[group] = self._host.leftovers(group)
+                left = host.blocks[group].step_once(frame, token)
+                self._open_host()
+                if left:
+                    self._results[group] = host.leftovers(group)
                 self._done.append(group)
 
     def request(self, parts: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
         """Give groups jobs; ``parts`` are the groups, each with its frame."""
         with self._cancelled_by_errors(parts) as parts:
             frames = dict(parts)
+            host = self._open_host()
             for group, job in jobs.items():
                 self._doing = job.doing
                 try:
-                    self._results[group] = job.run(self._host, group, frames[group])
+                    self._results[group] = job.run(host, group, frames[group])
                 except BaseException as error:
                     if is_users(error, here=True):
                         raise
                     self._results[group] = failure_of(error, job)
                 self._done.append(group)
+
+    def _open_host(self) -> Host:
+        """Return the host; ClosedError if a signal handler has closed it meanwhile."""
+        if self._host is None:
+            raise ClosedError("cannot go on: the envs were closed meanwhile")
+        return self._host
 
     @contextmanager
     def _cancelled_by_errors(
@@ -130,7 +142,10 @@ class LocalPool:
         """Apply a note to the host: the one for its members, unless that is None."""
         note = note_for(self._share.members)
         if note is not None:
-            note.apply(self._host)
+            note.apply(self._open_host())
+
+    def drop_due(self) -> None:
+        """Do nothing: what was interrupted is not done."""
 
     def drop_standing(self) -> None:
         """Do nothing: no worker is replaced here."""
@@ -199,12 +214,21 @@ class LocalPool:
 
     def close(self) -> None:
         """Close the envs, or raise EnvError if an env cannot be closed."""
-        if not self.closed:
-            self.closed = True
-            try:
-                self._host.close()
-            except Exception as error:
-                raise self.error_of(0, failure_of(error, "close()")) from error.__cause__
+        self.closed = True
+        self.close_here()
+
+    def close_here(self) -> None:
+        """Close the envs, and let go of the memory, unless that was done; or raise EnvError."""
+        self.closed = True
+        host, self._host = self._host, None
+        if host is None:
+            return
+        for block in host.blocks:
+            block.stop()  # a step that is interrupted by this ends
+        try:
+            host.close()
+        except Exception as error:
+            raise self.error_of(0, failure_of(error, "close()")) from error.__cause__
 
     def kill(self, wait: float = 0) -> None:  # noqa: ARG002
         """Mark the pool as closed, without closing the envs."""

@@ -246,6 +246,9 @@ class Pool:
         """
         self._commands.note(note_for, standing=standing)
 
+    def drop_due(self) -> None:
+        """Do nothing: this process has nothing to do itself."""
+
     def drop_standing(self) -> None:
         """Send workers that replace lost ones no standing notes any more."""
         self._commands.drop_standing()
@@ -428,6 +431,9 @@ class Pool:
         except LostError:
             self._core.forget_losses()
             return False
+
+    def close_here(self) -> None:
+        """Do nothing: no member lives in this process."""
 
     def kill(self, wait: float = _REAPING) -> None:
         """End the workers, whatever they are doing, and give everything back. May be repeated.

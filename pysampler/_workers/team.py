@@ -60,6 +60,9 @@ class Team:
         self.descriptions = workers.descriptions + main.descriptions
         workers.descriptions.clear()  # spaces may be large
         self._main_groups = range(len(main.members))
+        self._everyone = main.members[-1].stop
+        # Of each group of this process: those of workers that were back before it was done.
+        self._before: list[Sequence[int]] = [()] * len(main.members)
         # By group of this process: the frame and the job (None: a step) that it has yet to do.
         self.due: Mapping[int, tuple[int, Job | None]] = {}
 
@@ -202,13 +205,21 @@ class Team:
                     self._main.step_some([(own, frame)], token=what)
                 else:
                     self._main.request([(own, frame)], {own: job})
+            self._before[own] = [group for group in range(self._first) if self._is_back(group)]
             self.due = {group: other for group, other in self.due.items() if group != own}
         return self._main.plain
+
+    def _is_back(self, group: int) -> bool:
+        return self._workers.is_pending(group) and self._workers.core.is_ready(group)
 
     def note(self, note_for: Callable[[range], Note | None], *, standing: bool = False) -> None:
         """Send each worker the note for its members, if it has one, before its next command."""
         self._workers.note(note_for, standing=standing)
         self._main.note(note_for)
+
+    def drop_due(self) -> None:
+        """Forget what this process has yet to do."""
+        self.due = {}
 
     def drop_standing(self) -> None:
         """Send workers that replace lost ones no standing notes any more."""
@@ -225,18 +236,31 @@ class Team:
     def wait_some(
         self, least: int, most: int, deadline: int | None
     ) -> tuple[list[int], list[Answer]]:
-        """Return groups that came back, and what they answered; see ``Pool.wait_some``.
-
-        Those of this process come first: they were done when they were sent.
-        """
+        """Return groups that came back, and what they answered; see ``Pool.wait_some``."""
         self.do_due()
-        own, mine = self._main.wait_some(0, most, None)
-        done = sum(len(self._main.members[group]) for group in own)
-        groups = [group + self._first for group in own]
-        if done >= least:
-            deadline = now()
-        theirs, answers = self._workers.wait_some(max(0, least - done), most - done, deadline)
-        return groups + theirs, self._mine(mine) + answers
+        done, mine = self._main.wait_some(0, self._everyone, None)
+        need = least - sum(len(self._main.members[own]) for own in done)
+        back, answers = self._workers.wait_some(
+            max(0, need), self._everyone, deadline if need > 0 else now()
+        )
+        groups = self._longest_ready_first(back, done)
+        for count, group in enumerate(groups):
+            most -= len(self.members[group])
+            if most < 0:
+                del groups[count:]
+                break
+        both = answers + self._mine(mine)
+        return groups, [answer for answer in both if answer.group in groups]
+
+    def _longest_ready_first(self, back: Sequence[int], done: Sequence[int]) -> list[int]:
+        """Return groups of workers that are back, in that order, and own ones that are done."""
+        groups: list[int] = []
+        theirs = list(back)
+        for own in done:
+            while theirs and any(group in self._before[own] for group in theirs):
+                groups.append(theirs.pop(0))
+            groups.append(own + self._first)
+        return groups + theirs
 
     def wait_for(self, groups: Sequence[int]) -> list[Answer]:
         """Wait until these groups are back; return what they answered."""
@@ -247,6 +271,7 @@ class Team:
 
     def take_all(self) -> None:
         """Take all groups, which have come back and whose answers were received."""
+        self._before = [()] * len(self._before)
         self._workers.take_all()
         self.take_own()
 
@@ -257,6 +282,7 @@ class Team:
     def take(self, groups: Sequence[int]) -> None:
         """Take groups, which have come back and whose answers were received."""
         theirs, own = self._split(groups)
+        self._before = [[one for one in before if one not in theirs] for before in self._before]
         self._workers.take(theirs)
         self._main.take(own)
 
@@ -286,6 +312,10 @@ class Team:
             self._workers.close()
         finally:
             self._main.close()
+
+    def close_here(self) -> None:
+        """Close the envs of this process, unless that was done."""
+        self._main.close_here()
 
     def kill(self, wait: float | None = None) -> None:
         """End the workers, whatever they are doing. May be repeated."""

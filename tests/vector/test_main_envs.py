@@ -1,9 +1,11 @@
 """Envs that live in the user's process beside workers, and how envs are divided."""
 
 import contextlib
+import gc
 import os
 import random
 import signal
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -17,7 +19,7 @@ from scripted import Scripted
 import pysampler
 from pysampler._vector import division
 from pysampler._vector.division import divide, fastest
-from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
+from pysampler.errors import ClosedError, EnvError, EnvTimeoutError, WorkerLostError
 
 
 def scripted(count=5, **kwargs):
@@ -332,3 +334,149 @@ def test_what_does_not_fit_the_frame_comes_all_the_same(main_envs):
         envs.reset()
         for step in range(1, 6):
             assert envs.step([0] * 4)[4]["text"].tolist() == [f"{n} {step}" for n in range(4)]
+
+
+@pytest.mark.parametrize("main_envs", [0, 2])
+def test_results_that_an_exception_came_behind_are_not_dropped(main_envs):
+    with contextlib.closing(counters(talks=False, main_envs=main_envs)) as envs:
+        envs.reset()
+        for _ in range(2):
+            envs.step([0] * 4)
+        # As if a signal handler raised where the call returns.
+        assert envs._core.round.step(envs._core, np.zeros(4, int)) is not None
+        with pytest.raises(gym.error.AlreadyPendingCallError):
+            envs.step([0] * 4)
+        assert envs.step_wait()[0][:, 1].tolist() == [3] * 4
+        assert envs.step([0] * 4)[0][:, 1].tolist() == [4] * 4
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_nothing_stays_mapped_when_it_is_closed(num_workers):
+    def mapped():
+        with Path("/proc/self/maps").open() as maps:
+            return sum("memfd:pysampler" in line for line in maps)
+
+    before = mapped()
+    options = {"main_envs": 2} if num_workers else {}
+    envs = counters(talks=False, num_workers=num_workers, copy=False, **options)
+    envs.reset()
+    for _ in range(3):
+        envs.step([0] * 4)
+    assert mapped() > before
+    envs.close()
+    gc.collect()
+    assert mapped() == before
+
+
+# -- ending ----------------------------------------------------------------------------------------
+
+
+class Closes(Counter):
+    """Counts how often it is closed; its step does what it is told."""
+
+    def __init__(self, number, calls):
+        super().__init__(number, talks=False)
+        self.calls = calls
+        self.do = lambda: None
+
+    def step(self, action):
+        self.calls.append("step")
+        self.do()
+        return super().step(action)
+
+    def close(self):
+        self.calls.append("close")
+
+
+def closing(**kwargs):
+    calls = []
+    own = [Closes(n, calls) for n in (2, 3)]
+    fns = [lambda n=n: Killed(n, talks=False) for n in range(2)]
+    return pysampler.VectorEnv([*fns, *(lambda env=env: env for env in own)], **kwargs), own, calls
+
+
+@pytest.mark.parametrize("how", ["close", "terminate", "loss"])
+def test_envs_here_are_closed_once(how):
+    envs, _, calls = closing(num_workers=1, main_envs=2)
+    envs.reset()
+    envs.step([0] * 4)
+    calls.clear()
+    if how == "loss":
+        with pytest.raises(WorkerLostError):
+            envs.step([9, 0, 0, 0])
+    envs.close(terminate=how == "terminate")
+    envs.close()
+    assert [call for call in calls if call == "close"] == ["close"] * 2
+
+
+@closing_while_pending
+def test_closing_does_not_go_on_with_an_interrupted_step():
+    envs, own, calls = closing(num_workers=1, main_envs=2)
+    envs.reset()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    own[0].do = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        envs.step([0] * 4)
+    envs.close()
+    assert calls == ["step", "close", "close"]
+
+
+@closing_while_pending
+@pytest.mark.parametrize("kwargs", [{"num_workers": 1, "main_envs": 2}, {"num_workers": 0}])
+def test_a_handler_may_close_while_an_env_here_steps(kwargs):
+    envs, own, calls = closing(**kwargs)
+    envs.reset()
+    own[0].do = envs.close  # as a signal handler that comes then
+    with pytest.raises(ClosedError):
+        envs.step([0] * 4)
+    assert calls == ["step", "close", "close"]
+
+
+def test_envs_here_and_in_workers_take_turns():
+    with contextlib.closing(counters(8, talks=False, main_envs=4, groups=4)) as envs:
+        envs.async_reset()
+        seen = np.zeros(8, int)
+        for _ in range(10):
+            while envs.ready < 8:
+                pass
+            ids = envs.recv(4, 4)[4]["env_id"]
+            seen[ids] += 1
+            envs.send([0] * 4, ids)
+        assert seen.tolist() == [5] * 8
+        envs.recv()
+
+
+def test_what_envs_here_are_given_is_their_own():
+    options = {"x": [1]}
+
+    class Keeps(Counter):
+        def reset(self, *, seed=None, options=None):
+            self.options = options
+            return super().reset(seed=seed)
+
+        def get_state(self):
+            return self.memory
+
+        def set_state(self, state):
+            self.memory = state
+
+        memory = [0]  # noqa: RUF012
+
+    fns = [lambda n=n: Keeps(n, talks=False) for n in range(4)]
+    with contextlib.closing(pysampler.VectorEnv(fns, num_workers=1, main_envs=2)) as envs:
+        envs.set_options(None, options)
+        options["x"].append(2)
+        envs.reset()
+        assert envs.get_attr("options") == ({"x": [1]},) * 4
+        states = envs.get_state()
+        Keeps.memory[0] = 1
+        assert states[3][0] == [0]
+
+
+def test_envs_that_are_simulated_together_are_all_in_workers():
+    pytest.importorskip("mujoco", reason="native envs")
+    with pytest.raises(ValueError, match="main_envs 2 for envs that are simulated together"):
+        pysampler.make_vec("HalfCheetah-v5", 4, vector_kwargs={"main_envs": 2, "native": True})

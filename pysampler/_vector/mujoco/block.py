@@ -490,6 +490,9 @@ class TaskBlock(_core.PythonBlock):
         self._leftovers = []
         return self.step(frame)
 
+    def stop(self) -> None:
+        """Do nothing: simulations step together."""
+
     def leftovers(self) -> Leftovers:
         """Return what ``take_leftovers`` would."""
         return self._leftovers
