@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from pysampler._workers.jobs import Failure, is_users
 from pysampler._workers.remote import Raised, dumps, report
 
 if TYPE_CHECKING:
+    import types
     from collections.abc import Callable, Iterator, Sequence
 
     from pysampler._frames.frames import Frames
@@ -176,28 +177,24 @@ class EnvHost:
         """The number of envs."""
         return len(self.envs)
 
-    @contextlib.contextmanager
-    def using(self, i: int, doing: str) -> Iterator[gym.Env[Any, Any]]:
-        """Yield env ``i``, for what is ``doing``; an exception in this context is one of it."""
-        with self.blaming(i, doing):
-            yield self.envs[i]
+    def using(self, i: int, doing: str) -> AbstractContextManager[gym.Env[Any, Any]]:
+        """Return a context with env ``i``, for what is ``doing``; it is blamed for exceptions."""
+        return _Blaming(self, i, doing)
 
     def kept(self, result: Any) -> Any:
         """Return what a call of an env has returned, so that it outlives others' calls."""
         return result
 
-    @contextlib.contextmanager
-    def blaming(self, i: int, doing: str) -> Iterator[None]:
-        """Report an exception in this context as one of env ``i``."""
-        self._meter.at(self.first + i)
-        try:
-            yield
-        except BaseException as error:
-            if is_users(error, here=self.here):
-                raise
-            raise Raised(self.first + i, doing) from error
-        finally:
+    def blaming(self, i: int, doing: str) -> AbstractContextManager[Any]:
+        """Return a context in which an exception is one of env ``i``."""
+        return _Blaming(self, i, doing)
+
+    def count_at(self, i: int | None) -> None:
+        """Count that env ``i`` is at work from now on, or none."""
+        if i is None:
             self._meter.idle()
+        else:
+            self._meter.at(self.first + i)
 
     def states(self, block: int, envs: Sequence[int]) -> Any:
         """Return the states of some of a block's envs, which offer them, as an array of objects."""
@@ -233,6 +230,27 @@ class EnvHost:
         """Return which of the host's envs are those of a block."""
         at = sum(self.sizes[:block])
         return range(at, at + self.sizes[block])
+
+
+class _Blaming(AbstractContextManager[Any]):
+    """The context of what one env does. No generator: Python drops those with a warning."""
+
+    def __init__(self, host: EnvHost, i: int, doing: str) -> None:
+        self._host, self._i, self._doing = host, i, doing
+
+    def __enter__(self) -> Any:
+        self._host.count_at(self._i)
+        return self._host.envs[self._i] if self._i < len(self._host.envs) else None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
+        self._host.count_at(None)
+        if error is not None and not is_users(error, here=self._host.here):
+            raise Raised(self._host.first + self._i, self._doing) from error
 
 
 def layers_of(env: Any) -> Iterator[Any]:

@@ -26,8 +26,6 @@ from pysampler.errors import BusyError, ClosedError, WorkerLostError
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:.*socket.socket:pytest.PytestUnraisableExceptionWarning"),
-    # A context of an env in this process that is dropped, since its block was never entered.
-    pytest.mark.filterwarnings("ignore:.*EnvHost.using:pytest.PytestUnraisableExceptionWarning"),
 ]
 
 

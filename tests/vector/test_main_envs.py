@@ -356,6 +356,7 @@ def test_nothing_stays_mapped_when_it_is_closed(num_workers):
         with Path("/proc/self/maps").open() as maps:
             return sum("memfd:pysampler" in line for line in maps)
 
+    gc.collect()
     before = mapped()
     options = {"main_envs": 2} if num_workers else {}
     envs = counters(talks=False, num_workers=num_workers, copy=False, **options)
@@ -365,7 +366,7 @@ def test_nothing_stays_mapped_when_it_is_closed(num_workers):
     assert mapped() > before
     envs.close()
     gc.collect()
-    assert mapped() == before
+    assert mapped() <= before
 
 
 # -- ending ----------------------------------------------------------------------------------------
