@@ -1256,7 +1256,7 @@ class Batch:
         Write actions, a row for each env last given to groups_of(), whose groups these are; return whether they are of a common kind.
         """
 class Round:
-    def __init__(self, pool: typing.Any, batch: typing.Any, entry: typing.Any, results: typing.Any, kept: typing.Any, groups: typing.Any, patience_ns: typing.SupportsInt | typing.SupportsIndex, team: typing.Any, own: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def __init__(self, pool: typing.Any, batch: typing.Any, entry: typing.Any, kept: typing.Any, groups: typing.Any, patience_ns: typing.SupportsInt | typing.SupportsIndex, own: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
     def __reduce__(self) -> tuple:
         ...

@@ -19,22 +19,20 @@ namespace {
 class Round {
  public:
     // `kept(groups, results, error)` is a tuple's type, `patience_ns` the time after which Python
-    // looks for envs that are late, or negative. `team` steps `own` groups in this process, or is
-    // None.
-    Round(const py::object& pool, const py::object& batch, const py::object& entry,
-          py::object results, py::object kept, py::object groups, std::int64_t patience_ns,
-          py::object team, std::uint32_t own)
+    // looks for envs that are late, or negative. `own`: of how many groups the core's pool, a Team,
+    // steps in this process. What refers back to the core is read from it in each step: the
+    // collector of cycles does not see what an object of C++ holds.
+    Round(const py::object& pool, const py::object& batch, const py::object& entry, py::object kept,
+          py::object groups, std::int64_t patience_ns, std::uint32_t own)
         : pool_object_(pool),
           batch_object_(batch),
           entry_object_(entry),
           pool_(pool.cast<PyPool&>()),
           batch_(batch.cast<Batch&>()),
           entry_(entry.cast<Entry&>()),
-          results_(std::move(results)),
           kept_(std::move(kept)),
           groups_(std::move(groups)),
           patience_ns_(patience_ns),
-          team_(std::move(team)),
           own_(own) {}
 
     // The call that is inside the guard has left nothing over: the next step is usual.
@@ -67,28 +65,30 @@ class Round {
  private:
     py::object inside(const py::handle& core, const py::handle& actions) {
         if (!get(core, kept_name_).is_none()) return py::none();  // an exception came behind it
+        const py::object held = get(core, results_name_);
         std::uint32_t frame = 0;
-        if (!small(get(results_, frame_name_).ptr(), frame)) return py::none();
+        if (!small(get(held, frame_name_).ptr(), frame)) return py::none();
         frame = batch_.next(frame);
         if (!batch_.write(frame, actions)) return py::none();
         const py::int_ chosen(frame);
-        set(results_, frame_name_, chosen);
+        set(held, frame_name_, chosen);
         set(core, state_name_, step_name_);  // pending as soon as any of it is sent
-        if (!team_.is_none()) set(team_, due_name_, due(chosen));
+        const py::object team = own_ == 0 ? py::none() : get(core, pool_name_);
+        if (own_ > 0) set(team, due_name_, due(chosen));
         if (!pool_.step(frame)) return py::bool_(false);
-        if (!team_.is_none() && !call(team_, do_due_name_).cast<bool>()) return py::bool_(false);
+        if (own_ > 0 && !call(team, do_due_name_).cast<bool>()) return py::bool_(false);
         if (!pool_.all_back(deadline())) return py::bool_(false);
         const py::tuple read = batch_.read(frame);
         if (PyTuple_GET_ITEM(read.ptr(), 0) == Py_None ||
             PyObject_IsTrue(PyTuple_GET_ITEM(read.ptr(), 5)) != 0) {
             return py::bool_(false);
         }
-        set(results_, shown_name_, chosen);
+        set(held, shown_name_, chosen);
         const auto stepped = py::reinterpret_steal<py::object>(PyTuple_GetSlice(read.ptr(), 0, 5));
         if (!stepped) throw py::error_already_set();
         set(core, kept_name_, kept(stepped));
         pool_.take_all();
-        if (!team_.is_none()) call(team_, take_own_name_);
+        if (own_ > 0) call(team, take_own_name_);
         expect_usual();
         return stepped;
     }
@@ -131,12 +131,12 @@ class Round {
     PyPool& pool_;
     Batch& batch_;
     Entry& entry_;
-    py::object results_, kept_, groups_;
+    py::object kept_, groups_;
     std::int64_t patience_ns_;
-    py::object team_;
     std::uint32_t own_;
     std::uint64_t usual_after_ = 0;  // how many entries
     py::str state_name_ = interned("state"), kept_name_ = interned("kept"),
+            results_name_ = interned("results"), pool_name_ = interned("pool"),
             frame_name_ = interned("frame"), shown_name_ = interned("_shown"),
             step_name_ = interned("step"), due_name_ = interned("due"),
             do_due_name_ = interned("do_due"), take_own_name_ = interned("take_own");
@@ -158,10 +158,9 @@ void register_round(py::module_& m) {
     Class<Round> round(m, "Round");
     round
         .def(py::init<const py::object&, const py::object&, const py::object&, py::object,
-                      py::object, py::object, std::int64_t, py::object, std::uint32_t>(),
-             py::arg("pool"), py::arg("batch"), py::arg("entry"), py::arg("results"),
-             py::arg("kept"), py::arg("groups"), py::arg("patience_ns"), py::arg("team"),
-             py::arg("own"))
+                      py::object, std::int64_t, std::uint32_t>(),
+             py::arg("pool"), py::arg("batch"), py::arg("entry"), py::arg("kept"),
+             py::arg("groups"), py::arg("patience_ns"), py::arg("own"))
         .def("expect_usual", &Round::expect_usual,
              "Let the next step, if no other call comes before it, be done in one call.")
         .def("step", &Round::step, py::arg("core"), py::arg("actions"),

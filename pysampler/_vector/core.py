@@ -166,8 +166,7 @@ class VectorCore:
         if self.round is None:
             patience = -1 if pool.patience is None else int(pool.patience * 1e9)
             self.round = _core.Round(
-                *(pool.core, results.batch, entry, results, Kept, self.all_groups, patience),
-                *pool.here,
+                *(pool.core, results.batch, entry, Kept, self.all_groups, patience, pool.own_groups)
             )
         self.round.expect_usual()
 

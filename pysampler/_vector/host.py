@@ -74,6 +74,7 @@ class EnvHost:
         self.first = first
         self.sizes = sizes
         self.envs: list[gym.Env[Any, Any]] = []
+        self.blocks: list[Any] = []  # an EnvBlock for each group
         for i, env_fn in enumerate(env_fns):
             try:
                 env = env_fn()
@@ -84,7 +85,6 @@ class EnvHost:
                 if isinstance(error, KeyboardInterrupt):  # the user's, not the env's
                     raise
                 raise Raised(first + i, "being made") from error
-        self.blocks: list[Any] = []  # an EnvBlock for each group
         self.replaced: set[int] = set()  # blocks whose envs replaced lost ones, and did nothing yet
         self.seeds: Sequence[int] = ()  # of those envs
         self.acting: Any = None  # the policy of a sampler, where it is in the workers
@@ -157,7 +157,12 @@ class EnvHost:
             self.replaced.add(block)
 
     def close(self) -> None:
-        """Close the envs, each whatever the others raise; the first exception is raised again."""
+        """Close the envs, each whatever the others raise; the first exception is raised again.
+
+        A step that this interrupts, in a signal handler, ends with the env that is at work.
+        """
+        for block in self.blocks:
+            block.stop()
         raised: Raised | None = None
         for i, env in enumerate(self.envs):
             try:

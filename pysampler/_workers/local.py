@@ -223,8 +223,6 @@ class LocalPool:
         host, self._host = self._host, None
         if host is None:
             return
-        for block in host.blocks:
-            block.stop()  # a step that is interrupted by this ends
         try:
             host.close()
         except Exception as error:

@@ -159,9 +159,9 @@ class Pool:
         return self._core
 
     @property
-    def here(self) -> tuple[None, int]:
-        """What serves groups in this process, and how many: nothing."""
-        return None, 0
+    def own_groups(self) -> int:
+        """The number of groups that this process serves itself."""
+        return 0
 
     @property
     def plain(self) -> bool:

@@ -83,9 +83,9 @@ class Team:
         return self._workers.core
 
     @property
-    def here(self) -> tuple[Team, int]:
-        """What serves groups in this process, and how many."""
-        return self, len(self._main_groups)
+    def own_groups(self) -> int:
+        """The number of groups that this process serves itself."""
+        return len(self._main_groups)
 
     @property
     def plain(self) -> bool:

@@ -5,6 +5,7 @@ import gc
 import os
 import random
 import signal
+import weakref
 from pathlib import Path
 
 import gymnasium as gym
@@ -481,3 +482,16 @@ def test_envs_that_are_simulated_together_are_all_in_workers():
     pytest.importorskip("mujoco", reason="native envs")
     with pytest.raises(ValueError, match="main_envs 2 for envs that are simulated together"):
         pysampler.make_vec("HalfCheetah-v5", 4, vector_kwargs={"main_envs": 2, "native": True})
+
+
+@pytest.mark.parametrize("main_envs", [0, 2])
+def test_a_cycle_through_steps_of_one_call_is_collected(main_envs):
+    envs = counters(talks=False, main_envs=main_envs)
+    envs.reset()
+    for _ in range(3):
+        envs.step([0] * 4)
+    envs._pool.refers_to = envs  # as an error of a lost worker does, by its traceback
+    ref = weakref.ref(envs)
+    del envs
+    gc.collect()
+    assert ref() is None
