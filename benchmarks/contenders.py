@@ -68,7 +68,8 @@ def ideal(case: Case, seconds: float) -> Callable[[], dict[str, float]]:
     return measure
 
 
-def _alone(case: Case, pipe: Any, seconds: float) -> None:
+def stepper(case: Case) -> Callable[[], None]:
+    """Return a function that steps the envs of one worker, as a plain loop."""
     envs = [case.make() for _ in range(case.envs // case.workers)]
     for seed, env in enumerate(envs):
         env.reset(seed=seed)
@@ -83,6 +84,11 @@ def _alone(case: Case, pipe: Any, seconds: float) -> None:
             if terminated or truncated:
                 env.reset()
 
+    return step
+
+
+def _alone(case: Case, pipe: Any, seconds: float) -> None:
+    step = stepper(case)
     pipe.send("ready")
     while pipe.recv():
         pipe.send(rounds_of(step, seconds))

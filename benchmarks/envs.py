@@ -14,7 +14,7 @@ from gymnasium import spaces
 class Busy(gym.Env[Any, Any]):
     """An env that computes for a time, fixed or exponentially distributed; may return an image.
 
-    With ``rare``, one step of a hundred takes so many times as long.
+    With ``rare``, one step of a hundred takes ``rare`` times as long.
     """
 
     action_space = spaces.Discrete(2)

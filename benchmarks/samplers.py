@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from contenders import stepper
 from envs import CASES, Busy, Case
 from running import (
     Contender,
@@ -191,7 +192,7 @@ def alone(case: Case) -> Callable[[float], dict[str, Any]]:
 
 
 def _alone(case: Case, pipe: Any) -> None:
-    step = _stepper(case)
+    step = stepper(case)
     pipe.send("ready")
     while True:
         seconds = pipe.recv()
@@ -221,31 +222,12 @@ def equal_shares(case: Case) -> Callable[[float], dict[str, Any]]:
 
 
 def _share(case: Case, pipe: Any) -> None:
-    step = _stepper(case)
+    step = stepper(case)
     pipe.send("ready")
     while True:
         for _ in range(pipe.recv()):
             step()
         pipe.send("done")
-
-
-def _stepper(case: Case) -> Callable[[], None]:
-    """Return a function that steps half of the envs."""
-    envs = [case.make() for _ in range(case.envs // WORKERS)]
-    for seed, env in enumerate(envs):
-        env.reset(seed=seed)
-    actions = [[env.action_space.sample() for env in envs] for _ in range(64)]
-    at = 0
-
-    def step() -> None:
-        nonlocal at
-        at += 1
-        for env, action in zip(envs, actions[at % 64], strict=True):
-            _, _, terminated, truncated, _ = env.step(action)
-            if terminated or truncated:
-                env.reset()
-
-    return step
 
 
 def place(env: str, count: str, width: str, where: str) -> Callable[[Any], dict[str, Any]]:

@@ -16,7 +16,7 @@ namespace pysampler::bindings {
 
 using Groups = std::vector<std::uint32_t>;
 
-// Bytes of a pool's part of the segment whose workers have so many groups each.
+// Bytes of a pool's part of the segment; `counts` says how many groups each worker has.
 inline std::size_t size_of(const Groups& counts) {
     for (const std::uint32_t count : counts) {
         if (count == 0 || count > PoolLayout::kGroups) {

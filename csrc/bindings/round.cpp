@@ -1,6 +1,5 @@
 // One step of all envs of a vector env, in one call: actions out, wait, results in.
 #include <cstdint>
-#include <limits>
 #include <utility>
 
 #include "batch.h"

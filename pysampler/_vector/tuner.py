@@ -130,7 +130,7 @@ class BatchTuner:
         return at
 
     def received(self, count: int) -> None:
-        """Take note that ``recv`` returns so many envs."""
+        """Take note that ``recv`` returns ``count`` envs."""
         self._returned = at = self._clock()
         if self._waits is not None:
             self._waits.append(at - self._called)

@@ -214,7 +214,6 @@ class LocalPool:
 
     def close(self) -> None:
         """Close the envs, or raise EnvError if an env cannot be closed."""
-        self.closed = True
         self.close_here()
 
     def close_here(self) -> None:

@@ -164,6 +164,7 @@ class Team:
         }
         send = (lambda: self._workers.step_some(theirs)) if theirs else None
         self._send(due, [group for group, _ in theirs], send)
+        self._note_order(due)
 
     def request(self, parts: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
         """Give groups jobs, each with the frame that ``parts`` says."""
@@ -176,6 +177,7 @@ class Team:
         }
         send = (lambda: self._workers.request(frames.items(), theirs)) if theirs else None
         self._send(due, theirs, send)
+        self._note_order(due)
 
     def _send(
         self,
@@ -205,12 +207,15 @@ class Team:
                     self._main.step_some([(own, frame)], token=what)
                 else:
                     self._main.request([(own, frame)], {own: job})
-            self._before[own] = [group for group in range(self._first) if self._is_back(group)]
             self.due = {group: other for group, other in self.due.items() if group != own}
         return self._main.plain
 
-    def _is_back(self, group: int) -> bool:
-        return self._workers.is_pending(group) and self._workers.core.is_ready(group)
+    def _note_order(self, done: Iterable[int]) -> None:
+        """Remember which workers' groups were back before these of this process were done."""
+        core = self._workers.core
+        back = [one for one in range(self._first) if core.in_flight(one) and core.is_ready(one)]
+        for own in done:
+            self._before[own] = back
 
     def note(self, note_for: Callable[[range], Note | None], *, standing: bool = False) -> None:
         """Send each worker the note for its members, if it has one, before its next command."""
