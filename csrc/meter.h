@@ -67,6 +67,8 @@ class Meter {
         worker_->env.store(env, std::memory_order_release);
     }
     void idle(std::int64_t now) { at(WorkerMeter::kNone, now); }
+    // Fetches what stepped() will write, while the env steps: with many envs it is in no cache.
+    void expect_step(std::size_t env) const { __builtin_prefetch(&envs_[env].steps, 1); }
     void stepped(std::size_t env, std::int64_t ns) { envs_[env].steps.add(ns); }
     void was_reset(std::size_t env, std::int64_t ns) { envs_[env].resets.add(ns); }
     void waited(const WaitStats& stats) { worker_->waits = stats; }

@@ -35,7 +35,8 @@ EnvBlock::EnvBlock(const py::list& envs, std::size_t first, const py::object& fr
       meter_(meter),
       ended_(count_, false),
       seeds_(count_),
-      last_obs_(count_),
+      obs_frames_(count_, kNoFrame),
+      kept_obs_(count_),
       reset_keywords_(py::make_tuple("seed", "options")) {
     for (const py::handle env : envs) envs_.push_back(py::reinterpret_borrow<py::object>(env));
     use(frames, infos, autoreset, keep);
@@ -45,6 +46,10 @@ void EnvBlock::use(const py::object& frames, const std::shared_ptr<Infos>& infos
                    const std::string& autoreset, const std::string& keep) {
     const Autoreset mode = autoreset_of(autoreset);
     keep_ = keep_of(keep);
+    for (std::size_t i = 0; i < count_; ++i) {
+        kept_obs_[i] = last_obs(i);
+        obs_frames_[i] = kNoFrame;
+    }
     obs_leaves_ = leaves_of(frames.attr("observations"));
     final_leaves_ = leaves_of(frames.attr("final_observations"));
     action_leaves_ = space_leaves_ = leaves_of(frames.attr("actions"));
@@ -101,7 +106,7 @@ bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
     for_each(frame, [&](std::size_t i) {
         const py::object call = calls[i];
         if (call.is_none()) {
-            if (const py::object last = last_obs_[i]) store_obs(frame, i, last.ptr());
+            if (const py::object last = last_obs(i)) store_obs(frame, i, last.ptr());
             return;
         }
         reset_one(frame, i, py::object(call[py::int_(0)]).ptr(),
@@ -163,6 +168,7 @@ void EnvBlock::for_each(std::uint32_t frame, Work&& work) {
     std::int64_t now = now_ns();
     for (std::size_t i = std::exchange(start_, 0); i < count_ && !stopped_; ++i) {
         meter_->at(static_cast<std::int64_t>(first_ + i), now);
+        meter_->expect_step(first_ + i);
         began_ = now;
         call_ = Call::kNothing;
         guarded(i, [&] { work(i); });
@@ -289,8 +295,17 @@ void EnvBlock::store_obs(std::uint32_t frame, std::size_t i, PyObject* obs) {
         for (std::size_t k = 0; k < unshaped_.size(); ++k) values[k] = std::move(unshaped_[k]);
         unshaped_.clear();
         leave(kUnshapedObs, i, values);
+        kept_obs_[i] = py::reinterpret_borrow<py::object>(obs);
+        return;
     }
-    last_obs_[i] = py::reinterpret_borrow<py::object>(obs);
+    obs_frames_[i] = frame;
+}
+
+// The last observation of env i, none if there is none. The frame has it: if every env's were kept,
+// each step would use memory that has been out of use, and out of the cache, for a round.
+py::object EnvBlock::last_obs(std::size_t i) const {
+    if (obs_frames_[i] == kNoFrame) return kept_obs_[i];
+    return obs_.load(obs_frames_[i], first_ + i, obs_leaves_);
 }
 
 // Writes the last observation of an episode to the frame; if that changes its type, or a part has

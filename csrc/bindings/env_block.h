@@ -75,6 +75,7 @@ class EnvBlock : public Block {
     void write_options_version(std::uint32_t frame, std::size_t i);
     void clear_results(std::uint32_t frame, std::size_t i);
     void store_obs(std::uint32_t frame, std::size_t i, PyObject* obs);
+    py::object last_obs(std::size_t i) const;
     void store_final(std::uint32_t frame, std::size_t i, PyObject* obs, PyObject* info);
     static py::object copied(PyObject* value);
     void store_info(std::uint32_t frame, std::size_t i, PyObject* info);
@@ -117,7 +118,9 @@ class EnvBlock : public Block {
     };
     std::vector<Options> options_;  // empty until there are any
     py::array_t<std::int64_t> options_versions_;
-    std::vector<py::object> last_obs_;  // of each env, for a reset that leaves it as it is
+    static constexpr std::uint32_t kNoFrame = UINT32_MAX;
+    std::vector<std::uint32_t> obs_frames_;  // which have the last observation of each env
+    std::vector<py::object> kept_obs_;       // the last ones, of envs of which no frame has it
     std::vector<py::object> unshaped_;
     enum class Call { kNothing, kStep, kReset };
     Call call_ = Call::kNothing;  // of the env that works now
@@ -127,8 +130,7 @@ class EnvBlock : public Block {
     std::size_t reached_ = 0;  // how many envs have done what was asked for
     bool stopped_ = false;
     py::object token_;  // of step_once()
-    py::str step_name_{"step"};
-    py::str reset_name_{"reset"};
+    py::str step_name_ = interned("step"), reset_name_ = interned("reset");
     py::tuple reset_keywords_;
 };
 

@@ -27,6 +27,12 @@ inline py::object checked(PyObject* result) {
     return py::reinterpret_steal<py::object>(result);
 }
 
+// The name of an attribute, as the objects that have it spell it: Python's cache of methods knows
+// no other copy of the same characters.
+inline py::str interned(const char* name) {
+    return py::reinterpret_steal<py::str>(checked(PyUnicode_InternFromString(name)).release());
+}
+
 // An array [frames, *shape] whose frames lie `frame_bytes` apart, each contiguous. Throws
 // ValueError if a frame is larger than that.
 py::array over_frames(const py::dtype& dtype, const std::vector<py::ssize_t>& shape,

@@ -122,9 +122,6 @@ class Round {
             throw py::error_already_set();
         }
     }
-    static py::str interned(const char* name) {
-        return py::reinterpret_steal<py::str>(PyUnicode_InternFromString(name));
-    }
 
     py::object pool_object_, batch_object_, entry_object_;  // keep what the references refer to
     PyPool& pool_;

@@ -130,3 +130,43 @@ def test_every_env_of_gymnasium(env_id):
     fns = [functools.partial(gym.make, env_id)] * (2 if images else 5)
     for mode, workers in zip(MODES, (1, 2, 5), strict=True):
         run_both(fns, mode, 100 if images else 300, num_workers=workers)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["box", "dict", "text"])
+def test_envs_that_a_masked_reset_leaves_return_their_last_observations(kind, num_workers):
+    """Whatever frames these are in: those of steps, or of a sampler that has been closed."""
+    space = {**SPACES, "text": spaces.Dict(a=box(2), b=spaces.Text(9))}[kind]
+    env_fns = [functools.partial(SpaceEnv, space, box(2), ends=0.0)] * 3
+    envs = pysampler.VectorEnv(
+        env_fns, num_workers=num_workers, autoreset_mode=AutoresetMode.DISABLED
+    )
+    kept, mask = np.array([0, 2]), np.array([False, True, False])
+
+    def expect_kept(last):
+        again, _ = envs.reset(options={"reset_mask": mask})
+        for leaf in (None, "a", "b"):
+            if leaf is None and kind == "box":
+                same(last[kept], again[kept], "observations")
+            elif leaf and kind != "box":
+                before, after = ([one[leaf][i] for i in kept] for one in (last, again))
+                same(before, after, leaf)
+        return again
+
+    last, _ = envs.reset(seed=3)
+    expect_kept(last)
+    for _ in range(4):
+        last = envs.step(envs.action_space.sample())[0]
+        last = expect_kept(expect_kept(last))
+    envs.close()
+
+
+def test_a_masked_reset_after_rollouts_leaves_the_other_envs_as_they_are():
+    env_fns = [functools.partial(SpaceEnv, box(3), box(2), ends=0.0)] * 4
+    envs = pysampler.VectorEnv(env_fns, num_workers=2, autoreset_mode=AutoresetMode.DISABLED)
+    actions = np.zeros((4, 2), np.float32)
+    with pysampler.Rollouts(envs, lambda _: actions, 5, seed=3) as rollouts:
+        last = next(rollouts).observations[-1].copy()
+    again, _ = envs.reset(options={"reset_mask": np.array([False, True, False, False])})
+    same(last[[0, 2, 3]], again[[0, 2, 3]], "observations")
+    envs.close()

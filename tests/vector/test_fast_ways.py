@@ -1,5 +1,6 @@
 """Common types of values have a fast way, and give what gymnasium gives; slow ones are told of."""
 
+import gc
 import logging
 import os
 import time
@@ -171,4 +172,29 @@ def test_an_idle_worker_sleeps():
             since, switches = time.monotonic(), now
         time.sleep(0.01)
     envs.step(envs.action_space.sample())
+    envs.close()
+
+
+class Looking(gym.Env):
+    """Says whether its spaces have their attributes in a dict, which makes them slower to find."""
+
+    def __init__(self):
+        self.observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        spaces = self.observation_space, self.action_space
+        dicts = [any("dtype" in d for d in gc.get_referents(s) if type(d) is dict) for s in spaces]
+        return np.zeros(4, np.float32), {"in dicts": sum(dicts)}
+
+    def step(self, action):
+        return np.zeros(4, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_spaces_that_envs_look_at_stay_as_fast_as_they_are(num_workers):
+    envs = pysampler.VectorEnv([Looking] * 4, num_workers=num_workers)
+    # The first of equal spaces is pickled, if it is sent to this process.
+    assert envs.reset()[1]["in dicts"][1:].tolist() == [0, 0, 0]
     envs.close()
