@@ -17,16 +17,17 @@ namespace {
 // the next step is usual again. Any other call that enters the guard is unusual.
 class Round {
  public:
-    // `kept(groups, results, error)` is a tuple's type, `patience_ns` the time after which Python
-    // looks for envs that are late, or negative. `own`: of how many groups the core's pool, a Team,
-    // steps in this process. What refers back to the core is read from it in each step: the
-    // collector of cycles does not see what an object of C++ holds.
+    // `pool` has the commands of workers; None if there are none, and the core's pool, a LocalPool,
+    // steps all. `kept(groups, results, error)` is a tuple's type, `patience_ns` the time after
+    // which Python looks for envs that are late, or negative. `own`: how many groups the core's
+    // pool, a Team, steps in this process beside the workers. What refers back to the core is read
+    // from it in each step: the collector of cycles does not see what an object of C++ holds.
     Round(const py::object& pool, const py::object& batch, const py::object& entry, py::object kept,
           py::object groups, std::int64_t patience_ns, std::uint32_t own)
         : pool_object_(pool),
           batch_object_(batch),
           entry_object_(entry),
-          pool_(pool.cast<PyPool&>()),
+          pool_(pool.is_none() ? nullptr : pool.cast<PyPool*>()),
           batch_(batch.cast<Batch&>()),
           entry_(entry.cast<Entry&>()),
           kept_(std::move(kept)),
@@ -72,11 +73,11 @@ class Round {
         const py::int_ chosen(frame);
         set(held, frame_name_, chosen);
         set(core, state_name_, step_name_);  // pending as soon as any of it is sent
-        const py::object team = own_ == 0 ? py::none() : get(core, pool_name_);
-        if (own_ > 0) set(team, due_name_, due(chosen));
-        if (!pool_.step(frame)) return py::bool_(false);
-        if (own_ > 0 && !call(team, do_due_name_).cast<bool>()) return py::bool_(false);
-        if (!pool_.all_back(deadline())) return py::bool_(false);
+        const bool here = pool_ == nullptr || own_ > 0;
+        const py::object team = here ? get(core, pool_name_) : py::none();
+        if (!(pool_ == nullptr ? local_step(team, chosen) : pool_step(team, chosen))) {
+            return py::bool_(false);
+        }
         const py::tuple read = batch_.read(frame);
         if (PyTuple_GET_ITEM(read.ptr(), 0) == Py_None ||
             PyObject_IsTrue(PyTuple_GET_ITEM(read.ptr(), 5)) != 0) {
@@ -86,10 +87,22 @@ class Round {
         const auto stepped = py::reinterpret_steal<py::object>(PyTuple_GetSlice(read.ptr(), 0, 5));
         if (!stepped) throw py::error_already_set();
         set(core, kept_name_, kept(stepped));
-        pool_.take_all();
-        if (own_ > 0) call(team, take_own_name_);
+        if (pool_ != nullptr) pool_->take_all();
+        if (here) call(team, take_own_name_);
         expect_usual();
         return stepped;
+    }
+
+    // Both return whether all results are in the frame.
+    bool pool_step(const py::object& team, const py::int_& frame) {
+        if (own_ > 0) set(team, due_name_, due(frame));
+        if (!pool_->step(frame)) return false;
+        if (own_ > 0 && !call(team, do_due_name_).cast<bool>()) return false;
+        return pool_->all_back(deadline());
+    }
+    bool local_step(const py::object& local, const py::int_& frame) {
+        call(local, step_name_, frame);
+        return get(local, plain_name_).cast<bool>();
     }
 
     std::int64_t deadline() const { return patience_ns_ < 0 ? kForever : now_ns() + patience_ns_; }
@@ -110,9 +123,10 @@ class Round {
         return all;
     }
 
-    static py::object call(const py::object& object, const py::str& name) {
-        PyObject* self[] = {object.ptr()};
-        return checked(PyObject_VectorcallMethod(name.ptr(), self, 1, nullptr));
+    template <class... Args>
+    static py::object call(const py::object& object, const py::str& name, const Args&... args) {
+        PyObject* all[] = {object.ptr(), args.ptr()...};
+        return checked(PyObject_VectorcallMethod(name.ptr(), all, 1 + sizeof...(args), nullptr));
     }
     static py::object get(const py::handle& object, const py::str& name) {
         return checked(PyObject_GetAttr(object.ptr(), name.ptr()));
@@ -124,7 +138,7 @@ class Round {
     }
 
     py::object pool_object_, batch_object_, entry_object_;  // keep what the references refer to
-    PyPool& pool_;
+    PyPool* pool_;
     Batch& batch_;
     Entry& entry_;
     py::object kept_, groups_;
@@ -135,7 +149,8 @@ class Round {
             results_name_ = interned("results"), pool_name_ = interned("pool"),
             frame_name_ = interned("frame"), shown_name_ = interned("_shown"),
             step_name_ = interned("step"), due_name_ = interned("due"),
-            do_due_name_ = interned("do_due"), take_own_name_ = interned("take_own");
+            do_due_name_ = interned("do_due"), take_own_name_ = interned("take_own"),
+            plain_name_ = interned("plain");
 };
 
 struct Step {

@@ -161,7 +161,7 @@ class VectorCore:
             entry: The guard's, for a step.
         """
         pool, results = self.pool, self.results
-        if pool.core is None or not pool.plain or not results.plain or results.show_versions:
+        if not pool.plain or not results.plain or results.show_versions:
             return
         if self.round is None:
             patience = -1 if pool.patience is None else int(pool.patience * 1e9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from pysampler._workers.remote import error_from
 from pysampler.errors import ClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from pysampler._workers.jobs import Attach, Host, Job, Note
     from pysampler._workers.processes import Share
@@ -26,6 +25,9 @@ __all__ = ["LocalPool"]
 class LocalPool:
     """A pool like ``Pool`` without processes: each call returns once its commands are done."""
 
+    core = None  # there are no workers to command
+    patience = None  # seconds after which a member of a worker is late
+
     def __init__(
         self,
         share: Share,
@@ -37,6 +39,7 @@ class LocalPool:
         self.groups = [len(share.sizes)]
         self.worker_of = [0] * len(share.sizes)
         self._share = share
+        self._groups = range(len(share.parts))
         self._doing = "being made"
         self._done: list[int] = []  # groups, those that have been done for longest first
         self._results: dict[int, Any] = {}  # of groups that have more than what is in the frame
@@ -56,7 +59,10 @@ class LocalPool:
         """Attach the host to a segment, such as one with frames."""
         attach.attach(self._open_host(), segment)
 
-    core = None  # nothing steps all groups in one call
+    @property
+    def own_groups(self) -> int:
+        """The number of groups that this process serves itself."""
+        return len(self._groups)
 
     @property
     def plain(self) -> bool:
@@ -79,9 +85,9 @@ class LocalPool:
 
     def step(self, frame: int) -> None:
         """Step every group with a frame."""
-        self.step_some([(group, frame) for group in range(len(self.members))])
+        self.step_some([(group, frame) for group in self._groups])
 
-    def step_some(self, parts: Iterable[tuple[int, int]], token: Any = None) -> None:
+    def step_some(self, parts: Sequence[tuple[int, int]], token: Any = None) -> None:
         """Step some groups, each with its frame.
 
         Args:
@@ -91,18 +97,20 @@ class LocalPool:
         """
         self._doing = "stepping"
         token = object() if token is None else token
-        with self._cancelled_by_errors(parts) as parts:
+        try:
             host = self._open_host()
             for group, frame in parts:
                 left = host.blocks[group].step_once(frame, token)
-                self._open_host()
-                if left:
-                    self._results[group] = host.leftovers(group)
+                if self._host is None or left:
+                    self._results[group] = self._open_host().leftovers(group)
                 self._done.append(group)
+        except BaseException:
+            self._cancel(parts)
+            raise
 
-    def request(self, parts: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
+    def request(self, parts: Sequence[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
         """Give groups jobs; ``parts`` are the groups, each with its frame."""
-        with self._cancelled_by_errors(parts) as parts:
+        try:
             frames = dict(parts)
             host = self._open_host()
             for group, job in jobs.items():
@@ -114,6 +122,9 @@ class LocalPool:
                         raise
                     self._results[group] = failure_of(error, job)
                 self._done.append(group)
+        except BaseException:
+            self._cancel(parts)
+            raise
 
     def _open_host(self) -> Host:
         """Return the host; ClosedError if a signal handler has closed it meanwhile."""
@@ -121,17 +132,9 @@ class LocalPool:
             raise ClosedError("cannot go on: the envs were closed meanwhile")
         return self._host
 
-    @contextmanager
-    def _cancelled_by_errors(
-        self, parts: Iterable[tuple[int, int]]
-    ) -> Iterator[Sequence[tuple[int, int]]]:
-        """Yield ``parts`` as a list; if the block raises (Ctrl-C), none of the groups is done."""
-        parts = list(parts)
-        try:
-            yield parts
-        except BaseException:
-            self.take([group for group, _ in parts])
-            raise
+    def _cancel(self, parts: Sequence[tuple[int, int]]) -> None:
+        """Let no group of an interrupted command (Ctrl-C) be done."""
+        self.take([group for group, _ in parts])
 
     def note(
         self,
@@ -193,7 +196,9 @@ class LocalPool:
 
     def take_all(self) -> None:
         """Mark all groups as received."""
-        self.take(list(self._done))
+        self._done, self._results = [], {}
+
+    take_own = take_all  # as of a Team
 
     def take(self, groups: Collection[int]) -> None:
         """Mark these groups as received."""
