@@ -122,9 +122,9 @@ def report(results: dict[str, Any]) -> str:
         [
             heading('What num_workers="auto" chooses', results["machine"]),
             (
-                'Steps a second of all envs with `num_workers="auto"`, as fractions of the better of '
-                "gymnasium's SyncVectorEnv and the default of `VectorEnv`, in turn, in slices of "
-                f"{SECONDS:g} s or one step. Median [quartiles].\n"
+                'Steps a second of all envs with `num_workers="auto"`, as fractions of the better '
+                "of gymnasium's SyncVectorEnv and the default of `VectorEnv`, in turn, in slices "
+                f"of {SECONDS:g} s or one step. Median [quartiles].\n"
             ),
             table(header, rows),
             "What it chose: workers, and envs in the process of the program:\n",
