@@ -25,7 +25,7 @@ namespace pysampler {
 // A wait that only looks.
 struct NoWait {
     template <class Ready, class Park>
-    Outcome wait(std::int64_t, Ready&& ready, Park&&, std::uint64_t = 1) {
+    Outcome wait(std::int64_t, Ready&& ready, Park&&, Others = {}) {
         return ready() ? Outcome::kReady : Outcome::kTimedOut;
     }
 };

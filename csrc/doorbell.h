@@ -85,13 +85,15 @@ class BasicDoorbell {
         return true;
     }
 
-    // The waiter: until `want` members are ready. kLost, at once, if a member was lost and no wait
-    // has reported it yet, or if fewer than `want` are left. ready() and lost() then hold what was
-    // found, unless the outcome is kBusy or kInterrupted.
+    // The waiter: until `want` members are ready. `at_work` is how many processes run meanwhile
+    // (for the policy, see wait.h). kLost, at once, if a member was lost and no wait has reported
+    // it yet, or if fewer than `want` are left. ready() and lost() then hold what was found, unless
+    // the outcome is kBusy or kInterrupted.
     template <class Policy>
-    Outcome wait_until(std::uint32_t want, std::int64_t deadline, Policy& policy) {
+    Outcome wait_until(std::uint32_t want, std::int64_t deadline, Policy& policy,
+                       std::uint64_t at_work = 0) {
         if (!cell_->posts.enter()) return Outcome::kBusy;
-        const Outcome outcome = wait_inside(want, deadline, policy);
+        const Outcome outcome = wait_inside(want, deadline, policy, at_work);
         cell_->posts.leave();
         return outcome;
     }
@@ -156,7 +158,8 @@ class BasicDoorbell {
     }
 
     template <class Policy>
-    Outcome wait_inside(std::uint32_t want, std::int64_t deadline, Policy& policy) {
+    Outcome wait_inside(std::uint32_t want, std::int64_t deadline, Policy& policy,
+                        std::uint64_t at_work) {
         for (std::uint32_t scans = 0;; ++scans) {
             if (scans >= kMaxScans) {
                 if constexpr (requires { policy.interrupted(); }) {
@@ -175,7 +178,7 @@ class BasicDoorbell {
             }
             const std::uint64_t missing = want - ready_.size();
             const Outcome outcome =
-                cell_->posts.wait_inside(seen + missing, deadline, policy, missing);
+                cell_->posts.wait_inside(seen + missing, deadline, policy, {missing, at_work});
             if (outcome == Outcome::kReady || outcome == Outcome::kLost) continue;
             // Without another scan: the caller raises, and what is ready stays for its next wait.
             if (outcome == Outcome::kInterrupted) return outcome;

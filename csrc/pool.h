@@ -288,12 +288,24 @@ class BasicPool {
     template <class Policy>
     Outcome wait_for(std::uint32_t posts, std::int64_t deadline, Policy& policy) {
         if (any_lost_) return Outcome::kLost;
-        const Outcome outcome = bell_.wait_until(posts, deadline, policy);
+        // Where all are awaited, the doorbell knows how many are at work.
+        const std::uint64_t at_work = posts < pending_ ? workers_at_work() : 0;
+        const Outcome outcome = bell_.wait_until(posts, deadline, policy, at_work);
         if (outcome == Outcome::kLost) {
             // The doorbell reports a loss once, and the caller may be interrupted before it acts.
             for (const std::uint32_t group : bell_.lost()) note_loss(group);
         }
         return outcome;
+    }
+
+    std::uint64_t workers_at_work() const {
+        const auto works = [this](const Worker& worker) {
+            for (std::uint32_t group = worker.first; group < worker.end; ++group) {
+                if (groups_[group].in_flight && !is_ready(group)) return true;
+            }
+            return false;
+        };
+        return static_cast<std::uint64_t>(std::count_if(workers_.begin(), workers_.end(), works));
     }
 
     template <class Visit>

@@ -105,14 +105,13 @@ class BasicPosition {
         return static_cast<std::int64_t>((to - from) * kUnit) / static_cast<std::int64_t>(kUnit);
     }
 
-    // A waiter: until the position has reached `target`. `awaited` is how many processes must run
-    // for that (for the policy, see wait.h). kLost only if it is not reached.
+    // A waiter: until the position has reached `target`. kLost only if it is not reached.
     template <class Policy>
     Outcome wait_until(std::uint64_t target, std::int64_t deadline, Policy& policy,
-                       std::uint64_t awaited = 1) noexcept {
+                       Others others = {}) noexcept {
         if (reached(target)) return Outcome::kReady;
         if (!enter()) return Outcome::kBusy;
-        const Outcome outcome = wait_inside(target, deadline, policy, awaited);
+        const Outcome outcome = wait_inside(target, deadline, policy, others);
         leave();
         return outcome;
     }
@@ -122,10 +121,10 @@ class BasicPosition {
     bool enter() noexcept { return waiters == Waiters::kMany || place_.claim(); }
     template <class Policy>
     Outcome wait_inside(std::uint64_t target, std::int64_t deadline, Policy& policy,
-                        std::uint64_t awaited = 1) noexcept {
+                        Others others = {}) noexcept {
         const Outcome outcome = policy.wait(
             deadline, [&] { return over(target); },
-            [&](std::int64_t until) { return park(target, until); }, awaited);
+            [&](std::int64_t until) { return park(target, until); }, others);
         return outcome == Outcome::kReady && !reached(target) ? Outcome::kLost : outcome;
     }
     void leave() noexcept {

@@ -49,6 +49,12 @@ struct WaitStats {
     std::int64_t spin_ns = 0;  // of awake_ns: paused between looks; the rest yielded
 };
 
+// Other processes: how many must run for a wait to end, and how many run in any case.
+struct Others {
+    std::uint64_t awaited = 1;
+    std::uint64_t at_work = 0;
+};
+
 // Belongs to one site in one thread: it learns, and is not shared.
 class WaitPolicy {
  public:
@@ -103,13 +109,16 @@ class WaitPolicy {
     // if a signal interrupted it. kTimedOut is never early, and never after a ready() that was
     // true at the deadline.
     //
-    // `awaited` is how many processes must run for it to become ready. Where they need every CPU,
-    // staying awake takes one from them: it parks at once, and is cheap to wake, since no CPU
-    // idles.
+    // Where those that are awaited need every CPU, staying awake takes one from them: it parks at
+    // once, and is cheap to wake, since no CPU idles. Where all that are at work need every CPU,
+    // only a wait that is usually shorter than a park and a wake stays awake.
     template <class Ready, class Park>
-    Outcome wait(std::int64_t deadline, Ready&& ready, Park&& park, std::uint64_t awaited = 1) {
+    Outcome wait(std::int64_t deadline, Ready&& ready, Park&& park, Others others = {}) {
+        const auto cpus = static_cast<std::uint64_t>(costs_.cpus);
         for (;;) {
-            const Outcome outcome = wait_a_slice(deadline, ready, park, awaited);
+            const bool room = others.awaited < cpus &&
+                              (others.at_work < cpus || usual_ <= kGrace * costs_.park_ns);
+            const Outcome outcome = wait_a_slice(deadline, ready, park, room);
             if (outcome != Outcome::kInterrupted || !go_on_ || !go_on_()) return outcome;
         }
     }
@@ -128,14 +137,14 @@ class WaitPolicy {
     static constexpr std::int64_t kGrace = 2;
 
     template <class Ready, class Park>
-    Outcome wait_a_slice(std::int64_t deadline, Ready& ready, Park& park, std::uint64_t awaited) {
+    Outcome wait_a_slice(std::int64_t deadline, Ready& ready, Park& park, bool room) {
         if (ready()) return Outcome::kReady;
         const std::int64_t start = now_ns();
         if (deadline <= start) return ready() ? Outcome::kReady : Outcome::kTimedOut;
         ++stats_.waits;
         std::int64_t now = start;
         Outcome outcome = Outcome::kInterrupted;
-        if (!adaptive_ || (awaited < static_cast<std::uint64_t>(costs_.cpus) && !move_on())) {
+        if (!adaptive_ || (room && !move_on())) {
             outcome = stay_awake(deadline, start, now, ready);
         } else if (crowded_ > 0) {
             --crowded_;

@@ -526,7 +526,7 @@ struct Sim {
 // Parks at once. Deadlines are told by the scheduler.
 struct Policy {
     template <class Ready, class Park>
-    Outcome wait(std::int64_t deadline, Ready&& ready, Park&& park, std::uint64_t = 1) {
+    Outcome wait(std::int64_t deadline, Ready&& ready, Park&& park, pysampler::Others = {}) {
         world.late() = false;
         for (;;) {
             if (ready()) return Outcome::kReady;

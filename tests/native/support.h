@@ -203,14 +203,14 @@ class Counting {
  public:
     template <class Ready, class Park>
     pysampler::Outcome wait(std::int64_t deadline, Ready&& ready, Park&& park,
-                            std::uint64_t awaited = 1) {
+                            pysampler::Others others = {}) {
         return policy_.wait(
             deadline, ready,
             [&](std::int64_t until) {
                 ++parks_;
                 return park(until);
             },
-            awaited);
+            others);
     }
     std::uint64_t parks() const { return parks_; }
 
@@ -226,7 +226,7 @@ struct Meanwhile {
     pysampler::Outcome outcome;
 
     template <class Ready, class Park>
-    pysampler::Outcome wait(std::int64_t, Ready&&, Park&&, std::uint64_t = 1) {
+    pysampler::Outcome wait(std::int64_t, Ready&&, Park&&, pysampler::Others = {}) {
         event();
         return outcome;
     }

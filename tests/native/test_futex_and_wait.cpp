@@ -54,8 +54,7 @@ struct Site {
     std::int64_t first_park_at = 0;
 
     template <class Ready>
-    Outcome wait(WaitPolicy& policy, std::int64_t deadline, Ready&& ready,
-                 std::uint64_t awaited = 1) {
+    Outcome wait(WaitPolicy& policy, std::int64_t deadline, Ready&& ready, Others others = {}) {
         *this = {};
         return policy.wait(
             deadline,
@@ -71,17 +70,16 @@ struct Site {
                 sched_yield();
                 return true;
             },
-            awaited);
+            others);
     }
 };
 
 bool never() { return false; }
 
 // Ready once it has parked and `ns` have passed: one that the scheduler held up parks all the same.
-Outcome wait_for(Site& site, WaitPolicy& policy, std::int64_t ns, std::uint64_t awaited = 1) {
+Outcome wait_for(Site& site, WaitPolicy& policy, std::int64_t ns, Others others = {}) {
     const std::int64_t until = now_ns() + ns;
-    return site.wait(
-        policy, kForever, [&] { return site.parks > 0 && now_ns() >= until; }, awaited);
+    return site.wait(policy, kForever, [&] { return site.parks > 0 && now_ns() >= until; }, others);
 }
 
 }  // namespace
@@ -408,13 +406,28 @@ TEST(a_wait_that_is_interrupted_goes_on_if_it_is_told_to) {
 TEST(a_wait_for_as_many_as_there_are_cpus_parks_at_once) {
     WaitPolicy policy(costs(4));
     Site site;
-    CHECK(wait_for(site, policy, 0, 4) == Outcome::kReady);
+    CHECK(wait_for(site, policy, 0, {.awaited = 4}) == Outcome::kReady);
     CHECK(site.looks_before_park == 1);
-    CHECK(wait_for(site, policy, 0, 3) == Outcome::kReady);
+    CHECK(wait_for(site, policy, 0, {.awaited = 3}) == Outcome::kReady);
     CHECK(site.looks_before_park > 1);
     WaitPolicy alone(costs(1));
     CHECK(wait_for(site, alone, 0) == Outcome::kReady);
     CHECK(site.looks_before_park == 1);
+}
+
+TEST(a_wait_stays_awake_beside_others_that_need_every_cpu_only_if_it_is_usually_short) {
+    for (const std::uint64_t at_work : {3, 4}) {
+        WaitPolicy policy(costs(4));
+        Site site;
+        CHECK(wait_for(site, policy, 0, {.awaited = 1, .at_work = at_work}) == Outcome::kReady);
+        CHECK(site.looks_before_park > 1);  // as long as nothing else is known
+        until([&] {
+            wait_for(site, policy, 4 * policy.costs().park_ns);
+            return policy.usual_ns() > 3 * policy.costs().park_ns;
+        });
+        CHECK(wait_for(site, policy, 0, {.awaited = 1, .at_work = at_work}) == Outcome::kReady);
+        CHECK((site.looks_before_park > 1) == (at_work == 3));
+    }
 }
 
 TEST(a_crowd_is_forgotten_where_every_wait_parks_at_once) {
@@ -424,7 +437,8 @@ TEST(a_crowd_is_forgotten_where_every_wait_parks_at_once) {
         CHECK(wait_for(site, policy, 0) == Outcome::kReady);
         return policy.crowded();
     });
-    for (int i = 0; i < 100; ++i) CHECK(wait_for(site, policy, 0, 8) == Outcome::kReady);
+    for (int i = 0; i < 100; ++i)
+        CHECK(wait_for(site, policy, 0, {.awaited = 8}) == Outcome::kReady);
     CHECK(!policy.crowded());
 }
 
