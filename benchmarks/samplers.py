@@ -36,10 +36,11 @@ if TYPE_CHECKING:
 
 WORKERS = 2
 HORIZON = 128
-FREE = {
-    "HalfCheetah-v5, 64": ["step()", "main", "main, halves", "workers", "workers, overlap"],
-    "CartPole-v1, 64": ["step()", "main", "main, halves", "workers", "workers, overlap"],
-}
+FREE = ["HalfCheetah-v5, 64", "CartPole-v1, 64"]
+FREE_WAYS = [
+    *("step()", "main", 'main, main_envs="auto"'),
+    *("main, halves", "workers", "workers, overlap"),
+]
 # Envs, and the width of both hidden layers.
 PLACES = [
     *(("CartPole-v1", 8, 64), ("CartPole-v1", 64, 64), ("CartPole-v1", 512, 64)),
@@ -115,9 +116,10 @@ def sampled(rollouts: Any, seconds: float) -> dict[str, float]:
 def rollouts_of(make: Callable[[], Any], count: int, policy: Any, way: str) -> Any:
     import pysampler
 
-    envs = pysampler.VectorEnv(
-        [make] * count, num_workers=WORKERS, groups=2 if "halves" in way else 1
-    )
+    division: dict[str, Any] = {"num_workers": WORKERS}
+    if "main_envs" in way:
+        division = {"num_workers": WORKERS - 1, "main_envs": "auto"}
+    envs = pysampler.VectorEnv([make] * count, groups=2 if "halves" in way else 1, **division)
     if policy is None:
         policy = Free(envs.action_space)
     where = "workers" if "workers" in way else "main"
@@ -262,7 +264,7 @@ def rate(result: dict[str, Any] | None) -> float:
 
 def fractions(name: str, repetitions: int, seconds: float) -> dict[str, Any]:
     """Return speeds as fractions of the ideal, with a policy that costs nothing."""
-    ways = ["equal shares", *FREE[name]]
+    ways = ["equal shares", *FREE_WAYS]
     running = {way: contender("free", name, way) for way in ("ideal", *ways)}
     reference = running.pop("ideal")
     found: dict[str, list[float]] = {way: [] for way in ways}
