@@ -82,6 +82,7 @@ bench: bench-vector bench-mujoco bench-partial bench-samplers bench-actors bench
 
 bench-vector: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/vector.py --out benchmarks/results
+	$(BIN)/python benchmarks/divisions.py --out benchmarks/results
 	$(BIN)/python benchmarks/loss.py --out benchmarks/results
 	$(BIN)/python benchmarks/pictures.py
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 from contenders import rounds_of
+from division_model import gain
 from gymnasium.vector import SyncVectorEnv
 from running import heading, in_interpreter, machine, quartiles, say, stolen_share, table, write
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 STEPS = ["1", "10", "100", "1000", "10000", "CartPole-v1", "HalfCheetah-v5"]  # us, or an env
 ENVS = [1, 2, 4, 8, 16, 64]
+CPUS = [2, 4, 8, 16, 32]  # of the simulation
 SECONDS = 0.1  # of a slice, at least one step of all envs
 
 
@@ -117,7 +119,7 @@ def report(results: dict[str, Any]) -> str:
             choice.append("all here" if where.startswith("0 w") else where)
         rows.append(row)
         choices.append(choice)
-    header = ["a step", *(f"{envs} envs" for envs in ENVS)]
+    header = ["a step", *(f"{envs} env{'s' * (envs > 1)}" for envs in ENVS)]
     return "\n".join(
         [
             heading('What num_workers="auto" chooses', results["machine"]),
@@ -129,8 +131,26 @@ def report(results: dict[str, Any]) -> str:
             table(header, rows),
             "What it chose: workers, and envs in the process of the program:\n",
             table(header, choices),
+            "## On more CPUs, simulated\n",
+            (
+                "How much faster `step()` of 64 envs is with a worker less and the best number of "
+                "envs here, than with a worker for each CPU; in brackets, that number. Costs as "
+                "measured on 2 and 16 CPUs (benchmarks/division_model.py). What it leaves out is "
+                "in favour of a worker less: that the parent takes a CPU, and leaves its caches "
+                "cold.\n"
+            ),
+            table(["a step", *(f"{cpus} CPUs" for cpus in CPUS)], simulated()),
         ]
     )
+
+
+def simulated() -> list[list[str]]:
+    """Return rows of a table: what it gains if the parent steps envs too, on more CPUs."""
+    rows = []
+    for step in (5.5, 20, 100):
+        gains = [gain(64, cpus, step) for cpus in CPUS]
+        rows.append([f"{step:g} us", *(f"{faster:.2f} [{own}]" for faster, own in gains)])
+    return rows
 
 
 def main() -> None:
