@@ -35,8 +35,9 @@ EnvBlock::EnvBlock(const py::list& envs, std::size_t first, const py::object& fr
       meter_(meter),
       ended_(count_, false),
       seeds_(count_),
-      obs_frames_(count_, kNoFrame),
-      kept_obs_(count_),
+      last_rows_(own_rows(frames.attr("observations"))),
+      last_obs_(count_),
+      has_last_(count_, false),
       reset_keywords_(py::make_tuple("seed", "options")) {
     for (const py::handle env : envs) envs_.push_back(py::reinterpret_borrow<py::object>(env));
     use(frames, infos, autoreset, keep);
@@ -46,10 +47,6 @@ void EnvBlock::use(const py::object& frames, const std::shared_ptr<Infos>& infos
                    const std::string& autoreset, const std::string& keep) {
     const Autoreset mode = autoreset_of(autoreset);
     keep_ = keep_of(keep);
-    for (std::size_t i = 0; i < count_; ++i) {
-        kept_obs_[i] = last_obs(i);
-        obs_frames_[i] = kNoFrame;
-    }
     obs_leaves_ = leaves_of(frames.attr("observations"));
     final_leaves_ = leaves_of(frames.attr("final_observations"));
     action_leaves_ = space_leaves_ = leaves_of(frames.attr("actions"));
@@ -295,17 +292,39 @@ void EnvBlock::store_obs(std::uint32_t frame, std::size_t i, PyObject* obs) {
         for (std::size_t k = 0; k < unshaped_.size(); ++k) values[k] = std::move(unshaped_[k]);
         unshaped_.clear();
         leave(kUnshapedObs, i, values);
-        kept_obs_[i] = py::reinterpret_borrow<py::object>(obs);
+    }
+    if (last_rows_.empty()) {
+        last_obs_[i] = py::reinterpret_borrow<py::object>(obs);
         return;
     }
-    obs_frames_[i] = frame;
+    for (std::size_t leaf = 0; leaf < last_rows_.size(); ++leaf) {
+        std::memcpy(last_rows_[leaf].row(0, i), obs_leaves_[leaf].row(frame, first_ + i),
+                    obs_leaves_[leaf].row_bytes());
+    }
+    has_last_[i] = true;
 }
 
-// The last observation of env i, none if there is none. The frame has it: if every env's were kept,
-// each step would use memory that has been out of use, and out of the cache, for a round.
+// Rows of the block's own for an observation of each env; none if they are large, or some part has
+// no fixed shape.
+std::vector<Leaf> EnvBlock::own_rows(const py::object& arrays) const {
+    constexpr std::size_t kSmall = 512;  // bytes of an observation that are copied once more
+    std::vector<Leaf> rows;
+    std::size_t bytes = 0;
+    for (const py::handle item : arrays) {
+        const auto array = item.cast<py::array>();
+        std::vector<py::ssize_t> shape{1, static_cast<py::ssize_t>(count_)};
+        shape.insert(shape.end(), array.shape() + 2, array.shape() + array.ndim());
+        rows.emplace_back(py::array(array.dtype(), shape));
+        bytes += rows.back().row_bytes();
+    }
+    if (bytes > kSmall || obs_.has_unshaped()) rows.clear();
+    return rows;
+}
+
+// The last observation of env i; none if there is none.
 py::object EnvBlock::last_obs(std::size_t i) const {
-    if (obs_frames_[i] == kNoFrame) return kept_obs_[i];
-    return obs_.load(obs_frames_[i], first_ + i, obs_leaves_);
+    if (last_rows_.empty()) return last_obs_[i];
+    return has_last_[i] ? obs_.load(0, i, last_rows_) : py::object();
 }
 
 // Writes the last observation of an episode to the frame; if that changes its type, or a part has

@@ -75,6 +75,7 @@ class EnvBlock : public Block {
     void write_options_version(std::uint32_t frame, std::size_t i);
     void clear_results(std::uint32_t frame, std::size_t i);
     void store_obs(std::uint32_t frame, std::size_t i, PyObject* obs);
+    std::vector<Leaf> own_rows(const py::object& arrays) const;
     py::object last_obs(std::size_t i) const;
     void store_final(std::uint32_t frame, std::size_t i, PyObject* obs, PyObject* info);
     static py::object copied(PyObject* value);
@@ -118,9 +119,12 @@ class EnvBlock : public Block {
     };
     std::vector<Options> options_;  // empty until there are any
     py::array_t<std::int64_t> options_versions_;
-    static constexpr std::uint32_t kNoFrame = UINT32_MAX;
-    std::vector<std::uint32_t> obs_frames_;  // which have the last observation of each env
-    std::vector<py::object> kept_obs_;       // the last ones, of envs of which no frame has it
+    // The last observation of each env, for a reset that leaves it as it is. The user and samplers
+    // may write to the frame that had it. Small ones are copied to rows: were the objects kept,
+    // each step would use memory that has been out of use, and out of the cache, for a round.
+    std::vector<Leaf> last_rows_;
+    std::vector<py::object> last_obs_;  // where there are no such rows
+    std::vector<bool> has_last_;        // where there are
     std::vector<py::object> unshaped_;
     enum class Call { kNothing, kStep, kReset };
     Call call_ = Call::kNothing;  // of the env that works now

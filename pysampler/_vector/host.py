@@ -71,7 +71,8 @@ def _identity(space: gym.Space[Any]) -> Any:
             return gym.spaces.Discrete, int(space.n), int(space.start), str(space.dtype)
         if type(space) is gym.spaces.Box:
             arrays = space.low, space.high, space.bounded_below, space.bounded_above
-            return gym.spaces.Box, space.shape, *((str(a.dtype), a.tobytes()) for a in arrays)
+            kind = gym.spaces.Box, space.shape, str(space.dtype)
+            return *kind, *((str(a.dtype), a.tobytes()) for a in arrays)
     return dumps(space)
 
 

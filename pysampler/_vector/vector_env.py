@@ -364,7 +364,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """
         core = self._core
         sent = False
-        if core.round is not None:
+        if core.round is not None and core.lease is None:
             stepped: Any = core.round.step(core, actions)
             if stepped:
                 core.state = core.kept = None

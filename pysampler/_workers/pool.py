@@ -331,10 +331,13 @@ class Pool:
             # In this order: one that comes back in between is not waited for twice.
             ready = self.ready
             missing = sum(len(self.members[g]) for g in groups if not self._core.is_ready(g))
-            back, answers = self.wait_some(ready + missing, self._everyone, None if missing else 0)
+            deadline = None if missing else 0
+            back, answers = self.wait_some(ready + missing, self._everyone, deadline)
             if set(groups) <= set(back):
                 by_group = {answer.group: answer for answer in answers}
                 return [by_group[group] for group in groups if group in by_group]
+            if not missing:  # what one of them says has yet to arrive
+                self.wait_some(self.ready + 1, self._everyone, None)
 
     def take_all(self) -> None:
         """Take all groups, which have come back and whose answers were received."""

@@ -155,6 +155,7 @@ class Team:
         """Let every group step."""
         due: dict[int, tuple[int, Job | None]] = dict.fromkeys(self._main_groups, (frame, None))
         self._send(due, range(self._first), lambda: self._workers.step(frame))
+        self.do_due()
 
     def step_some(self, parts: Sequence[tuple[int, int]]) -> None:
         """Let some groups step, each with its frame."""
@@ -164,7 +165,7 @@ class Team:
         }
         send = (lambda: self._workers.step_some(theirs)) if theirs else None
         self._send(due, [group for group, _ in theirs], send)
-        self._note_order(due)
+        self._do_in_order()
 
     def request(self, parts: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
         """Give groups jobs, each with the frame that ``parts`` says."""
@@ -177,7 +178,7 @@ class Team:
         }
         send = (lambda: self._workers.request(frames.items(), theirs)) if theirs else None
         self._send(due, theirs, send)
-        self._note_order(due)
+        self._do_in_order()
 
     def _send(
         self,
@@ -185,7 +186,7 @@ class Team:
         theirs: Iterable[int],
         send: Callable[[], None] | None,
     ) -> None:
-        """Send the workers' commands, then do this process's: all of it, or nothing."""
+        """Send the workers' commands, and let this process's be due: all of it, or nothing."""
         before = self.due
         self.due = {**before, **due}  # no exception can come between sending this and that
         try:
@@ -195,27 +196,33 @@ class Team:
             if not any(map(self._workers.is_pending, theirs)):
                 self.due = before
             raise
-        self.do_due()
 
     def do_due(self) -> bool:
         """Do what this process has yet to do; return whether all of it is in the frame."""
         while self.due:
-            own, what = next(iter(self.due.items()))
-            frame, job = what
-            if not self._main.is_pending(own):
-                if job is None:
-                    self._main.step_some([(own, frame)], token=what)
-                else:
-                    self._main.request([(own, frame)], {own: job})
-            self.due = {group: other for group, other in self.due.items() if group != own}
+            self._do_next()
         return self._main.plain
 
-    def _note_order(self, done: Iterable[int]) -> None:
-        """Remember which workers' groups were back before these of this process were done."""
+    def _do_in_order(self) -> None:
+        """Do what is due, and remember which workers' groups were back before each of it."""
         core = self._workers.core
-        back = [one for one in range(self._first) if core.in_flight(one) and core.is_ready(one)]
-        for own in done:
-            self._before[own] = back
+        while self.due:
+            own = self._do_next()
+            self._before[own] = [
+                one for one in range(self._first) if core.in_flight(one) and core.is_ready(one)
+            ]
+
+    def _do_next(self) -> int:
+        """Do the first that is due; return its group, by this process's own numbers."""
+        own, what = next(iter(self.due.items()))
+        frame, job = what
+        if not self._main.is_pending(own):
+            if job is None:
+                self._main.step_some([(own, frame)], token=what)
+            else:
+                self._main.request([(own, frame)], {own: job})
+        self.due = {group: other for group, other in self.due.items() if group != own}
+        return own
 
     def note(self, note_for: Callable[[range], Note | None], *, standing: bool = False) -> None:
         """Send each worker the note for its members, if it has one, before its next command."""
@@ -242,7 +249,7 @@ class Team:
         self, least: int, most: int, deadline: int | None
     ) -> tuple[list[int], list[Answer]]:
         """Return groups that came back, and what they answered; see ``Pool.wait_some``."""
-        self.do_due()
+        self._do_in_order()
         done, mine = self._main.wait_some(0, self._everyone, None)
         need = least - sum(len(self._main.members[own]) for own in done)
         back, answers = self._workers.wait_some(

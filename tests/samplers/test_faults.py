@@ -140,6 +140,27 @@ def test_an_env_that_hangs_is_named(where, tmp_path):
     assert envs.closed
 
 
+class Wordy(Mortal):
+    """Has so much to say with each step that most of it waits in the worker for room."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {"words": "x" * 15_000}
+
+
+def test_an_env_that_hangs_while_another_has_yet_to_say_something_is_named(tmp_path):
+    fns = [Wordy] * 5 + [functools.partial(Wordy, "hang", 3, tmp_path / "hung")] + [Wordy] * 2
+    envs = pysampler.VectorEnv(fns, num_workers=1, groups=8, step_timeout=0.5)
+    rollouts = pysampler.Rollouts(envs, policy, 5, info_keys=["words"])
+    with (
+        pytest.raises(EnvTimeoutError, match="env 5 in worker 0"),
+        pytest.warns(UserWarning, match="closed with a rollout under way"),
+    ):
+        next(rollouts)
+    rollouts.close()
+    assert envs.closed
+
+
 @pytest.mark.parametrize("where", ["main", "workers"])
 def test_an_env_that_hangs_is_replaced_if_asked_for(where, tmp_path):
     fns = [Mortal, functools.partial(Mortal, "hang", 3, tmp_path / "hung")]

@@ -1,5 +1,6 @@
 """A vector env returns just what gymnasium's SyncVectorEnv returns."""
 
+import copy
 import functools
 import inspect
 
@@ -9,8 +10,10 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import SpaceEnv, same
+from scripted import Scripted
 
 import pysampler
+from pysampler.errors import EnvError
 
 MODES = list(AutoresetMode)
 
@@ -133,40 +136,83 @@ def test_every_env_of_gymnasium(env_id):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", ["box", "dict", "text"])
+@pytest.mark.parametrize("kind", ["box", "large", "dict", "text"])
 def test_envs_that_a_masked_reset_leaves_return_their_last_observations(kind, num_workers):
-    """Whatever frames these are in: those of steps, or of a sampler that has been closed."""
-    space = {**SPACES, "text": spaces.Dict(a=box(2), b=spaces.Text(9))}[kind]
+    """Whatever the owner of the arrays has written to them since."""
+    space = {**SPACES, "large": box(20000), "text": spaces.Dict(a=box(2), b=spaces.Text(9))}[kind]
     env_fns = [functools.partial(SpaceEnv, space, box(2), ends=0.0)] * 3
     envs = pysampler.VectorEnv(
         env_fns, num_workers=num_workers, autoreset_mode=AutoresetMode.DISABLED
     )
     kept, mask = np.array([0, 2]), np.array([False, True, False])
 
-    def expect_kept(last):
+    def parts(observations):
+        if not isinstance(observations, dict):
+            return [observations]
+        return list(observations.values())
+
+    def expect_kept(given):
+        last = copy.deepcopy(given)
+        parts(given)[0][:] = -1
         again, _ = envs.reset(options={"reset_mask": mask})
-        for leaf in (None, "a", "b"):
-            if leaf is None and kind == "box":
-                same(last[kept], again[kept], "observations")
-            elif leaf and kind != "box":
-                before, after = ([one[leaf][i] for i in kept] for one in (last, again))
-                same(before, after, leaf)
+        for before, after in zip(parts(last), parts(again), strict=True):
+            same([before[i] for i in kept], [after[i] for i in kept], "observations")
         return again
 
     last, _ = envs.reset(seed=3)
     expect_kept(last)
     for _ in range(4):
         last = envs.step(envs.action_space.sample())[0]
-        last = expect_kept(expect_kept(last))
+        expect_kept(expect_kept(last))
     envs.close()
 
 
-def test_a_masked_reset_after_rollouts_leaves_the_other_envs_as_they_are():
-    env_fns = [functools.partial(SpaceEnv, box(3), box(2), ends=0.0)] * 4
+@pytest.mark.parametrize("normalizer", [None, pysampler.Normalizer(rewards=False)])
+def test_a_masked_reset_after_rollouts_leaves_the_other_envs_as_they_are(normalizer):
+    env_fns = [Scripted] * 4
     envs = pysampler.VectorEnv(env_fns, num_workers=2, autoreset_mode=AutoresetMode.DISABLED)
-    actions = np.zeros((4, 2), np.float32)
-    with pysampler.Rollouts(envs, lambda _: actions, 5, seed=3) as rollouts:
-        last = next(rollouts).observations[-1].copy()
+    actions = np.full((4, 2), 3, np.float32)
+    with pysampler.Rollouts(envs, lambda _: actions, 5, seed=3, normalize=normalizer) as rollouts:
+        next(rollouts).observations[:] = -1
     again, _ = envs.reset(options={"reset_mask": np.array([False, True, False, False])})
-    same(last[[0, 2, 3]], again[[0, 2, 3]], "observations")
+    # Seed, episode, steps, last action.
+    assert again[[0, 2, 3]].tolist() == [[seed, 0, 5, 6] for seed in (3, 5, 6)]
     envs.close()
+
+
+def test_an_observation_that_is_refused_halfway_is_not_the_last_one():
+    class Refused(SpaceEnv):
+        def step(self, action):
+            observation, *rest = super().step(action)
+            if self.refuse:
+                observation = {"a": observation["a"] + 1, "b": np.zeros(3)}
+            return observation, *rest
+
+    env_fn = functools.partial(Refused, SPACES["dict"], box(2), ends=0.0)
+    envs = pysampler.VectorEnv(
+        [env_fn] * 2, num_workers=1, frames=1, autoreset_mode=AutoresetMode.DISABLED
+    )
+    envs.reset(seed=1)
+    envs.set_attr("refuse", [False, False])
+    last = envs.step(np.zeros((2, 2), np.float32))[0]
+    last = last["a"][0].copy(), last["b"][0]
+    envs.set_attr("refuse", [True, False])
+    for _ in range(4):
+        with pytest.raises(EnvError):
+            envs.step(np.zeros((2, 2), np.float32))
+        again, _ = envs.reset(options={"reset_mask": np.array([False, True])})
+        same((again["a"][0], again["b"][0]), last, "observation")
+    envs.close()
+
+
+def test_spaces_that_differ_in_dtype_alone_are_told_apart():
+    def made(dtype):
+        env = Scripted()
+        env.observation_space = spaces.Box(0, 1, (3,), np.float32)
+        env.observation_space.dtype = np.dtype(dtype)
+        return env
+
+    env_fns = [functools.partial(made, dtype) for dtype in ("float32", "float64")]
+    for num_workers in (0, 1, 2):
+        with pytest.raises(RuntimeError, match="not equivalent"):
+            pysampler.VectorEnv(env_fns, num_workers=num_workers)

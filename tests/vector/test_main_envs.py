@@ -1,10 +1,12 @@
 """Envs that live in the user's process beside workers, and how envs are divided."""
 
 import contextlib
+import functools
 import gc
 import os
 import random
 import signal
+import time
 import weakref
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from scripted import Scripted
 import pysampler
 from pysampler._vector import division
 from pysampler._vector.division import divide, fastest
-from pysampler.errors import ClosedError, EnvError, EnvTimeoutError, WorkerLostError
+from pysampler.errors import BusyError, ClosedError, EnvError, EnvTimeoutError, WorkerLostError
 
 
 def scripted(count=5, **kwargs):
@@ -495,3 +497,65 @@ def test_a_cycle_through_steps_of_one_call_is_collected(main_envs):
     del envs
     gc.collect()
     assert ref() is None
+
+
+def test_recv_returns_envs_here_among_those_of_workers_as_they_were_ready(tmp_path):
+    """Env 1 is ready first, then env 0 of the worker, then env 2."""
+    stepped = tmp_path / "env 1 has stepped"
+    vector = []
+
+    class One(Scripted):
+        def __init__(self, number):
+            super().__init__()
+            self.number = number
+
+        def step(self, action):
+            if self.number == 0:
+                while not stepped.exists():
+                    time.sleep(0.001)
+            if self.number == 1:
+                stepped.touch()
+            if self.number == 2:
+                while not vector[0]._pool.core.is_ready(0):
+                    time.sleep(0.001)
+            return super().step(action)
+
+    fns = [functools.partial(One, number) for number in range(3)]
+    envs = pysampler.VectorEnv(fns, num_workers=1, main_envs=2, groups=2)
+    vector.append(envs)
+    envs.async_reset(seed=1)
+    envs.recv()
+    for most in (3, 1):
+        stepped.unlink(missing_ok=True)
+        envs.send(np.zeros((3, 2), np.float32))
+        ids = envs.recv(min_envs=1, max_envs=most)[4]["env_id"]
+        assert ids.tolist() == [1, 0, 2][:most]
+    envs.recv()
+    vector.clear()
+    envs.close()
+
+
+@pytest.mark.parametrize("kwargs", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2}])
+def test_a_policy_that_steps_the_envs_is_refused(kwargs):
+    """Also right after a warm-up, whose last call was a step like any other."""
+
+    class Stepping:
+        def __init__(self, envs):
+            self.envs = envs
+            self.refused = 0
+
+        def __call__(self, observations):
+            actions = np.zeros((len(observations), 2), np.float32)
+            try:
+                self.envs.step(actions)
+            except (gym.error.AlreadyPendingCallError, BusyError):
+                self.refused += 1
+            return actions
+
+    for seed in range(1, 9):
+        envs = pysampler.VectorEnv([Scripted] * 4, **kwargs)
+        policy = Stepping(envs)
+        with pysampler.Rollouts(envs, policy, 3, seed=seed, warm_up=3) as rollouts:
+            next(rollouts)
+        assert policy.refused >= 3
+        envs.close()
