@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = [
     *("errors", "_numbers", "_files", "_closing", "_torch", "_core", "envs", "sync"),
     *("_workers", "_frames", "_vector", "_policies", "_rollouts", "_actors", "_learning"),
-    *("adapters", "ray"),
+    *("adapters", "ray", "_cli", "__main__"),
 ]
 # Who may import the C++ module.
 NATIVE = set(ROOMS) - {"errors", "_numbers", "_files", "_closing", "_torch", "envs", "adapters"}

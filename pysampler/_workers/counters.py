@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +13,7 @@ from pysampler import _core
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["BatchChoice", "Counters", "Stats", "Times"]
+__all__ = ["BatchChoice", "Counters", "Stats", "Times", "quantile", "with_unit"]
 
 _DURATIONS = np.dtype(
     [("count", "<u8"), ("total_ns", "<u8"), ("buckets", "<u4", (_core.Meter.BUCKETS,))]
@@ -111,7 +112,7 @@ class Times:
     def __repr__(self) -> str:
         count = int(self.count.sum())
         mean = float(self.seconds.sum()) / max(1, count)
-        return f"<pysampler.Times of {len(self.count)} envs: {count:,}, {_text(mean)} each>"
+        return f"<pysampler.Times of {len(self.count)} envs: {count:,}, {with_unit(mean)} each>"
 
 
 class BatchChoice(NamedTuple):
@@ -221,40 +222,85 @@ class Stats:
         after = second.worker_of + len(first.waits)
         return cls(worker_of=np.concatenate([first.worker_of, after]), **joined)
 
+    def to_dict(self) -> dict[str, float]:
+        """Return the numbers of all envs and workers together, for loggers; times in seconds."""
+        numbers: dict[str, float] = {}
+        for name, times in (("step", self.steps), ("reset", self.resets)):
+            buckets = times.buckets.sum(axis=0)
+            numbers[f"{name}s"] = int(times.count.sum())
+            numbers[f"{name}_seconds"] = float(times.seconds.sum())
+            for share in (50, 99):
+                numbers[f"{name}_p{share}"] = _quantile(buckets, times.lower, share / 100)
+        for name in ("spin_seconds", "yield_seconds", "park_seconds"):
+            numbers[name] = float(getattr(self, name).sum())
+        numbers["losses"] = int(self.losses.sum())
+        return numbers
+
     def __repr__(self) -> str:
         return str(self)
 
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        head, *rows = self._table()
+        cells = "".join(f"<th>{name}</th>" for name in head)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows
+        )
+        below = "".join(f"<div>{html.escape(line)}</div>" for line in self._remarks())
+        return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{below}"
+
     def __str__(self) -> str:
-        head = f"{'':>10}{'envs':>8}{'steps':>12}{'p50':>10}{'p99':>10}{'resets':>10}{'p50':>10}"
-        head += f"{'p99':>10}{'spun':>8}{'yielded':>8}{'parked':>8}{'lost':>6}"
-        lines = ["native: a group's envs step together, in the time of all / their number"]
-        lines = [*lines[: self.native], head]
+        widths = (10, 8, 12, 10, 10, 10, 10, 10, 8, 8, 8, 6)
+        lines = [
+            "".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+            for row in self._table()
+        ]
+        return "\n".join([*lines, *self._remarks()])
+
+    def _table(self) -> list[list[str]]:
+        """Return the names of the columns, and a row for each worker."""
+        names = ",envs,steps,p50,p99,resets,p50,p99,spun,yielded,parked,lost"
+        table = [names.split(",")]
         for worker in range(len(self.waits)):
             own = self.worker_of == worker
-            lines.append(
-                f"{'worker ' + str(worker):>10}{own.sum():>8}{_summary(self.steps, own, 12)}"
-                f"{_summary(self.resets, own, 10)}{self.spin_seconds[worker]:>7.2f}s"
-                f"{self.yield_seconds[worker]:>7.2f}s{self.park_seconds[worker]:>7.2f}s"
-                f"{self.losses[worker]:>6}"
+            waited = self.spin_seconds, self.yield_seconds, self.park_seconds
+            table.append(
+                [
+                    *(f"worker {worker}", str(own.sum())),
+                    *(*_summary(self.steps, own), *_summary(self.resets, own)),
+                    *(f"{seconds[worker]:.2f}s" for seconds in waited),
+                    str(self.losses[worker]),
+                ]
             )
+        return table
+
+    def _remarks(self) -> list[str]:
+        """Return lines about what is special: envs that are slow, what ``recv`` has chosen."""
+        lines = ["native: a group's envs step together, in the time of all / their number"]
+        lines = lines[: self.native]
         slow = np.argsort(self.steps.mean)[::-1][:3]
         usual = float(np.median(self.steps.mean))
         # The first env of a worker takes some microseconds longer, since its memory is cold.
         least = max(2 * usual, usual + _STRAGGLES) if self.steps.count.min() >= _ENOUGH else np.inf
         lines += [
-            f"env {env} of worker {self.worker_of[env]} takes {_text(self.steps.mean[env])}, "
+            f"env {env} of worker {self.worker_of[env]} takes {with_unit(self.steps.mean[env])}, "
             f"{self.steps.mean[env] / usual:.1f} times the usual"
             for env in slow
             if self.steps.mean[env] > least
         ]
         if self.batches is not None:
             lines.append(str(self.batches))
-        return "\n".join(lines)
+        return lines
 
 
 def _times(rows: npt.NDArray[Any]) -> Times:
     """Return rows of durations in seconds."""
     return Times(rows["count"], rows["total_ns"] / 1e9, rows["buckets"], _LOWER / 1e9)
+
+
+def quantile(buckets: npt.NDArray[np.uint32], share: float) -> float:
+    """Return a quantile of a histogram of these counters, in seconds."""
+    return _quantile(buckets, _LOWER / 1e9, share)
 
 
 def _quantile(
@@ -269,19 +315,19 @@ def _quantile(
     return float(lower[bucket] * (7 / 6 if bucket % 2 else 5 / 4))
 
 
-def _summary(times: Times, envs: npt.NDArray[np.bool_], width: int) -> str:
-    """Return count, median and 99th percentile of some envs as columns of a table."""
+def _summary(times: Times, envs: npt.NDArray[np.bool_]) -> list[str]:
+    """Return count, median and 99th percentile of some envs as cells of a table."""
     buckets = times.buckets[envs].sum(axis=0)
     p50, p99 = (_quantile(buckets, times.lower, share) for share in (0.5, 0.99))
-    return f"{int(times.count[envs].sum()):>{width},}{_text(p50):>10}{_text(p99):>10}"
+    return [f"{int(times.count[envs].sum()):,}", with_unit(p50), with_unit(p99)]
 
 
 def _way(min_envs: int, timeout: float | None) -> str:
     """Return a way to wait as text."""
-    return f"{min_envs} envs" + ("" if timeout is None else f" or {_text(timeout)}")
+    return f"{min_envs} envs" + ("" if timeout is None else f" or {with_unit(timeout)}")
 
 
-def _text(seconds: float) -> str:
+def with_unit(seconds: float) -> str:
     """Return a duration with a unit that suits it."""
     if seconds >= 1:
         return f"{seconds:.2f} s"

@@ -18,7 +18,7 @@ from pysampler.errors import ClosedError
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-__all__ = ["CONTEXTS", "Launcher", "allow_workers", "open_files"]
+__all__ = ["CONTEXTS", "Launcher", "allow_workers", "files_for", "open_files"]
 
 CONTEXTS = ("nursery", "fork", "spawn")
 
@@ -108,8 +108,7 @@ def allow_workers(count: int) -> None:
     """
     global _files_before
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    already = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    needed = already + _FILES_PER_WORKER * count + _FILES_PER_POOL
+    needed = files_for(count)
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return
     if hard != resource.RLIM_INFINITY and needed > hard:
@@ -120,6 +119,12 @@ def allow_workers(count: int) -> None:
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     _files_before = soft if _files_before is None else _files_before
+
+
+def files_for(count: int) -> int:
+    """Return how many files this process has open once it has ``count`` more workers."""
+    already = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    return already + _FILES_PER_WORKER * count + _FILES_PER_POOL
 
 
 def open_files() -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pysampler import _core
+from pysampler._workers.about import About
 from pysampler._workers.counters import Counters
 from pysampler._workers.mail import Inbox
 from pysampler._workers.setup import Attachment, wait_policy
@@ -51,8 +52,16 @@ class Links:
         self._socket_of = socket_of
         counters_size = Counters.size_of(members, workers)
         rings = 2 * workers * _core.ByteRing.size_of(_MAIL)
-        segment = Segment(counters_size + _core.Pool.size_of(groups) + rings + 4096)
+        room = About.room_for(workers, sum(groups))
+        segment = Segment(room + counters_size + _core.Pool.size_of(groups) + rings + 4096)
+        _, told = segment.array((room,), np.dtype(np.uint8), None)
         counters_at, counted = segment.array((counters_size,), np.dtype(np.uint8), None)
+        About.made_here(
+            noun=shares[0].noun,
+            members=[(share.members.start, share.members.stop) for share in shares],
+            groups=[list(share.sizes) for share in shares],
+            counters=counters_at,
+        ).write(told)
         self.segment = segment
         self.counters = Counters(members, workers, counted)
         self.counters.workers["env"] = -1

@@ -400,3 +400,23 @@ def test_replaying_an_empty_batch_does_not_wait(tmp_path):
     assert len(envs.recv(timeout=1e6)[1]) == 0
     assert len(envs.recv(timeout=0)[1]) == 1
     envs.close()
+
+
+def test_stats_are_numbers_for_loggers_and_a_table_in_notebooks():
+    envs = pysampler.VectorEnv([TellingEnv] * 3, num_workers=2)
+    envs.reset()
+    for _ in range(5):
+        envs.step(np.zeros(3, np.int64))
+    stats = envs.stats()
+    numbers = stats.to_dict()
+    assert numbers["steps"] + numbers["resets"] == 18
+    assert numbers["step_seconds"] == pytest.approx(stats.steps.seconds.sum())
+    assert numbers["step_p99"] >= numbers["step_p50"] > 0
+    assert numbers["losses"] == 0
+    assert all(type(number) in (int, float) for number in numbers.values())
+    table = stats._repr_html_()
+    rows = [line.split() for line in str(stats).splitlines()]
+    for row in rows[1:3]:
+        assert f"<td>worker {row[1]}</td><td>{row[2]}</td><td>{row[3]}</td>" in table
+    assert table.count("<tr>") == 3
+    envs.close()

@@ -1,0 +1,310 @@
+"""``pysampler doctor``: looks at all that sampling needs on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+
+import pysampler
+from pysampler._cli.screen import Finding, print_findings
+from pysampler._workers.launcher import files_for
+from pysampler.sync import Flag, Segment, memory_left, now, sleep_until, usable_cpus, wait_costs
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
+
+__all__ = ["HELP", "add_arguments", "examine", "run"]
+
+HELP = "look at versions, CPUs, limits and waits here; say what is broken, and what to do"
+
+_Said = tuple[str, str, str]  # the rest of a Finding
+
+_WORKER_BYTES = 11 << 20  # what a worker takes beside its envs
+_LATE = 20e-6  # how late, in seconds, a deadline is noticed on a machine without trouble
+_STOLEN_FOR = 0.5  # seconds during which stolen time is measured
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the subcommand takes."""
+    parser.add_argument(
+        "--workers", type=int, default=None, help="for so many worker processes; default: one a CPU"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what was found; return 1 if something is broken."""
+    found: list[Finding] = []
+
+    def kept() -> Iterator[Finding]:
+        for finding in examine(options.workers):
+            found.append(finding)
+            yield finding
+
+    if options.json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in kept()], indent=1))
+    else:
+        print_findings(kept())
+    return int(any(finding.verdict == "broken" for finding in found))
+
+
+def examine(workers: int | None = None) -> Iterator[Finding]:
+    """Yield what is found.
+
+    Args:
+        workers: For how many workers limits are looked at; None: one for each CPU.
+    """
+    workers = workers or usable_cpus()
+    looks: list[tuple[str, Callable[[], _Said]]] = [
+        ("versions", _versions),
+        ("torch", _torch),
+        ("MuJoCo", _mujoco),
+        ("CPUs", _cpus),
+        ("stolen time", _stolen),
+        ("shared memory", _shared_memory),
+        ("waiting", _waiting),
+        ("deadlines", _deadlines),
+        ("open files", lambda: _open_files(workers)),
+        ("processes", lambda: _processes(workers)),
+        ("memory", lambda: _memory(workers)),
+        ("a vector env", _vector_env),
+    ]
+    for topic, look in looks:
+        try:
+            yield Finding(topic, *look())
+        except Exception as error:
+            yield Finding(topic, *_broken(f"{type(error).__name__}: {error}"))
+
+
+def _ok(found: str) -> _Said:
+    return "ok", found, ""
+
+
+def _look(found: str, advice: str) -> _Said:
+    return "look", found, advice
+
+
+def _broken(found: str, advice: str = "") -> _Said:
+    return "broken", found, advice
+
+
+# -- what is installed -----------------------------------------------------------------------------
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _versions() -> _Said:
+    python = platform.python_version()
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        python += " without GIL"
+    return _ok(
+        f"pysampler {_version_of('pysampler')}, Python {python}, NumPy {np.__version__}, "
+        f"gymnasium {gym.__version__}, Linux {platform.release()}",
+    )
+
+
+def _torch() -> _Said:
+    version = _version_of("torch")
+    if version is None:
+        return _ok("not installed; it is needed for torch policies only")
+    own = os.environ.get("OMP_NUM_THREADS")
+    threads = own or str(len(os.sched_getaffinity(0)))
+    found = f"{version}; starts {threads} threads in your process, one in each worker"
+    if own is None and len(os.sched_getaffinity(0)) > usable_cpus():
+        return _look(
+            f"{found}, though a quota allows {usable_cpus()} CPUs",
+            f"torch.set_num_threads({usable_cpus()})",
+        )
+    return _ok(found)
+
+
+def _mujoco() -> _Said:
+    version = _version_of("mujoco")
+    if version is None:
+        return _ok("not installed: pip install 'pysampler[mujoco]' for its envs")
+    if importlib.util.find_spec("mujoco.batch") is None:
+        return _look(
+            f"{version} steps envs one by one: it has no batches",
+            "pip install 'mujoco>=3.17', and make_vec simulates many envs together",
+        )
+    return _ok(f"{version}; make_vec simulates its v5 envs together")
+
+
+# -- CPUs ------------------------------------------------------------------------------------------
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _cpus() -> _Said:
+    allowed = sorted(os.sched_getaffinity(0))
+    usable = usable_cpus()
+    topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    cores = {_read(topology.format(cpu)) or str(cpu) for cpu in allowed}
+    nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+    found = f"{usable} usable, of {os.cpu_count()}"
+    if len(allowed) > usable:
+        found += f" ({len(allowed)} allowed, but a quota of CPU time)"
+    if len(cores) < len(allowed):
+        found += f"; two share a core: {len(cores)} cores"
+    if nodes > 1:
+        found += f"; {nodes} NUMA nodes"
+    if usable == 1:
+        return _look(found, "num_workers=0: with one CPU, workers only cost their messages")
+    if nodes > 1:
+        advice = "one program on each node: numactl --cpunodebind=0 --membind=0 python ..."
+        return _look(found, advice)
+    return _ok(found)
+
+
+def _ticks() -> tuple[int, int]:
+    """Return the CPU time of all kinds, and what the hypervisor gave to others, in ticks."""
+    fields = [int(field) for field in _read("/proc/stat").split("\n", 1)[0].split()[1:]]
+    return sum(fields[:8]), fields[7]
+
+
+def _stolen() -> _Said:
+    total, stolen = _ticks()
+    time.sleep(_STOLEN_FOR)
+    later, stolen_later = _ticks()
+    since_boot = stolen / max(1, total)
+    share = (stolen_later - stolen) / max(1, later - total)
+    found = f"{share:.1%} of the CPU time went to other machines just now, {since_boot:.1%} in all"
+    if max(share, since_boot) > 0.05:
+        advice = "measure in turn, several times: speeds here change with what others do"
+        return _look(found, advice)
+    return _ok(found)
+
+
+# -- what the kernel allows ------------------------------------------------------------------------
+
+
+def _shared_memory() -> _Said:
+    os.close(os.pidfd_open(os.getpid()))
+    with Segment(1 << 16) as segment, Flag(segment) as flag:
+        flag.set()
+        if not flag.wait(timeout=1):
+            return _broken("a flag that is set is not seen")
+        flag.clear()
+        flag.wait(timeout=0.001)  # parks: a futex
+    return _ok("memfd, futexes and pidfds work; /dev/shm is not needed")
+
+
+def _waiting() -> _Said:
+    costs = wait_costs()
+    found = (
+        f"a wake takes {costs.park_ns / 1e3:.1f} us, a yield {costs.yield_ns / 1e3:.2f} us; "
+        f"timer slack {int(_read('/proc/self/timerslack_ns') or 0) / 1e3:g} us"
+    )
+    if costs.park_ns > 100_000:
+        advice = "envs whose steps take less than a millisecond: more of them for each worker"
+        return _look(found, advice)
+    return _ok(found)
+
+
+def _deadlines() -> _Said:
+    late = []
+    for _ in range(20):
+        deadline = now() + 1_000_000
+        sleep_until(deadline)
+        late.append((now() - deadline) / 1e9)
+    middle, worst = statistics.median(late), max(late)
+    found = f"noticed {middle * 1e6:.1f} us late, {worst * 1e6:.0f} us at worst of {len(late)}"
+    if middle > _LATE:
+        return _look(found, "other programs want the CPUs; end them")
+    return _ok(found)
+
+
+def _open_files(workers: int) -> _Said:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = files_for(workers)
+    limit = "no limit" if hard == resource.RLIM_INFINITY else f"limit {soft}, at most {hard}"
+    found = f"{limit}; with {workers} workers this process has {needed}"
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        return _broken(found, f"ulimit -Hn {needed}, or fewer workers")
+    return _ok(found)
+
+
+def _processes(workers: int) -> _Said:
+    limits = {"ulimit -u": resource.getrlimit(resource.RLIMIT_NPROC)[0]}
+    for path in ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"):
+        if (text := _read(path)).isdigit():
+            limits[path] = int(text)
+    known = {name: limit for name, limit in limits.items() if limit != resource.RLIM_INFINITY}
+    found = ", ".join(f"{name} {limit}" for name, limit in known.items()) or "no limit"
+    found += f"; {workers} workers are {2 * workers + 2} threads"
+    if known and min(known.values()) < 2 * workers + 2:
+        return _broken(found, "raise the limit, or take fewer workers")
+    return _ok(found)
+
+
+def _memory(workers: int) -> _Said:
+    left, needed = memory_left(), workers * _WORKER_BYTES
+    found = f"{left / 1e9:.1f} GB left; {workers} workers take {needed / 1e9:.2f} GB without envs"
+    if needed > left:
+        return _broken(found, "fewer workers, or more memory")
+    return _ok(found)
+
+
+# -- the whole of it -------------------------------------------------------------------------------
+
+
+class _Nothing(gym.Env[Any, Any]):
+    """An env whose step does nothing."""
+
+    observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._observation = np.zeros(4, np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        return self._observation, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # noqa: ARG002
+        return self._observation, 0.0, False, False, {}
+
+
+def _vector_env() -> _Said:
+    begun = time.perf_counter()
+    envs = pysampler.VectorEnv([_Nothing] * 2 * usable_cpus())
+    try:
+        envs.reset(seed=0)
+        started = time.perf_counter() - begun
+        actions = np.zeros(envs.num_envs, np.int64)
+        rounds = []
+        for _ in range(200):
+            before = time.perf_counter()
+            envs.step(actions)
+            rounds.append(time.perf_counter() - before)
+    finally:
+        envs.close()
+    return _ok(
+        f"{usable_cpus()} workers start in {started:.2f} s; a step of {envs.num_envs} envs that do "
+        f"nothing takes {statistics.median(rounds) * 1e6:.0f} us",
+    )

@@ -1,0 +1,190 @@
+"""What the workers of a pool do, between two looks at their counters."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pysampler._workers.counters import quantile
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from pysampler._cli.programs import Pool
+
+__all__ = ["Look", "PoolLooks", "WorkerLook"]
+
+_IDLE = -1  # the env of a worker that is at none
+_STUCK = 10.0  # seconds in one env after which that is the verdict
+_SLOW = 3.0  # times the usual from which an env is named as slow
+_ENOUGH, _STRAGGLES = 20, 50e3  # steps of each env before one is called slow, and ns more at least
+
+
+@dataclass(frozen=True)
+class WorkerLook:
+    """What one worker did since the last look.
+
+    Attributes:
+        pid: Its pid; None if it has ended.
+        cpu: The CPU that it ran on last; None if it has ended.
+        env: The env that is at work now; None if it waits.
+        since: For how many seconds it has been at that env, or waited.
+        steps: Env steps a second.
+        step_p50: Seconds.
+        step_p99: Seconds.
+        reset_p50: Seconds; 0 if there was none.
+        reset_p99: Seconds; 0 if there was none.
+        busy: The share of the time that its envs were at work.
+    """
+
+    pid: int | None
+    cpu: int | None
+    env: int | None
+    since: float
+    steps: float
+    step_p50: float
+    step_p99: float
+    reset_p50: float
+    reset_p99: float
+    busy: float
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a pool did since the last look.
+
+    Attributes:
+        seconds: How long ago that was.
+        steps: Env steps a second, of all workers.
+        busy: The share of the time that the workers' envs were at work: what it makes of what these
+            workers could, if they never waited.
+        verdict: What limits it, in one line.
+        workers: Each worker.
+    """
+
+    seconds: float
+    steps: float
+    busy: float
+    verdict: str
+    workers: list[WorkerLook]
+
+
+class PoolLooks:
+    """Looks at one pool again and again.
+
+    Args:
+        pool: The pool.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._at = time.monotonic()
+        self._rows = pool.counters.envs.copy()
+
+    def follow(self, pool: Pool) -> None:
+        """Take over the pids of the workers from a newer look at the same pool."""
+        self._pool.workers = pool.workers
+
+    def look(self) -> Look:
+        """Return what happened since the last look, or since this was made."""
+        rows, at = self._pool.counters.envs.copy(), time.monotonic()
+        seconds = max(1e-9, at - self._at)
+        working, began = self._pool.counters.at_work()
+        looked = now()
+        steps, resets = (_Since(self._rows[what], rows[what]) for what in ("steps", "resets"))
+        self._rows, self._at = rows, at
+        workers = []
+        for index, (first, end) in enumerate(self._pool.about.members):
+            own = slice(first, end)
+            pid = self._pool.workers.get(index)
+            env = int(working[index])
+            since = (looked - int(began[index])) / 1e9
+            # One step that is not over yet counts as far as it has come.
+            busy = (steps.ns[own].sum() + resets.ns[own].sum()) / 1e9
+            busy += min(since, seconds) if env != _IDLE else 0.0
+            workers.append(
+                WorkerLook(
+                    pid=pid,
+                    cpu=None if pid is None else _cpu_of(pid),
+                    env=None if env == _IDLE else env,
+                    since=max(0.0, since),
+                    steps=float(steps.count[own].sum()) / seconds,
+                    step_p50=steps.quantile(own, 0.5),
+                    step_p99=steps.quantile(own, 0.99),
+                    reset_p50=resets.quantile(own, 0.5),
+                    reset_p99=resets.quantile(own, 0.99),
+                    busy=min(1.0, float(busy) / seconds),
+                )
+            )
+        busy = float(np.mean([worker.busy for worker in workers]))
+        noun = self._pool.about.noun
+        return Look(
+            seconds=seconds,
+            steps=sum(worker.steps for worker in workers),
+            busy=busy,
+            verdict=_verdict(workers, busy, steps, noun),
+            workers=workers,
+        )
+
+
+class _Since:
+    """The durations that came between two copies of counters."""
+
+    def __init__(self, before: npt.NDArray[np.void], after: npt.NDArray[np.void]) -> None:
+        self.count = after["count"] - before["count"]
+        self.ns = after["total_ns"].astype(np.int64) - before["total_ns"].astype(np.int64)
+        self._buckets = after["buckets"] - before["buckets"]
+
+    def quantile(self, envs: slice, share: float) -> float:
+        """Return a quantile of the durations of some envs, in seconds; 0 if there were none."""
+        return quantile(self._buckets[envs].sum(axis=0), share)
+
+
+def _verdict(workers: list[WorkerLook], busy: float, steps: _Since, noun: str) -> str:
+    """Return what limits the pool."""
+    ended = [index for index, worker in enumerate(workers) if worker.pid is None]
+    if ended:
+        return f"worker {ended[0]} has ended"
+    stuck = [worker for worker in workers if worker.env is not None and worker.since > _STUCK]
+    if stuck:
+        worst = max(stuck, key=lambda worker: worker.since)
+        return f"{noun} {worst.env} has been at work for {worst.since:.0f} s in one call"
+    if not steps.count.any():
+        waits = min(worker.since for worker in workers)
+        return f"nothing was asked of the workers in the last {waits:.1f} s"
+    most, least = (f(worker.busy for worker in workers) for f in (max, min))
+    if most < 0.5:
+        return f"the program is the limit: workers wait for it {1 - busy:.0%} of the time"
+    slow = _slow(steps)
+    if slow is not None:
+        env, times = slow
+        return f"one {noun} slow: {env}, {times:.1f} times the usual"
+    if most > 0.9 and least < 0.6 * most:
+        return f"work is uneven: the busiest worker is at work {most:.0%}, the idlest {least:.0%}"
+    return f"{noun}s are the limit: workers are at work {busy:.0%} of the time"
+
+
+def _slow(steps: _Since) -> tuple[int, float] | None:
+    """Return the env whose steps take much longer than the usual, and how many times."""
+    if len(steps.count) < 2 or steps.count.min() < _ENOUGH:
+        return None
+    mean = steps.ns / steps.count
+    env = int(mean.argmax())
+    usual = float(np.median(mean))
+    # The first env of a worker takes some microseconds longer, since its memory is cold.
+    slow = mean[env] > max(_SLOW * usual, usual + _STRAGGLES)
+    return (env, float(mean[env]) / usual) if slow else None
+
+
+def _cpu_of(pid: int) -> int | None:
+    """Return the CPU that a process ran on last; None if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(text.rpartition(")")[2].split()[36])

@@ -1,0 +1,187 @@
+"""Running programs that sample: found by the titles of their workers, read by their descriptors.
+
+All is read only: the memory that the workers count in is mapped without the right to write, and
+nothing is sent to any process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from pysampler._workers.about import About
+from pysampler._workers.counters import Counters
+
+__all__ = ["AttachError", "Pool", "Program", "find", "programs"]
+
+_TITLE = "pysampler: worker "
+_MEMFD = "/memfd:pysampler"
+# The header of a segment (csrc/layout.h).
+_MAGIC, _LAYOUT = b"pysamplr", 1
+_HEADER = np.dtype(
+    [("magic", "S8"), ("layout", "<u4"), ("creator", "<u4"), ("size", "<u8"), ("id", "<u8")]
+)
+
+
+class AttachError(Exception):
+    """Says in one line why a program cannot be looked at."""
+
+
+@dataclass
+class Pool:
+    """The workers of one vector env or sampler, and what they count.
+
+    Attributes:
+        number: The random number of its segment, which tells it from others.
+        name: What it samples: the env's name.
+        about: What its segment says of itself.
+        counters: What its workers count, as it is at each moment.
+        workers: The pid of each worker, by its index; one that has ended is missing.
+    """
+
+    number: int
+    name: str
+    about: About
+    counters: Counters
+    workers: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class Program:
+    """A process that samples with workers.
+
+    Attributes:
+        pid: Its pid.
+        command: Its command line.
+        pools: Its pools.
+    """
+
+    pid: int
+    command: str
+    pools: list[Pool]
+
+
+def programs() -> list[Program]:
+    """Return all programs of this user that sample with workers."""
+    found: dict[int, dict[int, Pool]] = {}  # by pid of the program, then by id of the segment
+    for pid in _pids():
+        title = _command(pid)
+        if not title.startswith(_TITLE):
+            continue
+        try:
+            creator, pool = _attach(pid, title)
+        except (OSError, AttachError):  # it has ended, is another user's or of another version
+            continue
+        index = int(title.removeprefix(_TITLE).partition("/")[0])
+        found.setdefault(creator, {}).setdefault(pool.number, pool).workers[index] = pid
+    return [
+        Program(pid, _command(pid), list(pools.values())) for pid, pools in sorted(found.items())
+    ]
+
+
+def find(pid: int | None = None) -> Program:
+    """Return the program of that pid, or of which that is a worker; None: the only one there is.
+
+    Raises:
+        AttachError: There is none, there are several, or it cannot be read.
+    """
+    all_of_them = programs()
+    if pid is None:
+        if not all_of_them:
+            raise AttachError("no program of yours samples with pysampler's workers here")
+        if len(all_of_them) > 1:
+            pids = ", ".join(f"{one.pid} ({one.command[:40]})" for one in all_of_them)
+            raise AttachError(f"several programs sample here, say which pid: {pids}")
+        return all_of_them[0]
+    for one in all_of_them:
+        if pid == one.pid or any(pid in pool.workers.values() for pool in one.pools):
+            return one
+    raise AttachError(_why_not(pid))
+
+
+def _why_not(pid: int) -> str:
+    """Return why there is no program of that pid."""
+    if not Path(f"/proc/{pid}").exists():
+        return f"there is no process {pid}"
+    try:
+        os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
+    except PermissionError:
+        return f"process {pid} is another user's"
+    except OSError:
+        return f"process {pid} has ended"
+    workers = [one for one in _pids() if _command(one).startswith(_TITLE)]
+    for worker in [pid, *workers]:
+        try:
+            creator = _attach(worker, _command(worker))[0]
+        except AttachError as error:
+            if worker == pid and _command(pid).startswith(_TITLE):
+                return f"process {pid}: {error}"
+        except OSError:
+            continue
+        else:
+            if pid in (worker, creator):
+                return f"process {pid} was just starting; try again"
+    return f"process {pid} has no workers of pysampler (num_workers=0 has none)"
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+
+
+def _command(pid: int) -> str:
+    """Return the command line of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _attach(pid: int, title: str) -> tuple[int, Pool]:
+    """Map the segment that a worker counts in; return its creator's pid and its pool.
+
+    Raises:
+        AttachError: It has no segment that this version of pysampler can read.
+        OSError: It has ended, or is another user's.
+    """
+    why = "it has no segment of a pool"
+    folder = Path(f"/proc/{pid}/fd")
+    for descriptor in folder.iterdir():
+        if not str(descriptor.readlink()).startswith(_MEMFD):
+            continue
+        try:
+            memory = _mapped(descriptor)
+        except AttachError as error:
+            why = str(error)
+            continue
+        about = About.read(memory)
+        if about is None:
+            continue
+        members = about.members[-1][1]
+        end = about.counters + Counters.size_of(members, len(about.members))
+        if end > len(memory):
+            raise AttachError("its counters lie outside of its segment")
+        counters = Counters(members, len(about.members), memory[about.counters : end])
+        header = memory[: _HEADER.itemsize].view(_HEADER)[0]
+        name = title.removeprefix(_TITLE).partition(" ")[2].strip() or about.noun
+        return int(header["creator"]), Pool(int(header["id"]), name, about, counters)
+    raise AttachError(why)
+
+
+def _mapped(path: Path) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Map a segment, to be read only; raise AttachError if it is of another version."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size < _HEADER.itemsize:
+            raise AttachError("its segment is being made")
+        memory = np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
+    finally:
+        os.close(descriptor)
+    header = memory[: _HEADER.itemsize].view(_HEADER)[0]
+    if header["magic"] != _MAGIC or header["layout"] != _LAYOUT:
+        raise AttachError("its segment was laid out by another version of pysampler")
+    return memory

@@ -1,0 +1,83 @@
+"""What a pool's segment says of itself, for programs that look on from outside.
+
+It lies at the beginning of the segment, behind its header: a length, and JSON. A program that
+opens the segment reads there what else lies in it, and where.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["About"]
+
+_FORM = 1  # of the JSON: another number where a reader would misunderstand it
+_SLACK = 512  # bytes for what is not a worker's
+_LENGTH = np.dtype("<u4")
+_LONGEST = 1 << 20
+# Where the first allocation of a segment lies: the header is a line long.
+_AT = 128
+
+
+@dataclass(frozen=True)
+class About:
+    """What lies in the segment of a pool.
+
+    Attributes:
+        version: The version of pysampler that made it.
+        noun: What members are called: "env".
+        members: The members of each worker, as (first, end).
+        groups: The sizes of each worker's groups.
+        counters: Where the counters lie.
+    """
+
+    version: str
+    noun: str
+    members: list[tuple[int, int]]
+    groups: list[list[int]]
+    counters: int
+
+    @staticmethod
+    def room_for(workers: int, groups: int) -> int:
+        """Return how many bytes it takes in the segment, at most."""
+        return _SLACK + 48 * workers + 8 * groups
+
+    @classmethod
+    def made_here(cls, **parts: Any) -> About:
+        """Return one for a pool that this version of pysampler makes."""
+        return cls(version=importlib.metadata.version("pysampler"), **parts)
+
+    def write(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Write it; the length comes last, so that a reader finds all or nothing."""
+        text = json.dumps({"form": _FORM, **dataclasses.asdict(self)}).encode()
+        memory[_LENGTH.itemsize :][: len(text)] = np.frombuffer(text, np.uint8)
+        memory[: _LENGTH.itemsize].view(_LENGTH)[0] = len(text)
+
+    @classmethod
+    def read(cls, segment: npt.NDArray[np.uint8]) -> About | None:
+        """Return what a segment says of itself; None if it says nothing, or in another form.
+
+        Args:
+            segment: All bytes of it, from its header on.
+        """
+        begin = _AT + _LENGTH.itemsize
+        if len(segment) < begin:
+            return None
+        length = int(segment[_AT:begin].view(_LENGTH)[0])
+        if length > _LONGEST:  # other bytes lie there
+            return None
+        try:
+            told = json.loads(segment[begin : begin + length].tobytes())
+            if told.pop("form") != _FORM:
+                return None
+            return cls(**told)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None

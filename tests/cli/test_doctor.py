@@ -1,0 +1,106 @@
+"""``pysampler doctor`` says what it finds here: in a terminal, for programs, where it breaks."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from programs import completed
+from terminals import on_screen, plain
+
+from pysampler._cli import doctor
+from pysampler._cli.main import main
+
+DOCTOR = ("-m", "pysampler", "doctor")
+TOPICS = [
+    *("versions", "torch", "MuJoCo", "CPUs", "stolen time", "shared memory", "waiting"),
+    *("deadlines", "open files", "processes", "memory", "a vector env"),
+]
+
+
+def test_this_machine_is_well():
+    findings = json.loads(completed(*DOCTOR, "--json").stdout)
+    assert [finding["topic"] for finding in findings] == TOPICS
+    assert {finding["verdict"] for finding in findings} <= {"ok", "look"}
+    assert all(finding["found"] for finding in findings)
+    assert all(finding["advice"] for finding in findings if finding["verdict"] == "look")
+
+
+@pytest.mark.parametrize("columns", [60, 200])
+def test_lines_fit_the_terminal(columns):
+    status, shown = on_screen(*DOCTOR, columns=columns)
+    assert status == 0
+    assert "\x1b[" in shown  # coloured
+    lines = plain(shown).splitlines()
+    assert [line.split("  ")[0] for line in lines if not line.startswith(" ")] == TOPICS
+    assert max(map(len, lines)) <= columns
+
+
+def test_a_terminal_that_is_very_narrow_gets_lines_of_60():
+    status, shown = on_screen(*DOCTOR, columns=10)
+    assert status == 0
+    assert max(map(len, plain(shown).splitlines())) <= 60
+
+
+def test_without_rich_it_is_plain_text():
+    program = "import sys; sys.modules['rich'] = None; from pysampler._cli.main import main; "
+    status, shown = on_screen("-c", program + "sys.exit(main(['doctor']))")
+    assert status == 0
+    assert "\x1b[" not in shown
+    assert shown.startswith("versions")
+
+
+def test_limits_that_are_too_low_are_broken():
+    done = subprocess.run(
+        [sys.executable, *DOCTOR, "--workers", "100000000"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 1
+    assert "memory         broken" in done.stdout
+    assert "-> fewer workers, or more memory" in done.stdout
+
+
+def test_a_look_that_fails_is_told_and_the_others_go_on(monkeypatch, capsys):
+    def failing():
+        raise OSError("told to")
+
+    monkeypatch.setattr(doctor, "_shared_memory", failing)
+    assert main(["doctor", "--json"]) == 1
+    findings = {one["topic"]: one for one in json.loads(capsys.readouterr().out)}
+    assert list(findings) == TOPICS
+    assert findings["shared memory"]["verdict"] == "broken"
+    assert findings["shared memory"]["found"] == "OSError: told to"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m pysampler doctor | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.stdout.startswith("versions")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["doctor", "--help"]])
+def test_help_fits_a_screen(arguments):
+    status, shown = on_screen("-m", "pysampler", *arguments)
+    assert status == 0
+    lines = shown.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("usage: pysampler")
+
+
+@pytest.mark.parametrize("arguments", [[], ["nothing"], ["doctor", "--workers", "many"]])
+def test_bad_usage_is_one_line_and_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("pysampler")

@@ -1,0 +1,243 @@
+"""``pysampler dump`` and ``top`` show what the workers of a program do, and disturb nothing."""
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from terminals import on_screen, plain
+
+import pysampler
+from pysampler._cli import programs
+from pysampler._cli.main import main
+
+HERE = str(os.getpid())
+
+
+class Gated(gym.Env):
+    """Its step waits as long as a file is there, and takes some seconds more."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, gate=None, seconds=0.0):
+        self.gate = gate
+        self.seconds = seconds
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        while self.gate is not None and self.gate.exists():
+            time.sleep(0.001)
+        end = time.perf_counter() + self.seconds
+        while time.perf_counter() < end:
+            pass
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+class SlowProgram:
+    """Steps envs, and computes for some milliseconds after each step."""
+
+    def __init__(self, envs):
+        self.envs = envs
+        self.num_envs = envs.num_envs
+        self.reset = envs.reset
+
+    def step(self, actions):
+        self.envs.step(actions)
+        end = time.perf_counter() + 5e-3
+        while time.perf_counter() < end:
+            pass
+
+
+@contextlib.contextmanager
+def stepping(envs):
+    """Step in a thread during the block."""
+    stop = threading.Event()
+    actions = np.zeros(envs.num_envs, np.int64)
+    envs.reset(seed=0)
+
+    def run():
+        while not stop.is_set():
+            envs.step(actions)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def dumped(*arguments):
+    """Return what the command says of the only pool of this process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pysampler", "dump", *arguments, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["pid"] == os.getpid()
+    (pool,) = told["pools"]
+    return pool
+
+
+def test_it_shows_what_each_worker_does():
+    envs = pysampler.VectorEnv([functools.partial(Gated, None, 1e-4)] * 6, num_workers=2)
+    with stepping(envs):
+        pool = dumped(HERE, "--seconds", "0.3")
+    assert pool["name"] == "Gated"
+    assert len(pool["workers"]) == 2
+    assert [worker["pid"] for worker in pool["workers"]] == envs._pool.pids
+    for worker in pool["workers"]:
+        assert worker["steps"] > 0
+        assert worker["step_p99"] >= worker["step_p50"] > 5e-5
+        assert 0 < worker["busy"] <= 1
+    envs.close()
+
+
+def test_an_env_that_is_slow_is_named_and_a_program_that_is():
+    times = [1e-4, 1e-4, 1e-4, 5e-3]
+    envs = pysampler.VectorEnv([functools.partial(Gated, None, t) for t in times], num_workers=2)
+    with stepping(envs):
+        assert dumped(HERE, "--seconds", "0.5")["verdict"].startswith("one env slow: 3, ")
+    envs.close()
+    envs = pysampler.VectorEnv([Gated] * 4, num_workers=2)
+    with stepping(SlowProgram(envs)):
+        verdict = dumped(HERE, "--seconds", "0.5")["verdict"]
+    assert verdict.startswith("the program is the limit: workers wait for it ")
+    envs.close()
+
+
+def test_a_worker_is_named_by_its_pid_too():
+    envs = pysampler.VectorEnv([Gated] * 2, num_workers=2)
+    pool = dumped(str(envs._pool.pids[1]), "--seconds", "0.01")
+    assert pool["verdict"].startswith("nothing was asked of the workers")
+    assert [worker["env"] for worker in pool["workers"]] == [None, None]
+    envs.close()
+
+
+def test_an_env_that_hangs_is_named_and_how_to_see_its_stack(tmp_path):
+    gate = tmp_path / "gate"
+    gate.touch()
+    envs = pysampler.VectorEnv([Gated, Gated, functools.partial(Gated, gate), Gated], num_workers=2)
+    envs.reset(seed=0)
+    envs.step_async(np.zeros(4, np.int64))
+    working = envs._pool._links.counters.at_work
+    while working()[0].tolist() != [-1, 2]:
+        time.sleep(0.001)
+    pool = dumped(HERE, "--seconds", "0.1")
+    assert pool["workers"][1]["env"] == 2
+    assert pool["workers"][1]["since"] >= 0.1
+    assert pool["workers"][1]["busy"] == 1
+    status, shown = on_screen("-m", "pysampler", "dump", HERE, "--seconds", "0.1", columns=60)
+    assert status == 0
+    lines = plain(shown).splitlines()
+    assert max(map(len, lines[:-1])) <= 60
+    assert lines[-1] == f"its Python stack: py-spy dump --pid {envs._pool.pids[1]}"
+    gate.unlink()
+    envs.step_wait()
+    envs.close()
+
+
+def test_memory_is_mapped_to_be_read_only():
+    envs = pysampler.VectorEnv([Gated] * 2, num_workers=1)
+    program = programs.find(os.getpid())
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    rights = [line.split()[1] for line in maps if "memfd:pysampler" in line]
+    assert "r--s" in rights
+    (pool,) = program.pools
+    assert not pool.counters.envs.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        pool.counters.envs["steps"]["count"][0] = 1
+    envs.close()
+
+
+def test_a_worker_that_has_ended_is_told():
+    envs = pysampler.VectorEnv([Gated] * 2, num_workers=2)
+    pid = envs._pool.pids[1]
+    os.kill(pid, signal.SIGKILL)
+    while any(pid in pool.workers.values() for pool in programs.find(os.getpid()).pools):
+        time.sleep(0.001)
+    pool = dumped(HERE, "--seconds", "0.01")
+    assert pool["verdict"] == "worker 1 has ended"
+    envs.close(terminate=True)
+
+
+def refused(capsys, *arguments):
+    """Return the one line that the command refuses with."""
+    assert main(["dump", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+def test_what_cannot_be_looked_at_is_one_line(capsys, monkeypatch):
+    assert refused(capsys, "1") != ""
+    assert refused(capsys, "4194305") == "pysampler: there is no process 4194305"
+    sleeper = subprocess.Popen(["sleep", "60"])
+    assert "has no workers of pysampler" in refused(capsys, str(sleeper.pid))
+    sleeper.kill()
+    sleeper.wait()
+    envs = pysampler.VectorEnv([Gated] * 2, num_workers=1)
+    monkeypatch.setattr(programs, "_LAYOUT", 99)
+    line = refused(capsys, str(envs._pool.pids[0]))
+    assert "laid out by another version of pysampler" in line
+    envs.close()
+
+
+def test_top_needs_a_terminal():
+    done = subprocess.run(
+        [sys.executable, "-m", "pysampler", "top"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "pysampler: top needs a terminal; pysampler dump prints once, --json for programs\n"
+    )
+
+
+def test_top_ends_with_the_program(tmp_path):
+    """It shows the workers meanwhile."""
+    program = tmp_path / "program.py"
+    gate = tmp_path / "gate"
+    gate.touch()
+    program.write_text(
+        "import pathlib, time, gymnasium, numpy as np, pysampler\n"
+        "envs = pysampler.make_vec('CartPole-v1', 4, vector_kwargs={'num_workers': 2})\n"
+        "envs.reset(seed=0)\n"
+        "print('ready', flush=True)\n"
+        f"while pathlib.Path({str(gate)!r}).exists():\n"
+        "    envs.step(envs.action_space.sample())\n"
+        "envs.close()\n"
+    )
+    begun = [sys.executable, str(program)]
+    with subprocess.Popen(begun, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "ready\n"
+        once = "4 envs in 2 workers", gate.unlink
+        top = "-m", "pysampler", "top", str(child.pid), "--seconds", "0.2"
+        status, shown = on_screen(*top, once=once)
+    assert status == 0
+    shown = plain(shown)
+    assert "CartPole-v1, 4 envs in 2 workers" in shown
+    assert shown.rstrip().endswith(f"program {child.pid} has no workers any more")

@@ -1,0 +1,52 @@
+"""Programs in a real terminal."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+
+def on_screen(*arguments, columns=80, once=None):
+    """Run the interpreter in a terminal; return its exit status and all that it showed.
+
+    ``once``: a text, and what to call when the terminal shows it.
+    """
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    for name in ("COLUMNS", "LINES", "NO_COLOR"):
+        environment.pop(name, None)
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env=environment,
+        start_new_session=True,
+    )
+    os.close(child)
+    shown = b""
+    try:
+        while True:
+            try:
+                part = os.read(parent, 1 << 16)
+            except OSError:  # EIO: the program has ended
+                break
+            if not part:
+                break
+            shown += part
+            if once is not None and once[0] in plain(shown.decode(errors="replace")):
+                once[1]()
+                once = None
+    finally:
+        os.close(parent)
+    return process.wait(), shown.decode().replace("\r\n", "\n")
+
+
+def plain(text):
+    """Return text without the codes of colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
