@@ -19,7 +19,7 @@ import gymnasium as gym
 import numpy as np
 
 import pysampler
-from pysampler._cli.screen import Finding, print_findings
+from pysampler._cli.screen import Finding, UsageError, print_findings
 from pysampler._workers.launcher import files_for
 from pysampler.sync import Flag, Segment, memory_left, now, sleep_until, usable_cpus, wait_costs
 
@@ -47,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print what was found; return 1 if something is broken."""
+    if options.workers is not None and options.workers < 1:
+        raise UsageError(f"--workers {options.workers}, expected at least 1")
     found: list[Finding] = []
 
     def kept() -> Iterator[Finding]:

@@ -147,7 +147,7 @@ class _Since:
 
 def _verdict(workers: list[WorkerLook], busy: float, steps: _Since, noun: str) -> str:
     """Return what limits the pool."""
-    ended = [index for index, worker in enumerate(workers) if worker.pid is None]
+    ended = [index for index, worker in enumerate(workers) if worker.cpu is None]
     if ended:
         return f"worker {ended[0]} has ended"
     stuck = [worker for worker in workers if worker.env is not None and worker.since > _STUCK]

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pysampler._cli import doctor, top
+from pysampler._cli.screen import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return int(options.run(options))
+    except UsageError as error:
+        parser.error(str(error))
     except KeyboardInterrupt:
         return 130  # as shells say it
     except BrokenPipeError:  # the reader has seen enough, as head has

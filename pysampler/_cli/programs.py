@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from pysampler._workers.counters import Counters
 
 __all__ = ["AttachError", "Pool", "Program", "find", "programs"]
 
-_TITLE = "pysampler: worker "
+# Which worker it is, and what it samples; a title that was cut off for lack of room is none.
+_TITLE = re.compile(r"pysampler: worker (\d+)/\d+ *(.*)")
 _MEMFD = "/memfd:pysampler"
 # The header of a segment (csrc/layout.h).
 _MAGIC, _LAYOUT = b"pysamplr", 1
@@ -70,14 +72,14 @@ def programs() -> list[Program]:
     found: dict[int, dict[int, Pool]] = {}  # by pid of the program, then by id of the segment
     for pid in _pids():
         title = _command(pid)
-        if not title.startswith(_TITLE):
+        known = _TITLE.match(title)
+        if known is None:
             continue
         try:
-            creator, pool = _attach(pid, title)
+            creator, pool = _attach(pid, known[2])
         except (OSError, AttachError):  # it has ended, is another user's or of another version
             continue
-        index = int(title.removeprefix(_TITLE).partition("/")[0])
-        found.setdefault(creator, {}).setdefault(pool.number, pool).workers[index] = pid
+        found.setdefault(creator, {}).setdefault(pool.number, pool).workers[int(known[1])] = pid
     return [
         Program(pid, _command(pid), list(pools.values())) for pid, pools in sorted(found.items())
     ]
@@ -113,19 +115,26 @@ def _why_not(pid: int) -> str:
         return f"process {pid} is another user's"
     except OSError:
         return f"process {pid} has ended"
-    workers = [one for one in _pids() if _command(one).startswith(_TITLE)]
-    for worker in [pid, *workers]:
-        try:
-            creator = _attach(worker, _command(worker))[0]
-        except AttachError as error:
-            if worker == pid and _command(pid).startswith(_TITLE):
-                return f"process {pid}: {error}"
-        except OSError:
-            continue
-        else:
-            if pid in (worker, creator):
-                return f"process {pid} was just starting; try again"
+    for worker in _pids():
+        if _TITLE.match(_command(worker)) and pid in _with_ancestors(worker):
+            try:
+                _attach(worker, "")
+            except (OSError, AttachError) as error:
+                return f"worker {worker}: {error}"
     return f"process {pid} has no workers of pysampler (num_workers=0 has none)"
+
+
+def _with_ancestors(pid: int) -> list[int]:
+    """Return the pid, and those of its parent, of the parent's parent and so on."""
+    pids = []
+    while pid > 0 and pid not in pids:
+        pids.append(pid)
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            break
+        pid = int(text.rpartition(")")[2].split()[1])
+    return pids
 
 
 def _pids() -> list[int]:
@@ -140,7 +149,7 @@ def _command(pid: int) -> str:
         return ""
 
 
-def _attach(pid: int, title: str) -> tuple[int, Pool]:
+def _attach(pid: int, name: str) -> tuple[int, Pool]:
     """Map the segment that a worker counts in; return its creator's pid and its pool.
 
     Raises:
@@ -166,8 +175,8 @@ def _attach(pid: int, title: str) -> tuple[int, Pool]:
             raise AttachError("its counters lie outside of its segment")
         counters = Counters(members, len(about.members), memory[about.counters : end])
         header = memory[: _HEADER.itemsize].view(_HEADER)[0]
-        name = title.removeprefix(_TITLE).partition(" ")[2].strip() or about.noun
-        return int(header["creator"]), Pool(int(header["id"]), name, about, counters)
+        number = int(header["id"])
+        return int(header["creator"]), Pool(number, name or about.noun, about, counters)
     raise AttachError(why)
 
 

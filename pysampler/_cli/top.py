@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pysampler._cli.look import PoolLooks
 from pysampler._cli.programs import AttachError, find
+from pysampler._cli.screen import UsageError
 from pysampler._workers.counters import with_unit
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ HELP = "show live what the workers of a running program do"
 DUMP_HELP = "print once what the workers of a running program do, as when it hangs"
 
 _NARROWEST, _WIDE = 60, 100
+_LONGEST = 3600  # seconds
 # The names of the columns, their widths, and whether a narrow terminal has them.
 _COLUMNS = [
     *(("worker", 6, True), ("pid", 9, True), ("cpu", 4, False), ("at", 18, True)),
@@ -47,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show what happens until Ctrl-C or the end of the program."""
+    _expect_seconds(options.seconds)
     try:
         from rich.console import Console  # noqa: PLC0415 - of the extra "cli"
         from rich.live import Live  # noqa: PLC0415
@@ -84,6 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 def run_dump(options: argparse.Namespace) -> int:
     """Print what happened within some seconds."""
+    _expect_seconds(options.seconds)
     try:
         program = find(options.pid)
     except AttachError as error:
@@ -105,6 +109,11 @@ def run_dump(options: argparse.Namespace) -> int:
             if worker.env is not None and worker.pid is not None and worker.since > options.seconds:
                 print(f"its Python stack: py-spy dump --pid {worker.pid}")
     return 0
+
+
+def _expect_seconds(seconds: float) -> None:
+    if not 0 < seconds <= _LONGEST:
+        raise UsageError(f"--seconds {seconds:g}, expected more than 0 and at most {_LONGEST}")
 
 
 def _refuse(why: str) -> int:

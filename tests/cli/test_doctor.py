@@ -98,7 +98,13 @@ def test_help_fits_a_screen(arguments):
     assert lines[0].startswith("usage: pysampler")
 
 
-@pytest.mark.parametrize("arguments", [[], ["nothing"], ["doctor", "--workers", "many"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *([], ["nothing"], ["doctor", "--workers", "many"], ["doctor", "--workers", "0"]),
+        *(["dump", "--seconds", "-1"], ["dump", "--seconds", "nan"], ["top", "some"]),
+    ],
+)
 def test_bad_usage_is_one_line_and_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
