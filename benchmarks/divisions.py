@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
-import numpy as np
 from contenders import rounds_of
 from division_model import gain
+from envs import Busy
 from gymnasium.vector import SyncVectorEnv
 from running import heading, in_interpreter, machine, quartiles, say, stolen_share, table, write
 
@@ -36,21 +36,12 @@ CPUS = [2, 4, 8, 16, 32]  # of the simulation
 SECONDS = 0.1  # of a slice, at least one step of all envs
 
 
-class Working(gym.Env[Any, Any]):
-    """An env whose step counts to a number."""
-
-    observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+class Working(Busy):
+    """An env whose step counts to a number, however long that takes."""
 
     def __init__(self, count: int) -> None:
+        super().__init__(0)
         self._count = count
-        self._observation = np.zeros(4, np.float32)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self._observation, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         for _ in range(self._count):

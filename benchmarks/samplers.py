@@ -391,7 +391,7 @@ def alternating_table(results: dict[str, Any]) -> str:
     ]
     return (
         f"## Halves in turn against all at once\n\n{BUSY_ENVS} envs of {BUSY} us, `groups=2` "
-        "against 1; a policy that runs elsewhere and takes so many times as long as the envs do, "
+        "against 1; a policy that runs elsewhere, and takes the given multiple of the envs' time "
         "for all of them; for a half, half of that, or the same.\n\n"
         + table(["policy / envs", "half as long for a half", "as long for a half"], rows)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib.metadata
 import importlib.util
@@ -19,12 +20,11 @@ import gymnasium as gym
 import numpy as np
 
 import pysampler
-from pysampler._cli.screen import Finding, UsageError, print_findings
+from pysampler._cli.screen import Finding, print_findings
 from pysampler._workers.launcher import files_for
 from pysampler.sync import Flag, Segment, memory_left, now, sleep_until, usable_cpus, wait_costs
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterator
 
 __all__ = ["HELP", "add_arguments", "examine", "run"]
@@ -41,14 +41,19 @@ _STOLEN_FOR = 0.5  # seconds during which stolen time is measured
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the subcommand takes."""
     parser.add_argument(
-        "--workers", type=int, default=None, help="for so many worker processes; default: one a CPU"
+        "--workers", type=_count, help="how many workers must fit the limits (default: one a CPU)"
     )
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{count}, expected at least 1")
+    return count
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what was found; return 1 if something is broken."""
-    if options.workers is not None and options.workers < 1:
-        raise UsageError(f"--workers {options.workers}, expected at least 1")
     found: list[Finding] = []
 
     def kept() -> Iterator[Finding]:

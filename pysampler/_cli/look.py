@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pysampler._workers.counters import quantile
+from pysampler._workers.counters import quantile, slow_envs
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ __all__ = ["Look", "PoolLooks", "WorkerLook"]
 _IDLE = -1  # the env of a worker that is at none
 _STUCK = 10.0  # seconds in one env after which that is the verdict
 _SLOW = 3.0  # times the usual from which an env is named as slow
-_ENOUGH, _STRAGGLES = 20, 50e3  # steps of each env before one is called slow, and ns more at least
+_ENOUGH = 20  # steps of each env before one is called slow
 
 
 @dataclass(frozen=True)
@@ -160,25 +160,13 @@ def _verdict(workers: list[WorkerLook], busy: float, steps: _Since, noun: str) -
     most, least = (f(worker.busy for worker in workers) for f in (max, min))
     if most < 0.5:
         return f"the program is the limit: workers wait for it {1 - busy:.0%} of the time"
-    slow = _slow(steps)
-    if slow is not None:
-        env, times = slow
+    mean = steps.ns / np.maximum(steps.count, 1) / 1e9
+    if slow := slow_envs(steps.count, mean, _SLOW, _ENOUGH):
+        env, times = slow[0]
         return f"one {noun} slow: {env}, {times:.1f} times the usual"
     if most > 0.9 and least < 0.6 * most:
         return f"work is uneven: the busiest worker is at work {most:.0%}, the idlest {least:.0%}"
     return f"{noun}s are the limit: workers are at work {busy:.0%} of the time"
-
-
-def _slow(steps: _Since) -> tuple[int, float] | None:
-    """Return the env whose steps take much longer than the usual, and how many times."""
-    if len(steps.count) < 2 or steps.count.min() < _ENOUGH:
-        return None
-    mean = steps.ns / steps.count
-    env = int(mean.argmax())
-    usual = float(np.median(mean))
-    # The first env of a worker takes some microseconds longer, since its memory is cold.
-    slow = mean[env] > max(_SLOW * usual, usual + _STRAGGLES)
-    return (env, float(mean[env]) / usual) if slow else None
 
 
 def _cpu_of(pid: int) -> int | None:

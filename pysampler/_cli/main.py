@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pysampler._cli import doctor, top
-from pysampler._cli.screen import UsageError
+from pysampler._cli.programs import AttachError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,8 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return int(options.run(options))
-    except UsageError as error:
-        parser.error(str(error))
+    except AttachError as error:
+        print(f"pysampler: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130  # as shells say it
     except BrokenPipeError:  # the reader has seen enough, as head has

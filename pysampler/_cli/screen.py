@@ -11,15 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Finding", "UsageError", "print_findings"]
+__all__ = ["Finding", "print_findings"]
 
 _STYLES = {"ok": "green", "look": "yellow", "broken": "bold red"}
 _TOPIC, _VERDICT = 15, 8  # widths of the first columns
 _NARROWEST = 60
-
-
-class UsageError(Exception):
-    """Says in one line what is wrong with an argument."""
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import shutil
 import sys
 import textwrap
 import time
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from pysampler._cli.look import PoolLooks
 from pysampler._cli.programs import AttachError, find
-from pysampler._cli.screen import UsageError
 from pysampler._workers.counters import with_unit
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pysampler._cli.look import Look, WorkerLook
     from pysampler._cli.programs import Program
@@ -43,13 +43,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "pid", type=int, nargs="?", help="of the program or of a worker; none: the only one"
     )
     parser.add_argument(
-        "--seconds", type=float, default=1.0, help="between two looks (default: %(default)s)"
+        "--seconds", type=_seconds, default=1.0, help="between two looks (default: %(default)s)"
     )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= _LONGEST:
+        raise argparse.ArgumentTypeError(f"{text}, expected more than 0 and at most {_LONGEST}")
+    return seconds
 
 
 def run(options: argparse.Namespace) -> int:
     """Show what happens until Ctrl-C or the end of the program."""
-    _expect_seconds(options.seconds)
     try:
         from rich.console import Console  # noqa: PLC0415 - of the extra "cli"
         from rich.live import Live  # noqa: PLC0415
@@ -58,10 +64,7 @@ def run(options: argparse.Namespace) -> int:
         return _refuse("top needs rich: pip install 'pysampler[cli]'; dump does without")
     if options.json or not sys.stdout.isatty():
         return _refuse("top needs a terminal; pysampler dump prints once, --json for programs")
-    try:
-        program = find(options.pid)
-    except AttachError as error:
-        return _refuse(str(error))
+    program = find(options.pid)
     looks = {pool.number: PoolLooks(pool) for pool in program.pools}
     console = Console(highlight=False)
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -87,11 +90,7 @@ def run(options: argparse.Namespace) -> int:
 
 def run_dump(options: argparse.Namespace) -> int:
     """Print what happened within some seconds."""
-    _expect_seconds(options.seconds)
-    try:
-        program = find(options.pid)
-    except AttachError as error:
-        return _refuse(str(error))
+    program = find(options.pid)
     looks = [PoolLooks(pool) for pool in program.pools]
     time.sleep(options.seconds)
     taken = [one.look() for one in looks]
@@ -111,11 +110,6 @@ def run_dump(options: argparse.Namespace) -> int:
     return 0
 
 
-def _expect_seconds(seconds: float) -> None:
-    if not 0 < seconds <= _LONGEST:
-        raise UsageError(f"--seconds {seconds:g}, expected more than 0 and at most {_LONGEST}")
-
-
 def _refuse(why: str) -> int:
     print(f"pysampler: {why}", file=sys.stderr)
     return 2
@@ -123,7 +117,12 @@ def _refuse(why: str) -> int:
 
 def _lines(program: Program, looks: Sequence[Look], width: int) -> list[str]:
     """Return what there is to show, in lines that fit."""
-    columns = [one for one in _COLUMNS if one[2] or width >= _WIDE]
+    shown = [narrow or width >= _WIDE for _, _, narrow in _COLUMNS]
+
+    def row(cells: Iterable[str]) -> str:
+        padded = (f"{cell:>{size}}" for cell, (_, size, _) in zip(cells, _COLUMNS, strict=True))
+        return "".join(compress(padded, shown))
+
     lines = textwrap.wrap(f"program {program.pid}: {program.command}", width)[:2]
     for pool, look in zip(program.pools, looks, strict=True):
         members = pool.about.members[-1][1]
@@ -135,14 +134,10 @@ def _lines(program: Program, looks: Sequence[Look], width: int) -> list[str]:
                 width,
             ),
             *textwrap.wrap(look.verdict, width),
-            "".join(f"{name:>{size}}" for name, size, _ in columns),
+            row(name for name, _, _ in _COLUMNS),
         ]
         for index, worker in enumerate(look.workers):
-            cells = _cells(index, worker, pool.about.noun)
-            wanted = [cells[_COLUMNS.index(column)] for column in columns]
-            lines.append(
-                "".join(f"{cell:>{one[1]}}" for cell, one in zip(wanted, columns, strict=True))
-            )
+            lines.append(row(_cells(index, worker, pool.about.noun)))
     return lines
 
 

@@ -13,7 +13,7 @@ from pysampler import _core
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["BatchChoice", "Counters", "Stats", "Times", "quantile", "with_unit"]
+__all__ = ["BatchChoice", "Counters", "Stats", "Times", "quantile", "slow_envs", "with_unit"]
 
 _DURATIONS = np.dtype(
     [("count", "<u8"), ("total_ns", "<u8"), ("buckets", "<u4", (_core.Meter.BUCKETS,))]
@@ -259,8 +259,8 @@ class Stats:
 
     def _table(self) -> list[list[str]]:
         """Return the names of the columns, and a row for each worker."""
-        names = ",envs,steps,p50,p99,resets,p50,p99,spun,yielded,parked,lost"
-        table = [names.split(",")]
+        names = ["", "envs", "steps", "p50", "p99", "resets", "p50", "p99"]
+        table = [[*names, "spun", "yielded", "parked", "lost"]]
         for worker in range(len(self.waits)):
             own = self.worker_of == worker
             waited = self.spin_seconds, self.yield_seconds, self.park_seconds
@@ -278,15 +278,10 @@ class Stats:
         """Return lines about what is special: envs that are slow, what ``recv`` has chosen."""
         lines = ["native: a group's envs step together, in the time of all / their number"]
         lines = lines[: self.native]
-        slow = np.argsort(self.steps.mean)[::-1][:3]
-        usual = float(np.median(self.steps.mean))
-        # The first env of a worker takes some microseconds longer, since its memory is cold.
-        least = max(2 * usual, usual + _STRAGGLES) if self.steps.count.min() >= _ENOUGH else np.inf
         lines += [
             f"env {env} of worker {self.worker_of[env]} takes {with_unit(self.steps.mean[env])}, "
-            f"{self.steps.mean[env] / usual:.1f} times the usual"
-            for env in slow
-            if self.steps.mean[env] > least
+            f"{times:.1f} times the usual"
+            for env, times in slow_envs(self.steps.count, self.steps.mean, 2, _ENOUGH)[:3]
         ]
         if self.batches is not None:
             lines.append(str(self.batches))
@@ -301,6 +296,25 @@ def _times(rows: npt.NDArray[Any]) -> Times:
 def quantile(buckets: npt.NDArray[np.uint32], share: float) -> float:
     """Return a quantile of a histogram of these counters, in seconds."""
     return _quantile(buckets, _LOWER / 1e9, share)
+
+
+def slow_envs(
+    count: npt.NDArray[np.uint64], mean: npt.NDArray[np.float64], least: float, enough: int
+) -> list[tuple[int, float]]:
+    """Return envs that are slow, the slowest first, and how many times the usual each takes.
+
+    Args:
+        count: The number of steps of each env.
+        mean: What a step of each takes on average, in seconds.
+        least: How many times the usual a slow one takes.
+        enough: How many steps all must have made before any is called slow.
+    """
+    if count.min() < enough:
+        return []
+    usual = float(np.median(mean))
+    # The first env of a worker takes some microseconds longer, since its memory is cold.
+    slow = np.flatnonzero(mean > max(least * usual, usual + _STRAGGLES))
+    return [(int(env), float(mean[env]) / usual) for env in slow[np.argsort(-mean[slow])]]
 
 
 def _quantile(

@@ -40,7 +40,7 @@ class Gated(gym.Env):
 
     def step(self, action):
         while self.gate is not None and self.gate.exists():
-            time.sleep(0.001)
+            time.sleep(0.001)  # there is nothing to wait on: the test takes the file away
         end = time.perf_counter() + self.seconds
         while time.perf_counter() < end:
             pass
@@ -141,7 +141,7 @@ def test_an_env_that_hangs_is_named_and_how_to_see_its_stack(tmp_path):
     envs.step_async(np.zeros(4, np.int64))
     working = envs._pool._links.counters.at_work
     while working()[0].tolist() != [-1, 2]:
-        time.sleep(0.001)
+        time.sleep(0.001)  # there is nothing to wait on: workers write it, and wake no reader
     pool = dumped(HERE, "--seconds", "0.1")
     assert pool["workers"][1]["env"] == 2
     assert pool["workers"][1]["since"] >= 0.1
@@ -174,7 +174,7 @@ def test_a_worker_that_has_ended_is_told():
     pid = envs._pool.pids[1]
     os.kill(pid, signal.SIGKILL)
     while any(pid in pool.workers.values() for pool in programs.find(os.getpid()).pools):
-        time.sleep(0.001)
+        time.sleep(0.001)  # there is nothing to wait on: it is the child of another process
     pool = dumped(HERE, "--seconds", "0.01")
     assert pool["verdict"] == "worker 1 has ended"
     envs.close(terminate=True)

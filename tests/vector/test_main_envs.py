@@ -512,12 +512,12 @@ def test_recv_returns_envs_here_among_those_of_workers_as_they_were_ready(tmp_pa
         def step(self, action):
             if self.number == 0:
                 while not stepped.exists():
-                    time.sleep(0.001)
+                    time.sleep(0.001)  # there is nothing to wait on: another process makes it
             if self.number == 1:
                 stepped.touch()
             if self.number == 2:
                 while not vector[0]._pool.core.is_ready(0):
-                    time.sleep(0.001)
+                    time.sleep(0.001)  # a wait would be a call within the call that steps
             return super().step(action)
 
     fns = [functools.partial(One, number) for number in range(3)]
