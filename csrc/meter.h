@@ -8,8 +8,11 @@
 #include <atomic>
 #include <bit>
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "layout.h"
+#include "trace.h"
 #include "wait.h"
 
 namespace pysampler {
@@ -71,11 +74,29 @@ class Meter {
     void expect_step(std::size_t env) const { __builtin_prefetch(&envs_[env].steps, 1); }
     void stepped(std::size_t env, std::int64_t ns) { envs_[env].steps.add(ns); }
     void was_reset(std::size_t env, std::int64_t ns) { envs_[env].resets.add(ns); }
+    // The same of a call that has a beginning and an end, which are traced.
+    void stepped(std::size_t env, std::int64_t began, std::int64_t ended) {
+        stepped(env, ended - began);
+        trace(TraceKind::kStep, env, began, ended);
+    }
+    void was_reset(std::size_t env, std::int64_t began, std::int64_t ended) {
+        was_reset(env, ended - began);
+        trace(TraceKind::kReset, env, began, ended);
+    }
     void waited(const WaitStats& stats) { worker_->waits = stats; }
 
+    // Traces what comes to this track, or nothing if it is null.
+    void trace_to(std::shared_ptr<Track> track) { track_ = std::move(track); }
+    const std::shared_ptr<Track>& track() const { return track_; }
+
  private:
+    void trace(TraceKind kind, std::size_t env, std::int64_t began, std::int64_t ended) {
+        if (track_) track_->add(kind, static_cast<std::uint32_t>(env), began, ended);
+    }
+
     EnvMeter* envs_;
     WorkerMeter* worker_;
+    std::shared_ptr<Track> track_;
 };
 
 }  // namespace pysampler

@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Round', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TaskRows', 'TimedReturn', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'take_turns', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Round', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TaskRows', 'TimedReturn', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'take_turns', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     """
     What waiting costs on this machine.
@@ -877,6 +877,33 @@ class Board:
         """
         The newest version; 0 if there is none yet.
         """
+class Track:
+    COMMAND: typing.ClassVar[int] = 3
+    JOB: typing.ClassVar[int] = 4
+    POLICY: typing.ClassVar[int] = 5
+    READ: typing.ClassVar[int] = 8
+    RESET: typing.ClassVar[int] = 2
+    SEND: typing.ClassVar[int] = 6
+    SLICES: typing.ClassVar[int] = 16384
+    STEP: typing.ClassVar[int] = 1
+    WAIT: typing.ClassVar[int] = 7
+    @staticmethod
+    def size_of(tracks: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        Return how many bytes the tracks of a trace take in a segment.
+        """
+    def __init__(self, segment: Segment, offset: typing.SupportsInt | typing.SupportsIndex, index: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
+    def begin(self) -> int:
+        """
+        Return the time in ns at which a slice begins, or 0 if no slice is wanted.
+        """
+    def end(self, kind: typing.SupportsInt | typing.SupportsIndex, id: typing.SupportsInt | typing.SupportsIndex, began: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Write a slice that ends now, unless `began` is 0.
+        """
 class Meter:
     BUCKETS: typing.ClassVar[int] = 40
     FIRST_BUCKET: typing.ClassVar[int] = 18
@@ -896,9 +923,18 @@ class Meter:
         """
         Count a step of this duration for each of these envs.
         """
+    def trace_to(self, track: Track) -> None:
+        """
+        Trace what comes on this track; None: trace nothing.
+        """
     def were_reset(self, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], ns: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
         Count a reset of this duration for each of these envs.
+        """
+    @property
+    def track(self) -> Track:
+        """
+        What it traces to, or None.
         """
 class Block:
     def __reduce__(self) -> tuple:
@@ -994,6 +1030,10 @@ class Pool:
     def take_all(self) -> None:
         """
         All that is in flight has come back.
+        """
+    def trace_to(self, track: Track) -> None:
+        """
+        Trace what comes on this track; None: trace nothing.
         """
     def wait(self, timeout: float | None = None, *, deadline: int | None = None) -> bool:
         """
@@ -1401,7 +1441,7 @@ def sleep_until(deadline: typing.Any) -> None:
     Args:
         deadline: A time of now(), in ns.
     """
-def take_turns(act: typing.Any, block: typing.Any, left_over: typing.Any, after_step: typing.Any, begin: typing.SupportsInt | typing.SupportsIndex, end: typing.SupportsInt | typing.SupportsIndex, steps: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], stopped: typing.Annotated[numpy.typing.ArrayLike, numpy.int64]) -> int:
+def take_turns(act: typing.Any, block: typing.Any, left_over: typing.Any, after_step: typing.Any, begin: typing.SupportsInt | typing.SupportsIndex, end: typing.SupportsInt | typing.SupportsIndex, steps: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], stopped: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], track: typing.Any) -> int:
     """
     Let a policy act and a block step from a frame to another; return the ns that the policy took.
     """

@@ -170,8 +170,8 @@ void EnvBlock::for_each(std::uint32_t frame, Work&& work) {
         call_ = Call::kNothing;
         guarded(i, [&] { work(i); });
         now = now_ns();
-        if (call_ == Call::kStep) meter_->stepped(first_ + i, now - began_);
-        if (call_ == Call::kReset) meter_->was_reset(first_ + i, now - began_);
+        if (call_ == Call::kStep) meter_->stepped(first_ + i, began_, now);
+        if (call_ == Call::kReset) meter_->was_reset(first_ + i, began_, now);
         write_options_version(frame, i);
     }
     reached_ = count_;
@@ -220,7 +220,7 @@ void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
     if (ended && autoreset_ == Autoreset::kSameStep) {
         store_final(frame, i, obs, info);
         const std::int64_t now = now_ns();
-        meter_->stepped(env, now - began_);
+        meter_->stepped(env, began_, now);
         began_ = now;
         results = call_reset(i, nullptr, nullptr);
         const auto [first_obs, reset_info] = take_apart<2>(results, "reset");

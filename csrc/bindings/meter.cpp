@@ -59,6 +59,9 @@ void register_meter(py::module_& m) {
             "Count a reset of this duration for each of these envs.")
         .def(
             "idle", [](Meter& self) { self.idle(now_ns()); }, "Count time for no env from now on.");
+    meter.def("trace_to", &Meter::trace_to, py::arg("track"),
+              "Trace what comes on this track; None: trace nothing.");
+    meter.def_property_readonly("track", &Meter::track, "What it traces to, or None.");
     meter.attr("BUCKETS") = Durations::kBuckets;
     meter.attr("FIRST_BUCKET") = Durations::kFirst;
 }

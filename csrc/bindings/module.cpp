@@ -58,6 +58,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, m) {
     register_shared_ring(m);
     register_byte_ring(m);
     register_board(m);
+    register_trace(m);
     register_meter(m);
     register_pool(m);
     register_guard(m);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "leaf.h"
 #include "space.h"
 #include "support.h"
+#include "trace.h"
 
 namespace pysampler::bindings {
 namespace {
@@ -131,18 +133,22 @@ std::atomic_ref<std::int64_t> cell(py::array_t<std::int64_t>& array) {
 
 // Lets a policy act and its block step from frame `begin` to `end`, until `stopped`. After each
 // step that left something over, `left_over(frame)` returns whether an env raised, which ends it;
-// then comes `after_step(frame)`, unless that is None, then `steps` is increased. Returns the ns
-// that the policy took.
+// then comes `after_step(frame)`, unless that is None, then `steps` is increased. The policy's
+// calls are traced to `given`, unless that is None. Returns the ns that the policy took.
 std::int64_t take_turns(const py::object& act, const py::object& block, const py::object& left_over,
                         const py::object& after_step, std::uint32_t begin, std::uint32_t end,
-                        py::array_t<std::int64_t> steps, py::array_t<std::int64_t> stopped) {
+                        py::array_t<std::int64_t> steps, py::array_t<std::int64_t> stopped,
+                        const py::object& given) {
     auto& envs = block.cast<Block&>();
     const auto made = cell(steps), stop = cell(stopped);
+    const auto track = given.is_none() ? nullptr : given.cast<std::shared_ptr<Track>>();
     std::int64_t policy_ns = 0;
     for (std::uint32_t at = begin; at < end && stop.load(std::memory_order_relaxed) == 0;) {
         const std::int64_t began = now_ns();
         act(at);
-        policy_ns += now_ns() - began;
+        const std::int64_t acted = now_ns();
+        policy_ns += acted - began;
+        if (track) track->add(TraceKind::kPolicy, 0, began, acted);
         ++at;
         if (envs.step(at) && left_over(at).cast<bool>()) break;
         if (!after_step.is_none()) after_step(at);
@@ -170,7 +176,7 @@ void register_policy_rows(py::module_& m) {
              "Call the policy with the observations in a frame, and write what it returns.");
     m.def("take_turns", &take_turns, py::arg("act"), py::arg("block"), py::arg("left_over"),
           py::arg("after_step"), py::arg("begin"), py::arg("end"), py::arg("steps"),
-          py::arg("stopped"),
+          py::arg("stopped"), py::arg("track"),
           "Let a policy act and a block step from a frame to another; return the ns that the "
           "policy took.");
 }

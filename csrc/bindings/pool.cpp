@@ -65,12 +65,14 @@ class PyWorker : public Handle {
                 raise("LayoutError", "cannot serve: a command to a group of another worker");
             }
             if (command->kind != Command::kStep) {
+                job_began_ = arrived();
                 return py::make_tuple(command->kind, command->group, command->frame,
                                       command->number);
             }
+            const std::int64_t began = arrived();
             bool left = all[command->group - first_]->step(command->frame);
             left |= std::exchange(left_over_, false);
-            complete(command->group, left);
+            finish(TraceKind::kCommand, command->group, left, began);
             if (left) unsent = report(command->group, command->number).cast<bool>();
         }
     }
@@ -78,13 +80,23 @@ class PyWorker : public Handle {
     // The group is done; a message follows, or none.
     void complete(std::uint32_t group, bool message) {
         if (group >= worker_.groups()) throw py::index_error("cannot complete: no such group");
-        worker_.complete(group, message, now_ns());
+        finish(TraceKind::kJob, group, message, job_began_);
     }
 
     // The next step has something left over, whatever its block says.
     void set_left_over(bool left_over) { left_over_ = left_over; }
 
  private:
+    // When a command arrived; 0 if that is not traced.
+    std::int64_t arrived() const { return meter_->track() ? meter_->track()->begin() : 0; }
+
+    void finish(TraceKind kind, std::uint32_t group, bool message, std::int64_t began) {
+        const std::int64_t now = now_ns();
+        // First: who sees the completion finds it in the trace.
+        if (began != 0) meter_->track()->add(kind, group, began, now);
+        worker_.complete(group, message, now);
+    }
+
     // Until there is a command. The longer this is idle, the rarer it wakes to look for signals
     // that came just before it slept.
     void wait() {
@@ -106,6 +118,7 @@ class PyWorker : public Handle {
     Site site_;
     Side serving_;
     bool left_over_ = false;
+    std::int64_t job_began_ = 0;
 };
 
 struct Step {
@@ -217,7 +230,15 @@ void register_pool(py::module_& m) {
                                "Groups of which a message follows, after a wait.")
         .def_property_readonly("pending", &PyPool::pending, "How many groups are in flight.")
         .def_property_readonly("offset", &PyPool::offset, "Where it begins in its segment.")
-        .def("close", &PyPool::close, "Let go of the memory.")
+        .def("trace_to", &PyPool::trace_to, py::arg("track"),
+             "Trace what comes on this track; None: trace nothing.")
+        .def(
+            "close",
+            [](PyPool& self) {
+                self.close();
+                self.trace_to(nullptr);
+            },
+            "Let go of the memory.")
         .def_static("size_of", &size_of, py::arg("groups"), "Bytes it takes in a segment.")
         .def("__repr__", &PyPool::state);
     Hot<PyPool, Step>::install(pool, "step");

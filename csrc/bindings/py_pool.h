@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "command.h"
 #include "pool.h"
 #include "support.h"
+#include "trace.h"
 
 namespace pysampler::bindings {
 
@@ -53,6 +55,7 @@ class PyPool : public Handle {
     // A step of every group. False if some of it has yet to be flushed.
     bool step(std::uint32_t frame) {
         const Pin pin(*this, "send to");
+        const Traced sending(track_, TraceKind::kSend, pool_.groups());
         for (std::uint32_t group = 0; group < pool_.groups(); ++group) expect_idle(group);
         sound([&] {
             for (std::uint32_t group = 0; group < pool_.groups(); ++group) {
@@ -65,6 +68,7 @@ class PyPool : public Handle {
     // A step of some groups, each with its frame. False as above.
     bool step_some(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& parts) {
         const Pin pin(*this, "send to");
+        const Traced sending(track_, TraceKind::kSend, static_cast<std::uint32_t>(parts.size()));
         for (const auto& [group, frame] : parts) expect_idle(known(group));
         for (const auto& [group, frame] : parts) pool_.send({group, Command::kStep, frame});
         return pool_.unsent() == 0;
@@ -73,6 +77,7 @@ class PyPool : public Handle {
     // What each group is asked for; with it, groups are settled. False as above.
     bool send(const std::vector<Pool::Request>& requests, const Groups& settled) {
         const Pin pin(*this, "send to");
+        const Traced sending(track_, TraceKind::kSend, static_cast<std::uint32_t>(requests.size()));
         for (const Pool::Request& request : requests) expect_idle(known(request.group));
         for (const std::uint32_t group : settled) known(group);
         for (const Pool::Request& request : requests) pool_.send(request);
@@ -174,6 +179,10 @@ class PyPool : public Handle {
     bool any_new() const { return pool_.any_new(); }
     void forget_losses() { pool_.forget_losses(); }
 
+    // Traces what comes to this track, or nothing if it is null.
+    void trace_to(std::shared_ptr<Track> track) { track_ = std::move(track); }
+    const std::shared_ptr<Track>& track() const { return track_; }
+
     // In a signal handler: the wait that it interrupted ends with a ClosedError once the handler
     // returns, and the handler itself may wait.
     void give_up_wait() {
@@ -261,6 +270,7 @@ class PyPool : public Handle {
     // Calls `wait(policy)` without the GIL: ready, at its deadline, or lost.
     template <class Wait>
     Outcome outcome_of(const char* verb, Wait&& wait) {
+        const Traced waiting(track_, TraceKind::kWait, pool_.pending());
         const auto wanted = [this, before = given_up_] { return given_up_ == before && !closed(); };
         const Outcome outcome = sound([&] { return site_(wait, wanted); });
         if (outcome == Outcome::kInterrupted) {
@@ -278,6 +288,7 @@ class PyPool : public Handle {
     std::uint64_t given_up_ = 0;  // how often give_up_wait() ended a wait
     Site site_;
     Side waiting_;
+    std::shared_ptr<Track> track_;
 };
 
 }  // namespace pysampler::bindings

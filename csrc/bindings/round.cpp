@@ -1,5 +1,6 @@
 // One step of all envs of a vector env, in one call: actions out, wait, results in.
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "batch.h"
@@ -8,6 +9,7 @@
 #include "hot.h"
 #include "py_pool.h"
 #include "support.h"
+#include "trace.h"
 
 namespace pysampler::bindings {
 namespace {
@@ -78,7 +80,7 @@ class Round {
         if (!(pool_ == nullptr ? local_step(team, chosen) : pool_step(team, chosen))) {
             return py::bool_(false);
         }
-        const py::tuple read = batch_.read(frame);
+        const py::tuple read = read_results(frame);
         if (PyTuple_GET_ITEM(read.ptr(), 0) == Py_None ||
             PyObject_IsTrue(PyTuple_GET_ITEM(read.ptr(), 5)) != 0) {
             return py::bool_(false);
@@ -103,6 +105,12 @@ class Round {
     bool local_step(const py::object& local, const py::int_& frame) {
         call(local, step_name_, frame);
         return get(local, plain_name_).cast<bool>();
+    }
+
+    py::tuple read_results(std::uint32_t frame) {
+        static const std::shared_ptr<Track> none;
+        const Traced reading(pool_ == nullptr ? none : pool_->track(), TraceKind::kRead, 0);
+        return batch_.read(frame);
     }
 
     std::int64_t deadline() const { return patience_ns_ < 0 ? kForever : now_ns() + patience_ns_; }

@@ -28,6 +28,7 @@ void register_guard(py::module_&);
 void register_process(py::module_&);
 void register_parcel(py::module_&);
 void register_infos(py::module_&);
+void register_trace(py::module_&);
 void register_meter(py::module_&);
 void register_env_block(py::module_&);
 void register_batch(py::module_&);

@@ -97,6 +97,7 @@ class WorkerPolicy:
         segment: The memory they lie in, and all that ``setup`` has the offset of.
         before: What acted until now; None for a worker's first policy.
         replacement_seeds: Seeds of the envs, if they replace lost ones.
+        track: What the policy's calls are traced to; None if they are not.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class WorkerPolicy:
         before: WorkerPolicy | None,
         *,
         replacement_seeds: Sequence[int],
+        track: _core.Track | None,
     ) -> None:
         policy = pickle.loads(setup.policy)
         settings = {
@@ -137,6 +139,7 @@ class WorkerPolicy:
             self._policy.normalization = self._statistics.normalization
         self._weights: Any = None
         self._version = 0
+        self._track = track
 
     def carry(self, last: int, frame: int, envs: slice) -> None:
         """Copy what goes on from one frame to another, where the envs go on."""
@@ -205,17 +208,18 @@ class WorkerPolicy:
                 block,
                 lambda at: report.add_leftovers(at, take_leftovers()),
                 (lambda at: policy.after_step(at, envs)) if policy.needs_after_step else None,
-                *(at, frame + steps, *progress.cells(group)),
+                *(at, frame + steps, *progress.cells(group), self._track),
             )
         if normalization is not None:
             report.seen = normalization.seen
         return report
 
-    @staticmethod
-    def _timed(act: Callable[..., None], *arguments: Any) -> int:
+    def _timed(self, act: Callable[..., None], *arguments: Any) -> int:
         """Let the policy act by this call, and return how many ns that took."""
         began = now()
         act(*arguments)
+        if self._track is not None:
+            self._track.end(_core.Track.POLICY, 0, began)
         return now() - began
 
 
@@ -233,7 +237,9 @@ class TakePolicy(Note):
         before: WorkerPolicy | None = host.acting
         seeds = host.seeds if before is None and host.replaced else ()
         host.acting = self.policy_class(
-            self.setup, host.frames, host.segment, before, replacement_seeds=seeds
+            *(self.setup, host.frames, host.segment, before),
+            replacement_seeds=seeds,
+            track=host.track,
         )
 
 

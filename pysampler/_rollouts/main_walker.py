@@ -120,6 +120,8 @@ class MainWalker(Walker):
         began = now()
         act(*arguments)
         self.seconds["policy"] += (now() - began) / 1e9
+        if (track := self._pool.track) is not None:
+            track.end(_core.Track.POLICY, 0, began)
 
     def _handle(self, answers: Sequence[Answer], frame_of: Mapping[int, int]) -> None:
         """Mark lost envs, and keep mailed infos, of groups whose step ended at these frames."""

@@ -122,6 +122,11 @@ class EnvHost:
         """Count what envs do with ``meter``."""
         self._meter = meter
 
+    @property
+    def track(self) -> _core.Track | None:
+        """What is traced here is written to this track; None: nothing is."""
+        return self._meter.track
+
     def attach(
         self,
         frames: Frames,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["About"]
 
-_FORM = 1  # of the JSON: another number where a reader would misunderstand it
+_FORM = 2  # of the JSON: another number where a reader would misunderstand it
 _SLACK = 512  # bytes for what is not a worker's
 _LENGTH = np.dtype("<u4")
 _LONGEST = 1 << 20
@@ -37,6 +37,7 @@ class About:
         members: The members of each worker, as (first, end).
         groups: The sizes of each worker's groups.
         counters: Where the counters lie.
+        trace: Where the trace lies.
     """
 
     version: str
@@ -44,6 +45,7 @@ class About:
     members: list[tuple[int, int]]
     groups: list[list[int]]
     counters: int
+    trace: int
 
     @staticmethod
     def room_for(workers: int, groups: int) -> int:

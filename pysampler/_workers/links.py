@@ -17,6 +17,7 @@ from pysampler._workers.about import About
 from pysampler._workers.counters import Counters
 from pysampler._workers.mail import Inbox
 from pysampler._workers.setup import Attachment, wait_policy
+from pysampler._workers.tracing import TraceMemory
 from pysampler.sync import Segment, Watch
 
 if TYPE_CHECKING:
@@ -53,7 +54,10 @@ class Links:
         counters_size = Counters.size_of(members, workers)
         rings = 2 * workers * _core.ByteRing.size_of(_MAIL)
         room = About.room_for(workers, sum(groups))
-        segment = Segment(room + counters_size + _core.Pool.size_of(groups) + rings + 4096)
+        size = room + counters_size + _core.Pool.size_of(groups) + rings + 4096
+        trace = TraceMemory(workers + 1)
+        segment = Segment(size, trace.size)
+        trace_at = trace.begins(segment)
         _, told = segment.array((room,), np.dtype(np.uint8), None)
         counters_at, counted = segment.array((counters_size,), np.dtype(np.uint8), None)
         About.made_here(
@@ -61,12 +65,15 @@ class Links:
             members=[(share.members.start, share.members.stop) for share in shares],
             groups=[list(share.sizes) for share in shares],
             counters=counters_at,
+            trace=trace_at,
         ).write(told)
         self.segment = segment
         self.counters = Counters(members, workers, counted)
         self.counters.workers["env"] = -1
         weights = [size for share in shares for size in share.sizes]
         self.core = _core.Pool(segment, groups, weights, _MAIL, wait_policy(policy))
+        self.track = _core.Track(segment, trace_at, workers)  # of this process
+        self.core.trace_to(self.track)
         self._outboxes = [_core.ByteRing(segment, _MAIL) for _ in shares]
         self.mail = [self._inbox(index) for index in range(workers)]
         self.attachments = [
@@ -78,6 +85,7 @@ class Links:
                 capacity=_MAIL,
                 members=members,
                 counters=counters_at,
+                trace=trace_at,
                 policy=policy,
             )
             for index in range(workers)
@@ -120,4 +128,4 @@ class Links:
         for ring in self._outboxes:
             ring.close()
         self.segment.close()
-        self.counters = None  # type: ignore[assignment]
+        self.counters = self.track = None  # type: ignore[assignment]

@@ -14,6 +14,7 @@ from pysampler.errors import ClosedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from pysampler import _core
     from pysampler._workers.jobs import Attach, Host, Job, Note
     from pysampler._workers.processes import Share
     from pysampler.errors import EnvError
@@ -26,6 +27,7 @@ class LocalPool:
     """A pool like ``Pool`` without processes: each call returns once its commands are done."""
 
     core = None  # there are no workers to command
+    track = None  # nor is there a trace
     patience = None  # seconds after which a member of a worker is late
 
     def __init__(
@@ -53,11 +55,16 @@ class LocalPool:
         self.descriptions = [host.describe()]
         members = share.members.stop
         self._counters = Counters(members, 1, np.zeros(Counters.size_of(members, 1), np.uint8))
-        host.count_with(self._counters.meter(0))
+        self._meter = self._counters.meter(0)
+        host.count_with(self._meter)
 
     def lay_out(self, segment: Segment, attach: Attach) -> None:
         """Attach the host to a segment, such as one with frames."""
         attach.attach(self._open_host(), segment)
+
+    def trace_to(self, track: _core.Track) -> None:
+        """Trace what the members do on this track."""
+        self._meter.trace_to(track)
 
     @property
     def own_groups(self) -> int:

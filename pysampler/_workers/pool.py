@@ -159,6 +159,11 @@ class Pool:
         return self._core
 
     @property
+    def track(self) -> _core.Track:
+        """The track of this process in the pool's trace."""
+        return self._links.track
+
+    @property
     def own_groups(self) -> int:
         """The number of groups that this process serves itself."""
         return 0

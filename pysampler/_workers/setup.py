@@ -120,6 +120,7 @@ class Attachment:
     inbox: int
     outbox: int
     counters: int
+    trace: int
     groups: list[int]  # how many each worker has
     members: int  # of all workers
     capacity: int  # of the inbox, and of the outbox

@@ -69,6 +69,7 @@ class Team:
     def lay_out(self, segment: Segment, attach: Attach) -> None:
         """Let all work on what lies in a segment."""
         self._workers.lay_out(segment, attach)
+        self._main.trace_to(self._workers.track)
         self._main.lay_out(segment, attach)
 
     def watch_also(self, part: _core.Part) -> None:
@@ -81,6 +82,11 @@ class Team:
     def core(self) -> _core.Pool:
         """The commands and completions of the workers."""
         return self._workers.core
+
+    @property
+    def track(self) -> _core.Track:
+        """The track of this process in the workers' trace."""
+        return self._workers.track
 
     @property
     def own_groups(self) -> int:

@@ -193,6 +193,7 @@ class _Server:
         size = Counters.size_of(at.members, len(at.groups))
         counted = segment.array((size,), np.dtype(np.uint8), at.counters)[1]
         meter = Counters(at.members, len(at.groups), counted).meter(setup.index)
+        meter.trace_to(_core.Track(segment, at.trace, setup.index))
         host.count_with(meter)
         self.host = host
         self.connection = connection
