@@ -78,14 +78,16 @@ class Track {
                                  std::int64_t end) {
         const std::uint64_t at = ring_.claimed.fetch_add(1, std::memory_order_relaxed);
         TraceSlice& slice = ring_.slices[at % TraceRing::kSlices];
-        // SYNC: a reader loads `number`, copies the slice, and loads `number` again: if both are
-        // the number that it expects, the copy is whole.
         slice.number.store(0, std::memory_order_relaxed);
+        // SYNC: pairs with the second look at `number` in TraceReader.read (Python): a copy that
+        // has any of what follows finds that 0, or a later number.
         std::atomic_thread_fence(std::memory_order_release);
         slice.begin = begin;
         slice.end = end;
         slice.kind = kind;
         slice.id = id;
+        // SYNC: pairs with the first look at `number` there: if it is the one expected, all of the
+        // slice was written before.
         slice.number.store(at + 1, std::memory_order_release);
     }
 

@@ -78,7 +78,7 @@ class TraceReader:
         self.missed += begin - self._next
         numbers = np.arange(begin, end, dtype=np.uint64)
         at = numbers % np.uint64(len(self._slices))
-        # SYNC: see Track::write.
+        # SYNC: before and after the copy, as csrc/trace.h says.
         whole = self._slices["number"][at] == numbers + np.uint64(1)
         slices = self._slices[at]
         whole &= self._slices["number"][at] == numbers + np.uint64(1)

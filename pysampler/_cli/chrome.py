@@ -1,0 +1,142 @@
+"""Traces as chrome://tracing and torch.profiler write them: JSON of events."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["ChromeWriter", "merge"]
+
+# Threads of ours have numbers that no thread of the system has, beside those of torch.profiler.
+_THREADS = 1 << 40
+
+
+class ChromeWriter:
+    """Writes tracks of slices and of numbers.
+
+    Times are in us since ``baseTimeNanoseconds``, which is a time of the system's clock, as those
+    of torch.profiler are.
+
+    Args:
+        file: Where it is written to.
+        name_of: Returns the name of a slice of a kind and an id.
+    """
+
+    def __init__(self, file: BinaryIO, name_of: Callable[[int, int], str]) -> None:
+        self._file = file
+        self._name_of = name_of
+        self._pids: dict[int, int] = {}  # of processes, by number
+        self._process_of: dict[int, int] = {}  # pids, by track
+        unix = time.time_ns()
+        base = unix // 1_000_000_000 * 1_000_000_000
+        self._offset = unix - now() - base  # what is added to times of ours
+        self._write(f'{{"displayTimeUnit": "ms", "baseTimeNanoseconds": {base}, "traceEvents": [\n')
+        self._write('{"ph": "M", "name": "trace", "pid": 0}')
+
+    def process(self, number: int, pid: int, name: str) -> None:
+        """Add a process, which has tracks."""
+        self._pids[number] = pid
+        self._event({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
+
+    def track(self, number: int, name: str, process: int) -> None:
+        """Add a track of slices."""
+        pid = self._process_of[number] = self._pids[process]
+        place = {"pid": pid, "tid": _THREADS + number}
+        self._event({"ph": "M", "name": "thread_name", **place, "args": {"name": name}})
+        index = {"sort_index": number}
+        self._event({"ph": "M", "name": "thread_sort_index", **place, "args": index})
+
+    def counter(
+        self,
+        number: int,  # noqa: ARG002
+        name: str,
+        process: int,
+        at: npt.NDArray[np.int64],
+        values: npt.NDArray[np.float64],
+    ) -> None:
+        """Add a track of numbers, each from a time on."""
+        pid = self._pids[process]
+        for ns, value in zip(at.tolist(), values.tolist(), strict=True):
+            args = {"value": value}
+            self._event({"ph": "C", "name": name, "pid": pid, "ts": self._us(ns), "args": args})
+
+    def slices(
+        self,
+        number: int,
+        slices: npt.NDArray[Any],
+        flows: npt.NDArray[np.uint64] | None = None,
+    ) -> None:
+        """Add slices to a track, of which none overlaps another in part.
+
+        Args:
+            number: The track.
+            slices: As ``SLICE``.
+            flows: [slices, n] numbers of arrows that come from or go to a slice; 0 is none.
+        """
+        place = f'"pid": {self._process_of[number]}, "tid": {_THREADS + number}'
+        columns = (slices[name].tolist() for name in ("begin", "end", "kind", "id"))
+        arrows: Iterable[list[int]] = [[]] * len(slices) if flows is None else flows.tolist()
+        for begin, end, kind, id_, own in zip(*columns, arrows, strict=True):
+            name, ts = json.dumps(self._name_of(kind, id_)), self._us(begin)
+            self._write(
+                f',\n{{"ph": "X", "cat": "pysampler", "name": {name}, {place}, "ts": {ts}, '
+                f'"dur": {(end - begin) / 1e3:.3f}}}'
+            )
+            for flow in filter(None, own):
+                # An arrow begins where its number comes first, and goes through the others.
+                self._write(
+                    f',\n{{"ph": "t", "cat": "pysampler", "name": "command", {place}, "ts": {ts}, '
+                    f'"id": {flow}, "bp": "e"}}'
+                )
+
+    def close(self) -> None:
+        """Write the end."""
+        self._write("\n]}\n")
+
+    def _us(self, ns: int) -> str:
+        return f"{(ns + self._offset) / 1e3:.3f}"
+
+    def _event(self, event: dict[str, Any]) -> None:
+        if "ts" in event:
+            event["ts"] = float(event["ts"])
+        self._write(",\n" + json.dumps(event))
+
+    def _write(self, text: str) -> None:
+        self._file.write(text.encode())
+
+
+def merge(paths: Iterable[Path], into: Path) -> int:
+    """Write the events of several traces in JSON as one; return how many there are.
+
+    Raises:
+        ValueError: One of them is no such trace.
+        OSError: One cannot be read, or the result cannot be written.
+    """
+    merged: dict[str, Any] = {}
+    for path in paths:
+        try:
+            trace = json.loads(path.read_bytes())
+            trace = {"traceEvents": trace} if isinstance(trace, list) else trace
+            events, base = list(trace["traceEvents"]), trace.get("baseTimeNanoseconds", 0)
+            later = (base - merged.get("baseTimeNanoseconds", base)) / 1e3
+            for event in events:
+                if "ts" in event:
+                    event["ts"] += later
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"{path} is no trace in JSON") from None
+        if merged:
+            merged["traceEvents"] += events
+        else:
+            merged = trace
+    into.write_text(json.dumps(merged))
+    return len(merged["traceEvents"])
