@@ -6,6 +6,8 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from pysampler import _core
+from pysampler._cli.rounds import PROGRAM
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ChromeWriter", "merge"]
 
+# What an arrow does at a slice: it begins there, or ends there, or else goes through.
+_PHASES = {_core.Track.SEND: "s", _core.Track.READ: "f", PROGRAM: "f"}
 # Threads of ours have numbers that no thread of the system has, beside those of torch.profiler.
 _THREADS = 1 << 40
 
@@ -30,7 +34,14 @@ class ChromeWriter:
     Args:
         file: Where it is written to.
         name_of: Returns the name of a slice of a kind and an id.
+
+    Attributes:
+        quick: Whether slices are written as quickly as they come.
+        slice_bytes: How many bytes a slice takes in the file, about.
     """
+
+    quick = False
+    slice_bytes = 110
 
     def __init__(self, file: BinaryIO, name_of: Callable[[int, int], str]) -> None:
         self._file = file
@@ -93,10 +104,10 @@ class ChromeWriter:
                 f'"dur": {(end - begin) / 1e3:.3f}}}'
             )
             for flow in filter(None, own):
-                # An arrow begins where its number comes first, and goes through the others.
+                phase = _PHASES.get(kind, "t")
                 self._write(
-                    f',\n{{"ph": "t", "cat": "pysampler", "name": "command", {place}, "ts": {ts}, '
-                    f'"id": {flow}, "bp": "e"}}'
+                    f',\n{{"ph": "{phase}", "cat": "pysampler", "name": "command", {place}, '
+                    f'"ts": {ts}, "id": {flow}, "bp": "e"}}'
                 )
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from pysampler._cli import doctor, top
+from pysampler._cli import doctor, top, trace
 from pysampler._cli.programs import AttachError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "doctor": (doctor.HELP, doctor.add_arguments, doctor.run),
     "top": (top.HELP, top.add_arguments, top.run),
+    "trace": (trace.HELP, trace.add_arguments, trace.run),
     "dump": (top.DUMP_HELP, top.add_arguments, top.run_dump),
 }
 

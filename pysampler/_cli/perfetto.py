@@ -30,7 +30,7 @@ _IDS = 1 << 16  # names of one kind
 
 def _varint(number: int) -> bytes:
     found = bytearray()
-    while number > 0x7F:  # noqa: PLR2004
+    while number > 0x7F:
         found.append(number & 0x7F | 0x80)
         number >>= 7
     return bytes([*found, number])
@@ -58,7 +58,14 @@ class PerfettoWriter:
     Args:
         file: Where it is written to.
         name_of: Returns the name of a slice of a kind and an id.
+
+    Attributes:
+        quick: Whether slices are written as quickly as they come.
+        slice_bytes: How many bytes a slice takes in the file, about.
     """
+
+    quick = True
+    slice_bytes = 50
 
     def __init__(self, file: BinaryIO, name_of: Callable[[int, int], str]) -> None:
         self._file = file
@@ -153,9 +160,7 @@ class PerfettoWriter:
         """Write packets of events: ``rows``, of which the last part is the event's, and more."""
         count = len(rows[0])
         event = np.concatenate([rows[-1], *more], axis=1)
-        packet = np.concatenate(
-            [*rows[:-1], _tagged(_EVENT, event.shape[1], count), event], axis=1
-        )
+        packet = np.concatenate([*rows[:-1], _tagged(_EVENT, event.shape[1], count), event], axis=1)
         whole = np.concatenate([_tagged(_PACKET, packet.shape[1], count), packet], axis=1)
         self._file.write(np.ascontiguousarray(whole).tobytes())
 

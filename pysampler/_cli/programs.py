@@ -11,11 +11,15 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pysampler._workers.about import About
 from pysampler._workers.counters import Counters
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["AttachError", "Pool", "Program", "find", "programs"]
 
@@ -42,6 +46,8 @@ class Pool:
         name: What it samples: the env's name.
         about: What its segment says of itself.
         counters: What its workers count, as it is at each moment.
+        memory: All bytes of its segment, mapped to be read only.
+        descriptor: The path of a descriptor of it, which one of the workers has.
         workers: The pid of each worker, by its index; one that has ended is missing.
     """
 
@@ -49,6 +55,8 @@ class Pool:
     name: str
     about: About
     counters: Counters
+    memory: npt.NDArray[np.uint8]
+    descriptor: Path
     workers: dict[int, int] = field(default_factory=dict)
 
 
@@ -176,11 +184,12 @@ def _attach(pid: int, name: str) -> tuple[int, Pool]:
         counters = Counters(members, len(about.members), memory[about.counters : end])
         header = memory[: _HEADER.itemsize].view(_HEADER)[0]
         number = int(header["id"])
-        return int(header["creator"]), Pool(number, name or about.noun, about, counters)
+        pool = Pool(number, name or about.noun, about, counters, memory, descriptor)
+        return int(header["creator"]), pool
     raise AttachError(why)
 
 
-def _mapped(path: Path) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+def _mapped(path: Path) -> npt.NDArray[np.uint8]:
     """Map a segment, to be read only; raise AttachError if it is of another version."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

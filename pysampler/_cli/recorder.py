@@ -6,10 +6,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pysampler._cli.programs import AttachError
-from pysampler._workers.tracing import SLICE, TraceMemory, TraceReader
+from pysampler._workers.tracing import TraceMemory, TraceReader
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -45,20 +43,20 @@ class Recorder:
             self._fd = os.open(pool.descriptor, os.O_RDWR | os.O_CLOEXEC)
             os.posix_fallocate(self._fd, at, memory.size)
             self._readers = [TraceReader(pool.memory, at, i) for i in range(memory.tracks)]
-            self.renew()
         except OSError as error:
             self.close()
             raise AttachError(f"cannot trace {pool.name}: {error.strerror}") from None
-
-    def renew(self) -> None:
-        """Ask for slices for another second."""
-        self._want(now() + _LEASE)
 
     def _want(self, until: int) -> None:
         os.pwrite(self._fd, until.to_bytes(8, "little"), self._wanted_at)
 
     def read(self) -> list[npt.NDArray[Any]]:
-        """Return the slices of each worker since the last call; the parent's are the last."""
+        """Return the slices of each worker since the last call; the parent's are the last.
+
+        The first call returns none, and each asks for slices for another second, until ``close``.
+        """
+        if self._fd >= 0:
+            self._want(now() + _LEASE)
         return [reader.read() for reader in self._readers]
 
     @property
@@ -73,8 +71,3 @@ class Recorder:
                 self._want(0)
             os.close(self._fd)
             self._fd = -1
-
-
-def joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return slices that were read one after the other as one array."""
-    return np.concatenate(parts) if parts else np.empty(0, SLICE)

@@ -35,7 +35,8 @@ PARTS = {
 def of_kinds(slices: npt.NDArray[Any], *kinds: int) -> npt.NDArray[Any]:
     """Return slices of some kinds, in the order in which they began."""
     found = slices[np.isin(slices["kind"], kinds)]
-    return found[np.argsort(found["begin"], kind="stable")]
+    in_order: npt.NDArray[Any] = found[np.argsort(found["begin"], kind="stable")]
+    return in_order
 
 
 def idle(worker: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -48,7 +49,8 @@ def of_program(parent: npt.NDArray[Any]) -> npt.NDArray[Any]:
     own = of_kinds(parent, _KIND.SEND, _KIND.WAIT, _KIND.READ)
     found = _gaps(own, PROGRAM)
     next_kind = own["kind"][np.searchsorted(own["begin"], found["end"])]
-    return found[next_kind == _KIND.SEND]
+    before_send: npt.NDArray[Any] = found[next_kind == _KIND.SEND]
+    return before_send
 
 
 def _gaps(slices: npt.NDArray[Any], kind: int) -> npt.NDArray[Any]:

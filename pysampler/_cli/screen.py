@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 import textwrap
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Finding", "print_findings"]
+__all__ = ["Finding", "print_findings", "seconds"]
 
 _STYLES = {"ok": "green", "look": "yellow", "broken": "bold red"}
 _TOPIC, _VERDICT = 15, 8  # widths of the first columns
 _NARROWEST = 60
+_LONGEST = 3600  # seconds
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,11 @@ def _lines(finding: Finding, width: int) -> list[str]:
         text += textwrap.wrap(f"-> {finding.advice}", width - len(indent), subsequent_indent="   ")
     head = f"{finding.topic:<{_TOPIC}}{finding.verdict:<{_VERDICT}}"
     return [head + text[0], *(indent + line for line in text[1:])]
+
+
+def seconds(text: str) -> float:
+    """Return a number of seconds of the command line."""
+    number = float(text)
+    if not 0 < number <= _LONGEST:
+        raise argparse.ArgumentTypeError(f"{text}, expected more than 0 and at most {_LONGEST}")
+    return number

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pysampler._cli.look import PoolLooks
 from pysampler._cli.programs import AttachError, find
+from pysampler._cli.screen import seconds
 from pysampler._workers.counters import with_unit
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ HELP = "show live what the workers of a running program do"
 DUMP_HELP = "print once what the workers of a running program do, as when it hangs"
 
 _NARROWEST, _WIDE = 60, 100
-_LONGEST = 3600  # seconds
 # The names of the columns, their widths, and whether a narrow terminal has them.
 _COLUMNS = [
     *(("worker", 6, True), ("pid", 9, True), ("cpu", 4, False), ("at", 18, True)),
@@ -43,15 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "pid", type=int, nargs="?", help="of the program or of a worker; none: the only one"
     )
     parser.add_argument(
-        "--seconds", type=_seconds, default=1.0, help="between two looks (default: %(default)s)"
+        "--seconds", type=seconds, default=1.0, help="between two looks (default: %(default)s)"
     )
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds <= _LONGEST:
-        raise argparse.ArgumentTypeError(f"{text}, expected more than 0 and at most {_LONGEST}")
-    return seconds
 
 
 def run(options: argparse.Namespace) -> int:

@@ -164,6 +164,11 @@ class Pool:
         return self._links.track
 
     @property
+    def number(self) -> int:
+        """The number of its segment, which tells it from others."""
+        return self._links.segment.id
+
+    @property
     def own_groups(self) -> int:
         """The number of groups that this process serves itself."""
         return 0

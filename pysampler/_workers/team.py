@@ -89,6 +89,11 @@ class Team:
         return self._workers.track
 
     @property
+    def number(self) -> int:
+        """The number of the workers' segment."""
+        return self._workers.number
+
+    @property
     def own_groups(self) -> int:
         """The number of groups that this process serves itself."""
         return len(self._main_groups)

@@ -89,4 +89,5 @@ class TraceReader:
         self._next = end
         count = end - begin
         self.missed += int(count - whole[:count].sum())
-        return slices[:count][whole[:count]]
+        read: npt.NDArray[Any] = slices[:count][whole[:count]]
+        return read

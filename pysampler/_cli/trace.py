@@ -1,0 +1,367 @@
+"""``pysampler trace``: what the processes of a running program do, slice by slice."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import select
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+
+import numpy as np
+
+from pysampler import _core
+from pysampler._cli.chrome import ChromeWriter, merge
+from pysampler._cli.perfetto import PerfettoWriter
+from pysampler._cli.programs import AttachError, find
+from pysampler._cli.recorder import Recorder
+from pysampler._cli.rounds import IDLE, PARTS, PROGRAM, flows_of, idle, of_program, rounds_of
+from pysampler._cli.screen import seconds
+from pysampler._workers.counters import with_unit
+from pysampler._workers.tracing import SLICE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from pysampler._cli.programs import Pool, Program
+
+__all__ = ["HELP", "add_arguments", "run"]
+
+HELP = "write what each process of a running program does to a file for ui.perfetto.dev"
+
+_KIND = _core.Track
+_NAMES = {
+    _KIND.STEP: "step {}",
+    _KIND.RESET: "reset {}",
+    _KIND.COMMAND: "group {}",
+    _KIND.JOB: "job of group {}",
+    _KIND.POLICY: "policy",
+    _KIND.SEND: "send to {} groups",
+    _KIND.WAIT: "wait for {} groups",
+    _KIND.READ: "read results",
+    PROGRAM: "program",
+    IDLE: "waits for a command",
+}
+_OF_ENVS = _KIND.STEP, _KIND.RESET
+_PAUSE = 0.01  # seconds between two looks, in which a ring must not overflow
+_OFTEN = 0.1  # seconds between two that write, and say how far it is
+_SELDOM = 1.0  # seconds between two looks for other pools
+_BIN = 10_000_000  # ns; how finely speeds are counted
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the subcommand takes."""
+    parser.add_argument(
+        "pid", type=int, nargs="?", help="of the program or of a worker; none: the only one"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: trace-PID...")
+    parser.add_argument("--seconds", type=seconds, help="for how long (default: 5)")
+    parser.add_argument(
+        "--megabytes", type=float, default=1000, help="end at this size (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--merge",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="instead: join traces in JSON, such as one of --json and one of torch.profiler",
+    )
+    # For VectorEnv(trace=...): one pool, until there is something to read from stdin, or its end.
+    parser.add_argument("--pool", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write a trace; Ctrl-C ends it early."""
+    try:
+        return _merged(options) if options.merge else _traced(options)
+    except (OSError, ValueError) as error:
+        raise AttachError(str(error)) from None
+
+
+def _merged(options: argparse.Namespace) -> int:
+    if options.output is None:
+        raise AttachError("--merge needs -o FILE")
+    count = merge(options.merge, options.output)
+    print(f"{options.output}: {count:,} events; open it in https://ui.perfetto.dev")
+    return 0
+
+
+def _traced(options: argparse.Namespace) -> int:
+    program = _chosen(find(options.pid), options.pool)
+    path = options.output or Path(f"trace-{program.pid}.{'json' if options.json else 'pftrace'}")
+    say = _say_to(sys.stderr if options.until_eof else sys.stdout)
+    end = _End(options)
+    with path.open("wb") as file:
+        trace = _Trace(program, file, json=options.json)
+        try:
+            trace.read()
+            print(f"tracing program {program.pid}: {program.command[:60]}", flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                _record(trace, program, end, options.pool)
+        finally:
+            trace.stop()
+        seconds_traced = end.elapsed
+        trace.close()
+    size = path.stat().st_size / 1e6
+    say(f"{path}: {size:.1f} MB, {trace.count:,} slices in {seconds_traced:.1f} s{end.why}")
+    if trace.missed:
+        say(f"{trace.missed:,} slices came faster than they could be read, and are missing")
+    for line in trace.summary():
+        say(line)
+    say("open it in https://ui.perfetto.dev")
+    return 0
+
+
+def _chosen(program: Program, pool: int | None) -> Program:
+    """Return a program with one of its pools, or with all."""
+    if pool is not None:
+        program.pools = [one for one in program.pools if one.number == pool]
+        if not program.pools:
+            raise AttachError("the vector env has ended")
+    return program
+
+
+def _record(trace: _Trace, program: Program, end: _End, pool: int | None) -> None:
+    """Record until it is time to end."""
+    wrote = looked = time.monotonic()
+    while not end.reached(trace):
+        trace.read()
+        if time.monotonic() - wrote > _OFTEN:
+            wrote = time.monotonic()
+            trace.write()
+            end.show(trace)
+        if time.monotonic() - looked > _SELDOM:
+            looked = time.monotonic()
+            try:
+                trace.follow(_chosen(find(program.pid), pool))
+            except AttachError:
+                end.why = ", when the program ended"
+                return
+
+
+def _say_to(stream: TextIO) -> Callable[[str], None]:
+    """Return a function that prints a line."""
+    return lambda line: print(line, file=stream, flush=True)
+
+
+class _End:
+    """When a trace ends.
+
+    Attributes:
+        why: Said at the end, where it is not what was asked for.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        default = float("inf") if options.until_eof else 5.0
+        self._seconds = options.seconds or default
+        self._bytes = options.megabytes * 1e6
+        self._stdin = [sys.stdin] if options.until_eof else []
+        self._began = time.monotonic()
+        self.why = ""
+
+    @property
+    def elapsed(self) -> float:
+        """The seconds since it began."""
+        return time.monotonic() - self._began
+
+    def reached(self, trace: _Trace) -> bool:
+        """Wait for a moment; return whether it is time to end."""
+        if select.select(self._stdin, [], [], _PAUSE)[0]:
+            return True
+        if trace.size > self._bytes:
+            self.why = f", which is as large as it may become (--megabytes {self._bytes / 1e6:g})"
+        return bool(self.why) or self.elapsed >= self._seconds
+
+    def show(self, trace: _Trace) -> None:
+        """Say on a terminal how far it is."""
+        if sys.stdout.isatty():
+            print(f"\r{self.elapsed:.1f} s, {trace.count:,} slices ", end="\r", flush=True)
+
+
+class _Trace:
+    """A file with the slices of all pools of a program.
+
+    Args:
+        program: The program.
+        file: Where it is written to.
+        json: Whether it is JSON.
+
+    Attributes:
+        count: The number of slices.
+        writer: Writes the file.
+        flows: The number of the next arrow.
+    """
+
+    def __init__(self, program: Program, file: BinaryIO, *, json: bool) -> None:
+        self.writer = (ChromeWriter if json else PerfettoWriter)(file, _name_of)
+        self._process = 1
+        self.writer.process(self._process, program.pid, f"pysampler: {program.command[:100]}")
+        self._pools: dict[int, _PoolTrace] = {}  # by the numbers of their segments
+        self._numbers = itertools.count(2)
+        self.count, self.flows = 0, 1
+        self.follow(program)
+
+    def follow(self, program: Program) -> None:
+        """Trace also pools that were made meanwhile."""
+        for pool in program.pools:
+            if pool.number not in self._pools:
+                try:
+                    self._pools[pool.number] = _PoolTrace(pool, self)
+                except AttachError:
+                    if not self._pools:  # else it has ended meanwhile
+                        raise
+
+    @property
+    def missed(self) -> int:
+        """How many slices came faster than they were read."""
+        return sum(pool.recorder.missed for pool in self._pools.values())
+
+    @property
+    def size(self) -> int:
+        """How many bytes the file will have, about."""
+        return self.count * self.writer.slice_bytes
+
+    def read(self) -> None:
+        """Read what came since the last call."""
+        for pool in self._pools.values():
+            self.count += pool.read()
+
+    def write(self, *, all_of_it: bool = False) -> None:
+        """Write what was read of envs, unless that takes longer than reading it."""
+        for pool in self._pools.values():
+            if all_of_it or self.writer.quick:
+                pool.write(self.writer)
+
+    def stop(self) -> None:
+        """Ask for no more slices."""
+        for pool in self._pools.values():
+            pool.recorder.close()
+
+    def close(self) -> None:
+        """Write all the rest."""
+        self.read()
+        self.write(all_of_it=True)
+        for pool in self._pools.values():
+            pool.write_links(self)
+        self.writer.close()
+
+    def summary(self) -> list[str]:
+        """Return lines on where the rounds of each pool went."""
+        return [line for pool in self._pools.values() for line in pool.summary()]
+
+    def add_track(self, name: str) -> int:
+        """Add a track; return its number."""
+        number = next(self._numbers)
+        self.writer.track(number, name, self._process)
+        return number
+
+    def add_counter(
+        self, name: str, at: npt.NDArray[np.int64], values: npt.NDArray[np.float64]
+    ) -> None:
+        """Add a track of numbers, each from a time on."""
+        self.writer.counter(next(self._numbers), name, self._process, at, values)
+
+
+class _PoolTrace:
+    """The slices of one pool."""
+
+    def __init__(self, pool: Pool, trace: _Trace) -> None:
+        self.recorder = Recorder(pool)
+        self._name = pool.name
+        self._workers = len(pool.about.members)
+        # The main process first; it is the last that is read.
+        main = trace.add_track(f"main process, {pool.name}")
+        self._tracks = [trace.add_track(f"worker {i}, {pool.name}") for i in range(self._workers)]
+        self._tracks.append(main)
+        self._new: list[list[npt.NDArray[Any]]] = [[] for _ in self._tracks]
+        # Slices of others than envs: they are linked when all are known.
+        self._rest: list[list[npt.NDArray[Any]]] = [[] for _ in self._tracks]
+        self._bins: dict[int, tuple[int, int]] = {}  # env steps, and ns at work
+        self._rounds: dict[str, npt.NDArray[np.int64]] = {}
+
+    def read(self) -> int:
+        """Read what came since the last call; return how many slices that are."""
+        read = self.recorder.read()
+        for new, slices in zip(self._new, read, strict=True):
+            if len(slices):
+                new.append(slices)
+        return sum(map(len, read))
+
+    def write(self, writer: PerfettoWriter | ChromeWriter) -> None:
+        """Write slices of envs."""
+        for number, new, rest in zip(self._tracks, self._new, self._rest, strict=True):
+            slices = _joined(new)
+            new.clear()
+            of_envs = np.isin(slices["kind"], _OF_ENVS)
+            rest.append(slices[~of_envs])
+            writer.slices(number, slices[of_envs])
+            self._count(slices[of_envs])
+
+    def _count(self, slices: npt.NDArray[Any]) -> None:
+        """Count steps and work where they ended."""
+        bins, at = np.unique(slices["end"] // _BIN, return_inverse=True)
+        steps = np.bincount(at, slices["kind"] == _KIND.STEP, len(bins))
+        work = np.bincount(at, slices["end"] - slices["begin"], len(bins))
+        for one, more, ns in zip(bins.tolist(), steps.tolist(), work.tolist(), strict=True):
+            before = self._bins.get(one, (0, 0))
+            self._bins[one] = before[0] + int(more), before[1] + int(ns)
+
+    def write_links(self, trace: _Trace) -> None:
+        """Write the other slices, with arrows between them, and the counters."""
+        writer = trace.writer
+        *workers, parent = (_joined(rest) for rest in self._rest)
+        self._rounds = rounds_of(parent, workers)
+        parent = np.concatenate([parent, of_program(parent)])
+        parent = parent[np.argsort(parent["begin"], kind="stable")]
+        commands = [one[np.isin(one["kind"], [_KIND.COMMAND, _KIND.JOB])] for one in workers]
+        arrows: list[list[int]] = [[] for _ in parent]
+        linked = zip(self._tracks, workers, commands, flows_of(parent, commands), strict=False)
+        for number, all_of_them, own, (senders, readers) in linked:
+            flows = np.arange(trace.flows, trace.flows + len(own), dtype=np.uint64)
+            trace.flows += len(own)
+            for flow, sender, reader in zip(flows.tolist(), senders, readers, strict=True):
+                for at in (sender, reader):
+                    if at >= 0:
+                        arrows[at].append(flow)
+            writer.slices(number, own, flows[:, None])
+            policy = all_of_them[all_of_them["kind"] == _KIND.POLICY]
+            writer.slices(number, np.concatenate([policy, idle(own)]))
+        most = max(map(len, arrows), default=0)
+        padded = [own + [0] * (most - len(own)) for own in arrows]
+        writer.slices(self._tracks[-1], parent, np.array(padded, np.uint64).reshape(-1, most))
+        self._write_counters(trace)
+
+    def _write_counters(self, trace: _Trace) -> None:
+        bins = sorted(self._bins)
+        at = np.array(bins, np.int64) * _BIN
+        counted = np.array([self._bins[one] for one in bins], float).reshape(-1, 2)
+        speed, work = counted[:, 0] / _BIN * 1e9, counted[:, 1] / _BIN
+        trace.add_counter(f"env steps/s, {self._name}", at, speed)
+        trace.add_counter(f"workers at work, {self._name}", at, work)
+
+    def summary(self) -> list[str]:
+        """Return lines on where the rounds went; none if there were none of all envs."""
+        if not len(next(iter(self._rounds.values()), ())):
+            return []
+        means = {part: float(ns.mean()) for part, ns in self._rounds.items()}
+        whole = sum(means.values())
+        count = len(self._rounds["send"])
+        lines = [f"{self._name}: {count:,} rounds of {with_unit(whole / 1e9)}, of which"]
+        return lines + [
+            f"  {part:<8}{ns / whole:>6.1%}  {with_unit(ns / 1e9):>9}  {PARTS[part]}"
+            for part, ns in means.items()
+        ]
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return np.concatenate(parts) if parts else np.empty(0, SLICE)
+
+
+def _name_of(kind: int, number: int) -> str:
+    return _NAMES.get(kind, "?").format(number)

@@ -1,0 +1,374 @@
+"""``pysampler trace`` writes what each process does, and costs nothing where it is not asked to."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import traces
+from gymnasium import spaces
+from terminals import on_screen, plain
+
+import pysampler
+from pysampler import Rollouts, VectorEnv, _core
+from pysampler._cli.main import main
+from pysampler._cli.programs import find
+from pysampler._cli.recorder import Recorder
+from pysampler._cli.rounds import PARTS, rounds_of
+from pysampler._workers.tracing import TraceMemory, TraceReader
+from pysampler.sync import Segment, now
+
+STEPS = 20
+MAIN, WORKERS = "main process, Counting", ["worker 0, Counting", "worker 1, Counting"]
+# Steps in two workers until its stdin ends, and says each hundred steps.
+PROGRAM = """
+import sys, threading
+import pysampler
+if __name__ == "__main__":
+    envs = pysampler.make_vec("CartPole-v1", 4, vector_kwargs={"num_workers": 2})
+    envs.reset(seed=1)
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    print("steps", flush=True)
+    while not ended.is_set():
+        envs.step(envs.action_space.sample())
+    envs.close()
+"""
+
+
+class Counting(gym.Env):
+    """Ends an episode each ten steps."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(2, np.float32), 1.0, self.steps == 10, False, {}
+
+
+def counting(trace=None, **options):
+    return VectorEnv([Counting] * 4, num_workers=2, trace=trace, **options)
+
+
+def stepped(envs, steps=STEPS):
+    envs.reset(seed=1)
+    for _ in range(steps):
+        envs.step(np.zeros(4, int))
+    return envs
+
+
+@pytest.fixture
+def program():
+    """A program that steps until it is told to end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "steps\n"
+    yield process
+    with process:
+        process.stdin.close()
+
+
+def test_each_step_reset_command_and_wait_is_a_slice(tmp_path):
+    with counting(tmp_path / "run.pftrace") as envs:
+        stepped(envs)
+    tracks = traces.read(tmp_path / "run.pftrace")
+    for index, name in enumerate(WORKERS):
+        worker = tracks[name]
+        # An episode ends with the tenth step, and the step after that resets the env.
+        resets = 1 + STEPS // 11
+        for env in (2 * index, 2 * index + 1):
+            assert len(worker.named(f"reset {env}")) == resets
+            assert len(worker.named(f"step {env}")) == STEPS + 1 - resets
+        assert len(worker.named("job of group")) == 1  # the reset
+        commands = worker.named("group", "job")
+        assert len(commands) == STEPS + 1
+        for one in worker.named("step", "reset"):  # each within a command
+            assert one.depth == 1
+        for one in worker.named("waits"):
+            assert one.depth == 0
+    main = tracks[MAIN]
+    assert len(main.named("send to 2 groups")) == STEPS + 1
+    assert len(main.named("wait for 2 groups")) == STEPS + 1
+
+
+def test_arrows_go_from_a_command_to_what_it_made_and_to_what_read_it(tmp_path):
+    with counting(tmp_path / "run.pftrace") as envs:
+        stepped(envs)
+    tracks = traces.read(tmp_path / "run.pftrace")
+    main = tracks[MAIN]
+    senders = {flow: one for one in main.named("send") for flow in one.flows}
+    readers = {flow: one for one in main.named("read", "program") for flow in one.flows}
+    commands = [one for name in WORKERS for one in tracks[name].named("group", "job")]
+    assert len({flow for one in commands for flow in one.flows}) == len(commands)
+    for number, one in enumerate(commands):
+        (flow,) = one.flows
+        assert senders[flow].begin < one.begin
+        if number % (STEPS + 1) < STEPS:  # nothing follows the last
+            assert one.end <= readers[flow].begin
+    # Each send made the next command of each worker.
+    sends = main.named("send")
+    for name in WORKERS:
+        order = [one.flows[0] for one in tracks[name].named("group", "job")]
+        assert [senders[flow] for flow in order] == sends
+
+
+def test_json_has_the_same_slices(tmp_path):
+    for path in (tmp_path / "run.pftrace", tmp_path / "run.json"):
+        with counting(path) as envs:
+            stepped(envs)
+    tracks = traces.read(tmp_path / "run.pftrace")
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    threads = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    own = [one for one in events if one["ph"] == "X"]
+    for name in (MAIN, *WORKERS):
+        there = sorted(one["name"] for one in own if threads[one["tid"]] == name)
+        shown = sorted(one.name for one in tracks[name].slices)
+        drop = "program", "waits for a command"  # these are only shown where they are long enough
+        assert [one for one in there if one not in drop] == [o for o in shown if o not in drop]
+    phases = {phase: [one["id"] for one in events if one["ph"] == phase] for phase in "stf"}
+    assert set(phases["f"]) <= set(phases["t"]) == set(phases["s"])
+
+
+def test_json_is_merged_with_what_torch_says(tmp_path):
+    torch = pytest.importorskip("torch")
+    ours, its, both = (tmp_path / name for name in ("ours.json", "its.json", "both.json"))
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with counting(ours) as envs, torch.profiler.profile(activities=activities) as profile:
+        stepped(envs)
+        torch.ones(3).sum()
+        stepped(envs)
+    profile.export_chrome_trace(str(its))
+    assert main(["trace", "--merge", str(ours), str(its), "-o", str(both)]) == 0
+    events = json.loads(both.read_text())["traceEvents"]
+    (sum_at,) = [one["ts"] for one in events if one["name"] == "aten::sum"]
+    steps = [one["ts"] for one in events if one["name"] == "step 0"]
+    before = sum(at < sum_at for at in steps)
+    assert before == len(steps) - before > 0
+
+
+def test_what_is_no_trace_is_not_merged(tmp_path, capsys):
+    (tmp_path / "none.json").write_text('{"a": 1}')
+    both = str(tmp_path / "both.json")
+    assert main(["trace", "--merge", str(tmp_path / "none.json"), "-o", both]) == 2
+    assert capsys.readouterr().err.strip().endswith("none.json is no trace in JSON")
+    assert main(["trace", "--merge", str(tmp_path / "absent.json"), "-o", both]) == 2
+    assert "No such file" in capsys.readouterr().err
+    assert main(["trace", "--merge", both]) == 2
+    assert "-o FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+def test_the_policy_is_a_slice_where_it_acts(tmp_path, policy_in):
+    def policy(observations):
+        return np.zeros(len(observations), int)
+
+    with counting(tmp_path / "run.pftrace") as envs:
+        with Rollouts(envs, policy, 8, policy_in=policy_in) as rollouts:
+            next(iter(rollouts))
+    tracks = traces.read(tmp_path / "run.pftrace")
+    acted = {name: len(tracks[name].named("policy")) for name in (MAIN, *WORKERS)}
+    here, there = (8, 0) if policy_in == "main" else (0, 8)
+    assert acted[MAIN] <= here  # the first answer comes from the trial of the policy
+    assert acted[MAIN] >= here - 1
+    assert [acted[name] for name in WORKERS] == [there, there]
+
+
+def test_envs_of_the_main_process_are_on_its_track(tmp_path):
+    path = tmp_path / "run.pftrace"
+    with VectorEnv([Counting] * 4, num_workers=1, main_envs=2, trace=path) as envs:
+        stepped(envs)
+    main = traces.read(path)[MAIN]
+    assert {one.name for one in main.named("step")} == {"step 2", "step 3"}
+
+
+def test_a_running_program_is_traced_until_ctrl_c(program, tmp_path):
+    path = tmp_path / "run.pftrace"
+    code, shown = on_screen(
+        *("-m", "pysampler", "trace", str(program.pid), "-o", str(path), "--seconds", "100"),
+        once=("slices ", lambda: None),
+        keys=b"\x03",
+    )
+    assert code == 0, shown
+    text = plain(shown)
+    assert f"tracing program {program.pid}" in text
+    for part in PARTS:
+        assert f"\n  {part} " in text
+    tracks = traces.read(path)
+    assert tracks["worker 0, CartPole-v1"].named("step 0")
+    speed = [value for _, value in tracks["env steps/s, CartPole-v1"].values]
+    assert max(speed) > 0
+
+
+def test_a_program_that_is_killed_leaves_a_whole_trace(program, tmp_path):
+    path = tmp_path / "run.pftrace"
+    code, shown = on_screen(
+        *("-m", "pysampler", "trace", str(program.pid), "-o", str(path), "--seconds", "100"),
+        once=("slices ", program.kill),
+    )
+    assert code == 0, shown
+    assert "when the program ended" in shown
+    assert traces.read(path)["worker 1, CartPole-v1"].named("step 2")
+
+
+def test_a_vector_env_that_is_dropped_or_forked_ends_its_trace(tmp_path):
+    path = tmp_path / "run.pftrace"
+    envs = stepped(counting(path))
+    tracer = envs._tracer
+    child = os.fork()  # holds the tracer's stdin open
+    if child == 0:
+        signal.pause()
+    try:
+        del envs
+        tracer.close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert traces.read(path)[MAIN].named("send")
+
+
+def claimed(envs):
+    """How many slices each process has written."""
+    (pool,) = find(os.getpid()).pools
+    memory = TraceMemory(3)
+    readers = [TraceReader(pool.memory, pool.about.trace, i) for i in range(memory.tracks)]
+    return [int(reader._claimed[0]) for reader in readers]
+
+
+def test_nobody_writes_slices_that_are_not_asked_for():
+    with counting() as envs:
+        stepped(envs)
+        assert claimed(envs) == [0, 0, 0]
+        segment = envs._core.pool._links.segment
+        room = TraceMemory(3).size
+        held = os.fstat(segment.fd).st_blocks * 512
+        assert held <= segment.size - room + 4096 * 4  # reading `claimed` takes some pages
+
+
+def test_what_died_while_it_traced_is_soon_not_asked_for_any_more():
+    with counting() as envs:
+        (pool,) = find(os.getpid()).pools
+        recorder = Recorder(pool)
+        recorder.read()
+        until = pool.memory[pool.about.trace :][:8].view(np.int64)
+        stepped(envs, 1)
+        assert min(claimed(envs)) > 0
+        os.pwrite(recorder._fd, (now() - 1).to_bytes(8, "little"), pool.about.trace)
+        assert until[0] < now()  # as when nothing was read for a second
+        before = claimed(envs)
+        stepped(envs, 1)
+        assert claimed(envs) == before
+        recorder.close()
+        assert until[0] == 0
+
+
+def track_and_reader():
+    memory = TraceMemory(1)
+    segment = Segment(4096, memory.size)
+    at = memory.begins(segment)
+    os.posix_fallocate(segment.fd, at, memory.size)
+    whole = segment.array((segment.size - 128,), np.dtype(np.uint8), 128)[1]
+    return segment, _core.Track(segment, at, 0), whole, at - 128
+
+
+def test_slices_that_came_too_fast_are_counted_as_missed():
+    segment, track, memory, at = track_and_reader()
+    reader = TraceReader(memory, at, 0)
+    memory[at : at + 8].view(np.int64)[0] = np.iinfo(np.int64).max
+    for number in range(_core.Track.SLICES + 10):
+        track.end(_core.Track.STEP, number, 1)
+    read = reader.read()
+    assert reader.missed == 10
+    assert read["id"].tolist() == list(range(10, _core.Track.SLICES + 10))
+    assert len(reader.read()) == 0
+    segment.close()
+
+
+def test_a_slice_that_is_being_written_comes_later_or_is_missed():
+    segment, track, memory, at = track_and_reader()
+    reader = TraceReader(memory, at, 0)
+    memory[at : at + 8].view(np.int64)[0] = np.iinfo(np.int64).max
+    for number in range(3):
+        track.end(_core.Track.STEP, number, 1)
+    numbers = reader._slices["number"]
+    numbers[1] = 0  # as while it is written
+    assert reader.read()["id"].tolist() == [0]
+    numbers[1] = 2
+    assert reader.read()["id"].tolist() == [1, 2]
+    numbers[3] = 0
+    reader._claimed[0] += 1  # its writer dies
+    for number in range(4, 104):
+        track.end(_core.Track.STEP, number, 1)
+    assert reader.read()["id"].tolist() == list(range(4, 104))
+    assert reader.missed == 1
+    segment.close()
+
+
+def test_threads_write_whole_slices():
+    segment, track, memory, at = track_and_reader()
+    reader = TraceReader(memory, at, 0)
+    memory[at : at + 8].view(np.int64)[0] = np.iinfo(np.int64).max
+    threads = [
+        threading.Thread(target=lambda i=i: [track.end(1, i, i + 1) for _ in range(2000)])
+        for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    read = [reader.read()]
+    while any(thread.is_alive() for thread in threads):
+        read.append(reader.read())
+    for thread in threads:
+        thread.join()
+    read.append(reader.read())
+    slices = np.concatenate(read)
+    assert reader.missed == 0
+    assert (slices["begin"] == slices["id"] + 1).all()
+    assert np.bincount(slices["id"]).tolist() == [2000] * 4
+    segment.close()
+
+
+def test_the_parts_of_a_round_make_it_up():
+    with counting() as envs:
+        (pool,) = find(os.getpid()).pools
+        recorder = Recorder(pool)
+        recorder.read()
+        stepped(envs)
+        *workers, parent = recorder.read()
+        recorder.close()
+    rounds = rounds_of(parent, workers)
+    sends = np.sort(parent["begin"][parent["kind"] == _core.Track.SEND])
+    assert sum(rounds.values()).tolist() == np.diff(sends).tolist()
+    assert min(part.min() for part in rounds.values()) >= 0
+    assert (rounds["step"] > 0).all()
+
+
+def test_a_trace_that_cannot_be_is_refused(tmp_path, capfd):
+    with pytest.raises(ValueError, match="trace needs workers"):
+        VectorEnv([Counting] * 2, num_workers=0, trace=tmp_path / "run.pftrace")
+    with pytest.raises(OSError, match="cannot trace to"):
+        VectorEnv([Counting] * 2, num_workers=1, trace=tmp_path / "absent" / "run.pftrace")
+    assert "No such file or directory" in capfd.readouterr().err
+    assert pysampler_children() == []
+
+
+def pysampler_children():
+    """Workers of this process that are alive."""
+    return [pool for one in [find_or_none()] if one for pool in one.pools]
+
+
+def find_or_none():
+    try:
+        return find(os.getpid())
+    except pysampler._cli.programs.AttachError:
+        return None
