@@ -25,7 +25,7 @@ _TYPE, _NAME, _TRACK_UUID, _FLOW, _VALUE = 9, 10, 11, 47, 44  # of TrackEvent
 _BEGIN, _END, _COUNTER = 1, 2, 4  # its types
 _MONOTONIC = 3  # the clock of now()
 _CLEARED, _NEEDED = 1, 2  # flags: the names of a sequence begin anew, or are needed
-_IDS = 1 << 16  # names of one kind
+_IDS = 1 << 16  # names of one kind; 32 kinds make numbers of three groups of seven bits
 
 
 def _varint(number: int) -> bytes:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["IDLE", "PARTS", "PROGRAM", "flows_of", "idle", "of_program", "rounds_of"]
 
 _KIND = _core.Track
-PROGRAM = 100  # the kind of a slice in which the program neither sent, waited nor read
-IDLE = 101  # the kind of one in which a worker waited for a command
+PROGRAM = 20  # the kind of a slice in which the program neither sent, waited nor read
+IDLE = 21  # the kind of one in which a worker waited for a command
 _SHORT = 1000  # ns; a gap that is shorter is no slice
 # The parts of a round of all envs, in their order, and what each is.
 PARTS = {

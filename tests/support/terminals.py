@@ -10,10 +10,10 @@ import sys
 import termios
 
 
-def on_screen(*arguments, columns=80, once=None):
+def on_screen(*arguments, columns=80, once=None, keys=b""):
     """Run the interpreter in a terminal; return its exit status and all that it showed.
 
-    ``once``: a text, and what to call when the terminal shows it.
+    ``once``: a text, and what to call when the terminal shows it; then ``keys`` are pressed.
     """
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
@@ -27,6 +27,7 @@ def on_screen(*arguments, columns=80, once=None):
         stderr=child,
         env=environment,
         start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(child, termios.TIOCSCTTY, 0),
     )
     os.close(child)
     shown = b""
@@ -41,6 +42,7 @@ def on_screen(*arguments, columns=80, once=None):
             shown += part
             if once is not None and once[0] in plain(shown.decode(errors="replace")):
                 once[1]()
+                os.write(parent, keys)
                 once = None
     finally:
         os.close(parent)
