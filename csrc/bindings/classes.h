@@ -31,8 +31,7 @@ inline constexpr bool is_one_of = (std::is_same_v<T, Classes> || ...);
 template <class T>
 inline constexpr bool is_bound =
     std::is_base_of_v<Handle, T> || std::is_base_of_v<Block, T> ||
-    is_one_of<T, WaitCosts, WaitStats, WaitPolicy, Part, Loss, Meter, Track, Command, Infos,
-              Batch>;
+    is_one_of<T, WaitCosts, WaitStats, WaitPolicy, Part, Loss, Meter, Track, Command, Infos, Batch>;
 
 // py::class_ for classes of ours. Their objects cannot be used before their __init__ was called
 // (see the casters below), nor pickled, unless a Python class that derives from one knows how.

@@ -21,8 +21,9 @@ std::shared_ptr<Track> track_of(const PySegment& segment, std::size_t offset, st
     const std::shared_ptr<Segment> memory = Pin(segment, "use").segment();
     const std::size_t ring = offset + sizeof(TraceSwitch) + index * sizeof(TraceRing);
     auto owner = std::make_shared<Owner>(
-        memory, Track(*reinterpret_cast<TraceSwitch*>(memory->at(offset, sizeof(TraceSwitch), kLine)),
-                      *reinterpret_cast<TraceRing*>(memory->at(ring, sizeof(TraceRing), kLine))));
+        memory,
+        Track(*reinterpret_cast<TraceSwitch*>(memory->at(offset, sizeof(TraceSwitch), kLine)),
+              *reinterpret_cast<TraceRing*>(memory->at(ring, sizeof(TraceRing), kLine))));
     return {owner, &owner->track};
 }
 
@@ -30,8 +31,7 @@ std::shared_ptr<Track> track_of(const PySegment& segment, std::size_t offset, st
 
 void register_trace(py::module_& m) {
     Class<Track, std::shared_ptr<Track>> track(m, "Track");
-    track
-        .def(py::init(&track_of), py::arg("segment"), py::arg("offset"), py::arg("index"))
+    track.def(py::init(&track_of), py::arg("segment"), py::arg("offset"), py::arg("index"))
         .def("begin", &Track::begin,
              "Return the time in ns at which a slice begins, or 0 if no slice is wanted.")
         .def(

@@ -11,6 +11,7 @@
 #include "position.h"
 #include "ring.h"
 #include "shared_ring.h"
+#include "trace.h"
 
 using namespace pysampler;
 
@@ -95,6 +96,15 @@ static_assert(sizeof(Completion) == 128);
 static_assert(alignof(Completion) == 128);
 static_assert(offsetof(Completion, message) == 0);
 static_assert(PoolLayout::kCommands == 4096 && PoolLayout::kCommandRing == 512 + 4096 * 16);
+
+static_assert(sizeof(TraceSwitch) == 128);
+static_assert(offsetof(TraceSwitch, until) == 0);
+static_assert(sizeof(TraceSlice) == 32);
+static_assert(offsetof(TraceSlice, begin) == 0 && offsetof(TraceSlice, end) == 8);
+static_assert(offsetof(TraceSlice, kind) == 16 && offsetof(TraceSlice, id) == 20);
+static_assert(offsetof(TraceSlice, number) == 24);
+static_assert(offsetof(TraceRing, claimed) == 0 && offsetof(TraceRing, slices) == 128);
+static_assert(TraceRing::kSlices == 16384);
 
 static_assert(sizeof(std::atomic<std::uint64_t>) == 8);  // an owner, a slot's word, a board's word
 
