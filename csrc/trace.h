@@ -28,6 +28,8 @@ enum class TraceKind : std::uint32_t {
     kSend,      // the parent commands groups
     kWait,      // the parent waits for groups
     kRead,      // the parent reads results
+    kRecords,   // the learner waits for records
+    kRoom,      // an actor waits for room for its records
 };
 
 struct TraceSwitch {

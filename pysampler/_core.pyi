@@ -882,7 +882,9 @@ class Track:
     JOB: typing.ClassVar[int] = 4
     POLICY: typing.ClassVar[int] = 5
     READ: typing.ClassVar[int] = 8
+    RECORDS: typing.ClassVar[int] = 9
     RESET: typing.ClassVar[int] = 2
+    ROOM: typing.ClassVar[int] = 10
     SEND: typing.ClassVar[int] = 6
     SLICES: typing.ClassVar[int] = 16384
     STEP: typing.ClassVar[int] = 1

@@ -20,7 +20,17 @@ NATIVE = set(ROOMS) - {"errors", "_numbers", "_files", "_closing", "_torch", "en
 CPP = [
     *("layout", "clock", "cgroup", "process", "futex", "deadline", "wait", "waiter", "position"),
     *("flag", "doorbell", "ring", "producers", "shared_ring", "byte_ring", "board", "segment"),
-    *("watch", "trace", "meter", "command", "command_sender", "pool", "pool_worker", "block", "simulations"),
+    *(
+        "watch",
+        "trace",
+        "meter",
+        "command",
+        "command_sender",
+        "pool",
+        "pool_worker",
+        "block",
+        "simulations",
+    ),
 ]
 MODULES = sorted(
     path.relative_to(ROOT / "pysampler")

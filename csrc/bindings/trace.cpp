@@ -55,6 +55,8 @@ void register_trace(py::module_& m) {
     kind("SEND", TraceKind::kSend);
     kind("WAIT", TraceKind::kWait);
     kind("READ", TraceKind::kRead);
+    kind("RECORDS", TraceKind::kRecords);
+    kind("ROOM", TraceKind::kRoom);
 }
 
 }  // namespace pysampler::bindings

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler import _core
 from pysampler._actors.free_running_policy import CHECK_SECONDS, FreeRunningPolicy, envs_of
 from pysampler._actors.packer import Packer
 from pysampler._policies.worker_policy import RolloutReport, TakePolicy
@@ -142,6 +143,8 @@ class ActorPolicy(FreeRunningPolicy):
     def _end_block(self, began: int, group: int) -> None:
         self._progress.blocked[group] = False
         self._progress.blocked_ns[group] += now() - began
+        if self._track is not None:
+            self._track.end(_core.Track.ROOM, group, began)
         self._refresh_at = 0  # the learner has learned meanwhile
 
     def _refresh_if_due(self, setup: ActorSetup, group: int) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler import _core
 from pysampler._actors.records import Records
 from pysampler.errors import LostError, WaitTimeoutError
 from pysampler.sync import now
@@ -192,6 +193,8 @@ class RecordReader:
                     return None
         finally:
             self.waiting_ns += now() - began
+            if (track := self._core.pool.track) is not None:
+                track.end(_core.Track.RECORDS, 0, began)
 
     # -- phases ----------------------------------------------------------------------------------
 

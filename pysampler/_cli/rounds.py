@@ -45,11 +45,11 @@ def idle(worker: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def of_program(parent: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return slices of what the program did before it sent commands."""
-    own = of_kinds(parent, _KIND.SEND, _KIND.WAIT, _KIND.READ)
+    """Return slices of what the program did before it sent commands, or took records."""
+    own = of_kinds(parent, _KIND.SEND, _KIND.WAIT, _KIND.READ, _KIND.RECORDS)
     found = _gaps(own, PROGRAM)
     next_kind = own["kind"][np.searchsorted(own["begin"], found["end"])]
-    before_send: npt.NDArray[Any] = found[next_kind == _KIND.SEND]
+    before_send: npt.NDArray[Any] = found[np.isin(next_kind, [_KIND.SEND, _KIND.RECORDS])]
     return before_send
 
 
@@ -58,7 +58,8 @@ def _gaps(slices: npt.NDArray[Any], kind: int) -> npt.NDArray[Any]:
 
     They end 1 ns before the next begins, and begin 1 ns later, so that no two times are the same.
     """
-    ends, begins = slices["end"][:-1], slices["begin"][1:]
+    # What one is within ends before that does.
+    ends, begins = np.maximum.accumulate(slices["end"])[:-1], slices["begin"][1:]
     long = begins - ends > _SHORT
     found = np.zeros(int(long.sum()), SLICE)
     found["begin"], found["end"], found["kind"] = ends[long] + 1, begins[long] - 1, kind

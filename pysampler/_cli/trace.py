@@ -22,6 +22,7 @@ from pysampler._cli.rounds import IDLE, PARTS, PROGRAM, flows_of, idle, of_progr
 from pysampler._cli.screen import seconds
 from pysampler._workers.counters import with_unit
 from pysampler._workers.tracing import SLICE
+from pysampler.sync import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,14 +45,16 @@ _NAMES = {
     _KIND.SEND: "send to {} groups",
     _KIND.WAIT: "wait for {} groups",
     _KIND.READ: "read results",
+    _KIND.RECORDS: "waits for records",
+    _KIND.ROOM: "waits for room for records",
     PROGRAM: "program",
     IDLE: "waits for a command",
 }
 _OF_ENVS = _KIND.STEP, _KIND.RESET
+_OF_GROUPS = _KIND.SEND, _KIND.WAIT  # their numbers say how many groups
 _PAUSE = 0.01  # seconds between two looks, in which a ring must not overflow
 _OFTEN = 0.1  # seconds between two that write, and say how far it is
 _SELDOM = 1.0  # seconds between two looks for other pools
-_BIN = 10_000_000  # ns; how finely speeds are counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -282,12 +285,16 @@ class _PoolTrace:
         self._new: list[list[npt.NDArray[Any]]] = [[] for _ in self._tracks]
         # Slices of others than envs: they are linked when all are known.
         self._rest: list[list[npt.NDArray[Any]]] = [[] for _ in self._tracks]
-        self._bins: dict[int, tuple[int, int]] = {}  # env steps, and ns at work
+        self._counters = pool.counters
+        # When, env steps until then, and seconds at work.
+        self._counted: list[tuple[int, int, float]] = []
         self._rounds: dict[str, npt.NDArray[np.int64]] = {}
 
     def read(self) -> int:
         """Read what came since the last call; return how many slices that are."""
         read = self.recorder.read()
+        steps = int(self._counters.envs["steps"]["count"].sum())
+        self._counted.append((now(), steps, self._counters.busy_seconds()))
         for new, slices in zip(self._new, read, strict=True):
             if len(slices):
                 new.append(slices)
@@ -301,16 +308,6 @@ class _PoolTrace:
             of_envs = np.isin(slices["kind"], _OF_ENVS)
             rest.append(slices[~of_envs])
             writer.slices(number, slices[of_envs])
-            self._count(slices[of_envs])
-
-    def _count(self, slices: npt.NDArray[Any]) -> None:
-        """Count steps and work where they ended."""
-        bins, at = np.unique(slices["end"] // _BIN, return_inverse=True)
-        steps = np.bincount(at, slices["kind"] == _KIND.STEP, len(bins))
-        work = np.bincount(at, slices["end"] - slices["begin"], len(bins))
-        for one, more, ns in zip(bins.tolist(), steps.tolist(), work.tolist(), strict=True):
-            before = self._bins.get(one, (0, 0))
-            self._bins[one] = before[0] + int(more), before[1] + int(ns)
 
     def write_links(self, trace: _Trace) -> None:
         """Write the other slices, with arrows between them, and the counters."""
@@ -330,18 +327,18 @@ class _PoolTrace:
                     if at >= 0:
                         arrows[at].append(flow)
             writer.slices(number, own, flows[:, None])
-            policy = all_of_them[all_of_them["kind"] == _KIND.POLICY]
-            writer.slices(number, np.concatenate([policy, idle(own)]))
-        most = max(map(len, arrows), default=0)
+            inside = all_of_them[np.isin(all_of_them["kind"], [_KIND.POLICY, _KIND.ROOM])]
+            writer.slices(number, np.concatenate([inside, idle(own)]))
+        most = max([1, *map(len, arrows)])
         padded = [own + [0] * (most - len(own)) for own in arrows]
         writer.slices(self._tracks[-1], parent, np.array(padded, np.uint64).reshape(-1, most))
         self._write_counters(trace)
 
     def _write_counters(self, trace: _Trace) -> None:
-        bins = sorted(self._bins)
-        at = np.array(bins, np.int64) * _BIN
-        counted = np.array([self._bins[one] for one in bins], float).reshape(-1, 2)
-        speed, work = counted[:, 0] / _BIN * 1e9, counted[:, 1] / _BIN
+        at, steps, busy = (np.array(column) for column in zip(*self._counted, strict=True))
+        seconds = np.diff(at) / 1e9
+        speed, work = np.diff(steps) / seconds, np.diff(busy) / seconds
+        at = at[:-1]
         trace.add_counter(f"env steps/s, {self._name}", at, speed)
         trace.add_counter(f"workers at work, {self._name}", at, work)
 
@@ -352,7 +349,8 @@ class _PoolTrace:
         means = {part: float(ns.mean()) for part, ns in self._rounds.items()}
         whole = sum(means.values())
         count = len(self._rounds["send"])
-        lines = [f"{self._name}: {count:,} rounds of {with_unit(whole / 1e9)}, of which"]
+        rounds = f"{count:,} round" + "s" * (count > 1)
+        lines = [f"{self._name}: {rounds} of {with_unit(whole / 1e9)}, of which"]
         return lines + [
             f"  {part:<8}{ns / whole:>6.1%}  {with_unit(ns / 1e9):>9}  {PARTS[part]}"
             for part, ns in means.items()
@@ -364,4 +362,5 @@ def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def _name_of(kind: int, number: int) -> str:
-    return _NAMES.get(kind, "?").format(number)
+    name = _NAMES.get(kind, "?").format(number)
+    return name.removesuffix("s") if number == 1 and kind in _OF_GROUPS else name

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +15,7 @@ import traces
 from gymnasium import spaces
 from terminals import on_screen, plain
 
-from pysampler import Rollouts, VectorEnv, _core
+from pysampler import Actors, Rollouts, VectorEnv, _core
 from pysampler._cli.main import main
 from pysampler._cli.programs import find, programs
 from pysampler._cli.recorder import Recorder
@@ -173,15 +174,37 @@ def test_the_policy_is_a_slice_where_it_acts(tmp_path, policy_in):
     def policy(observations):
         return np.zeros(len(observations), int)
 
-    with counting(tmp_path / "run.pftrace") as envs:
-        with Rollouts(envs, policy, 8, policy_in=policy_in) as rollouts:
-            next(iter(rollouts))
+    with (
+        counting(tmp_path / "run.pftrace") as envs,
+        Rollouts(envs, policy, 8, policy_in=policy_in) as rollouts,
+    ):
+        next(iter(rollouts))
     tracks = traces.read(tmp_path / "run.pftrace")
     acted = {name: len(tracks[name].named("policy")) for name in (MAIN, *WORKERS)}
     here, there = (8, 0) if policy_in == "main" else (0, 8)
     assert acted[MAIN] <= here  # the first answer comes from the trial of the policy
     assert acted[MAIN] >= here - 1
     assert [acted[name] for name in WORKERS] == [there, there]
+
+
+def test_actors_and_their_learner_wait_for_one_another(tmp_path):
+    def policy(observations):
+        return np.zeros(len(observations), int)
+
+    with (
+        counting(tmp_path / "run.pftrace") as envs,
+        Actors(envs, policy, high=16, low=4) as actors,
+    ):
+        for _ in range(5):
+            while actors.stats().ready < 16:
+                time.sleep(0.001)  # a ring that becomes full tells actors alone
+            actors.take(100)
+    tracks = traces.read(tmp_path / "run.pftrace")
+    assert tracks[MAIN].named("waits for records")
+    assert tracks[MAIN].named("program")
+    for name in WORKERS:
+        assert tracks[name].named("waits for room")
+        assert {one.depth for one in tracks[name].named("step", "policy", "waits for room")} == {1}
 
 
 def test_envs_of_the_main_process_are_on_its_track(tmp_path):
