@@ -6,8 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from pysampler._cli import doctor, top
+from pysampler._cli import bench, doctor, top
 from pysampler._cli.programs import AttachError
+from pysampler._cli.turns import MeasureError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +18,7 @@ __all__ = ["main"]
 # The name of each subcommand: what it does, what it takes, and the function that runs it.
 _COMMANDS = {
     "doctor": (doctor.HELP, doctor.add_arguments, doctor.run),
+    "bench": (bench.HELP, bench.add_arguments, bench.run),
     "top": (top.HELP, top.add_arguments, top.run),
     "dump": (top.DUMP_HELP, top.add_arguments, top.run_dump),
 }
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return int(options.run(options))
-    except AttachError as error:
+    except (AttachError, MeasureError) as error:
         print(f"pysampler: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
