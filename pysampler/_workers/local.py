@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler._workers.counters import Counters, Stats
+from pysampler._workers.gauges import Gauges
 from pysampler._workers.jobs import Answer, Failure, failure_of, is_users
 from pysampler._workers.remote import error_from
 from pysampler.errors import ClosedError
@@ -53,10 +54,18 @@ class LocalPool:
         self.descriptions = [host.describe()]
         members = share.members.stop
         self._counters = Counters(members, 1, np.zeros(Counters.size_of(members, 1), np.uint8))
-        host.count_with(self._counters.meter(0))
+        self.gauges = Gauges.unread(1)
+        host.count_with(self._counters.meter(0), self.gauges.of(0))
+
+    def count_in(self, counters: Counters, gauges: Gauges, row: int) -> None:
+        """Count with the workers of a team, in a row of theirs."""
+        meter = counters.meter(row)
+        meter.idle()
+        self._open_host().count_with(meter, gauges.of(row))
 
     def lay_out(self, segment: Segment, attach: Attach) -> None:
         """Attach the host to a segment, such as one with frames."""
+        self.gauges.clear()
         attach.attach(self._open_host(), segment)
 
     @property

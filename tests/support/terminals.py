@@ -10,14 +10,14 @@ import sys
 import termios
 
 
-def on_screen(*arguments, columns=80, once=None):
+def on_screen(*arguments, columns=80, lines=24, kind="xterm-256color", once=None):
     """Run the interpreter in a terminal; return its exit status and all that it showed.
 
-    ``once``: a text, and what to call when the terminal shows it.
+    ``kind``: what TERM says. ``once``: a text, and what to call when the terminal shows it.
     """
     parent, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {**os.environ, "TERM": "xterm-256color"}
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    environment = {**os.environ, "TERM": kind}
     for name in ("COLUMNS", "LINES", "NO_COLOR"):
         environment.pop(name, None)
     process = subprocess.Popen(
@@ -48,5 +48,5 @@ def on_screen(*arguments, columns=80, once=None):
 
 
 def plain(text):
-    """Return text without the codes of colours."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+    """Return text without the codes of colours, and those that move the cursor."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
