@@ -135,17 +135,22 @@ class ActorPolicy(FreeRunningPolicy):
             progress.blocked[group] = True
             if ring.wait_drained(timeout=CHECK_SECONDS) and progress.paused:
                 sleep_until(now() + _MAX_DELAY)  # the learner works on copies
-            self._end_block(began, group)
+            self._count_block(began, group)
+            progress.blocked[group] = False
+            self._refresh_at = 0  # the learner has learned meanwhile
         self._refresh_if_due(setup, group)
         self.refresh_statistics()
         return not progress.stopped
 
-    def _end_block(self, began: int, group: int) -> None:
-        self._progress.blocked[group] = False
-        self._progress.blocked_ns[group] += now() - began
+    def _count_block(self, began: int, group: int) -> int:
+        """Count the time since a block began; return when it was counted."""
+        blocked_ns, until = self._progress.blocked_ns, now()
+        blocked_ns[group] += until - began
         if self._track is not None:
             self._track.end(_core.Track.ROOM, group, began)
-        self._refresh_at = 0  # the learner has learned meanwhile
+        self._gauges.blocked_ns(blocked_ns[group])
+        self._gauges.records(len(self._ring))
+        return until
 
     def _refresh_if_due(self, setup: ActorSetup, group: int) -> None:
         """Load new weights, unless that would take more than its share of the time."""
@@ -163,6 +168,7 @@ class ActorPolicy(FreeRunningPolicy):
         """Push records, however long that takes; return False if they are to be dropped."""
         began = now()
         pushed = self._ring.push_many(records, timeout=0)
+        self._gauges.records(len(self._ring))
         if pushed == len(records):
             return True
         self._progress.blocked[group] = True
@@ -170,7 +176,9 @@ class ActorPolicy(FreeRunningPolicy):
             if self._progress.dropped:
                 return False
             pushed += self._ring.push_many(records[pushed:], timeout=CHECK_SECONDS)
-        self._end_block(began, group)
+            began = self._count_block(began, group)
+        self._progress.blocked[group] = False
+        self._refresh_at = 0
         return True
 
 

@@ -347,6 +347,7 @@ class Actors(FreeRunningSampler):
         segment, dtype = prepared.segment, self._layout.dtype
         slots, producers, high, low = self._ring_shape
         ring = SharedRing(slots, dtype, (), segment, producers=producers, high=high, low=low)
+        self._gauges.most_records = high
         counts, _ = segment.array((self.envs.num_envs,), np.dtype(np.int64), None)
         self._reader = RecordReader(
             *(ring, self._layout, self._board, self._progress, self._core, low, self._max_lag)

@@ -160,6 +160,7 @@ class FreeRunningSampler(Sampler):
             warm_up_steps=self._warm_up,
         )
         segment = prepared.segment
+        self._gauges = self._core.pool.gauges
         self._progress = WorkerProgress(groups, segment)
         self._lease.stop = functools.partial(_end, self._progress)
         self._board = Board(weights, segment) if weights else None
@@ -178,7 +179,7 @@ class FreeRunningSampler(Sampler):
                 self._normalization, first_envs, segment, update=update
             )
         if self._board is not None and weights is not None:
-            self._board.publish(weights)
+            self._gauges.newest = self._board.publish(weights)
         setup = PolicySetup(
             pickled(portable(self.policy)),
             prepared.policy.outputs,
@@ -236,7 +237,10 @@ class FreeRunningSampler(Sampler):
             if self._statistics is not None:  # first: a worker that loads the weights finds them
                 self._statistics.merge()
                 self._statistics.publish()
-            return 0 if self._board is None or arrays is None else self._board.publish(arrays)
+            if self._board is None or arrays is None:
+                return 0
+            version = self._gauges.newest = self._board.publish(arrays)
+            return version
 
     def _merge_statistics(self) -> None:
         """Merge what the workers have seen since the last ``publish``."""

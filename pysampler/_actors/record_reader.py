@@ -70,6 +70,7 @@ class RecordReader:
         self._board = board
         self._progress = progress
         self._core = core
+        self._gauges = core.pool.gauges
         self._low = low
         self._max_lag = max_lag
         self.returning: Records | None = None
@@ -130,6 +131,7 @@ class RecordReader:
         if self._held > 0:
             held, self._held = self._held, 0
             self._ring.release(held)
+            self._gauges.records = len(self._ring)
 
     def _choose(
         self, count: int, min_records: int, deadline: int | None, have_ended: HaveEnded

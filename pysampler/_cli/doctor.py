@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -13,13 +14,13 @@ import resource
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 
 import pysampler
+from pysampler._cli.kernel import cores, numa_nodes, process_limits, text_of
 from pysampler._cli.screen import Finding, print_findings
 from pysampler._workers.launcher import files_for
 from pysampler.sync import Flag, Segment, memory_left, now, sleep_until, usable_cpus, wait_costs
@@ -158,37 +159,29 @@ def _mujoco() -> _Said:
 # -- CPUs ------------------------------------------------------------------------------------------
 
 
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
-
-
 def _cpus() -> _Said:
     allowed = sorted(os.sched_getaffinity(0))
     usable = usable_cpus()
-    topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-    cores = {_read(topology.format(cpu)) or str(cpu) for cpu in allowed}
-    nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+    own_cores, nodes = cores(allowed), numa_nodes(allowed)
     found = f"{usable} usable, of {os.cpu_count()}"
+    if own_cores < len(allowed):
+        found += f", on {own_cores} core{'s' * (own_cores > 1)}"
     if len(allowed) > usable:
         found += f" ({len(allowed)} allowed, but a quota of CPU time)"
-    if len(cores) < len(allowed):
-        found += f"; two share a core: {len(cores)} cores"
-    if nodes > 1:
-        found += f"; {nodes} NUMA nodes"
+    if len(nodes) > 1:
+        found += f"; {len(nodes)} NUMA nodes"
     if usable == 1:
         return _look(found, "num_workers=0: with one CPU, workers only cost their messages")
-    if nodes > 1:
-        advice = "one program on each node: numactl --cpunodebind=0 --membind=0 python ..."
+    if len(nodes) > 1:
+        one = f"numactl --cpunodebind={nodes[0]} --membind={nodes[0]} python ..."
+        advice = f"one program on each node: {one}"
         return _look(found, advice)
     return _ok(found)
 
 
 def _ticks() -> tuple[int, int]:
     """Return the CPU time of all kinds, and what the hypervisor gave to others, in ticks."""
-    fields = [int(field) for field in _read("/proc/stat").split("\n", 1)[0].split()[1:]]
+    fields = [int(field) for field in text_of("/proc/stat").split("\n", 1)[0].split()[1:]]
     return sum(fields[:8]), fields[7]
 
 
@@ -223,7 +216,7 @@ def _waiting() -> _Said:
     costs = wait_costs()
     found = (
         f"a wake takes {costs.park_ns / 1e3:.1f} us, a yield {costs.yield_ns / 1e3:.2f} us; "
-        f"timer slack {int(_read('/proc/self/timerslack_ns') or 0) / 1e3:g} us"
+        f"timer slack {int(text_of('/proc/self/timerslack_ns') or 0) / 1e3:g} us"
     )
     if costs.park_ns > 100_000:
         advice = "envs whose steps take less than a millisecond: more of them for each worker"
@@ -255,14 +248,16 @@ def _open_files(workers: int) -> _Said:
 
 
 def _processes(workers: int) -> _Said:
-    limits = {"ulimit -u": resource.getrlimit(resource.RLIMIT_NPROC)[0]}
-    for path in ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"):
-        if (text := _read(path)).isdigit():
-            limits[path] = int(text)
-    known = {name: limit for name, limit in limits.items() if limit != resource.RLIM_INFINITY}
-    found = ", ".join(f"{name} {limit}" for name, limit in known.items()) or "no limit"
-    found += f"; {workers} workers are {2 * workers + 2} threads"
-    if known and min(known.values()) < 2 * workers + 2:
+    needed = 2 * workers + 2
+    of_groups = process_limits()
+    limits = {path: f"{most}, {used} used" for path, (most, used) in of_groups.items()}
+    left = [most - used for most, used in of_groups.values()]
+    if (most := resource.getrlimit(resource.RLIMIT_NPROC)[0]) != resource.RLIM_INFINITY:
+        limits["ulimit -u"] = str(most)
+        left.append(most)
+    found = ", ".join(f"{name} {limit}" for name, limit in limits.items()) or "no limit"
+    found += f"; {workers} workers are {needed} threads"
+    if left and min(left) < needed:
         return _broken(found, "raise the limit, or take fewer workers")
     return _ok(found)
 
@@ -297,9 +292,20 @@ class _Nothing(gym.Env[Any, Any]):
         return self._observation, 0.0, False, False, {}
 
 
+def _trial_env() -> tuple[str, Callable[[], gym.Env[Any, Any]]]:
+    """Return the name of an env that takes two actions, and the function that makes it."""
+    cart_pole = functools.partial(gym.make, "CartPole-v1")
+    try:
+        cart_pole().close()
+    except Exception:  # gymnasium was installed without its envs
+        return "envs that do nothing", _Nothing
+    return "CartPoles", cart_pole
+
+
 def _vector_env() -> _Said:
+    name, make = _trial_env()
     begun = time.perf_counter()
-    envs = pysampler.VectorEnv([_Nothing] * 2 * usable_cpus())
+    envs = pysampler.VectorEnv([make] * 2 * usable_cpus())
     try:
         envs.reset(seed=0)
         started = time.perf_counter() - begun
@@ -312,6 +318,6 @@ def _vector_env() -> _Said:
     finally:
         envs.close()
     return _ok(
-        f"{usable_cpus()} workers start in {started:.2f} s; a step of {envs.num_envs} envs that do "
-        f"nothing takes {statistics.median(rounds) * 1e6:.0f} us",
+        f"{usable_cpus()} workers start in {started:.2f} s; a step of {envs.num_envs} {name} takes "
+        f"{statistics.median(rounds) * 1e6:.0f} us",
     )

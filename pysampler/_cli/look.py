@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pysampler._workers.counters import quantile, slow_envs
+from pysampler._workers.gauges import NO_VERSION
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class WorkerLook:
     """What one worker did since the last look.
 
     Attributes:
+        main: Whether it is no worker, but the program itself.
         pid: Its pid; None if it has ended.
         cpu: The CPU that it ran on last; None if it has ended.
         env: The env that is at work now; None if it waits.
@@ -40,8 +42,13 @@ class WorkerLook:
         reset_p50: Seconds; 0 if there was none.
         reset_p99: Seconds; 0 if there was none.
         busy: The share of the time that its envs were at work.
+        blocked: The share of the time that a full ring blocked it; None if it pushes to none.
+        acts: Whether it has the policy too.
+        lag: How many versions behind the newest its weights are; None if it loads none.
+        restarts: How often it was lost and replaced.
     """
 
+    main: bool
     pid: int | None
     cpu: int | None
     env: int | None
@@ -52,6 +59,10 @@ class WorkerLook:
     reset_p50: float
     reset_p99: float
     busy: float
+    blocked: float | None
+    acts: bool
+    lag: int | None
+    restarts: int
 
 
 @dataclass(frozen=True)
@@ -64,13 +75,17 @@ class Look:
         busy: The share of the time that the workers' envs were at work: what it makes of what these
             workers could, if they never waited.
         verdict: What limits it, in one line.
-        workers: Each worker.
+        records: How many records of actors wait in their ring; None if there is no ring.
+        most_records: With how many the actors block; None if there is no ring.
+        workers: Each worker, and last the program itself if it steps envs too.
     """
 
     seconds: float
     steps: float
     busy: float
     verdict: str
+    records: int | None
+    most_records: int | None
     workers: list[WorkerLook]
 
 
@@ -85,6 +100,7 @@ class PoolLooks:
         self._pool = pool
         self._at = time.monotonic()
         self._rows = pool.counters.envs.copy()
+        self._blocked_ns = pool.gauges.blocked_ns.copy()
 
     def follow(self, pool: Pool) -> None:
         """Take over the pids of the workers from a newer look at the same pool."""
@@ -92,16 +108,22 @@ class PoolLooks:
 
     def look(self) -> Look:
         """Return what happened since the last look, or since this was made."""
-        rows, at = self._pool.counters.envs.copy(), time.monotonic()
+        pool, gauges = self._pool, self._pool.gauges
+        rows, at = pool.counters.envs.copy(), time.monotonic()
         seconds = max(1e-9, at - self._at)
-        working, began = self._pool.counters.at_work()
+        working, began = pool.counters.at_work()
         looked = now()
         steps, resets = (_Since(self._rows[what], rows[what]) for what in ("steps", "resets"))
         self._rows, self._at = rows, at
+        newest, versions = gauges.newest, gauges.versions.tolist()
+        records, most_records = gauges.records, gauges.most_records
+        blocked_ns, blocked_before = gauges.blocked_ns.copy(), self._blocked_ns
+        self._blocked_ns = blocked_ns
+        blocked = np.clip((blocked_ns - blocked_before) / 1e9 / seconds, 0, 1).tolist()
         workers = []
-        for index, (first, end) in enumerate(self._pool.about.members):
+        for index, (first, end) in enumerate(pool.about.members):
             own = slice(first, end)
-            pid = self._pool.workers.get(index)
+            pid = pool.workers.get(index)
             env = int(working[index])
             since = (looked - int(began[index])) / 1e9
             # One step that is not over yet counts as far as it has come.
@@ -109,6 +131,7 @@ class PoolLooks:
             busy += min(since, seconds) if env != _IDLE else 0.0
             workers.append(
                 WorkerLook(
+                    main=pool.about.main and index == len(versions) - 1,
                     pid=pid,
                     cpu=None if pid is None else _cpu_of(pid),
                     env=None if env == _IDLE else env,
@@ -119,15 +142,20 @@ class PoolLooks:
                     reset_p50=resets.quantile(own, 0.5),
                     reset_p99=resets.quantile(own, 0.99),
                     busy=min(1.0, float(busy) / seconds),
+                    blocked=blocked[index] if most_records else None,
+                    acts=versions[index] != NO_VERSION,
+                    lag=None if newest == NO_VERSION else max(0, newest - versions[index]),
+                    restarts=int(gauges.restarts[index]),
                 )
             )
         busy = float(np.mean([worker.busy for worker in workers]))
-        noun = self._pool.about.noun
         return Look(
             seconds=seconds,
             steps=sum(worker.steps for worker in workers),
             busy=busy,
-            verdict=_verdict(workers, busy, steps, noun),
+            verdict=_verdict(workers, busy, steps, pool.about.noun),
+            records=records if most_records else None,
+            most_records=most_records or None,
             workers=workers,
         )
 
@@ -148,16 +176,24 @@ class _Since:
 def _verdict(workers: list[WorkerLook], busy: float, steps: _Since, noun: str) -> str:
     """Return what limits the pool."""
     ended = [index for index, worker in enumerate(workers) if worker.cpu is None]
+    if len(ended) == len(workers):
+        return "the program has ended"
     if ended:
         return f"worker {ended[0]} has ended"
     stuck = [worker for worker in workers if worker.env is not None and worker.since > _STUCK]
     if stuck:
         worst = max(stuck, key=lambda worker: worker.since)
         return f"{noun} {worst.env} has been at work for {worst.since:.0f} s in one call"
+    blocked = float(np.mean([worker.blocked or 0.0 for worker in workers]))
+    if blocked > 0.5:
+        return f"the learner is the limit: records that it has not taken block actors {blocked:.0%}"
     if not steps.count.any():
         waits = min(worker.since for worker in workers)
         return f"nothing was asked of the workers in the last {waits:.1f} s"
     most, least = (f(worker.busy for worker in workers) for f in (max, min))
+    if most < 0.5 and any(worker.acts for worker in workers):
+        limits = "policy" if workers[0].blocked is not None else "policy or the program"
+        return f"the {limits} is the limit: workers are at {noun}s {busy:.0%} of the time"
     if most < 0.5:
         return f"the program is the limit: workers wait for it {1 - busy:.0%} of the time"
     mean = steps.ns / np.maximum(steps.count, 1) / 1e9

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import os
 import sys
 from typing import TYPE_CHECKING
 
-from pysampler._cli import doctor, top, trace
+from pysampler._cli import bench, doctor, top, trace
 from pysampler._cli.programs import AttachError
+from pysampler._cli.turns import MeasureError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["main"]
 
 # The name of each subcommand: what it does, what it takes, and the function that runs it.
 _COMMANDS = {
     "doctor": (doctor.HELP, doctor.add_arguments, doctor.run),
+    "bench": (bench.HELP, bench.add_arguments, bench.run),
     "top": (top.HELP, top.add_arguments, top.run),
     "trace": (trace.HELP, trace.add_arguments, trace.run),
     "dump": (top.DUMP_HELP, top.add_arguments, top.run_dump),
@@ -41,12 +46,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         one.set_defaults(run=run)
     options = parser.parse_args(arguments)
     try:
-        return int(options.run(options))
-    except AttachError as error:
+        with _output():
+            return int(options.run(options))
+    except (AttachError, MeasureError) as error:
         print(f"pysampler: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130  # as shells say it
     except BrokenPipeError:  # the reader has seen enough, as head has
-        sys.stderr.close()
+        _drop_output()
         return 0
+    except OSError as error:  # a full disk
+        _drop_output()
+        print(f"pysampler: {error if error.filename else error.strerror}", file=sys.stderr)
+        return 2
+
+
+@contextlib.contextmanager
+def _output() -> Iterator[None]:
+    """Let anything be printed during the block, and have arrived after it."""
+    if sys.stdout is None:  # it is closed
+        with open(os.devnull, "w") as sys.stdout:  # noqa: PTH123
+            yield
+        return
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # of a terminal that has few characters
+    yield
+    sys.stdout.flush()
+
+
+def _drop_output() -> None:
+    """Let what could not be printed go nowhere when the process exits."""
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())

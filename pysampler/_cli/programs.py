@@ -6,10 +6,11 @@ nothing is sent to any process.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ import numpy as np
 
 from pysampler._workers.about import About
 from pysampler._workers.counters import Counters
+from pysampler._workers.gauges import Gauges
+from pysampler._workers.header import HEADER, LAYOUT, MAGIC
+from pysampler._workers.tracing import TraceMemory
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,13 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["AttachError", "Pool", "Program", "find", "programs"]
 
 # Which worker it is, and what it samples; a title that was cut off for lack of room is none.
-_TITLE = re.compile(r"pysampler: worker (\d+)/\d+ *(.*)")
+_TITLE = re.compile(r"pysampler: worker ([0-9]{1,9})/[0-9]+ *(.*)")
 _MEMFD = "/memfd:pysampler"
-# The header of a segment (csrc/layout.h).
-_MAGIC, _LAYOUT = b"pysamplr", 1
-_HEADER = np.dtype(
-    [("magic", "S8"), ("layout", "<u4"), ("creator", "<u4"), ("size", "<u8"), ("id", "<u8")]
-)
 
 
 class AttachError(Exception):
@@ -46,15 +45,18 @@ class Pool:
         name: What it samples: the env's name.
         about: What its segment says of itself.
         counters: What its workers count, as it is at each moment.
+        gauges: What its workers and samplers note, as it is at each moment.
         memory: All bytes of its segment, mapped to be read only.
         descriptor: The path of a descriptor of it, which one of the workers has.
-        workers: The pid of each worker, by its index; one that has ended is missing.
+        workers: The pid of each worker, by its index; one that has ended is missing. The program
+            itself is the last, if it serves members too.
     """
 
     number: int
     name: str
     about: About
     counters: Counters
+    gauges: Gauges
     memory: npt.NDArray[np.uint8]
     descriptor: Path
     workers: dict[int, int] = field(default_factory=dict)
@@ -87,7 +89,10 @@ def programs() -> list[Program]:
             creator, pool = _attach(pid, known[2])
         except (OSError, AttachError):  # it has ended, is another user's or of another version
             continue
-        found.setdefault(creator, {}).setdefault(pool.number, pool).workers[int(known[1])] = pid
+        pool = found.setdefault(creator, {}).setdefault(pool.number, pool)
+        pool.workers[int(known[1])] = pid
+        if pool.about.main:
+            pool.workers[len(pool.about.members) - 1] = creator
     return [
         Program(pid, _command(pid), list(pools.values())) for pid, pools in sorted(found.items())
     ]
@@ -150,11 +155,17 @@ def _pids() -> list[int]:
 
 
 def _command(pid: int) -> str:
-    """Return the command line of a process; empty if it has ended."""
+    """Return the command line of a process, fit to be shown; empty if it has ended."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-    except (OSError, ValueError):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+    except OSError:
         return ""
+    return _printable(line.decode(errors="replace").strip())
+
+
+def _printable(text: str) -> str:
+    """Return text without what a terminal would obey."""
+    return "".join(one if one.isprintable() else "?" for one in text)
 
 
 def _attach(pid: int, name: str) -> tuple[int, Pool]:
@@ -164,42 +175,51 @@ def _attach(pid: int, name: str) -> tuple[int, Pool]:
         AttachError: It has no segment that this version of pysampler can read.
         OSError: It has ended, or is another user's.
     """
-    why = "it has no segment of a pool"
+    why = "it has no segment of a pool that this version of pysampler can read"
     folder = Path(f"/proc/{pid}/fd")
     for descriptor in folder.iterdir():
-        if not str(descriptor.readlink()).startswith(_MEMFD):
-            continue
         try:
+            if not str(descriptor.readlink()).startswith(_MEMFD):
+                continue
             memory = _mapped(descriptor)
+        except FileNotFoundError:  # it was closed meanwhile
+            continue
         except AttachError as error:
             why = str(error)
             continue
         about = About.read(memory)
         if about is None:
             continue
-        members = about.members[-1][1]
-        end = about.counters + Counters.size_of(members, len(about.members))
-        if end > len(memory):
+        counts = about.members[-1][1], len(about.members)
+        counters_end = about.counters + Counters.size_of(*counts)
+        gauges_end = about.gauges + Gauges.size_of(counts[1])
+        workers = counts[1] - about.main
+        trace_end = about.trace + TraceMemory(workers).size
+        if max(counters_end, gauges_end, trace_end) > len(memory):
             raise AttachError("its counters lie outside of its segment")
-        counters = Counters(members, len(about.members), memory[about.counters : end])
-        header = memory[: _HEADER.itemsize].view(_HEADER)[0]
+        counters = Counters(*counts, memory[about.counters : counters_end])
+        gauges = Gauges(counts[1], memory[about.gauges : gauges_end])
+        header = memory[: HEADER.itemsize].view(HEADER)[0]
         number = int(header["id"])
-        pool = Pool(number, name or about.noun, about, counters, memory, descriptor)
+        about = replace(about, noun=_printable(about.noun))
+        pool = Pool(number, name or about.noun, about, counters, gauges, memory, descriptor)
         return int(header["creator"]), pool
     raise AttachError(why)
 
 
 def _mapped(path: Path) -> npt.NDArray[np.uint8]:
     """Map a segment, to be read only; raise AttachError if it is of another version."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
+        if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise AttachError("its segment is being made")  # and may shrink while it is read
         size = os.fstat(descriptor).st_size
-        if size < _HEADER.itemsize:
-            raise AttachError("its segment is being made")
+        if size < HEADER.itemsize:
+            raise AttachError("its segment is too small")
         memory = np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
     finally:
         os.close(descriptor)
-    header = memory[: _HEADER.itemsize].view(_HEADER)[0]
-    if header["magic"] != _MAGIC or header["layout"] != _LAYOUT:
+    header = memory[: HEADER.itemsize].view(HEADER)[0]
+    if header["magic"] != MAGIC or header["layout"] != LAYOUT:
         raise AttachError("its segment was laid out by another version of pysampler")
     return memory

@@ -36,7 +36,7 @@ class Recorder:
 
     def __init__(self, pool: Pool) -> None:
         at = pool.about.trace
-        memory = TraceMemory(len(pool.about.members) + 1)
+        memory = TraceMemory(len(pool.about.members) - pool.about.main)
         self._wanted_at = memory.wanted_until(at)
         self._fd = -1
         try:

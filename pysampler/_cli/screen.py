@@ -6,18 +6,22 @@ import argparse
 import shutil
 import sys
 import textwrap
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+    from typing import Self
 
-__all__ = ["Finding", "print_findings", "seconds"]
+__all__ = ["Display", "Finding", "bar", "print_findings", "seconds", "width"]
 
 _STYLES = {"ok": "green", "look": "yellow", "broken": "bold red"}
 _TOPIC, _VERDICT = 15, 8  # widths of the first columns
 _NARROWEST = 60
 _LONGEST = 3600  # seconds
+_SAY_EVERY = 2.0  # seconds between two lines that say how far it is
+_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,8 @@ class Finding:
 
 def print_findings(findings: Iterable[Finding]) -> None:
     """Print each finding as soon as it is there."""
-    width = max(_NARROWEST, shutil.get_terminal_size().columns)
     for finding in findings:
-        lines = _lines(finding, width)
+        lines = _lines(finding, width())
         if not (sys.stdout.isatty() and _print_coloured(finding, lines)):
             print("\n".join(lines), flush=True)
 
@@ -75,3 +78,65 @@ def seconds(text: str) -> float:
     if not 0 < number <= _LONGEST:
         raise argparse.ArgumentTypeError(f"{text}, expected more than 0 and at most {_LONGEST}")
     return number
+
+
+def width() -> int:
+    """Return how wide lines may be."""
+    return max(_NARROWEST, shutil.get_terminal_size().columns)
+
+
+def bar(share: float, cells: int) -> str:
+    """Return a share of the whole as a bar of at most some cells."""
+    eighths = round(min(max(share, 0.0), 1.0) * cells * 8)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+class Display:
+    """Shows lines that change while something runs, and prints the last ones at the end.
+
+    With rich on a terminal they are changed in place. Otherwise stderr says how far it is.
+
+    Args:
+        quiet: Print nothing on stdout.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._live: Any = None
+        self._said = 0.0
+
+    def __enter__(self) -> Self:
+        if self._quiet or not sys.stdout.isatty():
+            return self
+        try:
+            from rich.console import Console  # noqa: PLC0415 - of the extra "cli"
+            from rich.live import Live  # noqa: PLC0415
+        except ImportError:
+            return self
+        console = Console(highlight=False, soft_wrap=True)
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def show(self, lines: Sequence[str], how_far: str) -> None:
+        """Show how it is now, and how far it is."""
+        if self._live is not None:
+            from rich.text import Text  # noqa: PLC0415
+
+            shown = [*lines, "", how_far]
+            height = self._live.console.height - 1
+            self._live.update(Text("\n".join(shown[-height:])), refresh=True)
+        elif time.monotonic() - self._said >= _SAY_EVERY:
+            self._said = time.monotonic()
+            print(how_far, file=sys.stderr, flush=True)
+
+    def end(self, lines: Sequence[str]) -> None:
+        """Print the last lines."""
+        self.__exit__()
+        if not self._quiet:
+            print("\n".join(lines), flush=True)

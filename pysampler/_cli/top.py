@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from itertools import compress
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from pysampler._cli.look import PoolLooks
@@ -18,7 +19,7 @@ from pysampler._cli.screen import seconds
 from pysampler._workers.counters import with_unit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from pysampler._cli.look import Look, WorkerLook
     from pysampler._cli.programs import Program
@@ -28,12 +29,15 @@ __all__ = ["DUMP_HELP", "HELP", "add_arguments", "run", "run_dump"]
 HELP = "show live what the workers of a running program do"
 DUMP_HELP = "print once what the workers of a running program do, as when it hangs"
 
-_NARROWEST, _WIDE = 60, 100
-# The names of the columns, their widths, and whether a narrow terminal has them.
+_NARROWEST = 10  # columns of a terminal
+_LOWEST = 4  # lines of a terminal in which one says how many more there are
+# The names of the columns and their widths. A terminal that is too narrow for all has those of the
+# lowest ranks.
 _COLUMNS = [
-    *(("worker", 6, True), ("pid", 9, True), ("cpu", 4, False), ("at", 18, True)),
-    *(("steps/s", 10, True), ("p50", 10, False), ("p99", 10, True)),
-    *(("reset p50", 10, False), ("p99", 10, False), ("busy", 6, True)),
+    *(("worker", 6, 0), ("pid", 9, 4), ("cpu", 4, 10), ("at", 18, 3)),
+    *(("steps/s", 10, 2), ("p50", 10, 9), ("p99", 10, 5)),
+    *(("reset p50", 10, 11), ("p99", 10, 12), ("busy", 6, 1)),
+    *(("blocked", 8, 6), ("lag", 5, 8), ("restarts", 9, 7)),
 ]
 
 
@@ -57,9 +61,11 @@ def run(options: argparse.Namespace) -> int:
         return _refuse("top needs rich: pip install 'pysampler[cli]'; dump does without")
     if options.json or not sys.stdout.isatty():
         return _refuse("top needs a terminal; pysampler dump prints once, --json for programs")
+    console = Console(highlight=False)
+    if console.is_dumb_terminal:
+        return _refuse("top needs a terminal that shows a picture, and TERM is dumb; dump does not")
     program = find(options.pid)
     looks = {pool.number: PoolLooks(pool) for pool in program.pools}
-    console = Console(highlight=False)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         try:
             while True:
@@ -71,8 +77,9 @@ def run(options: argparse.Namespace) -> int:
                     else:
                         looks[pool.number] = PoolLooks(pool)
                 taken = [looks[pool.number].look() for pool in program.pools]
-                lines = _lines(program, taken, max(_NARROWEST, console.width))
-                live.update(Text("\n".join(lines[: console.height])), refresh=True)
+                lines = _cut(_lines(program, taken, console.width), console.height)
+                text = Text("\n".join(lines), no_wrap=True, overflow="crop")
+                live.update(text, refresh=True)
         except AttachError:
             pass
         except KeyboardInterrupt:
@@ -94,8 +101,7 @@ def run_dump(options: argparse.Namespace) -> int:
         ]
         print(json.dumps({"pid": program.pid, "command": program.command, "pools": pools}))
         return 0
-    width = shutil.get_terminal_size().columns
-    print("\n".join(_lines(program, taken, max(_NARROWEST, width))))
+    print("\n".join(_lines(program, taken, shutil.get_terminal_size().columns)))
     for look in taken:
         for worker in look.workers:
             if worker.env is not None and worker.pid is not None and worker.since > options.seconds:
@@ -110,41 +116,74 @@ def _refuse(why: str) -> int:
 
 def _lines(program: Program, looks: Sequence[Look], width: int) -> list[str]:
     """Return what there is to show, in lines that fit."""
-    shown = [narrow or width >= _WIDE for _, _, narrow in _COLUMNS]
-
-    def row(cells: Iterable[str]) -> str:
-        padded = (f"{cell:>{size}}" for cell, (_, size, _) in zip(cells, _COLUMNS, strict=True))
-        return "".join(compress(padded, shown))
-
+    width = max(_NARROWEST, width)
     lines = textwrap.wrap(f"program {program.pid}: {program.command}", width)[:2]
     for pool, look in zip(program.pools, looks, strict=True):
-        members = pool.about.members[-1][1]
-        lines += [
-            "",
-            *textwrap.wrap(
-                f"{pool.name}, {members} {pool.about.noun}s in {len(look.workers)} workers: "
-                f"{look.steps:,.0f} steps/s, {look.busy:.0%} of what the workers could",
-                width,
-            ),
-            *textwrap.wrap(look.verdict, width),
-            row(name for name, _, _ in _COLUMNS),
+        members, workers = pool.about.members[-1][1], len(look.workers) - pool.about.main
+        told = (
+            f"{pool.name}, {members} {pool.about.noun}s in {workers} worker{'s' * (workers > 1)}"
+            f"{' and the program' * pool.about.main}: "
+            f"{look.steps:,.0f} steps/s, {look.busy:.0%} of what the workers could"
+        )
+        if look.records is not None:
+            told += f"; {look.records:,} of {look.most_records:,} records wait"
+        shown = _shown(look, width)
+        rows = [
+            [name for name, _, _ in _COLUMNS],
+            *(_cells(index, one, pool.about.noun) for index, one in enumerate(look.workers)),
         ]
-        for index, worker in enumerate(look.workers):
-            lines.append(row(_cells(index, worker, pool.about.noun)))
+        lines += ["", *textwrap.wrap(told, width), *textwrap.wrap(look.verdict, width)]
+        for cells in rows:
+            padded = (f"{cell:>{size}}" for cell, (_, size, _) in zip(cells, _COLUMNS, strict=True))
+            lines.append("".join(compress(padded, shown)))
     return lines
 
 
+def _shown(look: Look, width: int) -> list[bool]:
+    """Return which columns fit, and say anything."""
+    empty = set()
+    if not any(worker.restarts for worker in look.workers):
+        empty.add("restarts")
+    for name in ("lag", "blocked"):
+        if all(getattr(worker, name) is None for worker in look.workers):
+            empty.add(name)
+    ranks = set()
+    for name, size, rank in sorted(_COLUMNS, key=itemgetter(2)):
+        if name in empty:
+            continue
+        width -= size
+        if width < 0:
+            break
+        ranks.add(rank)
+    return [rank in ranks for _, _, rank in _COLUMNS]
+
+
+def _cut(lines: list[str], height: int) -> list[str]:
+    """Return the lines that a terminal has room for, and how many more there are."""
+    if len(lines) <= height or height < _LOWEST:
+        return lines[:height]
+    left = len(lines) - height + 1
+    return [*lines[: height - 1], f"... {left} more lines: pysampler dump"]
+
+
 def _cells(index: int, worker: WorkerLook, noun: str) -> list[str]:
-    where = f"{noun} {worker.env}, " if worker.env is not None else "waits, "
+    name = "main" if worker.main else str(index)
     if worker.pid is None or worker.cpu is None:
-        return [str(index), "ended", *[""] * (len(_COLUMNS) - 2)]
+        ended = ("ended" if column in ("pid", "busy") else "" for column, _, _ in _COLUMNS[1:])
+        return [name, *ended]
+    where = "waits" if not worker.acts else f"no {noun}"
+    if worker.env is not None:
+        where = f"{noun} {worker.env}"
     return [
-        str(index),
+        name,
         str(worker.pid),
         str(worker.cpu),
-        where + with_unit(worker.since),
+        f"{where}, {with_unit(worker.since)}",
         f"{worker.steps:,.0f}",
         *(with_unit(value) if value else "-" for value in (worker.step_p50, worker.step_p99)),
         *(with_unit(value) if value else "-" for value in (worker.reset_p50, worker.reset_p99)),
         f"{worker.busy:.0%}",
+        "-" if worker.blocked is None else f"{worker.blocked:.0%}",
+        "-" if worker.lag is None else str(worker.lag),
+        str(worker.restarts),
     ]

@@ -277,10 +277,10 @@ class _PoolTrace:
     def __init__(self, pool: Pool, trace: _Trace) -> None:
         self.recorder = Recorder(pool)
         self._name = pool.name
-        self._workers = len(pool.about.members)
+        workers = len(pool.about.members) - pool.about.main
         # The main process first; it is the last that is read.
         main = trace.add_track(f"main process, {pool.name}")
-        self._tracks = [trace.add_track(f"worker {i}, {pool.name}") for i in range(self._workers)]
+        self._tracks = [trace.add_track(f"worker {i}, {pool.name}") for i in range(workers)]
         self._tracks.append(main)
         self._new: list[list[npt.NDArray[Any]]] = [[] for _ in self._tracks]
         # Slices of others than envs: they are linked when all are known.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._learning.mean_weights import Fields
+    from pysampler._workers.gauges import WorkerGauges
     from pysampler.sync import Board, Segment
 
 __all__ = ["AttachBoards", "HandIn", "Train", "TrainerHost", "UseBoards"]
@@ -59,7 +60,7 @@ class TrainerHost:
         """Return the class of the trainer, and the fields of its weights."""
         return Description(type(self.trainer).__name__, self._fields)
 
-    def count_with(self, meter: Any) -> None:
+    def count_with(self, meter: Any, gauges: WorkerGauges) -> None:
         """Do nothing: a round says how long it took."""
 
     def left_over(self, block: int) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pysampler._policies.normalize import Moments, Normalization
     from pysampler._policies.shared_statistics import StatisticsPlace
     from pysampler._vector.host import EnvHost
+    from pysampler._workers.gauges import WorkerGauges
     from pysampler.sync import Segment
 
 __all__ = [
@@ -96,6 +97,7 @@ class WorkerPolicy:
         frames: The frames that the envs work on.
         segment: The memory they lie in, and all that ``setup`` has the offset of.
         before: What acted until now; None for a worker's first policy.
+        gauges: What it notes the version of its weights in.
         replacement_seeds: Seeds of the envs, if they replace lost ones.
         track: What the policy's calls are traced to; None if they are not.
     """
@@ -106,6 +108,7 @@ class WorkerPolicy:
         frames: Frames,
         segment: Segment,
         before: WorkerPolicy | None,
+        gauges: WorkerGauges,
         *,
         replacement_seeds: Sequence[int],
         track: _core.Track | None,
@@ -140,6 +143,8 @@ class WorkerPolicy:
         self._weights: Any = None
         self._version = 0
         self._track = track
+        self._gauges = gauges
+        gauges.version(0)
 
     def carry(self, last: int, frame: int, envs: slice) -> None:
         """Copy what goes on from one frame to another, where the envs go on."""
@@ -152,6 +157,7 @@ class WorkerPolicy:
             return
         policy, first = self._policy.caller.policy, self._weights is None
         self._version, self._weights = self._board.read(self._weights)
+        self._gauges.version(self._version)
         if first or not is_module(policy):  # a module works with these arrays
             load_weights(policy, self._weights)
 
@@ -237,7 +243,7 @@ class TakePolicy(Note):
         before: WorkerPolicy | None = host.acting
         seeds = host.seeds if before is None and host.replaced else ()
         host.acting = self.policy_class(
-            *(self.setup, host.frames, host.segment, before),
+            *(self.setup, host.frames, host.segment, before, host.gauges),
             replacement_seeds=seeds,
             track=host.track,
         )

@@ -32,6 +32,7 @@ class WorkerWalker(Walker):
         self._num_workers = setup.num_workers
         self._board = Board(setup.weights, segment) if setup.weights else None
         self._progress = WorkerProgress(len(self._groups), segment)
+        self._gauges = self._pool.gauges
         self._last_frame = 0  # with the newest observations
         self._pickled = b""
         self._entropy = setup.entropy
@@ -59,7 +60,7 @@ class WorkerWalker(Walker):
         """Begin a rollout at frame ``base``, with the policy as it is now."""
         policy = self._given_policy
         if self._board is not None:
-            self._board.publish(weights_of(policy))
+            self._gauges.newest = self._board.publish(weights_of(policy))
         elif not is_module(policy) and (current := pickled(policy)) != self._pickled:
             self._send(current)
         self._progress.steps[:] = -1

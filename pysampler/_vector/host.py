@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pysampler._frames.frames import Frames
+    from pysampler._workers.gauges import WorkerGauges
     from pysampler.sync import Segment
 
 __all__ = ["Description", "EnvHost", "Leftovers", "call", "layers_of", "make_host", "prepare"]
@@ -81,6 +82,7 @@ class EnvHost:
 
     Attributes:
         here: Whether the envs live in the user's process, whose signal handlers raise exceptions.
+        gauges: What a policy notes of itself, once ``count_with`` was called.
     """
 
     here = False
@@ -118,9 +120,10 @@ class EnvHost:
             env.spec.id if env.spec is not None else type(env.unwrapped).__name__,
         )
 
-    def count_with(self, meter: _core.Meter) -> None:
-        """Count what envs do with ``meter``."""
+    def count_with(self, meter: _core.Meter, gauges: WorkerGauges) -> None:
+        """Count what envs do with ``meter``; policies note the rest in ``gauges``."""
         self._meter = meter
+        self.gauges = gauges
 
     @property
     def track(self) -> _core.Track | None:

@@ -239,6 +239,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 faults=faults,
                 restore=Restore(),
                 for_replaced=self._replacements.notes,
+                main=own,
             )
         if own is not None:
             specs, worker_init = b"", None  # of workers

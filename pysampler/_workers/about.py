@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler._workers.header import LINE
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = ["About"]
 
-_FORM = 2  # of the JSON: another number where a reader would misunderstand it
+_FORM = 1  # of the JSON: another number where a reader would misunderstand it
 _SLACK = 512  # bytes for what is not a worker's
 _LENGTH = np.dtype("<u4")
 _LONGEST = 1 << 20
-# Where the first allocation of a segment lies: the header is a line long.
-_AT = 128
+_MOST = 1 << 24  # members
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ class About:
         noun: What members are called: "env".
         members: The members of each worker, as (first, end).
         groups: The sizes of each worker's groups.
+        main: Whether the last of these is no worker, but the parent itself.
         counters: Where the counters lie.
+        gauges: Where the gauges lie.
         trace: Where the trace lies.
     """
 
@@ -44,7 +48,9 @@ class About:
     noun: str
     members: list[tuple[int, int]]
     groups: list[list[int]]
+    main: bool
     counters: int
+    gauges: int
     trace: int
 
     @staticmethod
@@ -70,16 +76,32 @@ class About:
         Args:
             segment: All bytes of it, from its header on.
         """
-        begin = _AT + _LENGTH.itemsize
+        begin = LINE + _LENGTH.itemsize
         if len(segment) < begin:
             return None
-        length = int(segment[_AT:begin].view(_LENGTH)[0])
+        length = int(segment[LINE:begin].view(_LENGTH)[0])
         if length > _LONGEST:  # other bytes lie there
             return None
         try:
             told = json.loads(segment[begin : begin + length].tobytes())
             if told.pop("form") != _FORM:
                 return None
-            return cls(**told)
-        except (ValueError, KeyError, TypeError, AttributeError):
+            about = cls(**told)
+            return about if about._fits(len(segment)) else None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
+
+    def _fits(self, size: int) -> bool:
+        """Return whether a segment of this size can be so; may raise what comparisons raise."""
+        places = self.counters, self.gauges, self.trace
+        numbers = [*places, *itertools.chain(*self.members)]
+        ends = [0, *(end for _, end in self.members)]
+        return (
+            all(type(number) is int for number in numbers)
+            and all(LINE <= at < size for at in places)
+            and ends[:-1] == [first for first, _ in self.members]
+            and all(first < end <= _MOST for first, end in itertools.pairwise(ends))
+            and isinstance(self.noun, str)
+            and isinstance(self.main, bool)
+            and len(self.members) > self.main
+        )

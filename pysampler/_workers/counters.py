@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -193,34 +193,6 @@ class Stats:
             workers["parked_ns"] / 1e9,
             np.array(losses, np.int64),
         )
-
-    @classmethod
-    def joined(cls, first: Stats, second: Stats) -> Stats:
-        """Return the counters of two pools, which count the same envs, as those of one.
-
-        Args:
-            first: Of the first envs, and their workers.
-            second: Of all envs after these, and their workers.
-        """
-        envs = len(first.worker_of)
-
-        def both(one: Any, other: Any) -> Any:
-            if not isinstance(one, Times):
-                return np.concatenate([one, other])
-            return Times(
-                np.concatenate([one.count[:envs], other.count[envs:]]),
-                np.concatenate([one.seconds[:envs], other.seconds[envs:]]),
-                np.concatenate([one.buckets[:envs], other.buckets[envs:]]),
-                one.lower,
-            )
-
-        joined = {
-            field.name: both(getattr(first, field.name), getattr(second, field.name))
-            for field in fields(cls)
-            if field.name not in ("worker_of", "native", "batches")
-        }
-        after = second.worker_of + len(first.waits)
-        return cls(worker_of=np.concatenate([first.worker_of, after]), **joined)
 
     def to_dict(self) -> dict[str, float]:
         """Return the numbers of all envs and workers together, for loggers; times in seconds."""

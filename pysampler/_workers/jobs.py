@@ -16,6 +16,7 @@ from pysampler.errors import WorkerLostError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pysampler._workers.gauges import WorkerGauges
     from pysampler.sync import Segment
 
 __all__ = [
@@ -47,8 +48,8 @@ class Host(Protocol):
     def describe(self) -> Any:
         """Return what the parent must know before it lays out frames; ps shows its ``name``."""
 
-    def count_with(self, meter: Any) -> None:
-        """Count steps and resets of the members with this meter."""
+    def count_with(self, meter: Any, gauges: WorkerGauges) -> None:
+        """Count steps and resets of the members with this meter; note the rest in ``gauges``."""
 
     def replace(self, seeds: Sequence[int]) -> None:
         """Remember that the members replace lost ones; ``seeds`` are for their next resets."""

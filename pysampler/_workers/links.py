@@ -1,6 +1,7 @@
 """What a pool's parent shares with its workers, in one segment.
 
-That is the commands and completions (``_core.Pool``), a ring for each worker's mail, and counters.
+That is the commands and completions (``_core.Pool``), a ring for each worker's mail, counters and
+gauges.
 A watch marks a worker's parts as lost when its process dies.
 """
 
@@ -15,6 +16,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._workers.about import About
 from pysampler._workers.counters import Counters
+from pysampler._workers.gauges import Gauges
 from pysampler._workers.mail import Inbox
 from pysampler._workers.setup import Attachment, wait_policy
 from pysampler._workers.tracing import TraceMemory
@@ -22,6 +24,8 @@ from pysampler.sync import Segment, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    import numpy.typing as npt
 
     from pysampler._workers.processes import Share
 
@@ -38,6 +42,7 @@ class Links:
         shares: What each worker has.
         policy: How to wait, as ``wait_policy`` takes it.
         socket_of: Returns the descriptor of the socket to a worker.
+        main: What this process has, if it counts beside the workers.
     """
 
     def __init__(
@@ -45,31 +50,40 @@ class Links:
         shares: Sequence[Share],
         policy: tuple[int, int] | None,
         socket_of: Callable[[int], int],
+        main: Share | None = None,
     ) -> None:
-        workers, members = len(shares), shares[-1].members.stop
+        workers = len(shares)
+        counted = [*shares] if main is None else [*shares, main]
+        counts = counted[-1].members.stop, len(counted)
         groups = [len(share.sizes) for share in shares]
         first = np.cumsum([0, *groups]).tolist()
         self.groups_of = [range(*ends) for ends in itertools.pairwise(first)]
         self._socket_of = socket_of
-        counters_size = Counters.size_of(members, workers)
+        sizes = Counters.size_of(*counts), Gauges.size_of(len(counted))
         rings = 2 * workers * _core.ByteRing.size_of(_MAIL)
-        room = About.room_for(workers, sum(groups))
-        size = room + counters_size + _core.Pool.size_of(groups) + rings + 4096
-        trace = TraceMemory(workers + 1)
+        room = About.room_for(len(counted), sum(len(share.sizes) for share in counted))
+        size = room + sum(sizes) + _core.Pool.size_of(groups) + rings + 4096
+        trace = TraceMemory(workers)
         segment = Segment(size, trace.size)
         trace_at = trace.begins(segment)
         _, told = segment.array((room,), np.dtype(np.uint8), None)
-        counters_at, counted = segment.array((counters_size,), np.dtype(np.uint8), None)
+        (counters_at, counters), (gauges_at, gauges) = (
+            segment.array((size,), np.dtype(np.uint8), None) for size in sizes
+        )
         About.made_here(
             noun=shares[0].noun,
-            members=[(share.members.start, share.members.stop) for share in shares],
-            groups=[list(share.sizes) for share in shares],
+            members=[(share.members.start, share.members.stop) for share in counted],
+            groups=[list(share.sizes) for share in counted],
+            main=main is not None,
             counters=counters_at,
+            gauges=gauges_at,
             trace=trace_at,
         ).write(told)
         self.segment = segment
-        self.counters = Counters(members, workers, counted)
+        self.counters = Counters(*counts, counters)
         self.counters.workers["env"] = -1
+        self.gauges = Gauges(len(counted), gauges)
+        self.gauges.clear()
         weights = [size for share in shares for size in share.sizes]
         self.core = _core.Pool(segment, groups, weights, _MAIL, wait_policy(policy))
         self.track = _core.Track(segment, trace_at, workers)  # of this process
@@ -83,8 +97,9 @@ class Links:
                 inbox=self.core.inbox(index),
                 outbox=self._outboxes[index].offset,
                 capacity=_MAIL,
-                members=members,
+                counted=counts,
                 counters=counters_at,
+                gauges=gauges_at,
                 trace=trace_at,
                 policy=policy,
             )
@@ -96,6 +111,12 @@ class Links:
     def _inbox(self, index: int) -> Inbox:
         socket = functools.partial(self._socket_of, index)
         return Inbox(self._outboxes[index], self.groups_of[index], socket)
+
+    def at_work(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return which env is at work in each worker, and since when, as counters do."""
+        envs, since = self.counters.at_work()
+        workers = len(self.groups_of)
+        return envs[:workers], since[:workers]
 
     def watch_worker(self, index: int, pid: int) -> None:
         """Mark all parts of a worker as lost when its process dies."""
@@ -128,4 +149,4 @@ class Links:
         for ring in self._outboxes:
             ring.close()
         self.segment.close()
-        self.counters = self.track = None  # type: ignore[assignment]
+        self.counters = self.gauges = self.track = None  # type: ignore[assignment]

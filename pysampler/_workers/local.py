@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler._workers.counters import Counters, Stats
+from pysampler._workers.gauges import Gauges
 from pysampler._workers.jobs import Answer, Failure, failure_of, is_users
 from pysampler._workers.remote import error_from
 from pysampler.errors import ClosedError
@@ -55,16 +56,20 @@ class LocalPool:
         self.descriptions = [host.describe()]
         members = share.members.stop
         self._counters = Counters(members, 1, np.zeros(Counters.size_of(members, 1), np.uint8))
-        self._meter = self._counters.meter(0)
-        host.count_with(self._meter)
+        self.gauges = Gauges.unread(1)
+        host.count_with(self._counters.meter(0), self.gauges.of(0))
+
+    def count_in(self, counters: Counters, gauges: Gauges, row: int, track: _core.Track) -> None:
+        """Count with the workers of a team, in a row of theirs, and trace to this track."""
+        meter = counters.meter(row)
+        meter.trace_to(track)
+        meter.idle()
+        self._open_host().count_with(meter, gauges.of(row))
 
     def lay_out(self, segment: Segment, attach: Attach) -> None:
         """Attach the host to a segment, such as one with frames."""
+        self.gauges.clear()
         attach.attach(self._open_host(), segment)
-
-    def trace_to(self, track: _core.Track) -> None:
-        """Trace what the members do on this track."""
-        self._meter.trace_to(track)
 
     @property
     def own_groups(self) -> int:

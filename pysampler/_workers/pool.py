@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pysampler import _core
+    from pysampler._workers.counters import Counters
+    from pysampler._workers.gauges import Gauges
     from pysampler._workers.jobs import Attach, Job, Note
 
 __all__ = ["Pool"]
@@ -59,6 +61,8 @@ class Pool:
         faults: What to do about lost workers and late members.
         restore: What members that replace lost ones do instead of a step.
         for_replaced: Returns the notes that such members get before anything else.
+        main: What this process serves itself, if the pool is part of a team: it counts as the last
+            of the workers.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Pool:
         faults: Faults | None = None,
         restore: Job | None = None,
         for_replaced: Callable[[range], Sequence[Note]] = _no_notes,
+        main: Share | None = None,
     ) -> None:
         self.shares = list(shares)
         self.closed = False  # or its workers are being ended
@@ -86,6 +91,7 @@ class Pool:
         self._layouts = 0
         self._restore = restore
         self._for_replaced = for_replaced
+        self._main = main
         hosts = [make(share) for share in shares]
         new = False  # whether this nursery has made no such hosts yet
         if context == "nursery":  # what hosts need is imported once, and not in every worker
@@ -112,6 +118,7 @@ class Pool:
         if not hasattr(self, "_links"):
             self._attach()
             return
+        self.gauges.clear()
         # A worker that is lost meanwhile, and replaced, begins with this segment.
         self._recovery.finish()
         for index in range(len(self.shares)):
@@ -129,7 +136,9 @@ class Pool:
         return self._layout, self._frames_segment.fd
 
     def _attach(self) -> None:
-        links = self._links = Links(self.shares, self._policy, self._processes.socket_of)
+        links = self._links = Links(
+            self.shares, self._policy, self._processes.socket_of, self._main
+        )
         self._core = links.core
         self._commands = Commands(self.shares, links, self._restore, self._for_replaced)
         self._recovery = Recovery(
@@ -167,6 +176,16 @@ class Pool:
     def number(self) -> int:
         """The number of its segment, which tells it from others."""
         return self._links.segment.id
+
+    @property
+    def counters(self) -> Counters:
+        """What all members and workers count."""
+        return self._links.counters
+
+    @property
+    def gauges(self) -> Gauges:
+        """What all workers and samplers note for programs that look on."""
+        return self._links.gauges
 
     @property
     def own_groups(self) -> int:
@@ -207,9 +226,11 @@ class Pool:
         return self._links.counters.busy_seconds()
 
     def stats(self) -> Stats:
-        """Return what members and workers have done."""
+        """Return what members and workers have done; of a team, this process is the last."""
         losses = [len(of_worker) for of_worker in self._recovery.losses]
         members = [share.members for share in self.shares]
+        if self._main is not None:
+            losses, members = [*losses, 0], [*members, self._main.members]
         return Stats.of(self._links.counters, members, losses)
 
     def late(self, patience: int) -> list[tuple[int, int, int]]:

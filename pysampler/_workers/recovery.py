@@ -90,7 +90,7 @@ class Recovery:
 
     def late(self, patience: int) -> list[tuple[int, int, int]]:
         """Return (worker, env, since) of members that have been at work for ``patience`` ns."""
-        envs, since = self._links.counters.at_work()
+        envs, since = self._links.at_work()
         begun = now() - patience
         return [
             (index, int(env), int(since[index]))
@@ -100,7 +100,7 @@ class Recovery:
 
     def at_work(self) -> bool:
         """Return whether any member is at work."""
-        envs, _ = self._links.counters.at_work()
+        envs, _ = self._links.at_work()
         return bool((envs >= 0).any())
 
     def wait(self, wait: Callable[..., bool], deadline: int | None) -> bool:
@@ -135,7 +135,7 @@ class Recovery:
             elif (index, since) not in self._reported_late:
                 self._reported_late.add((index, since))
                 warnings.warn(what, stacklevel=2)
-        envs, begun = self._links.counters.at_work()
+        envs, begun = self._links.at_work()
         soon = now() - patience
         at_work = [int(s) for e, s in zip(envs, begun, strict=True) if e >= 0 and s > soon]
         return min([now(), *at_work]) + patience
@@ -207,6 +207,7 @@ class Recovery:
         losses = self.losses[index]
         if not losses or losses[-1][1].pid != error.pid:
             losses.append((at, error))
+        self._links.gauges.restarts[index] = len(losses)
         recent = [(t, e) for t, e in losses if at - t <= self.faults.restart_window]
         # One with a cause could not even start.
         if len(recent) > self.faults.max_restarts or error.__cause__ is not None:

@@ -19,6 +19,7 @@ import cloudpickle
 import numpy as np
 
 from pysampler import _core
+from pysampler._workers.header import LINE
 from pysampler._workers.remote import dumps_by_value
 from pysampler.sync import Segment, WaitPolicy
 
@@ -49,7 +50,6 @@ __all__ = [
 # An array of a host of at least this many bytes lies in memory that all workers share, until they
 # write to it.
 _LARGE = 1 << 16
-_LINE = 128  # bytes; csrc/layout.h
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,10 @@ class Attachment:
     inbox: int
     outbox: int
     counters: int
+    gauges: int
     trace: int
     groups: list[int]  # how many each worker has
-    members: int  # of all workers
+    counted: tuple[int, int]  # how many members and workers are, the parent perhaps as the last
     capacity: int  # of the inbox, and of the outbox
     policy: tuple[int, int] | None  # see wait_policy()
 
@@ -192,7 +193,7 @@ class PackedHosts:
                 keys[-1].append((key, memory.readonly))
         begins: dict[tuple[int, int], int] = {}
         if memories:
-            self.segment = Segment(sum(size + _LINE for _, size in memories))
+            self.segment = Segment(sum(size + LINE for _, size in memories))
         for key, array in memories.items():
             assert self.segment is not None
             begins[key], copied = self.segment.array(array.shape, array.dtype, None)

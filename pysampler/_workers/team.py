@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pysampler._workers.counters import Stats
 from pysampler._workers.jobs import Answer
 from pysampler._workers.local import LocalPool
 from pysampler.sync import now
@@ -13,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pysampler import _core
+    from pysampler._workers.counters import Stats
+    from pysampler._workers.gauges import Gauges
     from pysampler._workers.jobs import Attach, Failure, Job, Note
     from pysampler._workers.pool import Pool
     from pysampler._workers.processes import Share
@@ -46,13 +47,14 @@ class Team:
     job begins anew.
 
     Args:
-        workers: The workers, with the first members.
+        workers: The workers, with the first members; their counters have a row for this process.
         main: This process, with the others.
     """
 
     def __init__(self, workers: Pool, main: LocalPool) -> None:
         self._workers = workers
         self._main = main
+        self._counted = False  # whether this process counts with the workers
         self._first = len(workers.members)  # group of this process
         self.members = workers.members + main.members
         self.groups = workers.groups + main.groups
@@ -68,8 +70,12 @@ class Team:
 
     def lay_out(self, segment: Segment, attach: Attach) -> None:
         """Let all work on what lies in a segment."""
-        self._workers.lay_out(segment, attach)
-        self._main.trace_to(self._workers.track)
+        workers = self._workers
+        workers.lay_out(segment, attach)
+        if not self._counted:
+            row = len(workers.shares)
+            self._main.count_in(workers.counters, workers.gauges, row, workers.track)
+            self._counted = True
         self._main.lay_out(segment, attach)
 
     def watch_also(self, part: _core.Part) -> None:
@@ -92,6 +98,11 @@ class Team:
     def number(self) -> int:
         """The number of the workers' segment."""
         return self._workers.number
+
+    @property
+    def gauges(self) -> Gauges:
+        """What all workers and samplers note for programs that look on."""
+        return self._workers.gauges
 
     @property
     def own_groups(self) -> int:
@@ -140,11 +151,11 @@ class Team:
 
     def busy_seconds(self) -> float:
         """Return how long all members together have been at work."""
-        return self._workers.busy_seconds() + self._main.busy_seconds()
+        return self._workers.busy_seconds()
 
     def stats(self) -> Stats:
         """Return what members and workers have done. The last worker is this process."""
-        return Stats.joined(self._workers.stats(), self._main.stats())
+        return self._workers.stats()
 
     def late(self, patience: int) -> list[tuple[int, int, int]]:
         """Return (worker, member, since) of workers' members that have been at work for so long."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
+from pysampler._workers.header import LINE
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -15,12 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["SLICE", "TraceMemory", "TraceReader"]
 
-_LINE = 128  # bytes; csrc/layout.h
 # A slice: what one process did from when to when, in ns of ``now()``.
 SLICE = np.dtype(
     [("begin", "<i8"), ("end", "<i8"), ("kind", "<u4"), ("id", "<u4"), ("number", "<u8")]
 )
-_RING = _LINE + _core.Track.SLICES * SLICE.itemsize
+_RING = LINE + _core.Track.SLICES * SLICE.itemsize
 # Of the newest slices, how many may have been claimed and not written yet.
 _UNDER_WAY = 64
 
@@ -31,12 +31,12 @@ class TraceMemory:
     It is the segment's room: it takes no memory until a reader asks for slices.
 
     Args:
-        tracks: How many processes write: each worker and, last, the parent.
+        workers: How many there are. Each has a track; the last one is the parent's.
     """
 
-    def __init__(self, tracks: int) -> None:
-        self.tracks = tracks
-        self.size: int = _core.Track.size_of(tracks)
+    def __init__(self, workers: int) -> None:
+        self.tracks = workers + 1
+        self.size: int = _core.Track.size_of(self.tracks)
 
     def begins(self, segment: Segment) -> int:
         """Return where it begins in a segment that was made with this room."""
@@ -65,9 +65,9 @@ class TraceReader:
     """
 
     def __init__(self, segment: npt.NDArray[np.uint8], offset: int, index: int) -> None:
-        at = offset + _LINE + index * _RING
+        at = offset + LINE + index * _RING
         self._claimed = segment[at : at + 8].view(np.uint64)
-        self._slices: npt.NDArray[Any] = segment[at + _LINE : at + _RING].view(SLICE)
+        self._slices: npt.NDArray[Any] = segment[at + LINE : at + _RING].view(SLICE)
         self._next = int(self._claimed[0])
         self.missed = 0
 

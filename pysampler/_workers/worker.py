@@ -20,6 +20,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._workers.counters import Counters
+from pysampler._workers.gauges import Gauges
 from pysampler._workers.jobs import Close, Failure, LayOut, Note, failure_of
 from pysampler._workers.mail import Outbox
 from pysampler._workers.remote import dumps
@@ -190,11 +191,12 @@ class _Server:
         connection: Connection,
     ) -> None:
         at = attachment
-        size = Counters.size_of(at.members, len(at.groups))
+        size, gauges_size = Counters.size_of(*at.counted), Gauges.size_of(at.counted[1])
         counted = segment.array((size,), np.dtype(np.uint8), at.counters)[1]
-        meter = Counters(at.members, len(at.groups), counted).meter(setup.index)
+        meter = Counters(*at.counted, counted).meter(setup.index)
         meter.trace_to(_core.Track(segment, at.trace, setup.index))
-        host.count_with(meter)
+        gauges = segment.array((gauges_size,), np.dtype(np.uint8), at.gauges)[1]
+        host.count_with(meter, Gauges(at.counted[1], gauges).of(setup.index))
         self.host = host
         self.connection = connection
         self.layout = 0  # the number of the newest

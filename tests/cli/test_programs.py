@@ -197,7 +197,7 @@ def test_what_cannot_be_looked_at_is_one_line(capsys, monkeypatch):
     sleeper.kill()
     sleeper.wait()
     envs = pysampler.VectorEnv([Gated] * 2, num_workers=1)
-    monkeypatch.setattr(programs, "_LAYOUT", 99)
+    monkeypatch.setattr(programs, "LAYOUT", 99)
     for pid in (envs._pool.pids[0], os.getpid()):
         line = refused(capsys, str(pid))
         assert "laid out by another version of pysampler" in line

@@ -195,15 +195,16 @@ def test_actors_and_their_learner_wait_for_one_another(tmp_path):
         counting(tmp_path / "run.pftrace") as envs,
         Actors(envs, policy, high=16, low=4) as actors,
     ):
-        for _ in range(5):
-            while actors.stats().ready < 16:
-                time.sleep(0.001)  # a ring that becomes full tells actors alone
-            actors.take(100)
+        while actors.stats().ready < 16:
+            time.sleep(0.001)  # a ring that becomes full tells actors alone
+        actors.take(100)
+        actors.take(4, min_records=4)
     tracks = traces.read(tmp_path / "run.pftrace")
     assert tracks[MAIN].named("waits for records")
     assert tracks[MAIN].named("program")
+    waits = [tracks[name].named("waits for room") for name in WORKERS]
+    assert any(waits)
     for name in WORKERS:
-        assert tracks[name].named("waits for room")
         assert {one.depth for one in tracks[name].named("step", "policy", "waits for room")} == {1}
 
 
@@ -263,7 +264,7 @@ def test_a_vector_env_that_is_dropped_or_forked_ends_its_trace(tmp_path):
 def claimed(envs):
     """How many slices each process has written."""
     (pool,) = find(os.getpid()).pools
-    memory = TraceMemory(3)
+    memory = TraceMemory(2)
     readers = [TraceReader(pool.memory, pool.about.trace, i) for i in range(memory.tracks)]
     return [int(reader._claimed[0]) for reader in readers]
 
@@ -273,7 +274,7 @@ def test_no_process_writes_slices_that_are_not_asked_for():
         stepped(envs)
         assert claimed(envs) == [0, 0, 0]
         segment = envs._core.pool._links.segment
-        room = TraceMemory(3).size
+        room = TraceMemory(2).size
         held = os.fstat(segment.fd).st_blocks * 512
         assert held <= segment.size - room + 4096 * 4  # reading `claimed` takes some pages
 
@@ -296,7 +297,7 @@ def test_what_died_while_it_traced_is_soon_not_asked_for_any_more():
 
 
 def track_and_reader():
-    memory = TraceMemory(1)
+    memory = TraceMemory(0)
     segment = Segment(4096, memory.size)
     at = memory.begins(segment)
     os.posix_fallocate(segment.fd, at, memory.size)
@@ -381,4 +382,4 @@ def test_a_trace_that_cannot_be_is_refused(tmp_path, capfd):
     with pytest.raises(OSError, match="cannot trace to"):
         VectorEnv([Counting] * 2, num_workers=1, trace=tmp_path / "absent" / "run.pftrace")
     assert "No such file or directory" in capfd.readouterr().err
-    assert programs() == []
+    assert os.getpid() not in [one.pid for one in programs()]

@@ -10,14 +10,15 @@ import sys
 import termios
 
 
-def on_screen(*arguments, columns=80, once=None, keys=b""):
+def on_screen(*arguments, columns=80, lines=24, kind="xterm-256color", once=None, keys=b""):
     """Run the interpreter in a terminal; return its exit status and all that it showed.
 
-    ``once``: a text, and what to call when the terminal shows it; then ``keys`` are pressed.
+    ``kind``: what TERM says. ``once``: a text, and what to call when the terminal shows it; then
+    ``keys`` are pressed.
     """
     parent, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {**os.environ, "TERM": "xterm-256color"}
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    environment = {**os.environ, "TERM": kind}
     for name in ("COLUMNS", "LINES", "NO_COLOR"):
         environment.pop(name, None)
     process = subprocess.Popen(
@@ -50,5 +51,5 @@ def on_screen(*arguments, columns=80, once=None, keys=b""):
 
 
 def plain(text):
-    """Return text without the codes of colours."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+    """Return text without the codes of colours, and those that move the cursor."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)

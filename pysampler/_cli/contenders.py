@@ -1,0 +1,359 @@
+"""What is compared: vector envs and samplers, each in a process of its own that steps on request.
+
+``main`` is the program of such a process: it answers each line of JSON with another. It ends with
+the process that started it, and so do those that it forks, however that one ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from pysampler._cli.sources import SourceError, load, source_of
+from pysampler._rollouts.rollouts import Rollouts
+from pysampler.errors import EnvError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+    import gymnasium as gym
+
+    from pysampler._cli.sources import EnvSource
+
+__all__ = ["BusyPolicy", "end_with", "error_line", "main"]
+
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_BATCHES = 16  # of actions, drawn beforehand
+_LONGEST_LINE = 300  # letters of an error
+_HORIZON = 16  # steps of a rollout
+_MODE: dict[str, Any] = {"autoreset_mode": "SameStep"}  # as a plain loop does
+
+
+class Contender(Protocol):
+    """What steps envs when it is asked to.
+
+    Attributes:
+        about: What there is to say of it, for the report.
+    """
+
+    about: dict[str, Any]
+
+    def run(self, seconds: float, only: int | None = None) -> tuple[int, float]:
+        """Step for some seconds; return the number of env steps, and how long they took."""
+
+    def close(self) -> None:
+        """End what it has started."""
+
+
+def _run(step: Callable[[], int], seconds: float) -> tuple[int, float]:
+    """Call ``step``, which returns how many env steps it made, for some seconds."""
+    begun = time.perf_counter()
+    steps, took = 0, 0.0
+    while steps == 0 or took < seconds:
+        steps += step()
+        took = time.perf_counter() - begun
+    return steps, took
+
+
+# -- the ideal -------------------------------------------------------------------------------------
+
+
+class Ideal:
+    """Processes that each step their share of the envs in a plain loop, and never communicate.
+
+    Args:
+        source: What makes the envs.
+        envs: Their number.
+        workers: The number of processes.
+    """
+
+    def __init__(self, source: EnvSource, envs: int, workers: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self._pipes: list[Connection] = []
+        functions = source.env_fns(envs)
+        for index in range(workers):
+            ours, theirs = context.Pipe()
+            own = functions[index * envs // workers : (index + 1) * envs // workers]
+            context.Process(target=_step_alone, args=(own, theirs), daemon=True).start()
+            theirs.close()
+            self._pipes.append(ours)
+        for pipe in self._pipes:
+            self._answer(pipe)
+        self.about: dict[str, Any] = {"processes": workers}
+
+    def _answer(self, pipe: Connection) -> Any:
+        try:
+            answer = pipe.recv()
+        except EOFError:
+            raise RuntimeError("a process has ended") from None
+        if isinstance(answer, str):
+            raise SourceError(answer)
+        return answer
+
+    def run(self, seconds: float, only: int | None = None) -> tuple[int, float]:
+        """Step, in the first ``only`` processes or in all of them."""
+        pipes = self._pipes[:only]
+        for pipe in pipes:
+            pipe.send(seconds)
+        parts = [self._answer(pipe) for pipe in pipes]
+        rate = sum(steps / took for steps, took in parts)
+        return round(rate * seconds), seconds
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe in self._pipes:
+            pipe.close()
+
+
+def _step_alone(functions: list[Callable[[], gym.Env[Any, Any]]], pipe: Connection) -> None:
+    """Step these envs whenever the pipe says for how long."""
+    try:
+        step = _plain_loop([function() for function in functions])
+        pipe.send([])
+        while True:
+            pipe.send(_run(step, pipe.recv()))
+    except EOFError:
+        pass
+    except Exception as error:
+        pipe.send(error_line(error))
+
+
+def _plain_loop(envs: list[gym.Env[Any, Any]]) -> Callable[[], int]:
+    """Reset envs, and return a function that steps each of them once."""
+    for seed, env in enumerate(envs):
+        env.reset(seed=seed)
+        env.action_space.seed(seed)
+    batches = [[env.action_space.sample() for env in envs] for _ in range(_BATCHES)]
+    turn = 0
+
+    def step() -> int:
+        nonlocal turn
+        turn += 1
+        for env, action in zip(envs, batches[turn % _BATCHES], strict=True):
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+        return len(envs)
+
+    return step
+
+
+# -- vector envs and samplers ----------------------------------------------------------------------
+
+
+class BusyPolicy:
+    """Returns actions that were drawn beforehand, after some milliseconds of work.
+
+    Args:
+        actions: A batch of them.
+        seconds: How long a call computes, whatever the size of its batch.
+    """
+
+    def __init__(self, actions: Any, seconds: float) -> None:
+        self._actions = actions
+        self._seconds = seconds
+
+    def wait(self) -> None:
+        """Compute for as long as a call does."""
+        end = time.perf_counter() + self._seconds
+        while time.perf_counter() < end:
+            pass
+
+    def __call__(self, observations: Any) -> Any:
+        """Return actions for a batch of observations."""
+        self.wait()
+        rows = slice(_rows_in(observations))
+        actions = _taken(self._actions, rows)
+        return (actions, {}) if isinstance(actions, tuple) else actions
+
+
+def _rows_in(tree: Any) -> int:
+    while isinstance(tree, (dict, tuple)):
+        tree = next(iter(tree.values() if isinstance(tree, dict) else tree))
+    return len(tree)
+
+
+def _taken(tree: Any, rows: Any) -> Any:
+    """Return some rows of a tree of arrays."""
+    if isinstance(tree, dict):
+        return {name: _taken(part, rows) for name, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_taken(part, rows) for part in tree)
+    return np.asarray(tree)[rows]
+
+
+class Stepper:
+    """A vector env, stepped all together or some at a time, or walked by rollouts.
+
+    Args:
+        make: Makes the vector env.
+        recv: Arguments of ``recv``; None steps all envs together.
+        policy_in: Where the policy of rollouts is; None makes no rollouts.
+        policy_seconds: How long a call of the policy takes.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        *,
+        recv: dict[str, Any] | None = None,
+        policy_in: Any = None,
+        policy_seconds: float = 0.0,
+    ) -> None:
+        self._envs = envs = make()
+        envs.action_space.seed(0)
+        self._actions = [envs.action_space.sample() for _ in range(_BATCHES)]
+        self._turn = 0
+        self._recv = recv
+        self._policy = BusyPolicy(self._actions[0], policy_seconds)
+        if policy_in is not None:
+            rollouts = Rollouts(envs, self._policy, _HORIZON, policy_in=policy_in, seed=0)
+            self._rollouts = iter(rollouts)
+            self._step = self._walk
+        elif recv is not None:
+            envs.async_reset(seed=0)
+            self._step = self._step_some
+        else:
+            envs.reset(seed=0)
+            self._step = self._step_all
+        self.about: dict[str, Any] = {}
+        if hasattr(envs, "division"):
+            division = envs.division
+            self.about = {
+                "num_workers": division.num_workers,
+                "main_envs": division.main_envs,
+                "native": envs.stats().native,
+            }
+
+    def _step_all(self) -> int:
+        self._turn += 1
+        self._policy.wait()
+        self._envs.step(self._actions[self._turn % _BATCHES])
+        return int(self._envs.num_envs)
+
+    def _step_some(self) -> int:
+        assert self._recv is not None
+        self._turn += 1
+        ids = self._envs.recv(**self._recv)[4]["env_id"]
+        self._policy.wait()
+        self._envs.send(_taken(self._actions[self._turn % _BATCHES], ids), ids)
+        return len(ids)
+
+    def _walk(self) -> int:
+        return int(next(self._rollouts).rewards.size)
+
+    def run(self, seconds: float, only: int | None = None) -> tuple[int, float]:  # noqa: ARG002
+        """Step for some seconds."""
+        return _run(self._step, seconds)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._envs.close(**({"terminate": True} if self._recv is not None else {}))
+
+
+def _made(source: EnvSource, order: dict[str, Any]) -> Contender:
+    """Make what an order names, and let it warm up."""
+    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv  # noqa: PLC0415 - slow to import
+
+    kind, count = order["kind"], order["envs"]
+    contender: Contender
+    if kind == "ideal":
+        contender = Ideal(source, count, order["workers"])
+    elif kind == "pysampler":
+        contender = Stepper(
+            lambda: source.vector_env(count, **_MODE, **order["options"]),
+            recv=order.get("recv"),
+            policy_in=order.get("policy_in"),
+            policy_seconds=order.get("policy_seconds", 0.0),
+        )
+    else:
+        theirs = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind]
+        contender = Stepper(lambda: theirs(source.env_fns(count), **_MODE))
+    contender.run(order["warm"])
+    return contender
+
+
+def _looked_at(source: EnvSource) -> dict[str, Any]:
+    """Make one env and step it; return what is to be known of it."""
+    env = source.env_fns(1)[0]()
+    for name in ("reset", "step", "action_space"):
+        if not hasattr(env, name):
+            raise SourceError(f"{type(env).__name__} is no gymnasium env: it has no {name}")
+    step = _plain_loop([env])
+    steps, took = _run(step, 0.05)
+    env.close()
+    return {
+        "call": source.call,
+        "keyword": source.keyword,
+        "envs": len(source.functions) or None,
+        "step_seconds": took / steps,
+    }
+
+
+# -- the process -----------------------------------------------------------------------------------
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel end this process when its parent ends, and those that it forks with it."""
+    prctl = ctypes.CDLL(None).prctl
+
+    def follow() -> None:
+        prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+
+    follow()
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+    os.register_at_fork(after_in_child=follow)
+
+
+def error_line(error: BaseException) -> str:
+    """Return an exception as one line: what an env raised, rather than where that was noticed."""
+    if isinstance(error, EnvError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    text = " ".join(str(error).split())[:_LONGEST_LINE]
+    if isinstance(error, SourceError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def main() -> None:
+    """Answer requests: the arguments are the pid of the parent, and what makes the envs."""
+    end_with(int(sys.argv[1]))
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what envs print must not mix with the answers
+    text = sys.argv[2]
+    source: EnvSource | None = None
+    contender: Contender | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer: dict[str, Any]
+        try:
+            if source is None:
+                path = text.removeprefix("saved:")
+                source = source_of(text) if path == text else load(Path(path))
+            if request["do"] == "look":
+                answer = _looked_at(source)
+            elif request["do"] == "make":
+                if contender is not None:
+                    contender.close()
+                    contender = None
+                contender = _made(source, request)
+                answer = contender.about
+            else:
+                assert contender is not None
+                steps, took = contender.run(request["seconds"], request.get("only"))
+                answer = {"steps": steps, "seconds": took}
+        except Exception as error:
+            answer = {"error": error_line(error)}
+        print(json.dumps(answer), file=out)
+    os._exit(0)

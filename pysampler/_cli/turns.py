@@ -1,0 +1,225 @@
+"""Contenders that take turns: each in a process of its own, which rests while others are at work.
+
+A slice of a contender is compared with the slices of the reference before and after it: what the
+machine does meanwhile for others changes both alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Self
+
+__all__ = ["Contender", "MeasureError", "Measured", "Spread", "rate_of", "started", "take_turns"]
+
+_PROGRAM = "from pysampler._cli.contenders import main; main()"
+
+
+class MeasureError(Exception):
+    """Says in one line why an env cannot be measured."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median and the quartiles of some numbers."""
+
+    low: float
+    middle: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        """Return those of some numbers, at least one."""
+        if len(values) == 1:
+            values = values * 2
+        return cls(*statistics.quantiles(values, method="inclusive"))
+
+    def __str__(self) -> str:
+        """Return the median [and the quartiles]."""
+        return f"{self.middle:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+@dataclass
+class Measured:
+    """What the slices of a contender came to.
+
+    Attributes:
+        rates: Env steps a second, of each slice.
+        fractions: The same, as fractions of what the reference made before and after.
+        about: What the contender says of itself.
+        trouble: Why it does not run, or no more; empty if it does.
+    """
+
+    rates: list[float] = field(default_factory=list)
+    fractions: list[float] = field(default_factory=list)
+    about: dict[str, Any] = field(default_factory=dict)
+    trouble: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Env steps a second, the median."""
+        return statistics.median(self.rates)
+
+    @property
+    def fraction(self) -> Spread:
+        """The fractions of the reference."""
+        return Spread.of(self.fractions)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what there is to say, for JSON."""
+        if self.trouble or not self.rates:
+            return {"trouble": self.trouble or "it was not measured"}
+        spread = self.fraction
+        return {
+            "steps_per_second": self.rate,
+            "fraction": spread.middle,
+            "quartiles": [spread.low, spread.high],
+            "slices": len(self.rates),
+            **self.about,
+        }
+
+
+class Contender:
+    """A process that makes and steps envs when it is asked to.
+
+    Args:
+        name: What it is called.
+        source: What makes the envs, as the process reads it.
+        limit: Seconds within which it must answer.
+    """
+
+    def __init__(self, name: str, source: str, limit: float) -> None:
+        self.name = name
+        self._limit = limit
+        self._rest = b""
+        self._ended = False
+        # Not a pipe, which would become full and block the process.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(os.getpid()), source],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={"OMP_NUM_THREADS": "1", **os.environ},
+            start_new_session=True,
+        )
+
+    def ask(self, do: str, **request: Any) -> dict[str, Any]:
+        """Return the answer to a request, or raise MeasureError; then it is ended."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which its answer says
+            self._process.stdin.write(json.dumps({"do": do, **request}).encode() + b"\n")
+            self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._line(self._limit + request.get("seconds", 0.0)))
+        if "error" in answer:
+            self.end()
+            raise MeasureError(answer["error"])
+        return answer
+
+    def _line(self, limit: float) -> bytes:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + limit
+        while b"\n" not in self._rest:
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([self._process.stdout], [], [], left)[0]:
+                self.end()
+                raise MeasureError(f"it hangs: no answer within {limit:.3g} s")
+            part = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not part:
+                raise MeasureError(self._why_ended())
+            self._rest += part
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def _why_ended(self) -> str:
+        status = self._process.wait()  # by itself: its session may have others
+        how = f"status {status}" if status >= 0 else signal.Signals(-status).name
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        self.end()
+        return f"its process has ended: {how}" + (f", {lines[-1][:200]}" if lines else "")
+
+    def end(self) -> None:
+        """End the process and those of its session."""
+        if not self._ended:
+            self._ended = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        self._errors.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+@contextlib.contextmanager
+def started(names: list[str], source: str, limit: float) -> Iterator[dict[str, Contender]]:
+    """Start the processes of contenders together, and end them with the block."""
+    with contextlib.ExitStack() as stack:
+        yield {name: stack.enter_context(Contender(name, source, limit)) for name in names}
+
+
+def rate_of(answer: Mapping[str, Any]) -> float:
+    """Return env steps a second."""
+    return float(answer["steps"] / answer["seconds"])
+
+
+def take_turns(
+    reference: Contender,
+    running: Mapping[str, Contender],
+    measured: Mapping[str, Measured],
+    seconds: float,
+) -> Iterator[str]:
+    """Measure a slice of each contender, between two of the reference; yield names as it goes.
+
+    Args:
+        reference: What the others are compared with.
+        running: The contenders by their names.
+        measured: What was found is added here: for ``reference.name`` and each contender.
+        seconds: The length of a slice.
+    """
+
+    def next_reference() -> float:
+        try:
+            rate = rate_of(reference.ask("run", seconds=seconds))
+        except MeasureError as error:
+            raise MeasureError(f"{reference.name}: {error}") from None
+        measured[reference.name].rates.append(rate)
+        measured[reference.name].fractions.append(1.0)
+        return rate
+
+    before = next_reference()
+    yield reference.name
+    for name, contender in running.items():
+        if measured[name].trouble:
+            continue
+        try:
+            rate = rate_of(contender.ask("run", seconds=seconds))
+        except MeasureError as error:
+            measured[name].trouble = str(error)
+            continue
+        after = next_reference()
+        measured[name].rates.append(rate)
+        measured[name].fractions.append(rate / statistics.mean((before, after)))
+        before = after
+        yield name

@@ -1,0 +1,220 @@
+"""``pysampler bench`` compares contenders for an env, and ends whatever happens to it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from programs import completed
+from terminals import on_screen, plain
+
+from pysampler._cli import bench
+from pysampler._cli.main import main
+from pysampler._cli.turns import Measured
+
+BENCH = ("-m", "pysampler", "bench")
+ENVS = """
+import os, pathlib, time
+import gymnasium as gym
+
+def make():
+    return gym.make("CartPole-v1")
+
+def raising():
+    raise ValueError("no such level")
+
+def hanging():
+    pathlib.Path("hangs").write_text(str(os.getpid()))
+    while True:
+        time.sleep(1)
+
+def number():
+    return 3
+
+class Dies(gym.Wrapper):
+    def step(self, action):
+        os._exit(3)
+
+def dying():
+    return Dies(gym.make("CartPole-v1"))
+
+def only_as_main():
+    if "AsyncVectorEnv" in __import__("multiprocessing").current_process().name:
+        raise RuntimeError("not in this process")
+    return gym.make("CartPole-v1")
+"""
+NAMES = ["ideal", "pysampler", 'pysampler, num_workers="auto"']
+NAMES += ["gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "levels.py").write_text(ENVS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def processes_of(text):
+    """Return the pids of the processes whose command line has this text."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if text.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            pass
+    return found
+
+
+def wait_until(true):
+    """Wait for what other processes do: nothing wakes this one."""
+    while not true():
+        time.sleep(0.01)
+
+
+def test_all_contenders_are_measured():
+    done = completed(*BENCH, "CartPole-v1", "--envs", "4", "--seconds", "0.5", "--json")
+    told = json.loads(done.stdout)
+    assert told["envs"] == 4
+    assert list(told["contenders"]) == NAMES
+    for one in told["contenders"].values():
+        assert one["steps_per_second"] > 0
+        low, high = one["quartiles"]
+        assert 0 < low <= one["fraction"] <= high
+    assert told["line"].startswith('envs = pysampler.make_vec("CartPole-v1", num_envs=4')
+
+
+def test_the_table_fills_on_a_terminal(folder):
+    status, shown = on_screen(
+        *BENCH, "levels.py:make", "--envs", "2", "--workers", "2", "--seconds", "0.5"
+    )
+    assert status == 0
+    assert "turn 1: " in plain(shown)
+    last = shown[shown.rindex("levels.py:make, 2 envs, 2 processes") :].splitlines()
+    assert [line.split("  ")[0] for line in last[4:9]] == NAMES
+    assert all("█" in line or "▏" in line or "[" in line for line in last[4:9])
+    assert max(map(len, last[:9])) <= 80
+    assert last[-1].startswith("envs = pysampler.VectorEnv([make] * 2")
+
+
+def test_one_that_does_not_run_is_told_and_the_others_are_measured(folder):
+
+    done = subprocess.run(
+        [sys.executable, *BENCH, "levels:only_as_main", "--envs", "2", "--seconds", "0.3"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    (row,) = [line for line in lines if "does not run: " in line]
+    assert row.startswith("gymnasium AsyncVectorEnv")
+    assert all("[" in line for line in lines[4:8])
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        ("Nope-v1", "NameNotFound: Environment `Nope` doesn't exist."),
+        ("nothing_like:it", "cannot import nothing_like: ModuleNotFoundError"),
+        ("levels:nope", "levels has no function nope, and gymnasium no env"),
+        ("levels.py:nope", "levels.py has no function nope"),
+        ("levels.py", "levels.py does not say which function makes an env: levels.py:FUNCTION"),
+        ("nope.py:make", "there is no file nope.py"),
+        ("levels.py:raising", "ValueError: no such level"),
+        ("levels:number", "int is no gymnasium env: it has no reset"),
+        ("levels:dying", "its process has ended: status 3"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(folder, capsys, env, why):
+    assert main(["bench", env, "--seconds", "0.1"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith(f"pysampler: cannot measure {env}: {why}")
+
+
+def test_an_env_that_hangs_is_told(folder, capsys):
+    assert main(["bench", "levels:hanging", "--limit", "1"]) == 2
+    line = capsys.readouterr().err
+    assert line == "pysampler: cannot measure levels:hanging: it hangs: no answer within 1 s\n"
+
+
+def test_ctrl_c_ends_all(folder):
+    """A terminal sends it to the command, whose contenders are in sessions of their own."""
+    program = f"{folder}/levels.py:make"
+    once = "turn 1: ", lambda: os.kill(processes_of(f"bench\0{program}")[0], signal.SIGINT)
+    status, shown = on_screen(*BENCH, program, "--envs", "8", once=once)
+    assert status == 130
+    assert "Traceback" not in shown
+    wait_until(lambda: not processes_of(program))
+
+
+def test_nothing_outlives_a_command_that_is_killed(folder):
+    program = f"{folder}/levels.py:hanging"
+    command = subprocess.Popen([sys.executable, *BENCH, program])
+    wait_until((folder / "hangs").exists)
+    assert len(processes_of(program)) > 1
+    command.kill()
+    command.wait()
+    wait_until(lambda: not processes_of(program))
+
+
+@pytest.mark.parametrize("wrong", [["--seconds", "0"], ["--envs", "0"], ["--limit", "nan"], []])
+def test_bad_usage_is_told(wrong, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *(["CartPole-v1"] if wrong else []), *wrong])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("pysampler bench: error: ")
+
+
+def test_help_fits_a_screen():
+    status, shown = on_screen(*BENCH, "--help")
+    assert status == 0
+    assert len(shown.splitlines()) <= 24
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+# -- what to make of it ----------------------------------------------------------------------------
+
+SETTING = bench.Setting(
+    "Some-v0", 8, 4, 'pysampler.make_vec("Some-v0", num_envs={}', keyword=True, step_seconds=1e-5
+)
+
+
+def advised(default, auto, sync, asynchronous, ideal=400.0, alone=100.0, about=(3, 2)):
+    """Return the advice for these fractions of the ideal."""
+    fractions = dict(zip(NAMES, [1.0, default, auto, sync, asynchronous], strict=True))
+    measured = {
+        name: Measured([part * ideal] * 4, [part * f for f in (0.99, 1, 1, 1.01)])
+        for name, part in fractions.items()
+    }
+    measured[NAMES[2]].about = dict(zip(("num_workers", "main_envs"), about, strict=True))
+    return bench.advice_of(SETTING, measured, [alone] * 4)
+
+
+def test_the_advice_is_what_is_fastest_beyond_the_spread(monkeypatch):
+    monkeypatch.setattr(bench, "usable_cpus", lambda: 4)
+    plain_line = 'envs = pysampler.make_vec("Some-v0", num_envs=8)'
+    auto_line = plain_line[:-1] + ', vector_kwargs={"num_workers": "auto"})'
+    advice, line = advised(0.9, 0.91, 0.2, 0.1)
+    assert advice.startswith("The default is close to the ideal")
+    assert line == plain_line
+    advice, line = advised(0.5, 0.8, 0.2, 0.1)
+    assert advice.startswith('num_workers="auto" is 1.60 times as fast as the default: 3 workers')
+    assert line == auto_line
+    advice, line = advised(0.1, 0.3, 0.2, 0.1, about=(0, 8))
+    assert advice.startswith("Envs this fast need no workers")
+    assert line == auto_line
+    advice, _ = advised(0.5, 0.4, 0.6, 0.1)
+    assert advice.startswith("gymnasium SyncVectorEnv is 1.20 times as fast as pysampler here")
+    advice, _ = advised(0.5, 0.4, 0.2, 0.1)
+    assert "workers wait" in advice
+    assert "processes that never talk" not in advice
+    advice, _ = advised(0.9, 0.9, 0.2, 0.1, alone=200.0)
+    assert "4 processes that never talk make only 2.0 times the steps of one" in advice

@@ -1,0 +1,82 @@
+"""What the kernel's files say of CPUs and limits, in folders made up like them."""
+
+import pytest
+
+from pysampler._cli.kernel import cores, cpus_in, numa_nodes, process_limits
+
+
+def write(folder, **files):
+    """Write files, whose names have "__" for "/"."""
+    for name, text in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [
+        *(("0-3,8", {0, 1, 2, 3, 8}), ("5", {5}), ("", set()), ("0\n", {0}), ("3-1", set())),
+        *(("none", set()), ("1,-2", set()), ("0-99999999999", set())),
+    ],
+)
+def test_lists_of_cpus(text, cpus):
+    assert cpus_in(text) == cpus
+
+
+def test_a_machine_without_smt_has_a_core_for_each_cpu(tmp_path):
+    write(tmp_path, cpu0__topology__core_cpus_list="0", cpu1__topology__core_cpus_list="1")
+    assert cores({0, 1}, tmp_path) == 2
+
+
+@pytest.mark.parametrize("name", ["core_cpus_list", "thread_siblings_list"])
+def test_two_cpus_share_a_core(tmp_path, name):
+    for cpu in range(4):
+        write(tmp_path, **{f"cpu{cpu}__topology__{name}": f"{cpu % 2},{cpu % 2 + 2}"})
+    assert cores(range(4), tmp_path) == 2
+    assert cores({0, 1}, tmp_path) == 2  # of two cores, one each
+    assert cores({0, 2}, tmp_path) == 1
+
+
+def test_a_cpu_of_which_nothing_is_known_has_a_core(tmp_path):
+    assert cores({0, 1, 2}, tmp_path / "missing") == 3
+    write(tmp_path, cpu0__topology__core_cpus_list="0-1", cpu1__topology__core_cpus_list="0-1")
+    write(tmp_path, cpu2__topology__core_cpus_list="?", cpu3__online="0")
+    assert cores({0, 1, 2, 3}, tmp_path) == 3
+
+
+def test_nodes_are_those_of_the_cpus(tmp_path):
+    write(tmp_path, node0__cpulist="0-1", node1__cpulist="2-3", node2__cpulist="")  # memory alone
+    write(tmp_path, possible="0-2", has_cpu="0-1")
+    assert numa_nodes({0, 1, 2, 3}, tmp_path) == [0, 1]
+    assert numa_nodes({2}, tmp_path) == [1]
+    assert numa_nodes({0}, tmp_path / "missing") == []
+
+
+def test_the_limits_of_all_groups_count(tmp_path):
+    """Of cgroups of version 2: the own group, and all above."""
+    write(tmp_path / "proc/self", cgroup="0::/user/job\n1:cpu:/user")
+    groups = tmp_path / "sys/fs/cgroup"
+    write(groups, pids__pids__max="7", user__job__pids="none")
+    write(groups / "user", **{"pids.max": "90", "pids.current": "12"})
+    write(groups / "user/job", **{"pids.max": "max", "pids.current": "3"})
+    assert process_limits(tmp_path) == {"/sys/fs/cgroup/user/pids.max": (90, 12)}
+
+
+def test_groups_of_version_1_have_a_folder_for_each_controller(tmp_path):
+    write(tmp_path / "proc/self", cgroup="8:cpu,cpuacct:/a\n7:pids:/a/b\n0::/a")
+    groups = tmp_path / "sys/fs/cgroup"
+    write(groups / "pids/a", **{"pids.max": "40"})
+    write(groups / "cpu/a", **{"pids.max": "1"})
+    assert process_limits(tmp_path) == {"/sys/fs/cgroup/pids/a/pids.max": (40, 0)}
+
+
+@pytest.mark.parametrize("text", ["0::/../../outside", "0::/gone/too", "", "0", "x:y"])
+def test_what_is_not_there_limits_nothing(tmp_path, text):
+    """A container may not see its own group, but its root."""
+    write(tmp_path / "proc/self", cgroup=text)
+    assert process_limits(tmp_path) == {}
+    write(tmp_path / "sys/fs/cgroup", **{"pids.max": "5"})
+    expected = {"/sys/fs/cgroup/pids.max": (5, 0)} if text.startswith("0::") else {}
+    assert process_limits(tmp_path) == expected

@@ -1,0 +1,243 @@
+"""What onlookers see beside counters, and how a terminal shows it, however small it is."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+from actors_in_tests import Weighted, fill
+from scripted import Scripted
+from terminals import on_screen, plain
+
+import pysampler
+from pysampler._cli.look import PoolLooks
+from pysampler._cli.main import main
+from pysampler._cli.programs import find
+from pysampler._workers.about import About
+from pysampler._workers.header import HEADER, LAYOUT, LINE, MAGIC
+
+HERE = str(os.getpid())
+ACTIONS = np.zeros((4, 2), np.float32)
+TOP = "-m", "pysampler", "top"
+
+
+def looking():
+    """Return looks at the only pool of this process."""
+    (pool,) = find(os.getpid()).pools
+    return PoolLooks(pool)
+
+
+def four(**kwargs):
+    envs = pysampler.VectorEnv([functools.partial(Scripted, ".")] * 4, **kwargs)
+    return contextlib.closing(envs)
+
+
+# -- what is noted for onlookers -------------------------------------------------------------------
+
+
+def test_restarts_are_counted_and_the_program_is_a_row():
+    with four(num_workers=1, main_envs=2, on_worker_loss="restart") as envs:
+        envs.reset(seed=0)
+        os.kill(envs._pool.pids[0], signal.SIGKILL)
+        envs.step(ACTIONS)
+        looks = looking()
+        envs.step(ACTIONS)
+        envs.step(ACTIONS)
+        look = looks.look()
+        assert [worker.main for worker in look.workers] == [False, True]
+        assert [worker.pid for worker in look.workers] == [*envs._pool.pids, os.getpid()]
+        assert [worker.restarts for worker in look.workers] == [1, 0]
+        assert look.workers[0].steps > 0  # the first of its steps are resets
+        assert round(look.workers[1].steps * look.seconds) == 4
+        assert [worker.lag for worker in look.workers] == [None, None]
+        assert not any(worker.acts for worker in look.workers)
+        assert look.records is look.most_records is look.workers[0].blocked is None
+        assert envs.stats().losses.tolist() == [1, 0]
+
+
+def test_blocked_actors_are_shown_and_how_old_their_weights_are():
+    with four(num_workers=2) as envs:
+        actors = pysampler.Actors(envs, Weighted(), high=64)
+        fill(actors)
+        while not actors._progress.blocked[actors._first_groups].all():
+            time.sleep(0.001)  # there is nothing to wait on: workers write it, and wake no reader
+        for _ in range(3):
+            actors.publish()
+        looks = looking()
+        blocked_ns = envs._pool.gauges.blocked_ns
+        before = blocked_ns.copy()
+        while (blocked_ns - before).min() < 500_000_000:
+            time.sleep(0.01)  # likewise
+        look = looks.look()
+        assert {worker.lag for worker in look.workers} <= {3, 4}  # one may have loaded none yet
+        assert all(worker.acts and worker.blocked > 0.5 for worker in look.workers)
+        assert look.records == len(actors._ring)
+        assert look.records >= look.most_records == 64
+        assert look.verdict.startswith("the learner is the limit")
+        while any(worker.lag for worker in looks.look().workers):
+            actors.take(64)
+        actors.close()
+        envs.reset(seed=0)
+        look = looks.look()
+        assert [worker.acts for worker in look.workers] == [False, False]
+        assert look.records is None
+
+
+def test_workers_that_act_for_rollouts_are_not_said_to_wait():
+    def policy(observations):
+        time.sleep(1e-3)  # most of a step
+        return np.zeros((len(observations), 2), np.float32)
+
+    with four(num_workers=2) as envs:
+        rollouts = pysampler.Rollouts(envs, policy, 20, policy_in="workers")
+        next(rollouts)
+        looks = looking()
+        next(rollouts)
+        look = looks.look()
+        assert all(worker.acts for worker in look.workers)
+        assert look.verdict.startswith("the policy or the program is the limit")
+        rollouts.close()
+
+
+# -- what lies in a segment ------------------------------------------------------------------------
+
+
+def test_a_segment_begins_as_python_reads_it():
+    with pysampler.sync.Segment(1 << 16) as segment:
+        header = np.frombuffer(os.pread(segment.fd, HEADER.itemsize, 0), HEADER)[0]
+        size = os.fstat(segment.fd).st_size
+        assert header.item() == (MAGIC, LAYOUT, os.getpid(), size, segment.id)
+        assert segment.array((1,), np.dtype(np.uint8), None)[0] == LINE
+        assert segment.array((1,), np.dtype(np.uint8), None)[0] == 2 * LINE
+
+
+GOOD = dataclasses.asdict(
+    About("1", "env", [[0, 2]], [[2]], main=False, counters=256, gauges=512, trace=768)
+)
+GOOD["form"] = 1
+BAD = [
+    *({"members": []}, {"members": 7}, {"members": None}, {"members": [[0, 2, 3]]}),
+    *({"members": [[0, -2]]}, {"members": [[1, 2]]}, {"members": [[0, 2], [3, 4]]}),
+    *({"members": [[0, 1e9]]}, {"members": [["0", "2"]]}, {"members": [[0, 1 << 40]]}),
+    *(
+        {"counters": -1},
+        {"counters": 1 << 60},
+        {"trace": 1 << 60},
+        {"gauges": "512"},
+        {"gauges": True},
+    ),
+    *({"noun": 3}, {"form": 2}, {"more": 1}, {"main": 0}, {"main": True, "members": [[0, 2]]}),
+]
+
+
+@pytest.fixture(scope="module")
+def said():
+    """What the segment of a pool says of itself, to be written to; its worker, and its size."""
+    with four(num_workers=1) as envs:
+        room = About.room_for(1, 1)
+        _, memory = envs._pool._links.segment.array((room,), np.dtype(np.uint8), LINE)
+        yield memory, envs._pool.pids[0], os.fstat(envs._pool._links.segment.fd).st_size
+
+
+def written(memory, text):
+    text = text if isinstance(text, bytes) else json.dumps({**GOOD, **text}).encode()
+    memory[:4] = np.frombuffer(len(text).to_bytes(4, "little"), np.uint8)
+    memory[4 : 4 + len(text)] = np.frombuffer(text, np.uint8)
+
+
+def test_what_fits_is_read(said):
+    memory, worker, _ = said
+    written(memory, {})
+    assert find(worker).pools[0].about.members == [[0, 2]]
+
+
+@pytest.mark.parametrize("text", [*BAD, b"[" * 400, b"[]", b"\xff", b"", b'{"form": 1}'], ids=repr)
+def test_what_does_not_fit_is_one_line(said, text, capsys):
+    memory, worker, _ = said
+    written(memory, text)
+    assert main(["dump", str(worker)]) == 2
+    why = "it has no segment of a pool that this version of pysampler can read"
+    assert capsys.readouterr() == ("", f"pysampler: worker {worker}: {why}\n")
+
+
+def test_what_lies_outside_is_one_line(said, capsys):
+    memory, worker, size = said
+    for name, value in (("members", [[0, 1 << 20]]), ("counters", size - 8), ("gauges", size - 8)):
+        text = {name: value}
+        written(memory, text)
+        assert main(["dump", str(worker)]) == 2
+        assert capsys.readouterr().err.endswith("its counters lie outside of its segment\n")
+
+
+def test_deep_nesting_is_no_error():
+    memory = np.zeros(1 << 18, np.uint8)
+    written(memory[LINE:], b"[" * (1 << 17))
+    assert About.read(memory) is None
+
+
+# -- terminals -------------------------------------------------------------------------------------
+
+
+def test_names_cannot_command_the_terminal():
+    evil = type("E\x1b[2Jvil\x07", (Scripted,), {})
+    envs = pysampler.VectorEnv([functools.partial(evil, ".")] * 2, num_workers=1)
+    with contextlib.closing(envs):
+        status, shown = on_screen("-m", "pysampler", "dump", HERE, "--seconds", "0.01")
+    assert status == 0
+    assert "E?[2Jvil?, 2 envs" in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(20, 3), (1, 1), (200, 5)])
+def test_a_small_terminal_gets_what_fits(columns, lines):
+    with four(num_workers=2) as envs:
+        envs.reset(seed=0)
+        first = f"program {HERE}:"[:columns]
+        top = *TOP, HERE, "--seconds", "0.05"
+        status, shown = on_screen(*top, columns=columns, lines=lines, once=(first, interrupt_top))
+    assert status == 0
+    shown = plain(shown.replace("\x1b[H", "\n")).replace("\r", "\n").splitlines()
+    assert max(map(len, shown)) <= columns
+    assert any(line.startswith(first) for line in shown)
+
+
+def interrupt_top():
+    """Send it what Ctrl-C does."""
+    (child,) = (one for one in psutil.Process().children() if TOP[-1] in one.cmdline())
+    child.send_signal(signal.SIGINT)
+
+
+def test_a_terminal_without_pictures_is_told_so():
+    status, shown = on_screen(*TOP, kind="dumb")
+    assert status == 2
+    assert shown.startswith("pysampler: top needs a terminal that shows a picture")
+
+
+NO_TERMINAL = "pysampler: top needs a terminal; pysampler dump prints once, --json for programs"
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "told"),
+    [
+        *(("$dump >/dev/full", 2, "pysampler: No space left on device"), ("$dump >&- 2>&-", 0, "")),
+        *(("$dump --json >&-", 0, ""), ("$top >&-", 2, NO_TERMINAL), ("$dump | head -1", 0, "")),
+        ("($dump --json; echo $? >&2) | true", 0, "0"),
+    ],
+)
+def test_where_there_is_no_output(command, status, told):
+    for name in ("dump", "top"):
+        run = f"{sys.executable} -m pysampler {name} {HERE} --seconds 0.01"
+        command = command.replace(f"${name}", run)
+    with four(num_workers=1):
+        done = subprocess.run(
+            command, shell=True, capture_output=True, text=True, check=False, timeout=60
+        )
+    assert (done.returncode, done.stderr.rstrip()) == (status, told)
