@@ -7,9 +7,11 @@ the process that started it, and so do those that it forks, however that one end
 from __future__ import annotations
 
 import ctypes
+import enum
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import time
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["BusyPolicy", "end_with", "error_line", "main"]
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_BUSY = 0.7  # an env that uses less of a CPU may wait for something else
 _BATCHES = 16  # of actions, drawn beforehand
 _LONGEST_LINE = 300  # letters of an error
 _HORIZON = 16  # steps of a rollout
@@ -271,7 +274,7 @@ def _made(source: EnvSource, order: dict[str, Any]) -> Contender:
         contender = Ideal(source, count, order["workers"])
     elif kind == "pysampler":
         contender = Stepper(
-            lambda: source.vector_env(count, **_MODE, **order["options"]),
+            lambda: source.vector_env(count, **{**_MODE, **source.options, **order["options"]}),
             recv=order.get("recv"),
             policy_in=order.get("policy_in"),
             policy_seconds=order.get("policy_seconds", 0.0),
@@ -290,14 +293,32 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
         if not hasattr(env, name):
             raise SourceError(f"{type(env).__name__} is no gymnasium env: it has no {name}")
     step = _plain_loop([env])
+    _run(step, 0.01)
+    before = resource.getrusage(resource.RUSAGE_SELF)
     steps, took = _run(step, 0.05)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    on_cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    # One that only computes may lose its CPU, but does not give it up.
+    gave_up = after.ru_nvcsw - before.ru_nvcsw
     env.close()
     return {
         "call": source.call,
         "keyword": source.keyword,
-        "envs": len(source.functions) or None,
+        "kept": {name: _written(value) for name, value in source.options.items()},
+        "envs": source.count,
+        "different": bool(source.functions),
         "step_seconds": took / steps,
+        "waits": on_cpu < _BUSY * took and gave_up >= steps / 2,
     }
+
+
+def _written(value: Any) -> str:
+    """Return an argument as a program has it, as far as it is known."""
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if isinstance(value, str):
+        return json.dumps(value)
+    return repr(value) if isinstance(value, (int, float, type(None))) else "..."
 
 
 # -- the process -----------------------------------------------------------------------------------
