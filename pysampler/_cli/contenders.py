@@ -6,10 +6,13 @@ the process that started it, and so do those that it forks, however that one end
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import enum
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import time
@@ -18,6 +21,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from pysampler import _core
+from pysampler._cli.programs import AttachError, find
+from pysampler._cli.recorder import Recorder
+from pysampler._cli.rounds import means_of, rounds_of
 from pysampler._cli.sources import SourceError, load, source_of
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler.errors import EnvError
@@ -33,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["BusyPolicy", "end_with", "error_line", "main"]
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_BUSY = 0.7  # an env that uses less of a CPU may wait for something else
 _BATCHES = 16  # of actions, drawn beforehand
 _LONGEST_LINE = 300  # letters of an error
 _HORIZON = 16  # steps of a rollout
@@ -256,6 +264,26 @@ class Stepper:
         """Step for some seconds."""
         return _run(self._step, seconds)
 
+    def parts(self, seconds: float) -> dict[str, float]:
+        """Return how long each part of a round takes, in seconds; empty if there are no workers."""
+        try:
+            (pool,) = find(os.getpid()).pools
+            recorder = Recorder(pool)
+        except AttachError:
+            return {}
+        # So many at a time that all of their slices find room.
+        rounds = max(1, _core.Track.SLICES // (4 * self._envs.num_envs))
+        end = time.perf_counter() + seconds
+        read = []
+        with contextlib.closing(recorder):
+            while time.perf_counter() < end:
+                read.append(recorder.read())
+                for _ in range(rounds):
+                    self._step_all()
+            read.append(recorder.read())
+        *workers, parent = (np.concatenate(slices) for slices in zip(*read, strict=True))
+        return means_of(rounds_of(parent, workers))
+
     def close(self) -> None:
         """End the workers."""
         self._envs.close(**({"terminate": True} if self._recv is not None else {}))
@@ -271,7 +299,7 @@ def _made(source: EnvSource, order: dict[str, Any]) -> Contender:
         contender = Ideal(source, count, order["workers"])
     elif kind == "pysampler":
         contender = Stepper(
-            lambda: source.vector_env(count, **_MODE, **order["options"]),
+            lambda: source.vector_env(count, **{**_MODE, **source.options, **order["options"]}),
             recv=order.get("recv"),
             policy_in=order.get("policy_in"),
             policy_seconds=order.get("policy_seconds", 0.0),
@@ -290,14 +318,32 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
         if not hasattr(env, name):
             raise SourceError(f"{type(env).__name__} is no gymnasium env: it has no {name}")
     step = _plain_loop([env])
+    _run(step, 0.01)
+    before = resource.getrusage(resource.RUSAGE_SELF)
     steps, took = _run(step, 0.05)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    on_cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    # One that only computes may lose its CPU, but does not give it up.
+    gave_up = after.ru_nvcsw - before.ru_nvcsw
     env.close()
     return {
         "call": source.call,
         "keyword": source.keyword,
-        "envs": len(source.functions) or None,
+        "kept": {name: _written(value) for name, value in source.options.items()},
+        "envs": source.count,
+        "different": bool(source.functions),
         "step_seconds": took / steps,
+        "waits": on_cpu < _BUSY * took and gave_up >= steps / 2,
     }
+
+
+def _written(value: Any) -> str:
+    """Return an argument as a program has it, as far as it is known."""
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if isinstance(value, str):
+        return json.dumps(value)
+    return repr(value) if isinstance(value, (int, float, type(None))) else "..."
 
 
 # -- the process -----------------------------------------------------------------------------------
@@ -349,6 +395,9 @@ def main() -> None:
                     contender = None
                 contender = _made(source, request)
                 answer = contender.about
+            elif request["do"] == "parts":
+                assert isinstance(contender, Stepper)
+                answer = contender.parts(request["seconds"])
             else:
                 assert contender is not None
                 steps, took = contender.run(request["seconds"], request.get("only"))

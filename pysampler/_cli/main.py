@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from pysampler._cli import bench, doctor, top, trace
+from pysampler._cli import bench, doctor, top, trace, tune
 from pysampler._cli.programs import AttachError
 from pysampler._cli.turns import MeasureError
 
@@ -22,6 +22,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "doctor": (doctor.HELP, doctor.add_arguments, doctor.run),
     "bench": (bench.HELP, bench.add_arguments, bench.run),
+    "tune": (tune.HELP, tune.add_arguments, tune.run),
     "top": (top.HELP, top.add_arguments, top.run),
     "trace": (trace.HELP, trace.add_arguments, trace.run),
     "dump": (top.DUMP_HELP, top.add_arguments, top.run_dump),

@@ -7,19 +7,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
+from pysampler._cli.screen import bar
+from pysampler._workers.counters import with_unit
 from pysampler._workers.tracing import SLICE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
-__all__ = ["IDLE", "PARTS", "PROGRAM", "flows_of", "idle", "of_program", "rounds_of"]
+__all__ = [
+    "IDLE",
+    "PARTS",
+    "PROGRAM",
+    "flows_of",
+    "idle",
+    "means_of",
+    "of_program",
+    "rounds_of",
+    "shown",
+]
 
 _KIND = _core.Track
 PROGRAM = 20  # the kind of a slice in which the program neither sent, waited nor read
 IDLE = 21  # the kind of one in which a worker waited for a command
 _SHORT = 1000  # ns; a gap that is shorter is no slice
+_CELLS = 14  # of a bar
 # The parts of a round of all envs, in their order, and what each is.
 PARTS = {
     "send": "commands to the workers",
@@ -149,3 +162,18 @@ def rounds_of(
     slowest = last.max(axis=0)
     marks = sent_at, sent, begun, done, slowest, waited, read, begins[1:][whole]
     return {part: marks[i + 1] - marks[i] for i, part in enumerate(PARTS)}
+
+
+def means_of(rounds: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, float]:
+    """Return how long each part of a round takes on average, in seconds; empty without rounds."""
+    return {part: float(ns.mean()) / 1e9 for part, ns in rounds.items() if len(ns)}
+
+
+def shown(means: Mapping[str, float]) -> list[str]:
+    """Return the parts of a round as lines, each with a bar."""
+    whole = sum(means.values())
+    return [
+        f"  {part:<8}{mean / whole:>6.1%} {with_unit(mean):>9}  {PARTS[part]:<37} "
+        + bar(mean / whole, _CELLS)
+        for part, mean in means.items()
+    ]

@@ -31,13 +31,14 @@ class SourceError(Exception):
 
 @dataclass(frozen=True)
 class EnvSource:
-    """Makes the envs to measure, alone or as a vector env.
+    """Says what makes the envs to measure, alone or as a vector env.
 
     Attributes:
         call: How a vector env of these envs is made in a program, without its options.
         keyword: Whether options are in ``vector_kwargs`` there, as of ``make_vec``.
-        function: Makes one env; None if each env has a function of its own.
-        functions: The function of each env, if a program chose them.
+        function: Makes one env; None if envs are different.
+        functions: The function of each env then.
+        count: How many envs a program makes.
         made_by: The arguments of ``make_vec`` if that makes the envs: id, wrappers, arguments of
             the env.
         options: Arguments of ``VectorEnv`` that stay as a program has them.
@@ -47,6 +48,7 @@ class EnvSource:
     keyword: bool
     function: Callable[[], Any] | None = None
     functions: Sequence[Callable[[], Any]] = ()
+    count: int | None = None
     made_by: tuple[Any, Any, dict[str, Any]] | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -56,7 +58,6 @@ class EnvSource:
 
     def vector_env(self, count: int, **options: Any) -> pysampler.VectorEnv:
         """Make a vector env, as a program would."""
-        options = {**self.options, **options}
         if self.made_by is not None:
             name, wrappers, kwargs = self.made_by
             envs: pysampler.VectorEnv = pysampler.make_vec(
@@ -129,20 +130,27 @@ def from_calls(functions: Sequence[Callable[[], Any]], options: dict[str, Any]) 
         functions: One for each env.
         options: Arguments of ``VectorEnv`` that stay as they are.
     """
-    first = functions[0]
+    first, count = functions[0], len(functions)
+    if any(function is not first for function in functions):
+        call = "pysampler.VectorEnv(env_fns"
+        return EnvSource(call, keyword=False, functions=functions, count=count, options=options)
     spec = first.kwargs.get("id") if isinstance(first, EnvMaker) else None
-    if spec is None or any(function is not first for function in functions):
-        return EnvSource(
-            "pysampler.VectorEnv(env_fns", keyword=False, functions=functions, options=options
-        )
+    if spec is None:
+        call = "pysampler.VectorEnv(env_fns"
+        return EnvSource(call, keyword=False, function=first, count=count, options=options)
     assert isinstance(first, EnvMaker)
     kwargs = {name: value for name, value in first.kwargs.items() if name != "id"}
     more = "".join(f", {name}={value!r}" for name, value in kwargs.items())
     if first.wrappers:
         more += ", wrappers=[...]"
-    call = f"pysampler.make_vec({json.dumps(spec.id)}, num_envs={{}}{_escaped(more)}"
-    made_by = spec, first.wrappers, kwargs
-    return EnvSource(call, keyword=True, function=first, made_by=made_by, options=options)
+    return EnvSource(
+        f"pysampler.make_vec({json.dumps(spec.id)}, num_envs={{}}{_escaped(more)}",
+        keyword=True,
+        function=first,
+        count=count,
+        made_by=(spec, first.wrappers, kwargs),
+        options=options,
+    )
 
 
 def _escaped(text: str) -> str:

@@ -18,7 +18,16 @@ from pysampler._cli.chrome import ChromeWriter, merge
 from pysampler._cli.perfetto import PerfettoWriter
 from pysampler._cli.programs import AttachError, find
 from pysampler._cli.recorder import Recorder
-from pysampler._cli.rounds import IDLE, PARTS, PROGRAM, flows_of, idle, of_program, rounds_of
+from pysampler._cli.rounds import (
+    IDLE,
+    PROGRAM,
+    flows_of,
+    idle,
+    means_of,
+    of_program,
+    rounds_of,
+    shown,
+)
 from pysampler._cli.screen import seconds
 from pysampler._workers.counters import with_unit
 from pysampler._workers.tracing import SLICE
@@ -344,17 +353,13 @@ class _PoolTrace:
 
     def summary(self) -> list[str]:
         """Return lines on where the rounds went; none if there were none of all envs."""
-        if not len(next(iter(self._rounds.values()), ())):
+        means = means_of(self._rounds)
+        if not means:
             return []
-        means = {part: float(ns.mean()) for part, ns in self._rounds.items()}
-        whole = sum(means.values())
         count = len(self._rounds["send"])
         rounds = f"{count:,} round" + "s" * (count > 1)
-        lines = [f"{self._name}: {rounds} of {with_unit(whole / 1e9)}, of which"]
-        return lines + [
-            f"  {part:<8}{ns / whole:>6.1%}  {with_unit(ns / 1e9):>9}  {PARTS[part]}"
-            for part, ns in means.items()
-        ]
+        head = f"{self._name}: {rounds} of {with_unit(sum(means.values()))}, of which"
+        return [head, *shown(means)]
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -49,7 +49,9 @@ class Spread:
 
     def __str__(self) -> str:
         """Return the median [and the quartiles]."""
-        return f"{self.middle:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        digits = 2 if self.high < 10 else 1 if self.high < 100 else 0
+        low, middle, high = (f"{n:.{digits}f}" for n in (self.low, self.middle, self.high))
+        return f"{middle} [{low}, {high}]"
 
 
 @dataclass

@@ -1,0 +1,183 @@
+"""What ``pysampler bench`` and ``tune`` share: arguments, what is measured, the table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import textwrap
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pysampler._cli.screen import bar, width
+from pysampler._cli.turns import MeasureError, Spread
+from pysampler.sync import usable_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from pysampler._cli.turns import Contender, Measured
+
+__all__ = [
+    "SHORTEST",
+    "Setting",
+    "add_setting",
+    "clearly_faster",
+    "counted",
+    "looked_at",
+    "positive",
+    "slice_of",
+    "table",
+]
+
+SHORTEST = 0.02  # seconds of a slice
+_LONGEST = 0.4
+_CLEAR = 1.03  # times as fast from which a difference counts, if the quartiles agree
+_DEFAULT_ENVS = 64
+_NAME, _RATE, _SPREAD = 31, 11, 19  # widths of columns
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured.
+
+    Attributes:
+        env: What the command was given.
+        envs: The number of envs.
+        workers: The number of processes that may step them.
+        call: How a program makes a vector env of them, but for its options.
+        keyword: Whether options go into ``vector_kwargs`` there.
+        step_seconds: How long a step of one env takes.
+        waits: Whether a step waits for something else than a CPU.
+        kept: Options that a program has set, as they are written.
+    """
+
+    env: str
+    envs: int
+    workers: int
+    call: str
+    keyword: bool
+    step_seconds: float
+    waits: bool = False
+    kept: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        return (
+            f"{self.env}, {counted(self.envs, 'env')}, {counted(self.workers, 'process', 'es')}; "
+            f"a step of one env takes {self.step_seconds * 1e6:.3g} us"
+        )
+
+    def call_with(self, options: Mapping[str, Any]) -> str:
+        """Return how a program makes a vector env with these options."""
+        call = self.call.format(self.envs)
+        written = {**self.kept, **{name: json.dumps(value) for name, value in options.items()}}
+        if not self.keyword:
+            return ", ".join([call, *(f"{name}={text}" for name, text in written.items())]) + ")"
+        inner = ", ".join(f'"{name}": {text}' for name, text in written.items())
+        return f"{call}, vector_kwargs={{{inner}}})" if written else f"{call})"
+
+
+def counted(count: int, noun: str, plural: str = "s") -> str:
+    """Return a number of things in words."""
+    return f"{count} {noun}{plural * (count != 1)}"
+
+
+def add_setting(parser: argparse.ArgumentParser, seconds: int) -> None:
+    """Add what both subcommands take."""
+    parser.add_argument(
+        "--envs", type=_count, metavar="N", help=f"how many of it (default: {_DEFAULT_ENVS})"
+    )
+    parser.add_argument(
+        "--workers", type=_count, metavar="N", help="processes (default: one a CPU)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=positive,
+        default=seconds,
+        metavar="S",
+        help="about how long in total (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=positive,
+        default=60,
+        metavar="S",
+        help="an env that takes longer hangs (default: %(default)s)",
+    )
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{count}, expected at least 1")
+    return count
+
+
+def positive(text: str) -> float:
+    """Return a number above 0, of an argument."""
+    seconds = float(text)
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise argparse.ArgumentTypeError(f"{text}, expected more than 0")
+    return seconds
+
+
+def looked_at(contender: Contender, options: argparse.Namespace) -> Setting:
+    """Have one env made and stepped; return what is known then, or raise MeasureError."""
+    try:
+        found = contender.ask("look")
+    except MeasureError as error:
+        raise MeasureError(f"cannot measure {options.env}: {error}") from None
+    envs = options.envs or found["envs"] or _DEFAULT_ENVS
+    if found["different"] and envs != found["envs"]:
+        raise MeasureError(
+            f"cannot measure {envs} envs: {options.env} has {found['envs']} different ones"
+        )
+    return Setting(
+        env=options.env,
+        envs=envs,
+        workers=min(options.workers or usable_cpus(), envs),
+        **{name: found[name] for name in ("call", "keyword", "step_seconds", "waits", "kept")},
+    )
+
+
+def slice_of(seconds: float, slices: int) -> float:
+    """Return how long each of so many slices lasts that should fit some seconds."""
+    return min(_LONGEST, max(SHORTEST, seconds / slices))
+
+
+def table(measured: Mapping[str, Measured], of: str) -> list[str]:
+    """Return a row for each contender: env steps a second, and fractions of another's.
+
+    Args:
+        measured: What was found, by the names of contenders.
+        of: The name of that other one.
+    """
+    wide = width()
+    cells = wide - _NAME - _RATE - _SPREAD - 2
+    full = max([1.0, *(one.fraction.middle for one in measured.values() if one.fractions)])
+    lines = [f"{'':<{_NAME}}{'steps/s':>{_RATE}}  of {of} [quartiles]"]
+    for name, one in measured.items():
+        head = f"{name:<{_NAME}}"
+        if one.trouble:
+            text = f"{head}does not run: {one.trouble}"
+            lines += textwrap.wrap(text, wide, subsequent_indent="  ")
+        elif not one.rates:
+            lines.append(name)
+        else:
+            row = f"{head}{one.rate:>{_RATE},.0f}  {one.fraction!s:<{_SPREAD}}"
+            shown = bar(one.fraction.middle / full, max(0, cells))
+            lines.append((row + shown).rstrip())
+    return lines
+
+
+def clearly_faster(one: Measured, other: Measured) -> bool:
+    """Return whether the difference is more than the spread of turns."""
+    if one.trouble or not one.rates:
+        return False
+    if other.trouble or not other.rates:
+        return True
+    pairs = zip(one.fractions, other.fractions, strict=False)
+    spread = Spread.of([a / b for a, b in pairs])
+    return spread.middle > _CLEAR and spread.low > 1

@@ -1,0 +1,249 @@
+"""``pysampler tune`` tries ways to sample, for an env or a script, and says what to write."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from programs import completed
+from terminals import on_screen, plain
+
+import pysampler
+from pysampler._cli.main import main
+from pysampler._cli.measuring import Setting
+from pysampler._cli.tune import Choice, advice_of, choices_for
+from pysampler._cli.turns import Measured
+
+TUNE = ("-m", "pysampler", "tune")
+SCRIPT = """
+import argparse, pathlib, time
+import gymnasium as gym
+import pysampler
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--envs", type=int, default=3)
+parser.add_argument("--hang", action="store_true")
+options = parser.parse_args()
+
+class Marked(gym.Wrapper):
+    pass
+
+def make():
+    return Marked(gym.make("CartPole-v1"))
+
+if __name__ == "__main__":
+    if options.hang:
+        pathlib.Path("hangs").touch()
+    while options.hang:
+        time.sleep(1)
+    try:
+        envs = pysampler.VectorEnv([make] * options.envs, num_workers=1, infos="final")
+    finally:
+        pathlib.Path("went-on").touch()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_choice_is_tried():
+    done = completed(
+        *(*TUNE, "CartPole-v1", "--envs", "4", "--workers", "2", "--seconds", "1"),
+        *("--policy-ms", "0.1", "--json"),
+    )
+    told = json.loads(done.stdout)
+    setting = Setting("CartPole-v1", 4, 2, "", keyword=True, step_seconds=1e-5)
+    assert list(told["choices"]) == list(choices_for(setting, policy=True))
+    for one in told["choices"].values():
+        assert one["steps_per_second"] > 0
+        assert one["slices"] >= 2
+    finals = [name for name, one in told["choices"].items() if one["last_turns"]]
+    assert "default" in finals
+    assert 4 <= len(finals) <= 5
+    assert told["lines"][0].startswith('envs = pysampler.make_vec("CartPole-v1", num_envs=4')
+
+
+def test_a_script_is_run_until_it_makes_a_vector_env(folder):
+    options = "--script-args=--envs=2", "--workers", "1", "--seconds", "0.5"
+    status, shown = on_screen(*TUNE, "train.py", *options)
+    assert status == 0
+    shown = plain(shown)
+    assert "running train.py until it makes a vector env" in shown
+    assert "trying num_workers=0" in shown
+    last = shown[shown.rindex("train.py, 2 envs") :].splitlines()
+    assert max(map(len, last[: last.index("", 3)])) <= 80
+    assert any(line.startswith("num_workers=0  ") and "[" in line for line in last)
+    (line,) = [line for line in last if line.startswith("envs = ")][:1]
+    assert line.startswith('envs = pysampler.VectorEnv(env_fns, infos="final"')
+    assert not (folder / "went-on").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [
+        ('pysampler.make_vec("CartPole-v1", 3)', '"CartPole-v1", num_envs=3'),
+        ('pysampler.make_vec("Reacher-v5", 3)', '"Reacher-v5", num_envs=3'),
+        ('pysampler.Rollouts("CartPole-v1", len, 5, num_envs=2)', '"CartPole-v1", num_envs=2'),
+        ('gymnasium.make_vec("CartPole-v1", 3, "sync")', "env_fns"),
+        ("pysampler.VectorEnv([lambda i=i: i for i in range(3)])", "env_fns"),
+    ],
+)
+def test_whatever_makes_a_vector_env_is_noticed(folder, program, what):
+    from pysampler._cli.sources import load
+
+    (folder / "train.py").write_text(f"import gymnasium, pysampler\n{program}\n")
+    code = "from pysampler._cli.scripts import main; main()"
+    completed("-c", code, str(os.getpid()), "envs", "train.py")
+    source = load(folder / "envs")
+    assert what in source.call.format(source.count)
+    assert len(source.env_fns(source.count)) == source.count
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "why"),
+    [
+        ("", [], "it has ended without making one"),
+        ("1 / 0", [], "ZeroDivisionError: division by zero"),
+        (SCRIPT, ["--script-args=--level 3"], "SystemExit: 2; train.py: error: unrecognized"),
+        (SCRIPT, ["--script-args=--hang", "--limit", "1"], "it has made no vector env within 1 s"),
+        ("import os; os.abort()", [], "its process has ended: -6"),
+    ],
+)
+def test_a_script_that_makes_none_is_one_line(folder, capsys, script, arguments, why):
+    (folder / "train.py").write_text(script)
+    assert main(["tune", "train.py", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    running, line = captured.err.splitlines()
+    assert running == "running train.py until it makes a vector env"
+    assert line.startswith(f"pysampler: cannot tune train.py: {why}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["nope.py"], "there is no script nope.py"),
+        (["Nope-v1"], "cannot measure Nope-v1: NameNotFound"),
+        (["CartPole-v1", "--script-args=x"], "--script-args is for a script"),
+    ],
+)
+def test_what_cannot_be_tuned_is_one_line(folder, capsys, arguments, why):
+    assert main(["tune", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"pysampler: {why}")
+
+
+def processes_in(folder):
+    """Return the pids of the processes that work in a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            if path.readlink() == folder:
+                found.append(int(path.parent.name))
+        except OSError:
+            pass
+    return set(found) - {os.getpid()}
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_a_command_that_is_ended(folder, end):
+    script = [str(folder / "train.py"), "--script-args=--hang"]
+    command = subprocess.Popen(
+        [sys.executable, *TUNE, *script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    while not (folder / "hangs").exists():
+        time.sleep(0.01)  # nothing wakes this process when the other has made the file
+    assert len(processes_in(folder)) == 2
+    command.send_signal(end)
+    errors = command.communicate()[1]
+    assert command.returncode == (130 if end == signal.SIGINT else -signal.SIGKILL)
+    assert b"Traceback" not in errors
+    while processes_in(folder):
+        time.sleep(0.01)  # its children are not this process's
+
+
+def test_help_fits_a_screen():
+    status, shown = on_screen(*TUNE, "--help")
+    assert status == 0
+    assert len(shown.splitlines()) <= 24
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+# -- choices ---------------------------------------------------------------------------------------
+
+SETTING = Setting(
+    env="CartPole-v1",
+    envs=4,
+    workers=2,
+    call='pysampler.make_vec("CartPole-v1", num_envs={}',
+    keyword=True,
+    step_seconds=1e-5,
+)
+CHOICES = choices_for(SETTING, policy=True)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_lines_of_a_choice_are_right(name):
+    names = {"pysampler": pysampler, "horizon": 3}
+    names["policy"] = lambda observations: np.zeros(len(observations), np.int64)
+    made, *others = CHOICES[name].lines(SETTING)
+    exec(made, names)
+    envs = names["envs"]
+    assert envs.num_envs == 4
+    if CHOICES[name].loop == "recv":
+        envs.async_reset(seed=0)
+        exec("\n".join(others), names)
+        assert 0 < len(names["rewards"]) <= 4
+        envs.recv()
+    elif CHOICES[name].loop == "Rollouts":
+        exec("\n".join(others), names)
+        with names["rollouts"] as rollouts:
+            assert next(rollouts).rewards.shape == (3, 4)
+    else:
+        assert others == []
+    envs.close()
+
+
+def test_envs_that_wait_get_more_workers_than_cpus():
+    waiting = Setting("", 8, 2, "", keyword=True, step_seconds=1e-2, waits=True)
+    assert choices_for(waiting, policy=False)["num_workers=8"] == Choice({"num_workers": 8})
+    assert "num_workers=8" not in choices_for(SETTING, policy=False)
+    alone = Setting("", 8, 1, "", keyword=True, step_seconds=1e-2)
+    assert 'main_envs="auto"' not in choices_for(alone, policy=False)
+
+
+def found(*fractions):
+    return Measured([1.0] * 4, [*fractions] * (4 // len(fractions)))
+
+
+def test_the_best_is_said_if_it_is_so_beyond_the_spread():
+    auto, half = 'num_workers="auto"', "groups=2, recv of half"
+    default = found(1.0)
+    advice, lines = advice_of(
+        SETTING, CHOICES, {"default": default, auto: found(0.8, 0.9, 2.1, 2.2)}
+    )
+    assert advice.startswith("Nothing beats the default")
+    assert lines == CHOICES["default"].lines(SETTING)
+    advice, lines = advice_of(SETTING, CHOICES, {"default": default, auto: found(1.5)})
+    assert advice == f"{auto} makes 1.50 [1.50, 1.50] times the steps of the default."
+    assert lines == CHOICES[auto].lines(SETTING)
+    finals = {"default": default, auto: found(1.5), half: found(2.0)}
+    advice, lines = advice_of(SETTING, CHOICES, finals)
+    assert advice.startswith(f"{half} makes 2.00 ")
+    assert f"for one that calls step, {auto} makes 1.50 " in advice
+    assert lines == [
+        *CHOICES[half].lines(SETTING),
+        *("", "# with step"),
+        *CHOICES[auto].lines(SETTING),
+    ]
+    advice, _ = advice_of(SETTING, CHOICES, {"default": default, auto: found(1.0), half: found(2)})
+    assert advice.endswith("nothing beats the default.")
