@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import textwrap
 import time
@@ -79,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
             alone.append(rate_of(ideal.ask("run", seconds=seconds, only=1)))
             for name in take_turns(ideal, contenders, measured, seconds):
                 left = max(0.0, end - time.monotonic())
+                setting = dataclasses.replace(setting, step_seconds=1 / Spread.of(alone).middle)
                 lines = _lines(setting, measured)
                 display.show(lines, f"turn {turn}: {name}; {left:.0f} s left")
         ours = _best_of_ours(measured)

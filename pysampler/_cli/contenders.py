@@ -376,7 +376,7 @@ def main() -> None:
     """Answer requests: the arguments are the pid of the parent, and what makes the envs."""
     end_with(int(sys.argv[1]))
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what envs print must not mix with the answers
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what envs print must not mix with the answers
     text = sys.argv[2]
     source: EnvSource | None = None
     contender: Contender | None = None
@@ -391,7 +391,8 @@ def main() -> None:
                 answer = _looked_at(source)
             elif request["do"] == "make":
                 if contender is not None:
-                    contender.close()
+                    with contextlib.suppress(Exception):  # an env's: the next one has no part in it
+                        contender.close()
                     contender = None
                 contender = _made(source, request)
                 answer = contender.about

@@ -35,7 +35,7 @@ SHORTEST = 0.02  # seconds of a slice
 _LONGEST = 0.4
 _CLEAR = 1.03  # times as fast from which a difference counts, if the quartiles agree
 _DEFAULT_ENVS = 64
-_NAME, _RATE, _SPREAD = 31, 11, 19  # widths of columns
+_NAME, _RATE, _SPREAD = 29, 11, 19  # widths of columns
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def table(measured: Mapping[str, Measured], of: str) -> list[str]:
     wide = width()
     cells = wide - _NAME - _RATE - _SPREAD - 2
     full = max([1.0, *(one.fraction.middle for one in measured.values() if one.fractions)])
-    lines = [f"{'':<{_NAME}}{'steps/s':>{_RATE}}  of {of} [quartiles]"]
+    lines = [f"{'':<{_NAME}}{'steps/s':>{_RATE}}  of {of} [quartiles]"[:wide]]
     for name, one in measured.items():
         head = f"{name:<{_NAME}}"
         if one.trouble:

@@ -1,66 +1,68 @@
-"""A training script's own envs: it is run until it makes its first vector env, and no further."""
+"""The envs of a training script, which is run for them in a process of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import runpy
+import signal
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-
-import pysampler
-from pysampler._cli.contenders import end_with, error_line
-from pysampler._cli.sources import from_calls, save
-from pysampler._vector import make
+from pysampler._cli.turns import MeasureError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["main"]
+__all__ = ["envs_of_script"]
 
-# What trials choose: the script's own choice is not kept.
-_CHOSEN = {
-    *("num_workers", "main_envs", "groups", "max_concurrency", "record_to", "replay_from"),
-    "shared_memory",
-}
-
-
-def main() -> None:
-    """Run a script; the arguments are the pid of the parent, a file for its envs, and its own.
-
-    The file for its envs gets what makes them; the file beside it why there are none.
-    """
-    parent, out, script, *arguments = sys.argv[1:]
-    end_with(int(parent))
-    why = Path(f"{out}.why")
-
-    def found(_: Any, env_fns: Sequence[Callable[[], Any]], *__: Any, **options: Any) -> NoReturn:
-        """Write down what a vector env is made of, and end the script there and then."""
-        kept = {name: value for name, value in options.items() if name not in _CHOSEN}
-        with _why_not(why):
-            save(Path(out), from_calls(list(env_fns), kept))
-        os._exit(0)
-
-    pysampler.VectorEnv.__init__ = found  # type: ignore[method-assign, assignment]
-    AsyncVectorEnv.__init__ = found  # type: ignore[method-assign, assignment]
-    SyncVectorEnv.__init__ = found  # type: ignore[method-assign, assignment]
-    make.choose = lambda *_: False  # type: ignore[attr-defined] # its trial makes vector envs
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    with _why_not(why):
-        runpy.run_path(script, run_name="__main__")
-    why.write_text("it has ended without making one")
-    os._exit(0)
+_PROGRAM = "from pysampler._cli.script_process import main; main()"
 
 
 @contextlib.contextmanager
-def _why_not(why: Path) -> Any:
-    """Write an exception in one line to a file, and end this process."""
-    try:
-        yield
-    except BaseException as error:
-        why.write_text(error_line(error))
-        os._exit(1)
+def envs_of_script(script: str, arguments: Sequence[str], limit: float) -> Iterator[str]:
+    """Run a script until it makes a vector env; yield what makes its envs, for contenders.
+
+    Args:
+        script: The path of the script.
+        arguments: Its arguments.
+        limit: Seconds within which it must make one, or MeasureError is raised.
+    """
+    if not Path(script).is_file():
+        raise MeasureError(f"there is no script {script}")
+    with tempfile.TemporaryDirectory(prefix="pysampler-") as folder:
+        out = Path(folder) / "envs"
+        print(f"running {script} until it makes a vector env", file=sys.stderr, flush=True)
+        _run(script, arguments, limit, out)
+        yield f"saved:{out}"
+
+
+def _run(script: str, arguments: Sequence[str], limit: float, out: Path) -> None:
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(os.getpid()), str(out), script, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            why = f"it has made no vector env within {limit:g} s"
+            raise MeasureError(f"cannot tune {script}: {why}") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.returncode == 0 and out.exists():
+            return
+        errors.seek(0)
+        printed = errors.read().decode(errors="replace").strip().splitlines()[-1:]
+    told = Path(f"{out}.why")
+    why = told.read_text() if told.exists() else f"its process has ended: {process.returncode}"
+    if why.startswith("SystemExit") or not told.exists():
+        why = "; ".join([why, *printed])
+    raise MeasureError(f"cannot tune {script}: {why}")

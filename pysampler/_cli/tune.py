@@ -10,151 +10,39 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import shlex
-import signal
-import subprocess
-import sys
-import tempfile
 import textwrap
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pysampler._cli.choices import DEFAULT, Choice, choices_for
 from pysampler._cli.measuring import (
-    SHORTEST,
-    Setting,
     add_setting,
     clearly_faster,
+    counted,
     looked_at,
     positive,
     slice_of,
     table,
 )
 from pysampler._cli.screen import Display, width
+from pysampler._cli.scripts import envs_of_script
 from pysampler._cli.turns import Contender, Measured, MeasureError, started, take_turns
-from pysampler.sync import usable_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Self
 
-__all__ = ["HELP", "Choice", "add_arguments", "advice_of", "choices_for", "run"]
+    from pysampler._cli.measuring import Setting
+
+__all__ = ["HELP", "add_arguments", "advice_of", "run"]
 
 HELP = "find by trials how to make the vector env of an env, or of a script"
 
-_DEFAULT = "default"
-_SCRIPT = "from pysampler._cli.scripts import main; main()"
 _FIRST = 0.45  # the share of the time in which every choice is tried
 _TRIES = 3  # slices of each then
 _FINALISTS = 3
 _TURNS = 10  # of these that should fit the time, at least two
-_LEARNING = 1 / 30  # the share of the time that "auto" has to learn
-_MANY = 4  # workers for each CPU, if envs wait for something else
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One way to sample.
-
-    Attributes:
-        options: Arguments of ``VectorEnv``.
-        recv: Arguments of ``recv``, if that is how a program steps.
-        policy_in: Where the policy of rollouts is, if that is how.
-    """
-
-    options: dict[str, Any] = field(default_factory=dict)
-    recv: dict[str, Any] | None = None
-    policy_in: str | None = None
-
-    @property
-    def loop(self) -> str:
-        """What a program calls: "step", "recv" or "Rollouts"."""
-        if self.policy_in is not None:
-            return "Rollouts"
-        return "step" if self.recv is None else "recv"
-
-    def order(self, setting: Setting, policy_seconds: float, seconds: float) -> dict[str, Any]:
-        """Return how a contender makes it, if all may take some seconds."""
-        options = {**_bounded(setting, self.options), **self.options}
-        learns = self.recv is not None and "auto" in self.recv.values()
-        return {
-            "kind": "pysampler",
-            "envs": setting.envs,
-            "options": options,
-            "recv": self.recv,
-            "policy_in": self.policy_in,
-            "policy_seconds": policy_seconds,
-            "warm": _LEARNING * seconds if learns else SHORTEST,
-        }
-
-    def lines(self, setting: Setting) -> list[str]:
-        """Return the lines of a program."""
-        options = dict(self.options)
-        if setting.workers != usable_cpus():
-            options = {**_bounded(setting, options), **options}
-        made = f"envs = {setting.call_with(options)}"
-        if self.policy_in is not None:
-            sampler = "rollouts = pysampler.Rollouts(envs, policy, horizon, policy_in={})"
-            return [made, sampler.format(json.dumps(self.policy_in))]
-        if self.recv is None:
-            return [made]
-        arguments = ", ".join(f"{name}={json.dumps(value)}" for name, value in self.recv.items())
-        return [
-            made,
-            f"observations, rewards, terminated, truncated, infos = envs.recv({arguments})",
-            'envs.send(policy(observations), infos["env_id"])',
-        ]
-
-
-def _bounded(setting: Setting, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what keeps to the number of processes of the setting."""
-    if options.get("num_workers") == "auto":
-        return {"max_concurrency": setting.workers}
-    if options.get("main_envs") == "auto":
-        return {"num_workers": setting.workers - 1}
-    return {"num_workers": setting.workers}
-
-
-def choices_for(setting: Setting, *, policy: bool) -> dict[str, Choice]:
-    """Return the choices that may make sense, by name.
-
-    Args:
-        setting: What is measured.
-        policy: Whether a policy is called that takes some time.
-    """
-    envs, workers = setting.envs, setting.workers
-    choices = {
-        _DEFAULT: Choice(),
-        "num_workers=0": Choice({"num_workers": 0}),
-        "num_workers=1": Choice({"num_workers": 1}),
-        'num_workers="auto"': Choice({"num_workers": "auto"}),
-        'main_envs="auto"': Choice({"main_envs": "auto"}),
-    }
-    if workers == 1:
-        del choices["num_workers=1"], choices['main_envs="auto"']
-    many = min(envs, _MANY * workers)
-    if setting.waits and many > workers:
-        choices[f"num_workers={many}"] = Choice({"num_workers": many})
-        workers = many
-    own = {"num_workers": workers} if workers != setting.workers else {}
-    each = envs // workers
-    if each >= 2:
-        halves = {**own, "groups": 2}
-        some = {"min_envs": envs // 2}
-        choices["groups=2, recv of half"] = Choice(halves, some)
-        if policy:
-            choices["groups=2, Rollouts"] = Choice(halves, policy_in="main")
-    if envs >= 2:
-        finer = {**own, **({"groups": min(8, each)} if each >= 2 else {})}
-        auto = {"min_envs": "auto", "timeout": "auto"}
-        name = f"groups={min(8, each)}, " if each >= 2 else ""
-        choices[f'{name}recv("auto")'] = Choice(finer, auto)
-    if policy:
-        choices["Rollouts"] = Choice(own, policy_in="main")
-        choices['Rollouts(policy_in="workers")'] = Choice(own, policy_in="workers")
-    return choices
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -166,7 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "is run until it makes a vector env",
     )
     parser.add_argument(
-        "--script-args", metavar="TEXT", help='of the script: --script-args="--level 3"'
+        "--script-args",
+        type=shlex.split,
+        metavar="TEXT",
+        help='of the script: --script-args="--level 3"',
     )
     parser.add_argument(
         "--policy-ms", type=positive, metavar="MS", help="what a call of the policy takes"
@@ -177,77 +68,121 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Try the choices, and print what was found."""
     begun = time.monotonic()
-    policy_seconds = (options.policy_ms or 0.0) / 1e3
-    with (
-        Display(quiet=options.json) as display,
-        _source(options) as source,
-        started([_DEFAULT], source, options.limit) as running,
-    ):
-        default = running[_DEFAULT]
-        setting = looked_at(default, options)
-        choices = choices_for(setting, policy=policy_seconds > 0)
-        measured = {name: Measured() for name in choices}
-        heading = textwrap.wrap(str(setting), width())
+    with contextlib.ExitStack() as stack:
+        display = stack.enter_context(Display(quiet=options.json))
+        source = options.env
+        if source.endswith(".py"):
+            arguments = options.script_args or []
+            source = stack.enter_context(envs_of_script(source, arguments, options.limit))
+        elif options.script_args is not None:
+            raise MeasureError(f"--script-args is for a script, which {source} is not")
+        default = stack.enter_context(Contender(DEFAULT, source, options.limit))
+        tuning = _Tuning(options, source, default, display)
+        tuning.try_all(begun + _FIRST * options.seconds)
+        tuning.turn_by_turn(begun + options.seconds)
+        advice, lines = advice_of(tuning.setting, tuning.choices, tuning.finals)
+        if options.json:
+            print(json.dumps({**tuning.to_dict(), "advice": advice, "lines": lines}))
+        display.end([*tuning.lines(), "", *textwrap.wrap(advice, width()), "", *lines])
+    return 0
 
-        def show(how_far: str) -> None:
-            display.show([*heading, "", *table(measured, _DEFAULT)], how_far)
 
-        orders = {
-            name: choice.order(setting, policy_seconds, options.seconds)
-            for name, choice in choices.items()
-        }
-        show("starting")
+class _Tuning:
+    """Tries choices, the best of them longer than the others.
+
+    Args:
+        options: The arguments of the command.
+        source: What makes the envs.
+        default: Steps them as by default, and is what the others are compared with.
+        display: Shows what was found so far.
+
+    Attributes:
+        setting: What is measured.
+        choices: The choices by their names.
+        measured: What was found of each.
+        finals: What the last turns found, of those that take part.
+    """
+
+    def __init__(
+        self, options: argparse.Namespace, source: str, default: Contender, display: Display
+    ) -> None:
+        self._source, self._limit, self._display = source, options.limit, display
+        self._default = default
+        self._policy_seconds = (options.policy_ms or 0.0) / 1e3
+        self._seconds = options.seconds
+        self.setting = looked_at(default, options)
         try:
-            made = default.ask("make", **orders[_DEFAULT])
+            made = default.ask("make", **self._order(Choice()))
         except MeasureError as error:
             raise MeasureError(f"cannot measure {options.env}: {error}") from None
-        measured[_DEFAULT].about = made
-        left = _FIRST * options.seconds - (time.monotonic() - begun)
-        left -= sum(order["warm"] for order in orders.values())
-        seconds = slice_of(left, 2 * _TRIES * len(choices))
-        with _Trials(source, options.limit) as trials:
-            for name in list(choices)[1:]:
-                for how_far in trials.of(name, orders[name], default, measured, seconds):
-                    show(how_far)
-        finalists = _best(choices, measured)
-        finals = {name: Measured(about=measured[name].about) for name in [_DEFAULT, *finalists]}
-        with started(finalists, source, options.limit) as contenders:
+        policy, native = self._policy_seconds > 0, made["native"]
+        self.choices = choices_for(self.setting, policy=policy, native=native)
+        self.measured = {name: Measured() for name in self.choices}
+        self.measured[DEFAULT].about = made
+        self.finals: dict[str, Measured] = {}
+
+    def _order(self, choice: Choice) -> dict[str, Any]:
+        return choice.order(self.setting, self._policy_seconds, self._seconds)
+
+    def _show(self, how_far: str) -> None:
+        self._display.show(self.lines(), how_far)
+
+    def try_all(self, end: float) -> None:
+        """Try every choice for a while, so that it should be over at a time."""
+        orders = {name: self._order(choice) for name, choice in self.choices.items()}
+        warm = sum(order["warm"] for order in orders.values())
+        seconds = slice_of(end - time.monotonic() - warm, 2 * _TRIES * len(orders))
+        with _Trials(self._source, self._limit) as trials:
+            for name, order in orders.items():
+                if name == DEFAULT:
+                    continue
+                for _ in trials.of(name, order, self._default, self.measured, seconds):
+                    self._show(f"trying {name}")
+
+    def turn_by_turn(self, end: float) -> None:
+        """Let the best take turns with the default until a time, twice at least."""
+        best = _best(self.choices, self.measured)
+        self.finals = finals = {name: Measured() for name in [DEFAULT, *best]}
+        finals[DEFAULT].about = self.measured[DEFAULT].about
+        with started(best, self._source, self._limit) as contenders:
             for name, contender in contenders.items():
-                show(f"starting {name} for the last turns")
+                self._show(f"starting {name} for the last turns")
                 try:
-                    contender.ask("make", **orders[name])
+                    order = self._order(self.choices[name])
+                    finals[name].about = contender.ask("make", **order)
                 except MeasureError as error:
                     finals[name].trouble = str(error)
-            end = begun + options.seconds
-            left = end - time.monotonic()
-            seconds = slice_of(left, _TURNS * (2 * len(finalists) + 1))
+            seconds = slice_of(end - time.monotonic(), _TURNS * (2 * len(best) + 1))
             turn = 0
             while turn < 2 or time.monotonic() < end:
                 turn += 1
-                for name in take_turns(default, contenders, finals, seconds):
-                    measured.update({n: one for n, one in finals.items() if one.rates})
+                for name in take_turns(self._default, contenders, finals, seconds):
+                    known = {n: one for n, one in finals.items() if one.rates or one.trouble}
+                    self.measured.update(known)
                     left = max(0.0, end - time.monotonic())
-                    show(f"the best in turn, {turn}: {name}; {left:.0f} s left")
-        advice, lines = advice_of(setting, choices, finals)
-        if options.json:
-            rows = {
-                name: {"loop": choices[name].loop, "last_turns": name in finals, **one.to_dict()}
-                for name, one in measured.items()
-            }
-            document = {
-                "env": options.env,
-                "envs": setting.envs,
-                "processes": setting.workers,
-                "step_seconds": setting.step_seconds,
-                "policy_seconds": policy_seconds,
-                "choices": rows,
-                "advice": advice,
-                "lines": lines,
-            }
-            print(json.dumps(document))
-        shown = [*heading, "", *table(measured, _DEFAULT)]
-        display.end([*shown, "", *textwrap.wrap(advice, width()), "", *lines])
-    return 0
+                    self._show(f"the best in turn, {turn}: {name}; {left:.0f} s left")
+
+    def lines(self) -> list[str]:
+        """Return what there is to show."""
+        return [*textwrap.wrap(str(self.setting), width()), "", *table(self.measured, DEFAULT)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what was found, for JSON."""
+        return {
+            "env": self.setting.env,
+            "envs": self.setting.envs,
+            "processes": self.setting.workers,
+            "step_seconds": self.setting.step_seconds,
+            "policy_seconds": self._policy_seconds,
+            "choices": {
+                name: {
+                    "loop": self.choices[name].loop,
+                    "last_turns": name in self.finals,
+                    **one.to_dict(),
+                }
+                for name, one in self.measured.items()
+            },
+        }
 
 
 class _Trials:
@@ -269,9 +204,9 @@ class _Trials:
         default: Contender,
         measured: Mapping[str, Measured],
         seconds: float,
-    ) -> Iterator[str]:
-        """Try a choice, in turn with the default; yield how far it is."""
-        yield f"trying {name}"
+    ) -> Iterator[None]:
+        """Try a choice, in turn with the default; yield now and then."""
+        yield
         if self._contender is None:
             self._contender = Contender(name, self._source, self._limit)
         try:
@@ -281,7 +216,7 @@ class _Trials:
         for _ in range(_TRIES):
             if not measured[name].trouble:
                 for _ in take_turns(default, {name: self._contender}, measured, seconds):
-                    yield f"trying {name}"
+                    yield
         if measured[name].trouble:  # the process is another's from here on
             self._contender.end()
             self._contender = None
@@ -296,7 +231,7 @@ class _Trials:
 
 def _best(choices: Mapping[str, Choice], measured: Mapping[str, Measured]) -> list[str]:
     """Return which choices take turns at the end: the best, and the best of those with step."""
-    able = [name for name in choices if name != _DEFAULT and not measured[name].trouble]
+    able = [name for name in choices if name != DEFAULT and not measured[name].trouble]
     able.sort(key=lambda name: -measured[name].fraction.middle)
     best = able[:_FINALISTS]
     stepped = [name for name in able if choices[name].loop == "step"]
@@ -318,14 +253,18 @@ def advice_of(
     better = [
         name
         for name, one in finals.items()
-        if name != _DEFAULT and clearly_faster(one, finals[_DEFAULT])
+        if name != DEFAULT and clearly_faster(one, finals[DEFAULT])
     ]
     better.sort(key=lambda name: -finals[name].fraction.middle)
     if not better:
         said = "Nothing beats the default by more than the spread of the turns."
-        return said, choices[_DEFAULT].lines(setting)
+        return said, choices[DEFAULT].lines(setting)
     best = better[0]
     said = f"{best} makes {finals[best].fraction} times the steps of the default."
+    about = finals[best].about
+    if "auto" in choices[best].options.values():
+        workers, own = counted(about["num_workers"], "worker"), counted(about["main_envs"], "env")
+        said += f" It chose {workers}, and {own} in the program's own process."
     lines = choices[best].lines(setting)
     if choices[best].loop != "step":
         how = "calls recv and send" if choices[best].loop == "recv" else "iterates over rollouts"
@@ -337,56 +276,3 @@ def advice_of(
         else:
             said += "nothing beats the default."
     return said, lines
-
-
-# -- scripts ---------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _source(options: argparse.Namespace) -> Iterator[str]:
-    """Yield what makes the envs, as contenders read it; run a script to learn it."""
-    if not options.env.endswith(".py"):
-        if options.script_args is not None:
-            raise MeasureError(f"--script-args is for a script, which {options.env} is not")
-        yield options.env
-        return
-    if not Path(options.env).is_file():
-        raise MeasureError(f"there is no script {options.env}")
-    with tempfile.TemporaryDirectory(prefix="pysampler-") as folder:
-        out = Path(folder) / "envs"
-        _run_script(options, out)
-        yield f"saved:{out}"
-
-
-def _run_script(options: argparse.Namespace, out: Path) -> None:
-    """Run a script until it makes a vector env, which is written to a file."""
-    print(f"running {options.env} until it makes a vector env", file=sys.stderr, flush=True)
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-c", _SCRIPT, str(os.getpid()), str(out)),
-                *(options.env, *shlex.split(options.script_args or "")),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            start_new_session=True,
-        )
-        try:
-            process.wait(options.limit)
-        except subprocess.TimeoutExpired:
-            why = f"it has made no vector env within {options.limit:g} s"
-            raise MeasureError(f"cannot tune {options.env}: {why}") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        if process.returncode == 0 and out.exists():
-            return
-        errors.seek(0)
-        printed = errors.read().decode(errors="replace").strip().splitlines()[-1:]
-        told = Path(f"{out}.why")
-        why = told.read_text() if told.exists() else f"its process has ended: {process.returncode}"
-        if why.startswith("SystemExit") or not told.exists():
-            why = "; ".join([why, *printed])
-        raise MeasureError(f"cannot tune {options.env}: {why}")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import completed
+from programs import completed, processes_in
 from terminals import on_screen, plain
 
 from pysampler._cli import bench
@@ -57,18 +57,6 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "levels.py").write_text(ENVS)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def processes_of(text):
-    """Return the pids of the processes whose command line has this text."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if text.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            pass
-    return found
 
 
 def wait_until(true):
@@ -149,22 +137,39 @@ def test_an_env_that_hangs_is_told(folder, capsys):
 
 def test_ctrl_c_ends_all(folder):
     """A terminal sends it to the command, whose contenders are in sessions of their own."""
-    program = f"{folder}/levels.py:make"
-    once = "turn 1: ", lambda: os.kill(processes_of(f"bench\0{program}")[0], signal.SIGINT)
-    status, shown = on_screen(*BENCH, program, "--envs", "8", once=once)
+    command = []
+
+    def interrupt():
+        begun = processes_in(folder)
+        assert len(begun) > 5  # the command, the contenders, their processes
+        command.append(next(pid for pid in begun if os.getpgid(pid) == pid and is_command(pid)))
+        os.kill(command[0], signal.SIGINT)
+
+    status, shown = on_screen(*BENCH, "levels:make", "--envs", "8", once=("turn 1: ", interrupt))
     assert status == 130
     assert "Traceback" not in shown
-    wait_until(lambda: not processes_of(program))
+    wait_until(lambda: not processes_in(folder))
 
 
-def test_nothing_outlives_a_command_that_is_killed(folder):
-    program = f"{folder}/levels.py:hanging"
-    command = subprocess.Popen([sys.executable, *BENCH, program])
-    wait_until((folder / "hangs").exists)
-    assert len(processes_of(program)) > 1
+def is_command(pid):
+    return b"pysampler\0bench\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@pytest.mark.parametrize("at", ["hangs", "steps"])
+def test_nothing_outlives_a_command_that_is_killed(folder, at):
+    """Neither while an env hangs, nor while all contenders have processes."""
+    function = {"hangs": "hanging", "steps": "make"}[at]
+    command = subprocess.Popen(
+        [sys.executable, *BENCH, f"levels.py:{function}"], stderr=subprocess.PIPE, text=True
+    )
+    if at == "hangs":
+        wait_until((folder / "hangs").exists)
+    else:
+        assert any(line.startswith("turn ") for line in command.stderr)
+    assert len(processes_in(folder)) > 1
     command.kill()
-    command.wait()
-    wait_until(lambda: not processes_of(program))
+    command.communicate()
+    wait_until(lambda: not processes_in(folder))
 
 
 @pytest.mark.parametrize("wrong", [["--seconds", "0"], ["--envs", "0"], ["--limit", "nan"], []])

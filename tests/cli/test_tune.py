@@ -6,17 +6,18 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import completed
+from programs import completed, processes_in
 from terminals import on_screen, plain
 
 import pysampler
+from pysampler._cli.choices import Choice, choices_for
 from pysampler._cli.main import main
 from pysampler._cli.measuring import Setting
-from pysampler._cli.tune import Choice, advice_of, choices_for
+from pysampler._cli.sources import load
+from pysampler._cli.tune import advice_of
 from pysampler._cli.turns import Measured
 
 TUNE = ("-m", "pysampler", "tune")
@@ -98,10 +99,8 @@ def test_a_script_is_run_until_it_makes_a_vector_env(folder):
     ],
 )
 def test_whatever_makes_a_vector_env_is_noticed(folder, program, what):
-    from pysampler._cli.sources import load
-
     (folder / "train.py").write_text(f"import gymnasium, pysampler\n{program}\n")
-    code = "from pysampler._cli.scripts import main; main()"
+    code = "from pysampler._cli.script_process import main; main()"
     completed("-c", code, str(os.getpid()), "envs", "train.py")
     source = load(folder / "envs")
     assert what in source.call.format(source.count)
@@ -140,18 +139,6 @@ def test_what_cannot_be_tuned_is_one_line(folder, capsys, arguments, why):
     assert main(["tune", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"pysampler: {why}")
-
-
-def processes_in(folder):
-    """Return the pids of the processes that work in a folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cwd"):
-        try:
-            if path.readlink() == folder:
-                found.append(int(path.parent.name))
-        except OSError:
-            pass
-    return set(found) - {os.getpid()}
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
@@ -215,14 +202,17 @@ def test_the_lines_of_a_choice_are_right(name):
 
 def test_envs_that_wait_get_more_workers_than_cpus():
     waiting = Setting("", 8, 2, "", keyword=True, step_seconds=1e-2, waits=True)
-    assert choices_for(waiting, policy=False)["num_workers=8"] == Choice({"num_workers": 8})
-    assert "num_workers=8" not in choices_for(SETTING, policy=False)
+    assert choices_for(waiting)["num_workers=8"] == Choice({"num_workers": 8})
+    assert "num_workers=8" not in choices_for(SETTING)
+    native = choices_for(SETTING, native=True)
+    assert not any("auto" in choice.options.values() for choice in native.values())
     alone = Setting("", 8, 1, "", keyword=True, step_seconds=1e-2)
-    assert 'main_envs="auto"' not in choices_for(alone, policy=False)
+    assert 'main_envs="auto"' not in choices_for(alone)
 
 
 def found(*fractions):
-    return Measured([1.0] * 4, [*fractions] * (4 // len(fractions)))
+    about = {"num_workers": 1, "main_envs": 2}
+    return Measured([1.0] * 4, [*fractions] * (4 // len(fractions)), about)
 
 
 def test_the_best_is_said_if_it_is_so_beyond_the_spread():
@@ -234,7 +224,10 @@ def test_the_best_is_said_if_it_is_so_beyond_the_spread():
     assert advice.startswith("Nothing beats the default")
     assert lines == CHOICES["default"].lines(SETTING)
     advice, lines = advice_of(SETTING, CHOICES, {"default": default, auto: found(1.5)})
-    assert advice == f"{auto} makes 1.50 [1.50, 1.50] times the steps of the default."
+    assert advice.startswith(
+        f"{auto} makes 1.50 [1.50, 1.50] times the steps of the default. It chose "
+    )
+    assert advice.endswith("1 worker, and 2 envs in the program's own process.")
     assert lines == CHOICES[auto].lines(SETTING)
     finals = {"default": default, auto: found(1.5), half: found(2.0)}
     advice, lines = advice_of(SETTING, CHOICES, finals)

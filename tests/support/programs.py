@@ -1,7 +1,9 @@
 """Programs of a user's, run in an interpreter of their own."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 
 def completed(*arguments, **kwargs):
@@ -16,3 +18,15 @@ def completed(*arguments, **kwargs):
     )
     assert done.returncode == 0, done.stderr
     return done
+
+
+def processes_in(folder):
+    """Return the pids of the other processes that work in a folder."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            if path.readlink() == folder:
+                found.add(int(path.parent.name))
+        except OSError:  # it has ended
+            pass
+    return found - {os.getpid()}

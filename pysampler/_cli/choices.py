@@ -1,0 +1,129 @@
+"""The ways to sample that ``pysampler tune`` tries."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pysampler._cli.measuring import SHORTEST, Setting
+from pysampler.sync import usable_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["DEFAULT", "Choice", "choices_for"]
+
+DEFAULT = "default"
+_LEARNING = 1 / 30  # the share of the time that "auto" has to learn
+_MANY = 4  # workers for each CPU, if envs wait for something else
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to sample.
+
+    Attributes:
+        options: Arguments of ``VectorEnv``.
+        recv: Arguments of ``recv``, if that is how a program steps.
+        policy_in: Where the policy of rollouts is, if that is how.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    recv: dict[str, Any] | None = None
+    policy_in: str | None = None
+
+    @property
+    def loop(self) -> str:
+        """What a program calls: "step", "recv" or "Rollouts"."""
+        if self.policy_in is not None:
+            return "Rollouts"
+        return "step" if self.recv is None else "recv"
+
+    def order(self, setting: Setting, policy_seconds: float, seconds: float) -> dict[str, Any]:
+        """Return how a contender makes it, if all may take some seconds."""
+        options = {**_bounded(setting, self.options), **self.options}
+        learns = self.recv is not None and "auto" in self.recv.values()
+        return {
+            "kind": "pysampler",
+            "envs": setting.envs,
+            "options": options,
+            "recv": self.recv,
+            "policy_in": self.policy_in,
+            "policy_seconds": policy_seconds,
+            "warm": _LEARNING * seconds if learns else SHORTEST,
+        }
+
+    def lines(self, setting: Setting) -> list[str]:
+        """Return the lines of a program."""
+        options = dict(self.options)
+        if setting.workers != usable_cpus():
+            options = {**_bounded(setting, options), **options}
+        made = f"envs = {setting.call_with(options)}"
+        if self.policy_in is not None:
+            sampler = "rollouts = pysampler.Rollouts(envs, policy, horizon, policy_in={})"
+            return [made, sampler.format(json.dumps(self.policy_in))]
+        if self.recv is None:
+            return [made]
+        arguments = ", ".join(f"{name}={json.dumps(value)}" for name, value in self.recv.items())
+        return [
+            made,
+            f"observations, rewards, terminated, truncated, infos = envs.recv({arguments})",
+            'envs.send(policy(observations), infos["env_id"])',
+        ]
+
+
+def _bounded(setting: Setting, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what keeps to the number of processes of the setting."""
+    if options.get("num_workers") == "auto":
+        return {"max_concurrency": setting.workers}
+    if options.get("main_envs") == "auto":
+        return {"num_workers": setting.workers - 1}
+    return {"num_workers": setting.workers}
+
+
+def choices_for(
+    setting: Setting, *, policy: bool = False, native: bool = False
+) -> dict[str, Choice]:
+    """Return the choices that may make sense, by name; the default is the first.
+
+    Args:
+        setting: What is measured.
+        policy: Whether a policy is called that takes some time.
+        native: Whether envs are simulated together.
+    """
+    envs, workers = setting.envs, setting.workers
+    choices = {
+        DEFAULT: Choice(),
+        "num_workers=0": Choice({"num_workers": 0}),
+        "num_workers=1": Choice({"num_workers": 1}),
+        'num_workers="auto"': Choice({"num_workers": "auto"}),
+        'main_envs="auto"': Choice({"main_envs": "auto"}),
+    }
+    if workers == 1:
+        del choices["num_workers=1"]
+    if workers == 1 or native:
+        del choices['main_envs="auto"']
+    if native:  # which is the default then
+        del choices['num_workers="auto"']
+    many = min(envs, _MANY * workers)
+    if setting.waits and many > workers:
+        choices[f"num_workers={many}"] = Choice({"num_workers": many})
+        workers = many
+    own = {"num_workers": workers} if workers != setting.workers else {}
+    each = envs // workers
+    if each >= 2:
+        halves = {**own, "groups": 2}
+        some = {"min_envs": envs // 2}
+        choices["groups=2, recv of half"] = Choice(halves, some)
+        if policy:
+            choices["groups=2, Rollouts"] = Choice(halves, policy_in="main")
+    if envs >= 2:
+        finer = {**own, **({"groups": min(8, each)} if each >= 2 else {})}
+        auto = {"min_envs": "auto", "timeout": "auto"}
+        name = f"groups={min(8, each)}, " if each >= 2 else ""
+        choices[f'{name}recv("auto")'] = Choice(finer, auto)
+    if policy:
+        choices["Rollouts"] = Choice(own, policy_in="main")
+        choices['Rollouts(policy_in="workers")'] = Choice(own, policy_in="workers")
+    return choices
