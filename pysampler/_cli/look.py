@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pysampler._workers.counters import quantile, slow_envs
+from pysampler._workers.counters import quantile, slow_envs, with_unit
 from pysampler._workers.gauges import NO_VERSION
 from pysampler.sync import now
 
@@ -24,6 +24,8 @@ _IDLE = -1  # the env of a worker that is at none
 _STUCK = 10.0  # seconds in one env after which that is the verdict
 _SLOW = 3.0  # times the usual from which an env is named as slow
 _ENOUGH = 20  # steps of each env before one is called slow
+_STARVED = 0.25  # the share of the time without a CPU from which that is said
+_SHORT = 2e-4  # seconds of a round in which waking takes a large part
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class WorkerLook:
         reset_p50: Seconds; 0 if there was none.
         reset_p99: Seconds; 0 if there was none.
         busy: The share of the time that its envs were at work.
+        starved: The share of the time that it could have run, and had no CPU; None if the kernel
+            does not count that.
         blocked: The share of the time that a full ring blocked it; None if it pushes to none.
         acts: Whether it has the policy too.
         lag: How many versions behind the newest its weights are; None if it loads none.
@@ -59,6 +63,7 @@ class WorkerLook:
     reset_p50: float
     reset_p99: float
     busy: float
+    starved: float | None
     blocked: float | None
     acts: bool
     lag: int | None
@@ -101,6 +106,7 @@ class PoolLooks:
         self._at = time.monotonic()
         self._rows = pool.counters.envs.copy()
         self._blocked_ns = pool.gauges.blocked_ns.copy()
+        self._delays = {pid: _delay_of(pid) for pid in pool.workers.values()}
 
     def follow(self, pool: Pool) -> None:
         """Take over the pids of the workers from a newer look at the same pool."""
@@ -120,6 +126,8 @@ class PoolLooks:
         blocked_ns, blocked_before = gauges.blocked_ns.copy(), self._blocked_ns
         self._blocked_ns = blocked_ns
         blocked = np.clip((blocked_ns - blocked_before) / 1e9 / seconds, 0, 1).tolist()
+        delays = {pid: _delay_of(pid) for pid in pool.workers.values()}
+        before, self._delays = self._delays, delays
         workers = []
         for index, (first, end) in enumerate(pool.about.members):
             own = slice(first, end)
@@ -142,6 +150,7 @@ class PoolLooks:
                     reset_p50=resets.quantile(own, 0.5),
                     reset_p99=resets.quantile(own, 0.99),
                     busy=min(1.0, float(busy) / seconds),
+                    starved=_share(before.get(pid), delays.get(pid), seconds),
                     blocked=blocked[index] if most_records else None,
                     acts=versions[index] != NO_VERSION,
                     lag=None if newest == NO_VERSION else max(0, newest - versions[index]),
@@ -153,7 +162,7 @@ class PoolLooks:
             seconds=seconds,
             steps=sum(worker.steps for worker in workers),
             busy=busy,
-            verdict=_verdict(workers, busy, steps, pool.about.noun),
+            verdict=_verdict(workers, busy, steps, seconds, pool.about.noun) + _remark(workers),
             records=records if most_records else None,
             most_records=most_records or None,
             workers=workers,
@@ -173,7 +182,9 @@ class _Since:
         return quantile(self._buckets[envs].sum(axis=0), share)
 
 
-def _verdict(workers: list[WorkerLook], busy: float, steps: _Since, noun: str) -> str:
+def _verdict(
+    workers: list[WorkerLook], busy: float, steps: _Since, seconds: float, noun: str
+) -> str:
     """Return what limits the pool."""
     ended = [index for index, worker in enumerate(workers) if worker.cpu is None]
     if len(ended) == len(workers):
@@ -194,6 +205,12 @@ def _verdict(workers: list[WorkerLook], busy: float, steps: _Since, noun: str) -
     if most < 0.5 and any(worker.acts for worker in workers):
         limits = "policy" if workers[0].blocked is not None else "policy or the program"
         return f"the {limits} is the limit: workers are at {noun}s {busy:.0%} of the time"
+    round_seconds = seconds * len(steps.count) / int(steps.count.sum())
+    if most < 0.5 and round_seconds < _SHORT:
+        return (
+            f"steps of all {noun}s take {with_unit(round_seconds)}, so short that waking workers is "
+            'the limit: try num_workers="auto"'
+        )
     if most < 0.5:
         return f"the program is the limit: workers wait for it {1 - busy:.0%} of the time"
     mean = steps.ns / np.maximum(steps.count, 1) / 1e9
@@ -205,6 +222,14 @@ def _verdict(workers: list[WorkerLook], busy: float, steps: _Since, noun: str) -
     return f"{noun}s are the limit: workers are at work {busy:.0%} of the time"
 
 
+def _remark(workers: list[WorkerLook]) -> str:
+    """Return what is to be known beside the verdict; mostly empty."""
+    starved = float(np.mean([worker.starved or 0.0 for worker in workers]))
+    if starved < _STARVED:
+        return ""
+    return f"; workers wait for a CPU {starved:.0%} of the time: too much else runs"
+
+
 def _cpu_of(pid: int) -> int | None:
     """Return the CPU that a process ran on last; None if it has ended."""
     try:
@@ -212,3 +237,18 @@ def _cpu_of(pid: int) -> int | None:
     except OSError:
         return None
     return int(text.rpartition(")")[2].split()[36])
+
+
+def _delay_of(pid: int) -> int | None:
+    """Return for how many ns a process has waited for a CPU; None if that is not known."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _share(before: int | None, after: int | None, seconds: float) -> float | None:
+    """Return the share of some seconds that passed between two numbers of ns."""
+    if before is None or after is None:
+        return None
+    return min(1.0, (after - before) / 1e9 / seconds)

@@ -18,15 +18,26 @@ from scripted import Scripted
 from terminals import on_screen, plain
 
 import pysampler
-from pysampler._cli.look import PoolLooks
+from pysampler._cli.look import PoolLooks, WorkerLook, _Since, _verdict
 from pysampler._cli.main import main
 from pysampler._cli.programs import find
 from pysampler._workers.about import About
+from pysampler._workers.counters import _DURATIONS
 from pysampler._workers.header import HEADER, LAYOUT, LINE, MAGIC
 
 HERE = str(os.getpid())
 ACTIONS = np.zeros((4, 2), np.float32)
 TOP = "-m", "pysampler", "top"
+
+
+class Busy(Scripted):
+    """Its step takes some ms of a CPU, however long that lasts."""
+
+    def step(self, action):
+        end = time.process_time() + 5e-3
+        while time.process_time() < end:
+            pass
+        return super().step(action)
 
 
 def looking():
@@ -105,6 +116,37 @@ def test_workers_that_act_for_rollouts_are_not_said_to_wait():
         assert all(worker.acts for worker in look.workers)
         assert look.verdict.startswith("the policy or the program is the limit")
         rollouts.close()
+
+
+def test_workers_that_get_no_cpu_are_said_to_wait_for_one():
+    burn = [sys.executable, "-c", "while True: pass"]
+    cpu = min(os.sched_getaffinity(0))
+    with contextlib.ExitStack() as stack:
+        envs = stack.enter_context(contextlib.closing(pysampler.VectorEnv([Busy], num_workers=1)))
+        (pid,) = envs._pool.pids
+        os.sched_setaffinity(pid, {cpu})
+        for _ in range(3):
+            burner = stack.enter_context(subprocess.Popen(burn))
+            stack.callback(burner.kill)
+            os.sched_setaffinity(burner.pid, {cpu})
+        envs.reset(seed=0)
+        looks = looking()
+        while True:
+            envs.step(ACTIONS[:1])
+            look = looks.look()
+            if look.workers[0].starved > 0.3:
+                break
+        assert "; workers wait for a CPU " in look.verdict
+
+
+def test_steps_that_are_too_short_for_workers_are_told():
+    counted = _Since(*[np.zeros(4, _DURATIONS)] * 2)
+    counted.count = np.full(4, 10_000)
+    idle = WorkerLook(
+        *(False, 1, 0, None, 0.0, 40_000.0, 1e-6, 1e-6, 0.0, 0.0, 0.1, 0.0, None, False, None, 0)
+    )
+    assert "waking workers is the limit" in _verdict([idle], 0.1, counted, 1.0, "env")
+    assert _verdict([idle], 0.1, counted, 100.0, "env").startswith("the program is the limit")
 
 
 # -- what lies in a segment ------------------------------------------------------------------------
