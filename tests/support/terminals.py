@@ -13,7 +13,8 @@ import termios
 def on_screen(*arguments, columns=80, lines=24, kind="xterm-256color", once=None):
     """Run the interpreter in a terminal; return its exit status and all that it showed.
 
-    ``kind``: what TERM says. ``once``: a text, and what to call when the terminal shows it.
+    ``kind``: what TERM says. ``once``: a text, and what to call when the terminal shows it; that
+    may return the next such pair.
     """
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
@@ -40,8 +41,7 @@ def on_screen(*arguments, columns=80, lines=24, kind="xterm-256color", once=None
                 break
             shown += part
             if once is not None and once[0] in plain(shown.decode(errors="replace")):
-                once[1]()
-                once = None
+                once = once[1]()
     finally:
         os.close(parent)
     return process.wait(), shown.decode().replace("\r\n", "\n")
