@@ -106,7 +106,7 @@ class PoolLooks:
         self._at = time.monotonic()
         self._rows = pool.counters.envs.copy()
         self._blocked_ns = pool.gauges.blocked_ns.copy()
-        self._delays = {pid: _delay_of(pid) for pid in pool.workers.values()}
+        self._delays = _delays_of(pool)
 
     def follow(self, pool: Pool) -> None:
         """Take over the pids of the workers from a newer look at the same pool."""
@@ -126,8 +126,7 @@ class PoolLooks:
         blocked_ns, blocked_before = gauges.blocked_ns.copy(), self._blocked_ns
         self._blocked_ns = blocked_ns
         blocked = np.clip((blocked_ns - blocked_before) / 1e9 / seconds, 0, 1).tolist()
-        delays = {pid: _delay_of(pid) for pid in pool.workers.values()}
-        before, self._delays = self._delays, delays
+        before, self._delays = self._delays, _delays_of(pool)
         workers = []
         for index, (first, end) in enumerate(pool.about.members):
             own = slice(first, end)
@@ -150,7 +149,7 @@ class PoolLooks:
                     reset_p50=resets.quantile(own, 0.5),
                     reset_p99=resets.quantile(own, 0.99),
                     busy=min(1.0, float(busy) / seconds),
-                    starved=_share(before.get(pid), delays.get(pid), seconds),
+                    starved=_share(before.get(pid), self._delays.get(pid), seconds),
                     blocked=blocked[index] if most_records else None,
                     acts=versions[index] != NO_VERSION,
                     lag=None if newest == NO_VERSION else max(0, newest - versions[index]),
@@ -207,10 +206,8 @@ def _verdict(
         return f"the {limits} is the limit: workers are at {noun}s {busy:.0%} of the time"
     round_seconds = seconds * len(steps.count) / int(steps.count.sum())
     if most < 0.5 and round_seconds < _SHORT:
-        return (
-            f"steps of all {noun}s take {with_unit(round_seconds)}, so short that waking workers is "
-            'the limit: try num_workers="auto"'
-        )
+        took = f"steps of all {noun}s take {with_unit(round_seconds)}"
+        return f'{took}, so short that waking workers is the limit: try num_workers="auto"'
     if most < 0.5:
         return f"the program is the limit: workers wait for it {1 - busy:.0%} of the time"
     mean = steps.ns / np.maximum(steps.count, 1) / 1e9
@@ -245,6 +242,11 @@ def _delay_of(pid: int) -> int | None:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _delays_of(pool: Pool) -> dict[int | None, int | None]:
+    """Return for how many ns each worker has waited for a CPU, by its pid."""
+    return {pid: _delay_of(pid) for pid in pool.workers.values()}
 
 
 def _share(before: int | None, after: int | None, seconds: float) -> float | None:

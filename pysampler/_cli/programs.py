@@ -25,7 +25,7 @@ from pysampler._workers.tracing import TraceMemory
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["AttachError", "Pool", "Program", "find", "programs"]
+__all__ = ["AttachError", "Pool", "Program", "find", "is_running", "programs"]
 
 # Which worker it is, and what it samples; a title that was cut off for lack of room is none.
 _TITLE = re.compile(r"pysampler: worker ([0-9]{1,9})/[0-9]+ *(.*)")
@@ -116,6 +116,11 @@ def find(pid: int | None = None) -> Program:
         if pid == one.pid or any(pid in pool.workers.values() for pool in one.pools):
             return one
     raise AttachError(_why_not(pid))
+
+
+def is_running(pid: int) -> bool:
+    """Return whether there is such a process; one that only waits to be reaped is none."""
+    return _command(pid) != ""
 
 
 def _why_not(pid: int) -> str:

@@ -14,15 +14,16 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from pysampler._cli.look import PoolLooks
-from pysampler._cli.programs import AttachError, find
+from pysampler._cli.programs import AttachError, Program, find, is_running
 from pysampler._cli.screen import seconds
 from pysampler._workers.counters import with_unit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import Console
 
     from pysampler._cli.look import Look, WorkerLook
-    from pysampler._cli.programs import Program
 
 __all__ = ["DUMP_HELP", "HELP", "add_arguments", "run", "run_dump"]
 
@@ -31,6 +32,8 @@ DUMP_HELP = "print once what the workers of a running program do, as when it han
 
 _NARROWEST = 10  # columns of a terminal
 _LOWEST = 4  # lines of a terminal in which one says how many more there are
+_SILENT = 2.0  # seconds for which dump says nothing
+_PATIENCE = 10.0  # seconds for which a program may have no workers, while one is replaced
 # The names of the columns and their widths. A terminal that is too narrow for all has those of the
 # lowest ranks.
 _COLUMNS = [
@@ -65,33 +68,47 @@ def run(options: argparse.Namespace) -> int:
     if console.is_dumb_terminal:
         return _refuse("top needs a terminal that shows a picture, and TERM is dumb; dump does not")
     program = find(options.pid)
-    looks = {pool.number: PoolLooks(pool) for pool in program.pools}
     with Live(console=console, screen=True, auto_refresh=False) as live:
         try:
-            while True:
-                time.sleep(options.seconds)
-                program = find(program.pid)  # it may have other pools, and other workers in them
-                for pool in program.pools:
-                    if pool.number in looks:
-                        looks[pool.number].follow(pool)
-                    else:
-                        looks[pool.number] = PoolLooks(pool)
-                taken = [looks[pool.number].look() for pool in program.pools]
-                lines = _cut(_lines(program, taken, console.width), console.height)
+            for lines in _pictures(program, options.seconds, console):
                 text = Text("\n".join(lines), no_wrap=True, overflow="crop")
                 live.update(text, refresh=True)
-        except AttachError:
-            pass
         except KeyboardInterrupt:
             return 0
     print(f"program {program.pid} has no workers any more")
     return 0
 
 
+def _pictures(program: Program, seconds: float, console: Console) -> Iterator[list[str]]:
+    """Yield the lines to show, again and again, until the program has no workers any more."""
+    looks = {pool.number: PoolLooks(pool) for pool in program.pools}
+    yield _cut(_lines(Program(program.pid, program.command, []), [], console.width), console.height)
+    seen = time.monotonic()
+    while True:
+        time.sleep(seconds)
+        try:
+            program = find(program.pid)  # it may have other pools, and other workers in them
+        except AttachError:
+            if time.monotonic() > seen + _PATIENCE or not is_running(program.pid):
+                return
+            continue  # its only worker is being replaced
+        seen = time.monotonic()
+        for pool in program.pools:
+            if pool.number in looks:
+                looks[pool.number].follow(pool)
+        looks = {pool.number: looks.get(pool.number) or PoolLooks(pool) for pool in program.pools}
+        taken = [one.look() for one in looks.values()]
+        yield _cut(_lines(program, taken, console.width), console.height)
+
+
 def run_dump(options: argparse.Namespace) -> int:
     """Print what happened within some seconds."""
     program = find(options.pid)
     looks = [PoolLooks(pool) for pool in program.pools]
+    if options.seconds > _SILENT:
+        print(
+            f"pysampler: looks at program {program.pid} for {options.seconds:g} s", file=sys.stderr
+        )
     time.sleep(options.seconds)
     taken = [one.look() for one in looks]
     if options.json:

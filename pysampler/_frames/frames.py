@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler._workers.header import LINE
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -42,7 +44,6 @@ __all__ = ["FINAL_BY_MAIL", "LOST", "Frames", "Plan", "info_bytes"]
 # In has_final; also in csrc/bindings/env_block.cpp.
 FINAL, FINAL_BY_MAIL, LOST = 1, 2, 3
 
-_LINE = 128  # bytes; csrc/layout.h
 # An action keeps the dtype that it was given with if an element has at most this many bytes.
 _MAX_ACTION_ITEMSIZE = 8
 # Bytes reserved for the infos of one env in one frame; a number takes nine. Fewer where the address
@@ -171,4 +172,4 @@ def _other_bytes(field: Field) -> int:
 
 def _lines(size: int) -> int:
     """Round a number of bytes up to whole cache lines."""
-    return -(-size // _LINE) * _LINE
+    return -(-size // LINE) * LINE

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler._workers.header import LINE
 from pysampler.sync import Segment
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     Numbers = npt.NDArray[np.int64]
 
 __all__ = ["FrameStore", "StackAddition"]
-
-_LINE = 128  # bytes; what an array may be moved by to begin at one
 
 
 @dataclass
@@ -62,7 +61,7 @@ class FrameStore:
     ) -> None:
         self.capacity, self.depth = capacity, depth
         size = capacity * int(np.prod(shape)) * dtype.itemsize
-        self._segment = Segment(size + _LINE)
+        self._segment = Segment(size + LINE)
         self.frames: Array = self._segment.array((capacity, *shape), dtype, None)[1]
         self.added = 0
         self.last: dict[int, Numbers] = {}  # by env, its newest stack

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler._workers.header import LINE
 from pysampler.sync import Segment
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ __all__ = ["FOLLOWING", "PRECEDING", "Addition", "RecordRing"]
 # The fields of a record that have the numbers of the next one of its env and of the one before it,
 # also of another episode; or -1.
 FOLLOWING, PRECEDING = "following", "preceding"
-_LINE = 128  # bytes; what an array may be moved by to begin at one
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RecordRing:
         links: Sequence[str] = (),
     ) -> None:
         fields = {**fields, **{name: (np.dtype(np.int64), ()) for name in links}}
-        size = sum(d.itemsize * int(np.prod(s)) * capacity + _LINE for d, s in fields.values())
+        size = sum(d.itemsize * int(np.prod(s)) * capacity + LINE for d, s in fields.values())
         self._segment = Segment(size)
         self.capacity = capacity
         self.fields = {

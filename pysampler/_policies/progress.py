@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pysampler._workers.header import LINE
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerProgress"]
 
-_LINE = 16  # int64 of a cache line, and the one that is fetched with it
+_WORDS = LINE // 8  # int64 of a line
 
 
 class WorkerProgress:
@@ -24,7 +26,7 @@ class WorkerProgress:
     """
 
     def __init__(self, groups: int, segment: Segment, offset: int | None = None) -> None:
-        self.offset, self._lines = segment.array((groups + 1, _LINE), np.dtype(np.int64), offset)
+        self.offset, self._lines = segment.array((groups + 1, _WORDS), np.dtype(np.int64), offset)
         self.steps = self._lines[:-1, 0]  # below 0 until the first frame has been carried over
         self.blocked_ns = self._lines[:-1, 1]  # by a full ring: of the first group of each worker
         self.acting_ns = self._lines[:-1, 2]
@@ -34,7 +36,7 @@ class WorkerProgress:
     @staticmethod
     def size_of(groups: int) -> int:
         """Return how many bytes of a segment it takes, wherever it begins."""
-        return (groups + 2) * _LINE * 8
+        return (groups + 2) * _WORDS * 8
 
     def cells(self, group: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the steps of a group, and whether all are stopped, as arrays of one number."""

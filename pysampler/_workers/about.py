@@ -26,7 +26,7 @@ _FORM = 1  # of the JSON: another number where a reader would misunderstand it
 _SLACK = 512  # bytes for what is not a worker's
 _LENGTH = np.dtype("<u4")
 _LONGEST = 1 << 20
-_MOST = 1 << 24  # members
+_MOST = 1 << 20  # members
 
 
 @dataclass(frozen=True)

@@ -242,3 +242,38 @@ def test_top_ends_with_the_program(tmp_path):
     shown = plain(shown)
     assert "CartPole-v1, 4 envs in 2 workers" in shown
     assert shown.rstrip().endswith(f"program {child.pid} has no workers any more")
+
+
+def test_top_waits_while_the_only_worker_is_replaced(tmp_path):
+    """The envs of the other worker take a while to be made: meanwhile there is none."""
+    program = tmp_path / "program.py"
+    gate, done = tmp_path / "gate", tmp_path / "done"
+    program.write_text(
+        "import os, pathlib, time, gymnasium, numpy as np, pysampler\n"
+        "from pysampler._workers import worker\n"
+        f"gate = pathlib.Path({str(gate)!r})\n"
+        "def make():\n"
+        "    while worker.is_replacement and not gate.exists():\n"
+        "        time.sleep(0.001)\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+        "envs = pysampler.VectorEnv([make] * 4, num_workers=1, on_worker_loss='restart')\n"
+        "envs.reset(seed=0)\n"
+        "print(envs._pool.pids[0], flush=True)\n"
+        f"while os.getppid() == {HERE} and not pathlib.Path({str(done)!r}).exists():\n"
+        "    envs.step(np.zeros(4, int))\n"
+        "envs.close()\n"
+    )
+    begun = [sys.executable, str(program)]
+    with subprocess.Popen(begun, stdout=subprocess.PIPE, text=True) as child:
+        worker = int(child.stdout.readline())
+
+        def replace():
+            os.kill(worker, signal.SIGKILL)
+            threading.Timer(0.5, gate.touch).start()  # some looks later
+            return "restarts", done.touch
+
+        top = "-m", "pysampler", "top", str(child.pid), "--seconds", "0.05"
+        status, shown = on_screen(*top, columns=100, once=("4 envs in 1 worker", replace))
+    assert status == 0
+    assert done.exists()
+    assert "has no workers any more" in plain(shown)

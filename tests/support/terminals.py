@@ -13,8 +13,8 @@ import termios
 def on_screen(*arguments, columns=80, lines=24, kind="xterm-256color", once=None, keys=b""):
     """Run the interpreter in a terminal; return its exit status and all that it showed.
 
-    ``kind``: what TERM says. ``once``: a text, and what to call when the terminal shows it; then
-    ``keys`` are pressed.
+    ``kind``: what TERM says. ``once``: a text, and what to call when the terminal shows it; that
+    may return the next such pair. After the last ``keys`` are pressed.
     """
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
@@ -42,9 +42,9 @@ def on_screen(*arguments, columns=80, lines=24, kind="xterm-256color", once=None
                 break
             shown += part
             if once is not None and once[0] in plain(shown.decode(errors="replace")):
-                once[1]()
-                os.write(parent, keys)
-                once = None
+                once = once[1]()
+                if once is None:
+                    os.write(parent, keys)
     finally:
         os.close(parent)
     return process.wait(), shown.decode().replace("\r\n", "\n")

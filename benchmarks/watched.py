@@ -1,0 +1,156 @@
+"""What it costs to be watched: a vector env while ``pysampler top`` looks at it, and while not.
+
+One program steps CartPoles. The watcher runs in a terminal of its own, and is stopped and continued
+in turn, in slices.
+
+    python benchmarks/watched.py --out benchmarks/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import functools
+import os
+import pty
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+from typing import Any
+
+from contenders import rounds_of
+from running import heading, machine, quartiles, say, stolen_share, table, write
+
+import pysampler
+
+ENVS, WORKERS = 64, 2
+LOOKS = {"1": "every second, as by default", "0.1": "ten times a second"}
+SECONDS = 2.0  # of a slice
+
+
+class Watcher:
+    """``pysampler top``, looking at this process; stopped at first.
+
+    Args:
+        seconds: Between two looks.
+    """
+
+    def __init__(self, seconds: str) -> None:
+        terminal, other = pty.openpty()
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        self._shown = threading.Event()
+        threading.Thread(target=self._read, args=(terminal,), daemon=True).start()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "pysampler", "top", str(os.getpid()), "--seconds", seconds],
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            env={**os.environ, "TERM": "xterm-256color"},
+            start_new_session=True,
+        )
+        os.close(other)
+        if not self._shown.wait(60):
+            raise TimeoutError("pysampler top shows nothing")
+        self.watch(now=False)
+
+    def _read(self, terminal: int) -> None:
+        shown = b""
+        try:
+            while part := os.read(terminal, 1 << 16):
+                shown = shown[-4096:] + part
+                if b"steps/s" in shown:
+                    self._shown.set()
+        except OSError:  # it has ended
+            os.close(terminal)
+
+    def watch(self, *, now: bool) -> None:
+        """Go on looking, or stop."""
+        self._process.send_signal(signal.SIGCONT if now else signal.SIGSTOP)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """The CPU time that it has taken."""
+        text = Path(f"/proc/{self._process.pid}/stat").read_text()
+        ticks = map(int, text.rpartition(")")[2].split()[11:13])
+        return sum(ticks) / os.sysconf("SC_CLK_TCK")
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def measure(envs: pysampler.VectorEnv, look: str, turns: int) -> dict[str, Any]:
+    """Return env steps a second, watched and not, of each turn, and the watcher's CPU time."""
+    step = functools.partial(envs.step, envs.action_space.sample())
+    watcher = Watcher(look)
+    rates: dict[str, list[float]] = {"watched": [], "alone": []}
+    cpu = []
+    try:
+        for turn in range(2 * turns):
+            # The order changes, since what comes second may profit.
+            watched = turn % 4 in (0, 3)
+            watcher.watch(now=watched)
+            before = watcher.cpu_seconds
+            rounds = rounds_of(step, SECONDS)
+            rates["watched" if watched else "alone"].append(ENVS * len(rounds) / sum(rounds))
+            if watched:
+                cpu.append((watcher.cpu_seconds - before) / sum(rounds))
+    finally:
+        watcher.end()
+    return {"rates": rates, "cpu": cpu}
+
+
+def report(results: dict[str, Any]) -> str:
+    rows = []
+    for look, found in results["looks"].items():
+        rates = found["rates"]
+        ratios = [a / b for a, b in zip(rates["watched"], rates["alone"], strict=True)]
+        cpu = statistics.median(found["cpu"])
+        rows.append(
+            [
+                *(LOOKS[look], quartiles(ratios, 3), f"{statistics.median(rates['alone']):,.0f}"),
+                *(f"{cpu:.1%}", f"{cpu * float(look) * 1e3:.1f} ms"),
+            ]
+        )
+    header = ["top looks", "speed, watched / not", "steps/s, not watched", "CPU of top", "a look"]
+    return "\n".join(
+        [
+            heading("What it costs to be watched", results["machine"]),
+            (
+                f"{ENVS} CartPoles in {WORKERS} workers, while `pysampler top` looks at them in a "
+                "terminal of its own, and while it is stopped, in turn, in slices of "
+                f"{SECONDS:g} s. Median [quartiles] of {results['turns']} pairs. The last columns: "
+                "what `top` takes of one CPU, and the CPU time of a look. Each pair has the same "
+                "workers, whose counters `top` only reads.\n"
+            ),
+            table(header, rows),
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--out", type=Path, help="folder to write results to")
+    options = parser.parse_args()
+    results: dict[str, Any] = {"machine": machine(), "turns": options.turns, "looks": {}}
+    envs = pysampler.make_vec("CartPole-v1", ENVS, vector_kwargs={"num_workers": WORKERS})
+    envs.reset(seed=0)
+    with stolen_share(results["machine"]):
+        for look, what in LOOKS.items():
+            results["looks"][look] = measure(envs, look, options.turns)
+            say(f"{what}: done")
+    envs.close()
+    text = report(results)
+    print(text)
+    if options.out:
+        write(options.out, "watched", results, text)
+
+
+if __name__ == "__main__":
+    main()
