@@ -1,7 +1,8 @@
-"""What it costs to be watched: a vector env while ``pysampler top`` looks at it, and while not.
+"""What it costs to be watched: a vector env while ``pysampler`` looks at it, and while not.
 
-One program steps CartPoles. The watcher runs in a terminal of its own, and is stopped and continued
-in turn, in slices.
+That is ``top``, or ``trace``, which has the processes write what they do. One program steps
+CartPoles. The watcher runs in a terminal of its own, and is stopped and continued in turn, in
+slices.
 
     python benchmarks/watched.py --out benchmarks/results
 """
@@ -29,24 +30,30 @@ from running import heading, machine, quartiles, say, stolen_share, table, write
 import pysampler
 
 ENVS, WORKERS = 64, 2
-LOOKS = {"1": "every second, as by default", "0.1": "ten times a second"}
+# What watches, and how many looks a second it takes; a trace reads all the time.
+WATCHERS: dict[str, tuple[list[str], float | None]] = {
+    "`top` every second, as by default": (["top", "--seconds", "1"], 1),
+    "`top` ten times a second": (["top", "--seconds", "0.1"], 10),
+    "`trace`": (["trace", "--seconds", "3600", "--megabytes", "1e6", "-o", os.devnull], None),
+}
 SECONDS = 2.0  # of a slice
+PAUSE = 1.2  # seconds before it: processes trace for one more when what reads them is stopped
 
 
 class Watcher:
-    """``pysampler top``, looking at this process; stopped at first.
+    """``pysampler``, looking at this process; stopped at first.
 
     Args:
-        seconds: Between two looks.
+        arguments: The subcommand, and its arguments.
     """
 
-    def __init__(self, seconds: str) -> None:
+    def __init__(self, arguments: list[str]) -> None:
         terminal, other = pty.openpty()
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         self._shown = threading.Event()
         threading.Thread(target=self._read, args=(terminal,), daemon=True).start()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pysampler", "top", str(os.getpid()), "--seconds", seconds],
+            [sys.executable, "-m", "pysampler", *arguments, str(os.getpid())],
             stdin=other,
             stdout=other,
             stderr=other,
@@ -55,7 +62,7 @@ class Watcher:
         )
         os.close(other)
         if not self._shown.wait(60):
-            raise TimeoutError("pysampler top shows nothing")
+            raise TimeoutError("pysampler shows nothing")
         self.watch(now=False)
 
     def _read(self, terminal: int) -> None:
@@ -63,7 +70,7 @@ class Watcher:
         try:
             while part := os.read(terminal, 1 << 16):
                 shown = shown[-4096:] + part
-                if b"steps/s" in shown:
+                if b"steps/s" in shown or b"slices" in shown:
                     self._shown.set()
         except OSError:  # it has ended
             os.close(terminal)
@@ -84,10 +91,10 @@ class Watcher:
         self._process.wait()
 
 
-def measure(envs: pysampler.VectorEnv, look: str, turns: int) -> dict[str, Any]:
+def measure(envs: pysampler.VectorEnv, arguments: list[str], turns: int) -> dict[str, Any]:
     """Return env steps a second, watched and not, of each turn, and the watcher's CPU time."""
     step = functools.partial(envs.step, envs.action_space.sample())
-    watcher = Watcher(look)
+    watcher = Watcher(arguments)
     rates: dict[str, list[float]] = {"watched": [], "alone": []}
     cpu = []
     try:
@@ -95,6 +102,7 @@ def measure(envs: pysampler.VectorEnv, look: str, turns: int) -> dict[str, Any]:
             # The order changes, since what comes second may profit.
             watched = turn % 4 in (0, 3)
             watcher.watch(now=watched)
+            rounds_of(step, PAUSE)
             before = watcher.cpu_seconds
             rounds = rounds_of(step, SECONDS)
             rates["watched" if watched else "alone"].append(ENVS * len(rounds) / sum(rounds))
@@ -107,26 +115,28 @@ def measure(envs: pysampler.VectorEnv, look: str, turns: int) -> dict[str, Any]:
 
 def report(results: dict[str, Any]) -> str:
     rows = []
-    for look, found in results["looks"].items():
+    for name, found in results["watchers"].items():
         rates = found["rates"]
         ratios = [a / b for a, b in zip(rates["watched"], rates["alone"], strict=True)]
         cpu = statistics.median(found["cpu"])
+        looks = WATCHERS[name][1]
         rows.append(
             [
-                *(LOOKS[look], quartiles(ratios, 3), f"{statistics.median(rates['alone']):,.0f}"),
-                *(f"{cpu:.1%}", f"{cpu * float(look) * 1e3:.1f} ms"),
+                *(name, quartiles(ratios, 3), f"{statistics.median(rates['alone']):,.0f}"),
+                *(f"{cpu:.1%}", f"{cpu / looks * 1e3:.1f} ms" if looks else ""),
             ]
         )
-    header = ["top looks", "speed, watched / not", "steps/s, not watched", "CPU of top", "a look"]
+    header = ["watched by", "speed, watched / not", "steps/s, not watched", "its CPU", "a look"]
     return "\n".join(
         [
             heading("What it costs to be watched", results["machine"]),
             (
-                f"{ENVS} CartPoles in {WORKERS} workers, while `pysampler top` looks at them in a "
+                f"{ENVS} CartPoles in {WORKERS} workers, while `pysampler` looks at them in a "
                 "terminal of its own, and while it is stopped, in turn, in slices of "
                 f"{SECONDS:g} s. Median [quartiles] of {results['turns']} pairs. The last columns: "
-                "what `top` takes of one CPU, and the CPU time of a look. Each pair has the same "
-                "workers, whose counters `top` only reads.\n"
+                "what it takes of one CPU, and the CPU time of a look. Each pair has the same "
+                "workers, whose counters `top` only reads; for `trace` they write 32 bytes for "
+                "each step, which it reads, encodes and here writes to nowhere.\n"
             ),
             table(header, rows),
         ]
@@ -138,13 +148,13 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--out", type=Path, help="folder to write results to")
     options = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine(), "turns": options.turns, "looks": {}}
+    results: dict[str, Any] = {"machine": machine(), "turns": options.turns, "watchers": {}}
     envs = pysampler.make_vec("CartPole-v1", ENVS, vector_kwargs={"num_workers": WORKERS})
     envs.reset(seed=0)
     with stolen_share(results["machine"]):
-        for look, what in LOOKS.items():
-            results["looks"][look] = measure(envs, look, options.turns)
-            say(f"{what}: done")
+        for name, (arguments, _) in WATCHERS.items():
+            results["watchers"][name] = measure(envs, arguments, options.turns)
+            say(f"{name}: done")
     envs.close()
     text = report(results)
     print(text)
