@@ -68,6 +68,7 @@ class Choice:
         arguments = ", ".join(f"{name}={json.dumps(value)}" for name, value in self.recv.items())
         return [
             made,
+            "envs.async_reset()  # once; then again and again:",
             f"observations, rewards, terminated, truncated, infos = envs.recv({arguments})",
             'envs.send(policy(observations), infos["env_id"])',
         ]
@@ -110,20 +111,22 @@ def choices_for(
     if setting.waits and many > workers:
         choices[f"num_workers={many}"] = Choice({"num_workers": many})
         workers = many
-    own = {"num_workers": workers} if workers != setting.workers else {}
+    own, prefix = {}, ""
+    if workers != setting.workers:
+        own, prefix = {"num_workers": workers}, f"{workers} workers, "
     each = envs // workers
     if each >= 2:
         halves = {**own, "groups": 2}
         some = {"min_envs": envs // 2}
-        choices["groups=2, recv of half"] = Choice(halves, some)
+        choices[f"{prefix}groups=2, recv of half"] = Choice(halves, some)
         if policy:
-            choices["groups=2, Rollouts"] = Choice(halves, policy_in="main")
+            choices[f"{prefix}groups=2, Rollouts"] = Choice(halves, policy_in="main")
     if envs >= 2:
         finer = {**own, **({"groups": min(8, each)} if each >= 2 else {})}
         auto = {"min_envs": "auto", "timeout": "auto"}
         name = f"groups={min(8, each)}, " if each >= 2 else ""
-        choices[f'{name}recv("auto")'] = Choice(finer, auto)
+        choices[f'{prefix}{name}recv("auto")'] = Choice(finer, auto)
     if policy:
-        choices["Rollouts"] = Choice(own, policy_in="main")
-        choices['Rollouts(policy_in="workers")'] = Choice(own, policy_in="workers")
+        choices[f"{prefix}Rollouts"] = Choice(own, policy_in="main")
+        choices[f'{prefix}Rollouts(policy_in="workers")'] = Choice(own, policy_in="workers")
     return choices

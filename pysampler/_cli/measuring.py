@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pysampler._cli.screen import bar, width
 from pysampler._cli.turns import MeasureError, Spread
+from pysampler._workers.counters import with_unit
 from pysampler.sync import usable_cpus
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ SHORTEST = 0.02  # seconds of a slice
 _LONGEST = 0.4
 _CLEAR = 1.03  # times as fast from which a difference counts, if the quartiles agree
 _DEFAULT_ENVS = 64
-_NAME, _RATE, _SPREAD = 29, 11, 19  # widths of columns
+_NAME, _RATE, _SPREAD = 29, 11, 19  # widths of columns, of the first at least
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Setting:
         """Return it in words."""
         return (
             f"{self.env}, {counted(self.envs, 'env')}, {counted(self.workers, 'process', 'es')}; "
-            f"a step of one env takes {self.step_seconds * 1e6:.3g} us"
+            f"a step of one env takes {with_unit(self.step_seconds)}"
         )
 
     def call_with(self, options: Mapping[str, Any]) -> str:
@@ -154,12 +155,12 @@ def table(measured: Mapping[str, Measured], of: str) -> list[str]:
         measured: What was found, by the names of contenders.
         of: The name of that other one.
     """
-    wide = width()
-    cells = wide - _NAME - _RATE - _SPREAD - 2
+    wide, names = width(), max(_NAME, *(len(name) + 1 for name in measured))
+    cells = wide - names - _RATE - _SPREAD - 2
     full = max([1.0, *(one.fraction.middle for one in measured.values() if one.fractions)])
-    lines = [f"{'':<{_NAME}}{'steps/s':>{_RATE}}  of {of} [quartiles]"[:wide]]
+    lines = [f"{'':<{names}}{'steps/s':>{_RATE}}  of {of} [quartiles]"[:wide]]
     for name, one in measured.items():
-        head = f"{name:<{_NAME}}"
+        head = f"{name:<{names}}"
         if one.trouble:
             text = f"{head}does not run: {one.trouble}"
             lines += textwrap.wrap(text, wide, subsequent_indent="  ")

@@ -187,7 +187,6 @@ def test_the_lines_of_a_choice_are_right(name):
     envs = names["envs"]
     assert envs.num_envs == 4
     if CHOICES[name].loop == "recv":
-        envs.async_reset(seed=0)
         exec("\n".join(others), names)
         assert 0 < len(names["rewards"]) <= 4
         envs.recv()
