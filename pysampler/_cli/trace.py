@@ -71,7 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "pid", type=int, nargs="?", help="of the program or of a worker; none: the only one"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: trace-PID.pftrace, or .json")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="default: trace-PID.pftrace, or .json"
+    )
     parser.add_argument("--seconds", type=seconds, help="for how long (default: 5)")
     parser.add_argument(
         "--megabytes", type=float, default=1000, help="end at this size (default: %(default)s)"

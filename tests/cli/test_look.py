@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -18,9 +19,10 @@ from scripted import Scripted
 from terminals import on_screen, plain
 
 import pysampler
+from pysampler._cli import programs
 from pysampler._cli.look import PoolLooks, WorkerLook, _Since, _verdict
 from pysampler._cli.main import main
-from pysampler._cli.programs import find
+from pysampler._cli.programs import AttachError, find
 from pysampler._workers.about import About
 from pysampler._workers.counters import _DURATIONS
 from pysampler._workers.header import HEADER, LAYOUT, LINE, MAGIC
@@ -100,6 +102,16 @@ def test_blocked_actors_are_shown_and_how_old_their_weights_are():
         look = looks.look()
         assert [worker.acts for worker in look.workers] == [False, False]
         assert look.records is None
+
+
+def test_records_that_were_given_back_wait_no_more():
+    with four(num_workers=0) as envs, pysampler.Actors(envs, Weighted()) as actors:
+        assert len(actors.take(4)) == 4
+        gauges = envs._pool.gauges
+        waiting = gauges.records
+        assert waiting > 4
+        actors.give_back(actors.passed)
+        assert gauges.records == waiting - 4 == len(actors)
 
 
 def test_workers_that_act_for_rollouts_are_not_said_to_wait():
@@ -223,6 +235,14 @@ def test_deep_nesting_is_no_error():
     memory = np.zeros(1 << 18, np.uint8)
     written(memory[LINE:], b"[" * (1 << 17))
     assert About.read(memory) is None
+
+
+def test_memory_that_may_shrink_is_not_mapped():
+    fd = os.memfd_create("pysampler", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 1 << 16)
+    with pytest.raises(AttachError, match="being made"):
+        programs._mapped(Path(f"/proc/self/fd/{fd}"))
+    os.close(fd)
 
 
 # -- terminals -------------------------------------------------------------------------------------
