@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pysampler._cli.measuring import (
+    LEAST_TURNS,
     SHORTEST,
     add_setting,
     clearly_faster,
@@ -38,7 +39,7 @@ IDEAL, DEFAULT, AUTO = "ideal", "pysampler", 'pysampler, num_workers="auto"'
 SYNC, ASYNC = "gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv"
 _NAMES = [IDEAL, DEFAULT, AUTO, SYNC, ASYNC]
 
-_TURNS = 10  # that should fit the time, at least
+_TURNS = 10  # that should fit the time
 _TRACED = 0.5  # seconds
 
 
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         seconds = slice_of(options.seconds, _TURNS * (2 * len(contenders) + 2))
         end = begun + options.seconds
         turn = 0
-        while turn < 2 or time.monotonic() < end:
+        while turn < LEAST_TURNS or time.monotonic() < end:
             turn += 1
             alone.append(rate_of(ideal.ask("run", seconds=seconds, only=1)))
             for name in take_turns(ideal, contenders, measured, seconds):

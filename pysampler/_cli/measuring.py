@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pysampler._cli.turns import Contender, Measured
 
 __all__ = [
+    "LEAST_TURNS",
     "SHORTEST",
     "Setting",
     "add_setting",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 SHORTEST = 0.02  # seconds of a slice
+LEAST_TURNS = 4  # fewer have no quartiles to speak of
 _LONGEST = 0.4
 _CLEAR = 1.03  # times as fast from which a difference counts, if the quartiles agree
 _DEFAULT_ENVS = 64
@@ -179,6 +181,6 @@ def clearly_faster(one: Measured, other: Measured) -> bool:
         return False
     if other.trouble or not other.rates:
         return True
-    pairs = zip(one.fractions, other.fractions, strict=False)
-    spread = Spread.of([a / b for a, b in pairs])
-    return spread.middle > _CLEAR and spread.low > 1
+    ratios = [a / b for a, b in zip(one.fractions, other.fractions, strict=False)]
+    spread = Spread.of(ratios)
+    return len(ratios) >= LEAST_TURNS and spread.middle > _CLEAR and spread.low > 1

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pysampler._cli.choices import DEFAULT, Choice, choices_for
 from pysampler._cli.measuring import (
+    LEAST_TURNS,
     add_setting,
     clearly_faster,
     counted,
@@ -42,7 +43,7 @@ HELP = "find by trials how to make the vector env of an env, or of a script"
 _FIRST = 0.45  # the share of the time in which every choice is tried
 _TRIES = 3  # slices of each then
 _FINALISTS = 3
-_TURNS = 10  # of these that should fit the time, at least two
+_TURNS = 10  # of these that should fit the time
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,7 +141,7 @@ class _Tuning:
                     self._show(f"trying {name}")
 
     def turn_by_turn(self, end: float) -> None:
-        """Let the best take turns with the default until a time, twice at least."""
+        """Let the best take turns with the default until a time, but for some turns at least."""
         best = _best(self.choices, self.measured)
         self.finals = finals = {name: Measured() for name in [DEFAULT, *best]}
         finals[DEFAULT].about = self.measured[DEFAULT].about
@@ -154,7 +155,7 @@ class _Tuning:
                     finals[name].trouble = str(error)
             seconds = slice_of(end - time.monotonic(), _TURNS * (2 * len(best) + 1))
             turn = 0
-            while turn < 2 or time.monotonic() < end:
+            while turn < LEAST_TURNS or time.monotonic() < end:
                 turn += 1
                 for name in take_turns(self._default, contenders, finals, seconds):
                     known = {n: one for n, one in finals.items() if one.rates or one.trouble}

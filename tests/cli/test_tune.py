@@ -222,6 +222,8 @@ def test_the_best_is_said_if_it_is_so_beyond_the_spread():
     )
     assert advice.startswith("Nothing beats the default")
     assert lines == CHOICES["default"].lines(SETTING)
+    few = Measured([1.0] * 2, [1.5] * 2)
+    assert advice_of(SETTING, CHOICES, {"default": default, auto: few})[0] == advice
     advice, lines = advice_of(SETTING, CHOICES, {"default": default, auto: found(1.5)})
     assert advice.startswith(
         f"{auto} makes 1.50 [1.50, 1.50] times the steps of the default. It chose "
