@@ -2,8 +2,8 @@
 //
 // The reader asks by setting a deadline; until then, each slice that ends is written to the ring of
 // the process that it belongs to. Nothing waits for the reader: a slice that it did not read in
-// time is overwritten, and it sees that. Asked for nothing, a process loads one word, which nobody
-// writes, for each slice.
+// time is overwritten, and it sees that. Asked for nothing, a process loads one word for each
+// slice, which no process writes.
 //
 // The memory is a segment's room, of which the reader takes the pages before it asks.
 #pragma once

@@ -271,7 +271,7 @@ class Stepper:
             recorder = Recorder(pool)
         except AttachError:
             return {}
-        # So many at a time that all of their slices find room.
+        # Few enough at a time for all of their slices to find room.
         rounds = max(1, _core.Track.SLICES // (4 * self._envs.num_envs))
         end = time.perf_counter() + seconds
         read = []

@@ -146,7 +146,7 @@ def looked_at(contender: Contender, options: argparse.Namespace) -> Setting:
 
 
 def slice_of(seconds: float, slices: int) -> float:
-    """Return how long each of so many slices lasts that should fit some seconds."""
+    """Return how long each of some slices lasts, which together should fit some seconds."""
     return min(_LONGEST, max(SHORTEST, seconds / slices))
 
 

@@ -19,7 +19,7 @@ NO_VERSION = -1
 class Gauges:
     """A line of numbers for each worker, and one for all, in ``size_of`` bytes of memory.
 
-    Whoever changes what a number is about stores it, with nothing to wait for. So each number was
+    The process that changes what a number is about stores it, and waits for nothing. So each was
     right a moment ago, and several together may be of different moments.
 
     Args:
