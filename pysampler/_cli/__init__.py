@@ -7,8 +7,8 @@
 - ``trace``, which reads slices with ``recorder``, puts them together with ``rounds``, and writes
   them as ``perfetto`` or ``chrome`` has them
 - ``bench`` and ``tune``, whose ``contenders`` take ``turns`` in processes of their own; ``sources``
-  says where envs come from (``scripts``: which a script makes, in a ``script_process``), ``choices``
-  what is tried, and ``measuring`` has what both share
+  says where envs come from (``scripts``: which a script makes, in a ``script_process``),
+  ``choices`` what is tried, and ``measuring`` has what both share
 
 Lines, tables and bars are made in ``screen``.
 """
