@@ -85,6 +85,7 @@ bench-vector: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/divisions.py --out benchmarks/results
 	$(BIN)/python benchmarks/loss.py --out benchmarks/results
 	$(BIN)/python benchmarks/watched.py --out benchmarks/results
+	$(BIN)/python benchmarks/screens.py
 	$(BIN)/python benchmarks/pictures.py
 
 bench-mujoco: $(VENV)/package.stamp $(VENV)/bench.stamp
