@@ -293,7 +293,8 @@ def test_what_was_counted_is_kept_if_an_env_raises(workers):
         while True:
             records = actors.take(8, min_records=1)
             taken += len(records)
-    assert normalizer.count >= taken > 8
+    # The error comes at once, though records may wait; all 31 steps before it were counted.
+    assert normalizer.count >= max(taken, 31)
 
 
 def test_actors_that_have_ended_must_be_closed_before_others_count():
