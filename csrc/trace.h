@@ -30,6 +30,8 @@ enum class TraceKind : std::uint32_t {
     kRead,      // the parent reads results
     kRecords,   // the learner waits for records
     kRoom,      // an actor waits for room for its records
+    kSent,      // a group has got a command, at one moment
+    kTaken,     // what a group has done is known to the parent, at one moment
 };
 
 struct TraceSwitch {

@@ -886,8 +886,10 @@ class Track:
     RESET: typing.ClassVar[int] = 2
     ROOM: typing.ClassVar[int] = 10
     SEND: typing.ClassVar[int] = 6
+    SENT: typing.ClassVar[int] = 11
     SLICES: typing.ClassVar[int] = 16384
     STEP: typing.ClassVar[int] = 1
+    TAKEN: typing.ClassVar[int] = 12
     WAIT: typing.ClassVar[int] = 7
     @staticmethod
     def size_of(tracks: typing.SupportsInt | typing.SupportsIndex) -> int:

@@ -59,6 +59,7 @@ class PyPool : public Handle {
         for (std::uint32_t group = 0; group < pool_.groups(); ++group) expect_idle(group);
         sound([&] {
             for (std::uint32_t group = 0; group < pool_.groups(); ++group) {
+                mark(TraceKind::kSent, group);
                 pool_.send({group, Command::kStep, frame});
             }
         });
@@ -70,7 +71,10 @@ class PyPool : public Handle {
         const Pin pin(*this, "send to");
         const Traced sending(track_, TraceKind::kSend, static_cast<std::uint32_t>(parts.size()));
         for (const auto& [group, frame] : parts) expect_idle(known(group));
-        for (const auto& [group, frame] : parts) pool_.send({group, Command::kStep, frame});
+        for (const auto& [group, frame] : parts) {
+            mark(TraceKind::kSent, group);
+            pool_.send({group, Command::kStep, frame});
+        }
         return pool_.unsent() == 0;
     }
 
@@ -80,7 +84,10 @@ class PyPool : public Handle {
         const Traced sending(track_, TraceKind::kSend, static_cast<std::uint32_t>(requests.size()));
         for (const Pool::Request& request : requests) expect_idle(known(request.group));
         for (const std::uint32_t group : settled) known(group);
-        for (const Pool::Request& request : requests) pool_.send(request);
+        for (const Pool::Request& request : requests) {
+            mark(TraceKind::kSent, request.group);
+            pool_.send(request);
+        }
         pool_.settle(settled);
         return pool_.unsent() == 0;
     }
@@ -143,11 +150,11 @@ class PyPool : public Handle {
     void take(const Groups& groups) {
         const Pin pin(*this, "take from");
         for (const std::uint32_t group : groups) known(group);
-        for (const std::uint32_t group : groups) pool_.take(group);
+        for (const std::uint32_t group : groups) taken(group);
     }
     void take_all() {
         const Pin pin(*this, "take from");
-        for (std::uint32_t group = 0; group < pool_.groups(); ++group) pool_.take(group);
+        for (std::uint32_t group = 0; group < pool_.groups(); ++group) taken(group);
     }
 
     // Whether the last wait_some() came to an end before its deadline.
@@ -211,6 +218,17 @@ class PyPool : public Handle {
     }
 
  private:
+    // Traces a moment of a group, if that is wanted.
+    void mark(TraceKind kind, std::uint32_t group) {
+        if (track_ == nullptr) return;
+        const std::int64_t now = track_->begin();
+        if (now != 0) track_->add(kind, group, now, now);
+    }
+    void taken(std::uint32_t group) {
+        if (pool_.in_flight(group)) mark(TraceKind::kTaken, group);
+        pool_.take(group);
+    }
+
     static std::vector<std::uint64_t> checked(const std::vector<std::uint64_t>& weights,
                                               std::size_t groups) {
         if (weights.size() == groups && std::ranges::count(weights, 0U) == 0) return weights;

@@ -57,6 +57,8 @@ void register_trace(py::module_& m) {
     kind("READ", TraceKind::kRead);
     kind("RECORDS", TraceKind::kRecords);
     kind("ROOM", TraceKind::kRoom);
+    kind("SENT", TraceKind::kSent);
+    kind("TAKEN", TraceKind::kTaken);
 }
 
 }  // namespace pysampler::bindings

@@ -23,6 +23,7 @@ __all__ = ["ChromeWriter", "merge"]
 _PHASES = {_core.Track.SEND: "s", _core.Track.READ: "f", PROGRAM: "f"}
 # Threads of ours have numbers that no thread of the system has, beside those of torch.profiler.
 _THREADS = 1 << 40
+_FILE = 1 << 32  # numbers of one file that is merged with others
 
 
 class ChromeWriter:
@@ -41,7 +42,7 @@ class ChromeWriter:
     """
 
     quick = False
-    slice_bytes = 110
+    slice_bytes = 155
 
     def __init__(self, file: BinaryIO, name_of: Callable[[int, int], str]) -> None:
         self._file = file
@@ -134,15 +135,17 @@ def merge(paths: Iterable[Path], into: Path) -> int:
         OSError: One cannot be read, or the result cannot be written.
     """
     merged: dict[str, Any] = {}
-    for path in paths:
+    for number, path in enumerate(paths):
         try:
             trace = json.loads(path.read_bytes())
             trace = {"traceEvents": trace} if isinstance(trace, list) else trace
             events, base = list(trace["traceEvents"]), trace.get("baseTimeNanoseconds", 0)
-            later = (base - merged.get("baseTimeNanoseconds", base)) / 1e3
+            first_base = merged.get("baseTimeNanoseconds", 0) if merged else base
+            later = (base - first_base) / 1e3
             for event in events:
                 if "ts" in event:
                     event["ts"] += later
+                _renumber(event, number)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"{path} is no trace in JSON") from None
         if merged:
@@ -151,3 +154,11 @@ def merge(paths: Iterable[Path], into: Path) -> int:
             merged = trace
     into.write_text(json.dumps(merged))
     return len(merged["traceEvents"])
+
+
+def _renumber(event: dict[str, Any], number: int) -> None:
+    """Give tracks and arrows of ours other numbers than those of another file have."""
+    if isinstance(event.get("tid"), int) and event["tid"] >= _THREADS:
+        event["tid"] += number * _FILE
+    if event.get("cat") == "pysampler" and "id" in event:
+        event["id"] += number * _FILE

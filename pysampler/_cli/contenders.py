@@ -282,7 +282,8 @@ class Stepper:
                     self._step_all()
             read.append(recorder.read())
         *workers, parent = (np.concatenate(slices) for slices in zip(*read, strict=True))
-        return means_of(rounds_of(parent, workers))
+        groups = sum(map(len, pool.about.groups[: len(workers)]))
+        return means_of(rounds_of(parent, workers, groups, recorder.holes))
 
     def close(self) -> None:
         """End the workers."""

@@ -25,7 +25,7 @@ _TYPE, _NAME, _TRACK_UUID, _FLOW, _VALUE = 9, 10, 11, 47, 44  # of TrackEvent
 _BEGIN, _END, _COUNTER = 1, 2, 4  # its types
 _MONOTONIC = 3  # the clock of now()
 _CLEARED, _NEEDED = 1, 2  # flags: the names of a sequence begin anew, or are needed
-_IDS = 1 << 16  # names of one kind; 32 kinds make numbers of three groups of seven bits
+_IDS = 1 << 23  # names of one kind; 32 kinds make numbers of four groups of seven bits
 
 
 def _varint(number: int) -> bytes:
@@ -133,7 +133,7 @@ class PerfettoWriter:
         order = np.lexsort([np.concatenate([-ends, -slices["begin"]]), is_begin, at])
         rows = self._events(number, at[order], np.where(is_begin, _BEGIN, _END)[order])
         tag = np.array([_NAME << 3], np.uint8)
-        parts = [np.broadcast_to(tag, (len(at), 1)), _padded(np.tile(names, 2)[order], 3)]
+        parts = [np.broadcast_to(tag, (len(at), 1)), _padded(np.tile(names, 2)[order], 4)]
         if flows.shape[1]:
             # Events of the same length: an end has the arrows of its beginning, which are the same.
             tags = np.frombuffer(_varint(_FLOW << 3 | 1), np.uint8)

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from pysampler._cli.programs import AttachError
+from pysampler._workers.header import HEADER
 from pysampler._workers.tracing import TraceMemory, TraceReader
 from pysampler.sync import now
 
@@ -24,40 +25,60 @@ _LEASE = 1_000_000_000
 class Recorder:
     """Asks the processes of a pool for slices, and reads them.
 
-    That takes memory for the slices, and writes one number to the pool's memory: until when they
-    are wanted. All else is read only.
+    That takes memory for the slices, which the pool keeps, and writes one number to the pool's
+    memory: until when they are wanted. All else is read only.
 
     Args:
         pool: The pool.
+
+    Attributes:
+        holes: Times of which slices may be missing, as (begin, end) in ns.
 
     Raises:
         AttachError: The pool has ended, or there is no memory.
     """
 
     def __init__(self, pool: Pool) -> None:
-        at = pool.about.trace
+        at = self._at = pool.about.trace
         memory = TraceMemory(len(pool.about.members) - pool.about.main)
-        self._wanted_at = memory.wanted_until(at)
+        self._until = self._read_at = 0
+        self.holes: list[tuple[int, int]] = []
         self._fd = -1
         try:
-            self._fd = os.open(pool.descriptor, os.O_RDWR | os.O_CLOEXEC)
+            self._fd = os.open(pool.descriptor, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+            # The descriptor may be of another file by now.
+            if os.pread(self._fd, HEADER.itemsize, 0) != pool.memory[: HEADER.itemsize].tobytes():
+                raise AttachError(f"cannot trace {pool.name}: it has ended")
             os.posix_fallocate(self._fd, at, memory.size)
+            self._wanted = pool.memory[at : at + 8].view("<i8")
             self._readers = [TraceReader(pool.memory, at, i) for i in range(memory.tracks)]
         except OSError as error:
             self.close()
             raise AttachError(f"cannot trace {pool.name}: {error.strerror}") from None
+        except BaseException:
+            self.close()
+            raise
 
     def _want(self, until: int) -> None:
-        os.pwrite(self._fd, until.to_bytes(8, "little"), self._wanted_at)
+        self._until = until
+        os.pwrite(self._fd, until.to_bytes(8, "little"), self._at)
 
     def read(self) -> list[npt.NDArray[Any]]:
         """Return the slices of each worker since the last call; the parent's are the last.
 
         The first call returns none, and each asks for slices for another second, until ``close``.
         """
+        at = now()
+        # They are not asked for any more if this was late, or another recorder has ended.
+        lapsed = self._until != 0 and int(self._wanted[0]) < at
         if self._fd >= 0:
-            self._want(now() + _LEASE)
-        return [reader.read() for reader in self._readers]
+            self._want(at + _LEASE)
+        missed = self.missed
+        read = [reader.read() for reader in self._readers]
+        if lapsed or self.missed > missed:
+            self.holes.append((self._read_at, now()))
+        self._read_at = at
+        return read
 
     @property
     def missed(self) -> int:
@@ -69,5 +90,6 @@ class Recorder:
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 self._want(0)
+            self._until = 0
             os.close(self._fd)
             self._fd = -1

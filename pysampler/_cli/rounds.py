@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    # Times of which slices may be missing, as (begin, end) in ns, in order.
+    Holes = Sequence[tuple[int, int]]
+
 __all__ = [
     "IDLE",
     "PARTS",
@@ -52,41 +55,59 @@ def of_kinds(slices: npt.NDArray[Any], *kinds: int) -> npt.NDArray[Any]:
     return in_order
 
 
-def idle(worker: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def crosses(
+    begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], holes: Holes
+) -> npt.NDArray[np.bool_]:
+    """Return which times have a part of a hole between them; holes are in order."""
+    if not holes:
+        return np.zeros(len(begins), bool)
+    hole_begins, hole_ends = np.array(holes).T
+    after = np.searchsorted(hole_ends, begins, "right")
+    inside = np.append(hole_begins, np.iinfo(np.int64).max)[after] < ends
+    crossing: npt.NDArray[np.bool_] = inside
+    return crossing
+
+
+def idle(worker: npt.NDArray[Any], holes: Holes) -> npt.NDArray[Any]:
     """Return slices in which a worker waited for a command."""
-    return _gaps(of_kinds(worker, _KIND.COMMAND, _KIND.JOB), IDLE)
+    return _gaps(of_kinds(worker, _KIND.COMMAND, _KIND.JOB), IDLE, holes)
 
 
-def of_program(parent: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def of_program(parent: npt.NDArray[Any], holes: Holes) -> npt.NDArray[Any]:
     """Return slices of what the program did before it sent commands, or took records."""
     own = of_kinds(parent, _KIND.SEND, _KIND.WAIT, _KIND.READ, _KIND.RECORDS)
-    found = _gaps(own, PROGRAM)
+    found = _gaps(own, PROGRAM, holes)
     next_kind = own["kind"][np.searchsorted(own["begin"], found["end"])]
     before_send: npt.NDArray[Any] = found[np.isin(next_kind, [_KIND.SEND, _KIND.RECORDS])]
     return before_send
 
 
-def _gaps(slices: npt.NDArray[Any], kind: int) -> npt.NDArray[Any]:
-    """Return slices of a kind between those that follow one another.
+def _gaps(slices: npt.NDArray[Any], kind: int, holes: Holes) -> npt.NDArray[Any]:
+    """Return slices of a kind between those that follow one another, with no hole between them.
 
     They end 1 ns before the next begins, and begin 1 ns later, so that no two times are the same.
     """
     # What one is within ends before that does.
     ends, begins = np.maximum.accumulate(slices["end"])[:-1], slices["begin"][1:]
-    long = begins - ends > _SHORT
-    found = np.zeros(int(long.sum()), SLICE)
-    found["begin"], found["end"], found["kind"] = ends[long] + 1, begins[long] - 1, kind
+    known = (begins - ends > _SHORT) & ~crosses(ends, begins, holes)
+    found = np.zeros(int(known.sum()), SLICE)
+    found["begin"], found["end"], found["kind"] = ends[known] + 1, begins[known] - 1, kind
     return found
 
 
 def flows_of(
-    parent: npt.NDArray[Any], workers: Sequence[npt.NDArray[Any]]
+    parent: npt.NDArray[Any],
+    marks: npt.NDArray[Any],
+    workers: Sequence[npt.NDArray[Any]],
+    holes: Holes,
 ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
     """Return, for each worker's commands, which slice sent each, and which read its results.
 
     Args:
         parent: The slices of the parent, in the order in which they began, with ``of_program``.
+        marks: When it sent to each group, and when it knew what each had done.
         workers: The commands and jobs of each worker.
+        holes: Times of which slices may be missing.
 
     Returns:
         Indexes of ``parent``; -1 where it is not known.
@@ -95,39 +116,53 @@ def flows_of(
         np.flatnonzero(np.isin(parent["kind"], kinds))
         for kinds in ([_KIND.SEND], [_KIND.WAIT], [_KIND.READ, PROGRAM])
     )
-    wait_ends = parent["end"][waits]
+    wait_ends = np.sort(parent["end"][waits])
+    sent, taken = of_kinds(marks, _KIND.SENT), of_kinds(marks, _KIND.TAKEN)
     found = []
     for commands in workers:
-        sent_by = np.searchsorted(parent["begin"][sends], commands["begin"], "right") - 1
-        sender = np.where(sent_by >= 0, _at(sends, sent_by), -1)
-        wait = np.searchsorted(wait_ends, commands["end"])
-        read_from = _at(wait_ends, wait, otherwise=np.iinfo(np.int64).max)
-        reader = _at(reads, np.searchsorted(parent["begin"][reads], read_from), otherwise=-1)
+        sender = np.full(len(commands), -1)
+        reader = np.full(len(commands), -1)
+        for group in np.unique(commands["id"]):
+            own = np.flatnonzero(commands["id"] == group)
+            begins, ends = commands["begin"][own], commands["end"][own]
+            moments = sent["begin"][sent["id"] == group]
+            sent_at = _at(moments, np.searchsorted(moments, begins, "right") - 1)
+            by = _at(sends, np.searchsorted(parent["begin"][sends], sent_at, "right") - 1)
+            sender[own] = np.where((sent_at < 0) | crosses(sent_at, begins, holes), -1, by)
+            moments = taken["begin"][taken["id"] == group]
+            taken_at = _at(moments, np.searchsorted(moments, ends))
+            waited = _at(wait_ends, np.searchsorted(wait_ends, taken_at, "right") - 1)
+            by = _at(reads, np.searchsorted(parent["begin"][reads], waited))
+            unknown = (taken_at < 0) | (waited < ends) | crosses(ends, taken_at, holes)
+            reader[own] = np.where(unknown, -1, by)
         found.append((sender, reader))
     return found
 
 
-def _at(
-    values: npt.NDArray[np.int64], at: npt.NDArray[np.int64], otherwise: int = -1
-) -> npt.NDArray[np.int64]:
-    """Return ``values[at]``, or something else where there is no such value."""
+def _at(values: npt.NDArray[np.int64], at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return ``values[at]``, or -1 where there is no such value."""
     known = (at >= 0) & (at < len(values))
-    found = np.full(len(at), otherwise, np.int64)
+    found = np.full(len(at), -1, np.int64)
     found[known] = values[at[known]]
     return found
 
 
 def rounds_of(
-    parent: npt.NDArray[Any], workers: Sequence[npt.NDArray[Any]]
+    parent: npt.NDArray[Any],
+    workers: Sequence[npt.NDArray[Any]],
+    groups: int,
+    holes: Holes = (),
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Return how long each part of each round of all envs took, in ns.
 
-    A round is from one send to the next; one in which a worker had nothing to do, or was not
-    awaited, is left out.
+    A round is from a send to all groups to the next send; one in which a worker was not awaited, or
+    of which slices may be missing, is left out.
 
     Args:
         parent: The slices of the parent.
         workers: Those of each worker.
+        groups: How many groups there are.
+        holes: Times of which slices may be missing.
 
     Returns:
         The durations by the names in ``PARTS``.
@@ -153,6 +188,7 @@ def rounds_of(
     waited = spans(of_kinds(parent, _KIND.WAIT))[1]
     read = np.maximum(waited, spans(of_kinds(parent, _KIND.READ))[1])
     whole = (last > 0).all(axis=0) & (last <= waited).all(axis=0)
+    whole &= (sends["id"][:-1] == groups) & ~crosses(begins[:-1], begins[1:], holes)
     first, last, waited, read = first[:, whole], last[:, whole], waited[whole], read[whole]
     sent_at, sent = (sends[what][:-1][whole] for what in ("begin", "end"))
     if not whole.any():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import itertools
+import os
 import select
 import sys
 import time
@@ -15,8 +17,9 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._cli.chrome import ChromeWriter, merge
+from pysampler._cli.measuring import positive
 from pysampler._cli.perfetto import PerfettoWriter
-from pysampler._cli.programs import AttachError, find
+from pysampler._cli.programs import AttachError, find, is_running
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.rounds import (
     IDLE,
@@ -34,7 +37,7 @@ from pysampler._workers.tracing import SLICE
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -76,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seconds", type=seconds, help="for how long (default: 5)")
     parser.add_argument(
-        "--megabytes", type=float, default=1000, help="end at this size (default: %(default)s)"
+        "--megabytes", type=positive, default=1000, help="end at this size (default: %(default)s)"
     )
     parser.add_argument(
         "--merge",
@@ -94,7 +97,11 @@ def run(options: argparse.Namespace) -> int:
     """Write a trace; Ctrl-C ends it early."""
     try:
         return _merged(options) if options.merge else _traced(options)
-    except (OSError, ValueError) as error:
+    except BrokenPipeError:
+        raise
+    except (AttachError, OSError, ValueError) as error:
+        if options.until_eof:  # the program that started this reads its output
+            print(error, flush=True)
         raise AttachError(str(error)) from None
 
 
@@ -110,26 +117,45 @@ def _traced(options: argparse.Namespace) -> int:
     program = _chosen(find(options.pid), options.pool)
     path = options.output or Path(f"trace-{program.pid}.{'json' if options.json else 'pftrace'}")
     say = _say_to(sys.stderr if options.until_eof else sys.stdout)
-    end = _End(options)
-    with path.open("wb") as file:
-        trace = _Trace(program, file, json=options.json)
-        try:
-            trace.read()
-            print(f"tracing program {program.pid}: {program.command[:60]}", flush=True)
-            with contextlib.suppress(KeyboardInterrupt):
-                _record(trace, program, end, options.pool)
-        finally:
-            trace.stop()
+    with contextlib.ExitStack() as stack:
+        pools = [stack.enter_context(contextlib.closing(_PoolTrace(p))) for p in program.pools]
+        file = stack.enter_context(_opened(path))
+        trace = _Trace(program, pools, file, json=options.json)
+        stack.callback(trace.stop)
+        trace.read()
+        end = _End(options)
+        print(f"tracing program {program.pid}: {program.command[:60]}", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            _record(trace, program, end, options.pool)
+        trace.stop()
         seconds_traced = end.elapsed
         trace.close()
     size = path.stat().st_size / 1e6
     say(f"{path}: {size:.1f} MB, {trace.count:,} slices in {seconds_traced:.1f} s{end.why}")
-    if trace.missed:
-        say(f"{trace.missed:,} slices came faster than they could be read, and are missing")
+    if trace.holes:
+        say(f"{trace.holes:.2f} s of it are incomplete: slices came faster than they were read")
     for line in trace.summary():
         say(line)
     say("open it in https://ui.perfetto.dev")
     return 0
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that no other trace is written to, and make it empty."""
+    with open(path, "ab", opener=_open_now) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise AttachError(f"another trace is being written to {path}") from None
+        if path.is_file():
+            file.truncate(0)
+        yield file
+
+
+def _open_now(path: str, flags: int) -> int:
+    """Open a file, or fail at once: nothing may read from a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def _chosen(program: Program, pool: int | None) -> Program:
@@ -154,9 +180,10 @@ def _record(trace: _Trace, program: Program, end: _End, pool: int | None) -> Non
             looked = time.monotonic()
             try:
                 trace.follow(_chosen(find(program.pid), pool))
-            except AttachError:
-                end.why = ", when the program ended"
-                return
+            except AttachError:  # it may have no workers for a moment
+                if not is_running(program.pid):
+                    end.why = ", when the program ended"
+                    return
 
 
 def _say_to(stream: TextIO) -> Callable[[str], None]:
@@ -203,6 +230,7 @@ class _Trace:
 
     Args:
         program: The program.
+        pools: Its pools.
         file: Where it is written to.
         json: Whether it is JSON.
 
@@ -212,29 +240,34 @@ class _Trace:
         flows: The number of the next arrow.
     """
 
-    def __init__(self, program: Program, file: BinaryIO, *, json: bool) -> None:
+    def __init__(
+        self, program: Program, pools: Sequence[_PoolTrace], file: BinaryIO, *, json: bool
+    ) -> None:
         self.writer = (ChromeWriter if json else PerfettoWriter)(file, _name_of)
         self._process = 1
         self.writer.process(self._process, program.pid, f"pysampler: {program.command[:100]}")
         self._pools: dict[int, _PoolTrace] = {}  # by the numbers of their segments
         self._numbers = itertools.count(2)
         self.count, self.flows = 0, 1
-        self.follow(program)
+        for pool in pools:
+            self._add(pool)
+
+    def _add(self, pool: _PoolTrace) -> None:
+        self._pools[pool.number] = pool
+        pool.add_tracks(self)
 
     def follow(self, program: Program) -> None:
         """Trace also pools that were made meanwhile."""
         for pool in program.pools:
             if pool.number not in self._pools:
-                try:
-                    self._pools[pool.number] = _PoolTrace(pool, self)
-                except AttachError:
-                    if not self._pools:  # else it has ended meanwhile
-                        raise
+                with contextlib.suppress(AttachError):  # it has ended meanwhile
+                    self._add(_PoolTrace(pool))
 
     @property
-    def missed(self) -> int:
-        """How many slices came faster than they were read."""
-        return sum(pool.recorder.missed for pool in self._pools.values())
+    def holes(self) -> float:
+        """For how many seconds slices may be missing."""
+        holes = [hole for pool in self._pools.values() for hole in pool.recorder.holes]
+        return sum(end - begin for begin, end in holes) / 1e9
 
     @property
     def size(self) -> int:
@@ -255,7 +288,7 @@ class _Trace:
     def stop(self) -> None:
         """Ask for no more slices."""
         for pool in self._pools.values():
-            pool.recorder.close()
+            pool.close()
 
     def close(self) -> None:
         """Write all the rest."""
@@ -285,21 +318,32 @@ class _Trace:
 class _PoolTrace:
     """The slices of one pool."""
 
-    def __init__(self, pool: Pool, trace: _Trace) -> None:
+    def __init__(self, pool: Pool) -> None:
+        self.number = pool.number
         self.recorder = Recorder(pool)
         self._name = pool.name
-        workers = len(pool.about.members) - pool.about.main
-        # The main process first; it is the last that is read.
-        main = trace.add_track(f"main process, {pool.name}")
-        self._tracks = [trace.add_track(f"worker {i}, {pool.name}") for i in range(workers)]
-        self._tracks.append(main)
-        self._new: list[list[npt.NDArray[Any]]] = [[] for _ in self._tracks]
+        self._workers = len(pool.about.members) - pool.about.main
+        self._groups = sum(map(len, pool.about.groups[: self._workers]))
+        self._tracks: list[int] = []
+        self._new: list[list[npt.NDArray[Any]]] = [[] for _ in range(self._workers + 1)]
         # Slices of others than envs: they are linked when all are known.
-        self._rest: list[list[npt.NDArray[Any]]] = [[] for _ in self._tracks]
+        self._rest: list[list[npt.NDArray[Any]]] = [[] for _ in self._new]
         self._counters = pool.counters
         # When, env steps until then, and seconds at work.
         self._counted: list[tuple[int, int, float]] = []
         self._rounds: dict[str, npt.NDArray[np.int64]] = {}
+
+    def add_tracks(self, trace: _Trace) -> None:
+        """Add a track for each process to the file."""
+        # The main process first; it is the last that is read.
+        main = trace.add_track(f"main process, {self._name}")
+        workers = range(self._workers)
+        self._tracks = [trace.add_track(f"worker {i}, {self._name}") for i in workers]
+        self._tracks.append(main)
+
+    def close(self) -> None:
+        """Ask for no more slices. May be repeated."""
+        self.recorder.close()
 
     def read(self) -> int:
         """Read what came since the last call; return how many slices that are."""
@@ -322,14 +366,18 @@ class _PoolTrace:
 
     def write_links(self, trace: _Trace) -> None:
         """Write the other slices, with arrows between them, and the counters."""
-        writer = trace.writer
+        writer, holes = trace.writer, self.recorder.holes
         *workers, parent = (_joined(rest) for rest in self._rest)
-        self._rounds = rounds_of(parent, workers)
-        parent = np.concatenate([parent, of_program(parent)])
+        self._rounds = rounds_of(parent, workers, self._groups, holes)
+        is_mark = np.isin(parent["kind"], [_KIND.SENT, _KIND.TAKEN])
+        marks, parent = parent[is_mark], parent[~is_mark]
+        parent = np.concatenate([parent, of_program(parent, holes)])
         parent = parent[np.argsort(parent["begin"], kind="stable")]
         commands = [one[np.isin(one["kind"], [_KIND.COMMAND, _KIND.JOB])] for one in workers]
         arrows: list[list[int]] = [[] for _ in parent]
-        linked = zip(self._tracks, workers, commands, flows_of(parent, commands), strict=False)
+        linked = zip(
+            self._tracks, workers, commands, flows_of(parent, marks, commands, holes), strict=False
+        )
         for number, all_of_them, own, (senders, readers) in linked:
             flows = np.arange(trace.flows, trace.flows + len(own), dtype=np.uint64)
             trace.flows += len(own)
@@ -339,7 +387,7 @@ class _PoolTrace:
                         arrows[at].append(flow)
             writer.slices(number, own, flows[:, None])
             inside = all_of_them[np.isin(all_of_them["kind"], [_KIND.POLICY, _KIND.ROOM])]
-            writer.slices(number, np.concatenate([inside, idle(own)]))
+            writer.slices(number, np.concatenate([inside, idle(own, holes)]))
         most = max([1, *map(len, arrows)])
         padded = [own + [0] * (most - len(own)) for own in arrows]
         writer.slices(self._tracks[-1], parent, np.array(padded, np.uint64).reshape(-1, most))
@@ -357,7 +405,7 @@ class _PoolTrace:
         """Return lines on where the rounds went; none if there were none of all envs."""
         means = means_of(self._rounds)
         if not means:
-            return []
+            return [f"{self._name}: no rounds in which commands went to all envs"]
         count = len(self._rounds["send"])
         rounds = f"{count:,} round" + "s" * (count > 1)
         head = f"{self._name}: {rounds} of {with_unit(sum(means.values()))}, of which"

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import json
 import os
 import subprocess
 import sys
+import time
 import warnings
-from pathlib import Path
+
+from pysampler._workers.children import environment, is_readable
 
 __all__ = ["Tracer"]
 
-# Seconds that writing the end of a trace may take.
-_PATIENCE = 60.0
+# Seconds within which it must have begun, and those for which its end is waited for.
+_BEGIN, _PATIENCE = 30.0, 60.0
+_BEGUN = b"tracing "
+_CODE = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from pysampler._cli.main import main
+sys.exit(main(sys.argv[2:]))
+"""
+# Processes that write the end of a trace which nothing waits for.
+_ending: list[subprocess.Popen[bytes]] = []
 
 
 class Tracer:
@@ -27,38 +40,85 @@ class Tracer:
     """
 
     def __init__(self, path: str | os.PathLike[str], pool: int) -> None:
-        path = Path(path)
-        as_json = ["--json"] if path.suffix == ".json" else []
-        module = [sys.executable, "-m", "pysampler", "trace", str(os.getpid())]
+        _reap()
+        self._path = os.fspath(path)
+        self._owner = os.getpid()
+        as_json = ["--json"] if self._path.endswith(".json") else []
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        places = json.dumps([place for place in sys.path if isinstance(place, str)])
+        trace = ["trace", str(self._owner), "--pool", str(pool), "--until-eof", *as_json]
         self._process = subprocess.Popen(
-            [*module, "--until-eof", "--pool", str(pool), *as_json, "-o", os.fspath(path)],
+            [sys.executable, *flags, "-P", "-c", _CODE, places, *trace, f"--output={self._path}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # In a session of its own: Ctrl-C is the program's, which may go on.
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environment(),
         )
-        assert self._process.stdout is not None
-        with self._process.stdout as output:
-            began = output.readline()  # as soon as it traces; it says on stderr why it does not
-        if not began:
-            self.close()
-            raise OSError(f"cannot trace to {path}: pysampler trace has ended")
+        try:
+            why = self._begin()
+        except BaseException:
+            self._kill()
+            raise
+        if why:
+            self._kill()
+            raise OSError(f"cannot trace to {self._path}: {why}")
 
-    def end(self) -> None:
-        """Let it write the rest, and end. May be repeated."""
+    def _begin(self) -> str:
+        """Wait until it traces; return why it does not, or nothing."""
+        output, deadline = self._process.stdout, time.monotonic() + _BEGIN
+        assert output is not None
+        said = b""
+        with output:
+            while is_readable(output, deadline - time.monotonic()):
+                part = os.read(output.fileno(), 4096)
+                said += part
+                lines = said.split(b"\n")[:-1]
+                if any(line.startswith(_BEGUN) for line in lines):
+                    return ""
+                if not part:
+                    last = said.decode(errors="replace").strip().splitlines()[-1:]
+                    return last[0] if last else "pysampler trace has ended"
+        return f"pysampler trace has not begun within {_BEGIN:.0f} s"
+
+    def _kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._close_input()
+
+    def _close_input(self) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            # Not only its end: a fork of this process may hold it open.
-            self._process.stdin.write(b"\n")
+        with contextlib.suppress(OSError):
             self._process.stdin.close()
 
+    def end(self) -> None:
+        """Let it write the rest, and end. May be repeated; in a fork it does nothing."""
+        assert self._process.stdin is not None
+        if os.getpid() == self._owner and not self._process.stdin.closed:
+            with contextlib.suppress(OSError):
+                # Not only its end: a fork of this process may hold it open.
+                self._process.stdin.write(b"\n")
+            self._close_input()
+            _ending.append(self._process)
+
     def close(self) -> None:
-        """Wait until it has written all. May be repeated."""
+        """Wait until it has written all. May be repeated; in a fork it does nothing."""
         self.end()
+        if os.getpid() != self._owner:
+            return
         try:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
-            warnings.warn(f"the trace was not written within {_PATIENCE:.0f} s", stacklevel=3)
-            self._process.kill()
-            self._process.wait()
+            warnings.warn(
+                f"{self._path} is still being written, by process {self._process.pid}",
+                stacklevel=3,
+            )
+        _reap()
+
+
+def _reap() -> None:
+    """Forget the processes that have ended."""
+    _ending[:] = [process for process in _ending if process.poll() is None]
+
+
+atexit.register(_reap)

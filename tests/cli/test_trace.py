@@ -19,7 +19,7 @@ from pysampler import Actors, Rollouts, VectorEnv, _core
 from pysampler._cli.main import main
 from pysampler._cli.programs import find, programs
 from pysampler._cli.recorder import Recorder
-from pysampler._cli.rounds import PARTS, rounds_of
+from pysampler._cli.rounds import PARTS, idle, of_program, rounds_of
 from pysampler._workers.tracing import TraceMemory, TraceReader
 from pysampler.sync import Segment, now
 
@@ -245,7 +245,7 @@ def test_a_program_that_is_killed_leaves_a_whole_trace(program, tmp_path):
     assert traces.read(path)["worker 1, CartPole-v1"].named("step 2")
 
 
-def test_a_vector_env_that_is_dropped_or_forked_ends_its_trace(tmp_path):
+def test_a_vector_env_that_is_dropped_ends_its_trace(tmp_path):
     path = tmp_path / "run.pftrace"
     envs = stepped(counting(path))
     tracer = envs._tracer
@@ -259,6 +259,70 @@ def test_a_vector_env_that_is_dropped_or_forked_ends_its_trace(tmp_path):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert traces.read(path)[MAIN].named("send")
+
+
+def test_a_fork_that_ends_does_not_end_the_trace(tmp_path):
+    path = tmp_path / "run.pftrace"
+    with counting(path) as envs:
+        stepped(envs)
+        child = os.fork()
+        if child == 0:
+            envs._tracer.close()
+            envs.__del__()
+            os._exit(0)
+        os.waitpid(child, 0)
+        stepped(envs)
+    assert len(traces.read(path)[MAIN].named("send")) == 2 * (STEPS + 1) + 1
+
+
+def test_modules_of_the_current_directory_do_not_reach_the_tracer(tmp_path, monkeypatch):
+    (tmp_path / "select.py").write_text("raise ImportError('another select')")
+    monkeypatch.chdir(tmp_path)
+    with counting("run.pftrace") as envs:
+        stepped(envs)
+    assert traces.read("run.pftrace")[MAIN].named("send")
+
+
+def test_arrows_of_groups_that_are_sent_to_one_by_one(tmp_path):
+    path = tmp_path / "run.pftrace"
+    with counting(path, groups=2) as envs:
+        envs.reset(seed=1)
+        for _ in range(10):
+            for env in range(4):
+                envs.send(np.zeros(1, int), [env])
+            for _ in range(4):
+                envs.recv(min_envs=1, max_envs=1)
+    main = traces.read(path)[MAIN]
+    alone = main.named("send to 1 group")
+    assert len(alone) == 40
+    assert {len(one.flows) for one in alone} == {1}
+    assert len({one.flows[0] for one in alone}) == 40
+
+
+def test_what_was_not_asked_for_in_time_is_a_hole():
+    with counting() as envs:
+        (pool,) = find(os.getpid()).pools
+        recorder = Recorder(pool)
+        read = [recorder.read()]
+        stepped(envs)
+        read.append(recorder.read())
+        assert recorder.holes == []
+        os.pwrite(recorder._fd, (now() - 1).to_bytes(8, "little"), pool.about.trace)
+        stepped(envs)
+        read.append(recorder.read())
+        stepped(envs)
+        read.append(recorder.read())
+        recorder.close()
+    ((begin, end),) = recorder.holes
+    *workers, parent = (np.concatenate(slices) for slices in zip(*read, strict=True))
+    for slices in (
+        *(idle(worker, recorder.holes) for worker in workers),
+        of_program(parent, recorder.holes),
+    ):
+        assert len(slices) > 0
+        assert not ((slices["begin"] < end) & (slices["end"] > begin)).any()
+    with_hole, without = (rounds_of(parent, workers, 2, holes) for holes in (recorder.holes, ()))
+    assert len(with_hole["send"]) == len(without["send"]) - 1
 
 
 def claimed(envs):
@@ -369,17 +433,48 @@ def test_the_parts_of_a_round_make_it_up():
         stepped(envs)
         *workers, parent = recorder.read()
         recorder.close()
-    rounds = rounds_of(parent, workers)
+    rounds = rounds_of(parent, workers, 2)
     sends = np.sort(parent["begin"][parent["kind"] == _core.Track.SEND])
     assert sum(rounds.values()).tolist() == np.diff(sends).tolist()
     assert min(part.min() for part in rounds.values()) >= 0
     assert (rounds["step"] > 0).all()
 
 
-def test_a_trace_that_cannot_be_is_refused(tmp_path, capfd):
+def test_a_trace_that_cannot_be_is_refused(tmp_path):
+    def refused(path):
+        with pytest.raises(OSError, match="cannot trace to") as caught:
+            VectorEnv([Counting] * 2, num_workers=1, trace=path)
+        return str(caught.value)
+
     with pytest.raises(ValueError, match="trace needs workers"):
         VectorEnv([Counting] * 2, num_workers=0, trace=tmp_path / "run.pftrace")
-    with pytest.raises(OSError, match="cannot trace to"):
-        VectorEnv([Counting] * 2, num_workers=1, trace=tmp_path / "absent" / "run.pftrace")
-    assert "No such file or directory" in capfd.readouterr().err
+    assert "No such file or directory" in refused(tmp_path / "absent" / "run.pftrace")
+    os.mkfifo(tmp_path / "pipe")
+    assert "No such device or address" in refused(tmp_path / "pipe")
+    with counting(tmp_path / "run.pftrace") as envs:
+        stepped(envs)
+        assert "another trace is being written" in refused(tmp_path / "run.pftrace")
+    assert traces.read(tmp_path / "run.pftrace")[MAIN].named("send")
     assert os.getpid() not in [one.pid for one in programs()]
+
+
+def test_merged_files_keep_their_tracks_and_clocks_apart(tmp_path):
+    paths = [tmp_path / "one.json", tmp_path / "two.json"]
+    for path in paths:
+        with counting(path) as envs:
+            stepped(envs)
+    absolute = tmp_path / "absolute.json"
+    base = json.loads(paths[0].read_text())["baseTimeNanoseconds"]
+    absolute.write_text(json.dumps([{"ph": "i", "name": "then", "ts": base / 1e3 + 5}]))
+    for order in ([absolute, *paths], [*paths, absolute]):
+        both = tmp_path / "both.json"
+        assert main(["trace", "--merge", *map(str, order), "-o", str(both)]) == 0
+        merged = json.loads(both.read_text())
+        events = merged["traceEvents"]
+        tracks = {one["tid"] for one in events if one["name"] == "thread_name"}
+        assert len(tracks) == 6
+        begun = [one["id"] for one in events if one["ph"] == "s"]
+        assert len(set(begun)) == 2 * 2 * (STEPS + 2)
+        (then,) = [one["ts"] for one in events if one["name"] == "then"]
+        then += merged.get("baseTimeNanoseconds", 0) / 1e3
+        assert then == pytest.approx(base / 1e3 + 5, abs=1)
