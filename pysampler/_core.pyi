@@ -963,6 +963,10 @@ class Pool:
         """
         Let go of the memory.
         """
+    def count_waits_in(self, counter: numpy.typing.NDArray[numpy.int64]) -> None:
+        """
+        Add up in a number how long this process waits, in ns.
+        """
     def flush(self, timeout: float | None = None, *, deadline: int | None = None) -> bool:
         """
         Until all that was sent has gone; False at the deadline.

@@ -232,11 +232,14 @@ void register_pool(py::module_& m) {
         .def_property_readonly("offset", &PyPool::offset, "Where it begins in its segment.")
         .def("trace_to", &PyPool::trace_to, py::arg("track"),
              "Trace what comes on this track; None: trace nothing.")
+        .def("count_waits_in", &PyPool::count_waits_in, py::arg("counter").noconvert(),
+             "Add up in a number how long this process waits, in ns.")
         .def(
             "close",
             [](PyPool& self) {
                 self.close();
                 self.trace_to(nullptr);
+                self.count_waits_in({});
             },
             "Let go of the memory.")
         .def_static("size_of", &size_of, py::arg("groups"), "Bytes it takes in a segment.")

@@ -189,6 +189,8 @@ class PyPool : public Handle {
     // Traces what comes to this track, or nothing if it is null.
     void trace_to(std::shared_ptr<Track> track) { track_ = std::move(track); }
     const std::shared_ptr<Track>& track() const { return track_; }
+    // Adds up in a number how long this process waits, in ns; an empty array: in none.
+    void count_waits_in(const py::array_t<std::int64_t>& counter) { waited_ns_ = counter; }
 
     // In a signal handler: the wait that it interrupted ends with a ClosedError once the handler
     // returns, and the handler itself may wait.
@@ -218,6 +220,22 @@ class PyPool : public Handle {
     }
 
  private:
+    // Counts how long this process waits, for programs that look on.
+    class Waiting {
+     public:
+        explicit Waiting(const py::array_t<std::int64_t>& counter)
+            : counter_(counter), began_(now_ns()) {}
+        Waiting(const Waiting&) = delete;
+        Waiting& operator=(const Waiting&) = delete;
+        ~Waiting() {
+            if (counter_.size() > 0) *counter_.mutable_data() += now_ns() - began_;
+        }
+
+     private:
+        py::array_t<std::int64_t> counter_;  // meanwhile the owner may let go of it
+        std::int64_t began_;
+    };
+
     // Traces a moment of a group, if that is wanted.
     void mark(TraceKind kind, std::uint32_t group) {
         if (track_ == nullptr) return;
@@ -288,7 +306,8 @@ class PyPool : public Handle {
     // Calls `wait(policy)` without the GIL: ready, at its deadline, or lost.
     template <class Wait>
     Outcome outcome_of(const char* verb, Wait&& wait) {
-        const Traced waiting(track_, TraceKind::kWait, pool_.pending());
+        const Traced traced(track_, TraceKind::kWait, pool_.pending());
+        const Waiting counted(waited_ns_);
         const auto wanted = [this, before = given_up_] { return given_up_ == before && !closed(); };
         const Outcome outcome = sound([&] { return site_(wait, wanted); });
         if (outcome == Outcome::kInterrupted) {
@@ -307,6 +326,7 @@ class PyPool : public Handle {
     Site site_;
     Side waiting_;
     std::shared_ptr<Track> track_;
+    py::array_t<std::int64_t> waited_ns_;
 };
 
 }  // namespace pysampler::bindings

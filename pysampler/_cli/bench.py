@@ -13,6 +13,7 @@ from pysampler._cli.measuring import (
     LEAST_TURNS,
     SHORTEST,
     add_setting,
+    busy_remark,
     clearly_faster,
     counted,
     looked_at,
@@ -162,7 +163,9 @@ def scaling(setting: Setting, ideal: Measured, alone: list[float]) -> float | No
 
 
 def _best_of_ours(measured: Mapping[str, Measured]) -> str:
-    return AUTO if clearly_faster(measured[AUTO], measured[DEFAULT]) else DEFAULT
+    same = measured[AUTO].about == measured[DEFAULT].about  # then what differs is noise
+    faster = not same and clearly_faster(measured[AUTO], measured[DEFAULT])
+    return AUTO if faster else DEFAULT
 
 
 def advice_of(
@@ -202,7 +205,12 @@ def advice_of(
             "The default is close to the ideal: only faster envs or more CPUs make it faster."
         )
     else:
-        said.append("The default is the best of these; workers wait: more envs for each may help.")
+        said.append("Workers wait part of the time: more envs for each may help.")
+    ahead = [name for name in (SYNC, ASYNC) if measured[name].rates]
+    ahead = [name for name in ahead if measured[name].rate > best.rate]
+    if ahead:
+        said.append(f"{ahead[0]} may be as fast: no clear difference was seen.")
+    said += busy_remark(measured[IDEAL])
     share = scaling(setting, measured[IDEAL], alone)
     if share is not None and share < 0.7:
         said.append(

@@ -143,6 +143,7 @@ def merge(paths: Iterable[Path], into: Path) -> int:
             first_base = merged.get("baseTimeNanoseconds", 0) if merged else base
             later = (base - first_base) / 1e3
             for event in events:
+                event["ph"]  # which every event has
                 if "ts" in event:
                     event["ts"] += later
                 _renumber(event, number)

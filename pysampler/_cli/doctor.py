@@ -36,6 +36,7 @@ _Said = tuple[str, str, str]  # the rest of a Finding
 
 _WORKER_BYTES = 11 << 20  # what a worker takes beside its envs
 _LATE = 20e-6  # how late, in seconds, a deadline is noticed on a machine without trouble
+_LOADED = 0.75  # processes for each CPU from which others run
 _STOLEN_FOR = 0.5  # seconds during which stolen time is measured
 
 
@@ -82,6 +83,7 @@ def examine(workers: int | None = None) -> Iterator[Finding]:
         ("MuJoCo", _mujoco),
         ("CPUs", _cpus),
         ("stolen time", _stolen),
+        ("other work", _other_work),
         ("shared memory", _shared_memory),
         ("waiting", _waiting),
         ("deadlines", _deadlines),
@@ -194,6 +196,15 @@ def _stolen() -> _Said:
     found = f"{share:.1%} of the CPU time went to other machines just now, {since_boot:.1%} in all"
     if max(share, since_boot) > 0.05:
         advice = "measure in turn, several times: speeds here change with what others do"
+        return _look(found, advice)
+    return _ok(found)
+
+
+def _other_work() -> _Said:
+    cpus, load = usable_cpus(), os.getloadavg()[0]
+    found = f"{load:.1f} processes or threads ran or waited for a CPU in the last minute"
+    if load > _LOADED * cpus:
+        advice = f"that is much for {cpus} CPUs: what else runs here takes time from workers"
         return _look(found, advice)
     return _ok(found)
 

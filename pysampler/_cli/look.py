@@ -25,7 +25,7 @@ _STUCK = 10.0  # seconds in one env after which that is the verdict
 _SLOW = 3.0  # times the usual from which an env is named as slow
 _ENOUGH = 20  # steps of each env before one is called slow
 _STARVED = 0.25  # the share of the time without a CPU from which that is said
-_SHORT = 2e-4  # seconds of a round in which waking takes a large part
+_WAITING = 0.3  # the share of an env's time on a CPU below which it waits for something else
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class WorkerLook:
         reset_p50: Seconds; 0 if there was none.
         reset_p99: Seconds; 0 if there was none.
         busy: The share of the time that its envs were at work.
-        starved: The share of the time that it could have run, and had no CPU; None if the kernel
-            does not count that.
+        on_cpu: The share of the time that it ran; None if the kernel does not count that.
+        starved: The share of the time that it could have run, and had no CPU; None likewise.
         blocked: The share of the time that a full ring blocked it; None if it pushes to none.
         acts: Whether it has the policy too.
         lag: How many versions behind the newest its weights are; None if it loads none.
@@ -63,6 +63,7 @@ class WorkerLook:
     reset_p50: float
     reset_p99: float
     busy: float
+    on_cpu: float | None
     starved: float | None
     blocked: float | None
     acts: bool
@@ -79,6 +80,7 @@ class Look:
         steps: Env steps a second, of all workers.
         busy: The share of the time that the workers' envs were at work: what it makes of what these
             workers could, if they never waited.
+        program: The share of the time that the program did not wait for workers.
         verdict: What limits it, in one line.
         records: How many records of actors wait in their ring; None if there is no ring.
         most_records: With how many the actors block; None if there is no ring.
@@ -88,6 +90,7 @@ class Look:
     seconds: float
     steps: float
     busy: float
+    program: float
     verdict: str
     records: int | None
     most_records: int | None
@@ -106,7 +109,8 @@ class PoolLooks:
         self._at = time.monotonic()
         self._rows = pool.counters.envs.copy()
         self._blocked_ns = pool.gauges.blocked_ns.copy()
-        self._delays = _delays_of(pool)
+        self._waited_ns = int(pool.gauges.waited_ns[0])
+        self._ran = _schedules_of(pool)
 
     def follow(self, pool: Pool) -> None:
         """Take over the pids of the workers from a newer look at the same pool."""
@@ -126,11 +130,14 @@ class PoolLooks:
         blocked_ns, blocked_before = gauges.blocked_ns.copy(), self._blocked_ns
         self._blocked_ns = blocked_ns
         blocked = np.clip((blocked_ns - blocked_before) / 1e9 / seconds, 0, 1).tolist()
-        before, self._delays = self._delays, _delays_of(pool)
+        waited_before, self._waited_ns = self._waited_ns, int(gauges.waited_ns[0])
+        program = 1 - min(1.0, (self._waited_ns - waited_before) / 1e9 / seconds)
+        before, self._ran = self._ran, _schedules_of(pool)
         workers = []
         for index, (first, end) in enumerate(pool.about.members):
             own = slice(first, end)
             pid = pool.workers.get(index)
+            on_cpu, starved = _shares(before.get(pid), self._ran.get(pid), seconds)
             env = int(working[index])
             since = (looked - int(began[index])) / 1e9
             # One step that is not over yet counts as far as it has come.
@@ -149,7 +156,8 @@ class PoolLooks:
                     reset_p50=resets.quantile(own, 0.5),
                     reset_p99=resets.quantile(own, 0.99),
                     busy=min(1.0, float(busy) / seconds),
-                    starved=_share(before.get(pid), self._delays.get(pid), seconds),
+                    on_cpu=on_cpu,
+                    starved=starved,
                     blocked=blocked[index] if most_records else None,
                     acts=versions[index] != NO_VERSION,
                     lag=None if newest == NO_VERSION else max(0, newest - versions[index]),
@@ -161,7 +169,8 @@ class PoolLooks:
             seconds=seconds,
             steps=sum(worker.steps for worker in workers),
             busy=busy,
-            verdict=_verdict(workers, busy, steps, seconds, pool.about.noun) + _remark(workers),
+            program=program,
+            verdict=_verdict(workers, busy, program, steps, resets, seconds, pool.about.noun),
             records=records if most_records else None,
             most_records=most_records or None,
             workers=workers,
@@ -182,7 +191,13 @@ class _Since:
 
 
 def _verdict(
-    workers: list[WorkerLook], busy: float, steps: _Since, seconds: float, noun: str
+    workers: list[WorkerLook],
+    busy: float,
+    program: float,
+    steps: _Since,
+    resets: _Since,
+    seconds: float,
+    noun: str,
 ) -> str:
     """Return what limits the pool."""
     ended = [index for index, worker in enumerate(workers) if worker.cpu is None]
@@ -190,41 +205,63 @@ def _verdict(
         return "the program has ended"
     if ended:
         return f"worker {ended[0]} has ended"
-    stuck = [worker for worker in workers if worker.env is not None and worker.since > _STUCK]
-    if stuck:
-        worst = max(stuck, key=lambda worker: worker.since)
-        return f"{noun} {worst.env} has been at work for {worst.since:.0f} s in one call"
+    at_work = [worker for worker in workers if worker.env is not None]
+    longest = max(at_work, key=lambda worker: worker.since, default=None)
+    if longest is not None and longest.since > _STUCK:
+        return f"{noun} {longest.env} has been at work for {longest.since:.0f} s in one call"
     blocked = float(np.mean([worker.blocked or 0.0 for worker in workers]))
     if blocked > 0.5:
         return f"the learner is the limit: records that it has not taken block actors {blocked:.0%}"
-    if not steps.count.any():
+    if not (steps.count.any() or resets.count.any()):
+        if longest is not None:
+            return f"all wait for {noun} {longest.env}, at work for {with_unit(longest.since)}"
         waits = min(worker.since for worker in workers)
         return f"nothing was asked of the workers in the last {waits:.1f} s"
-    most, least = (f(worker.busy for worker in workers) for f in (max, min))
+    most = max(worker.busy for worker in workers)
     if most < 0.5 and any(worker.acts for worker in workers):
         limits = "policy" if workers[0].blocked is not None else "policy or the program"
         return f"the {limits} is the limit: workers are at {noun}s {busy:.0%} of the time"
-    round_seconds = seconds * len(steps.count) / int(steps.count.sum())
-    if most < 0.5 and round_seconds < _SHORT:
-        took = f"steps of all {noun}s take {with_unit(round_seconds)}"
-        return f'{took}, so short that waking workers is the limit: try num_workers="auto"'
-    if most < 0.5:
-        return f"the program is the limit: workers wait for it {1 - busy:.0%} of the time"
+    starved = float(np.mean([worker.starved or 0.0 for worker in workers]))
+    remark = ""
+    if starved > _STARVED:
+        remark = f"workers wait for a CPU {starved:.0%} of the time: too much else runs"
+    if most < 0.5 and program > 0.5:
+        said = f"the program is the limit: it does something else {program:.0%} of the time"
+    elif most < 0.5 and remark:
+        return remark
+    elif most < 0.5:
+        round_seconds = seconds * len(steps.count) / max(1, int(steps.count.sum()))
+        said = (
+            f"waking workers is the limit: steps of all {noun}s take {with_unit(round_seconds)}; "
+            'try num_workers="auto"'
+        )
+    else:
+        said = _limit_of_envs(workers, busy, steps, resets, noun)
+    return f"{said}; {remark}" if remark else said
+
+
+def _limit_of_envs(
+    workers: list[WorkerLook], busy: float, steps: _Since, resets: _Since, noun: str
+) -> str:
+    """Return why envs take most of the time."""
+    in_resets = resets.ns.sum() / max(1, steps.ns.sum() + resets.ns.sum())
+    if in_resets > 0.5:
+        return f"resets are the limit: they take {in_resets:.0%} of the {noun}s' time"
     mean = steps.ns / np.maximum(steps.count, 1) / 1e9
     if slow := slow_envs(steps.count, mean, _SLOW, _ENOUGH):
         env, times = slow[0]
         return f"one {noun} slow: {env}, {times:.1f} times the usual"
+    most, least = (f(worker.busy for worker in workers) for f in (max, min))
     if most > 0.9 and least < 0.6 * most:
         return f"work is uneven: the busiest worker is at work {most:.0%}, the idlest {least:.0%}"
+    wanted = [
+        worker.on_cpu + worker.starved
+        for worker in workers
+        if worker.on_cpu is not None and worker.starved is not None
+    ]
+    if wanted and float(np.mean(wanted)) < _WAITING * busy:
+        return f"{noun}s wait for something else than a CPU: try more workers, pysampler tune"
     return f"{noun}s are the limit: workers are at work {busy:.0%} of the time"
-
-
-def _remark(workers: list[WorkerLook]) -> str:
-    """Return what is to be known beside the verdict; mostly empty."""
-    starved = float(np.mean([worker.starved or 0.0 for worker in workers]))
-    if starved < _STARVED:
-        return ""
-    return f"; workers wait for a CPU {starved:.0%} of the time: too much else runs"
 
 
 def _cpu_of(pid: int) -> int | None:
@@ -236,21 +273,25 @@ def _cpu_of(pid: int) -> int | None:
     return int(text.rpartition(")")[2].split()[36])
 
 
-def _delay_of(pid: int) -> int | None:
-    """Return for how many ns a process has waited for a CPU; None if that is not known."""
+def _schedules_of(pool: Pool) -> dict[int | None, tuple[int, int] | None]:
+    """Return for how many ns each worker has run, and waited for a CPU, by its pid."""
+    return {pid: _schedule_of(pid) for pid in pool.workers.values()}
+
+
+def _schedule_of(pid: int) -> tuple[int, int] | None:
+    """Return for how many ns a process has run, and waited for a CPU; None if it is not known."""
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
+        ran, waited = Path(f"/proc/{pid}/schedstat").read_text().split()[:2]
+        return int(ran), int(waited)
+    except (OSError, ValueError):
         return None
 
 
-def _delays_of(pool: Pool) -> dict[int | None, int | None]:
-    """Return for how many ns each worker has waited for a CPU, by its pid."""
-    return {pid: _delay_of(pid) for pid in pool.workers.values()}
-
-
-def _share(before: int | None, after: int | None, seconds: float) -> float | None:
-    """Return the share of some seconds that passed between two numbers of ns."""
+def _shares(
+    before: tuple[int, int] | None, after: tuple[int, int] | None, seconds: float
+) -> tuple[float | None, float | None]:
+    """Return which shares of some seconds passed between two pairs of ns."""
     if before is None or after is None:
-        return None
-    return min(1.0, (after - before) / 1e9 / seconds)
+        return None, None
+    ran, waited = ((b - a) / 1e9 / seconds for a, b in zip(before, after, strict=True))
+    return min(1.0, ran), min(1.0, waited)

@@ -42,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (what, add_arguments, run) in _COMMANDS.items():
         one = commands.add_parser(name, help=what, description=what)
-        one.add_argument("--json", action="store_true", help="print JSON, for programs")
+        as_json = "print JSON, for programs"
+        if name == "trace":
+            as_json = "write JSON, as torch.profiler does"
+        one.add_argument("--json", action="store_true", help=as_json)
         add_arguments(one)
         one.set_defaults(run=run)
     options = parser.parse_args(arguments)

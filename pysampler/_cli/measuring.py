@@ -25,6 +25,7 @@ __all__ = [
     "SHORTEST",
     "Setting",
     "add_setting",
+    "busy_remark",
     "clearly_faster",
     "counted",
     "looked_at",
@@ -37,6 +38,7 @@ SHORTEST = 0.02  # seconds of a slice
 LEAST_TURNS = 4  # fewer have no quartiles to speak of
 _LONGEST = 0.4
 _CLEAR = 1.03  # times as fast from which a difference counts, if the quartiles agree
+_BUSY = 0.4  # the spread of the quartiles from which a machine is busy
 _DEFAULT_ENVS = 64
 _NAME, _RATE, _SPREAD = 29, 11, 19  # widths of columns, of the first at least
 
@@ -173,6 +175,14 @@ def table(measured: Mapping[str, Measured], of: str) -> list[str]:
             shown = bar(one.fraction.middle / full, max(0, cells))
             lines.append((row + shown).rstrip())
     return lines
+
+
+def busy_remark(reference: Measured) -> list[str]:
+    """Return what to say where the speed of what all are compared with changes much."""
+    spread = Spread.of(reference.rates)
+    if spread.high - spread.low < _BUSY * spread.middle:
+        return []
+    return ["This machine is busy with other things: measure again when it is not, or longer."]
 
 
 def clearly_faster(one: Measured, other: Measured) -> bool:

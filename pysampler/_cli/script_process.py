@@ -52,7 +52,7 @@ def main() -> None:
     sys.path.insert(0, str(Path(script).resolve().parent))
     with _why_not(why):
         runpy.run_path(script, run_name="__main__")
-    why.write_text("it has ended without making one")
+    why.write_text("it has ended without making a VectorEnv, or one of gymnasium")
     os._exit(0)
 
 

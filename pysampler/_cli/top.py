@@ -31,6 +31,7 @@ HELP = "show live what the workers of a running program do"
 DUMP_HELP = "print once what the workers of a running program do, as when it hangs"
 
 _NARROWEST = 10  # columns of a terminal
+_UNBOUNDED = 160  # columns where there is no terminal
 _LOWEST = 4  # lines of a terminal in which one says how many more there are
 _SILENT = 2.0  # seconds for which dump says nothing
 _PATIENCE = 10.0  # seconds for which a program may have no workers, while one is replaced
@@ -118,7 +119,8 @@ def run_dump(options: argparse.Namespace) -> int:
         ]
         print(json.dumps({"pid": program.pid, "command": program.command, "pools": pools}))
         return 0
-    print("\n".join(_lines(program, taken, shutil.get_terminal_size().columns)))
+    width = shutil.get_terminal_size((_UNBOUNDED, 24)).columns
+    print("\n".join(_lines(program, taken, width)))
     for look in taken:
         for worker in look.workers:
             if worker.env is not None and worker.pid is not None and worker.since > options.seconds:
@@ -140,7 +142,7 @@ def _lines(program: Program, looks: Sequence[Look], width: int) -> list[str]:
         told = (
             f"{pool.name}, {members} {pool.about.noun}s in {workers} worker{'s' * (workers > 1)}"
             f"{' and the program' * pool.about.main}: "
-            f"{look.steps:,.0f} steps/s, {look.busy:.0%} of what the workers could"
+            f"{look.steps:,.0f} steps/s, {look.busy:.0%} of workers that never wait"
         )
         if look.records is not None:
             told += f"; {look.records:,} of {look.most_records:,} records wait"

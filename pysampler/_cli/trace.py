@@ -32,7 +32,7 @@ from pysampler._cli.rounds import (
     shown,
 )
 from pysampler._cli.screen import seconds
-from pysampler._workers.counters import with_unit
+from pysampler._workers.counters import slow_envs, with_unit
 from pysampler._workers.tracing import SLICE
 from pysampler.sync import now
 
@@ -64,6 +64,7 @@ _NAMES = {
 }
 _OF_ENVS = _KIND.STEP, _KIND.RESET
 _OF_GROUPS = _KIND.SEND, _KIND.WAIT  # their numbers say how many groups
+_SLOW, _ENOUGH = 2.0, 20  # times the usual, and steps of each env before that is said
 _PAUSE = 0.01  # seconds between two looks, in which a ring must not overflow
 _OFTEN = 0.1  # seconds between two that write, and say how far it is
 _SELDOM = 1.0  # seconds between two looks for other pools
@@ -132,6 +133,8 @@ def _traced(options: argparse.Namespace) -> int:
         trace.close()
     size = path.stat().st_size / 1e6
     say(f"{path}: {size:.1f} MB, {trace.count:,} slices in {seconds_traced:.1f} s{end.why}")
+    if not trace.count:
+        say("nothing ended meanwhile: pysampler dump says what is at work")
     if trace.holes:
         say(f"{trace.holes:.2f} s of it are incomplete: slices came faster than they were read")
     for line in trace.summary():
@@ -329,6 +332,7 @@ class _PoolTrace:
         # Slices of others than envs: they are linked when all are known.
         self._rest: list[list[npt.NDArray[Any]]] = [[] for _ in self._new]
         self._counters = pool.counters
+        self._before = pool.counters.envs["steps"].copy()
         # When, env steps until then, and seconds at work.
         self._counted: list[tuple[int, int, float]] = []
         self._rounds: dict[str, npt.NDArray[np.int64]] = {}
@@ -409,7 +413,15 @@ class _PoolTrace:
         count = len(self._rounds["send"])
         rounds = f"{count:,} round" + "s" * (count > 1)
         head = f"{self._name}: {rounds} of {with_unit(sum(means.values()))}, of which"
-        return [head, *shown(means)]
+        return [head, *shown(means), *self._slow()]
+
+    def _slow(self) -> list[str]:
+        """Return a line on an env that is slower than the others."""
+        rows = self._counters.envs["steps"]
+        count = rows["count"] - self._before["count"]
+        ns = rows["total_ns"] - self._before["total_ns"]
+        slow = slow_envs(count, ns / np.maximum(count, 1) / 1e9, _SLOW, _ENOUGH)
+        return [f"env {env} takes {times:.1f} times the usual" for env, times in slow[:1]]
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

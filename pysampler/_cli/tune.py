@@ -19,6 +19,7 @@ from pysampler._cli.choices import DEFAULT, Choice, choices_for
 from pysampler._cli.measuring import (
     LEAST_TURNS,
     add_setting,
+    busy_remark,
     clearly_faster,
     counted,
     looked_at,
@@ -257,9 +258,10 @@ def advice_of(
         if name != DEFAULT and clearly_faster(one, finals[DEFAULT])
     ]
     better.sort(key=lambda name: -finals[name].fraction.middle)
+    busy = " ".join(["", *busy_remark(finals[DEFAULT])])
     if not better:
         said = "Nothing beats the default by more than the spread of the turns."
-        return said, choices[DEFAULT].lines(setting)
+        return said + busy, choices[DEFAULT].lines(setting)
     best = better[0]
     said = f"{best} makes {finals[best].fraction} times the steps of the default."
     about = finals[best].about
@@ -276,4 +278,4 @@ def advice_of(
             lines += ["", "# with step", *choices[stepped[0]].lines(setting)]
         else:
             said += "nothing beats the default."
-    return said, lines
+    return said + busy, lines

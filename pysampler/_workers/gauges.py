@@ -31,6 +31,7 @@ class Gauges:
         versions: The version of the weights that each worker acts with: 0 until it has loaded any,
             ``NO_VERSION`` if it has no policy. It writes it itself; the parent between samplers.
         blocked_ns: How long a full ring has blocked each actor, written likewise.
+        waited_ns: How long the parent has waited for workers, in one number that it writes.
     """
 
     def __init__(self, workers: int, memory: npt.NDArray[np.uint8]) -> None:
@@ -38,6 +39,7 @@ class Gauges:
         self.restarts = self._lines[:-1, 0]
         self.versions = self._lines[:-1, 1]
         self.blocked_ns = self._lines[:-1, 2]
+        self.waited_ns = self._lines[-1, 3:4]
 
     @staticmethod
     def size_of(workers: int) -> int:
@@ -57,7 +59,7 @@ class Gauges:
         """Note that no sampler uses the workers. None may be at work."""
         self.versions[:] = NO_VERSION
         self.blocked_ns[:] = 0
-        self._lines[-1] = NO_VERSION, *[0] * (LINE // 8 - 1)
+        self._lines[-1, :3] = NO_VERSION, 0, 0
 
     @property
     def newest(self) -> int:

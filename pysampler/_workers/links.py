@@ -88,6 +88,7 @@ class Links:
         self.core = _core.Pool(segment, groups, weights, _MAIL, wait_policy(policy))
         self.track = _core.Track(segment, trace_at, workers)  # of this process
         self.core.trace_to(self.track)
+        self.core.count_waits_in(self.gauges.waited_ns)
         self._outboxes = [_core.ByteRing(segment, _MAIL) for _ in shares]
         self.mail = [self._inbox(index) for index in range(workers)]
         self.attachments = [

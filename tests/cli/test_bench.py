@@ -220,7 +220,7 @@ def test_the_advice_is_what_is_fastest_beyond_the_spread(monkeypatch):
     assert advice.startswith("gymnasium SyncVectorEnv is 1.20 times as fast as either of pysampler")
     assert line == ""
     advice, _ = advised(0.5, 0.4, 0.2, 0.1)
-    assert "workers wait" in advice
+    assert "Workers wait" in advice
     assert "processes that never talk" not in advice
     advice, _ = advised(0.9, 0.9, 0.2, 0.1, alone=200.0)
     assert "4 processes that never talk make only 2.0 times the steps of one" in advice

@@ -13,7 +13,16 @@ from pysampler._cli.main import main
 
 DOCTOR = ("-m", "pysampler", "doctor")
 TOPICS = [
-    *("versions", "torch", "MuJoCo", "CPUs", "stolen time", "shared memory", "waiting"),
+    *(
+        "versions",
+        "torch",
+        "MuJoCo",
+        "CPUs",
+        "stolen time",
+        "other work",
+        "shared memory",
+        "waiting",
+    ),
     *("deadlines", "open files", "processes", "memory", "a vector env"),
 ]
 

@@ -148,17 +148,70 @@ def test_workers_that_get_no_cpu_are_said_to_wait_for_one():
             look = looks.look()
             if look.workers[0].starved > 0.3:
                 break
-        assert "; workers wait for a CPU " in look.verdict
+        assert "workers wait for a CPU " in look.verdict
 
 
-def test_steps_that_are_too_short_for_workers_are_told():
-    counted = _Since(*[np.zeros(4, _DURATIONS)] * 2)
-    counted.count = np.full(4, 10_000)
-    idle = WorkerLook(
-        *(False, 1, 0, None, 0.0, 40_000.0, 1e-6, 1e-6, 0.0, 0.0, 0.1, 0.0, None, False, None, 0)
+def durations(count, ns):
+    """The durations of four envs, each ``count`` of ``ns``."""
+    made = _Since(*[np.zeros(4, _DURATIONS)] * 2)
+    made.count, made.ns = np.full(4, count), np.full(4, count * ns)
+    return made
+
+
+def verdict(*, busy, program, steps, resets=None, since=0.0, **worker):
+    """The verdict on a pool of one worker, which was looked at for a second."""
+    kind = {
+        "main": False,
+        "pid": 1,
+        "cpu": 0,
+        "env": None,
+        "since": since,
+        "steps": 1.0,
+        "step_p50": 0.0,
+        "step_p99": 0.0,
+        "reset_p50": 0.0,
+        "reset_p99": 0.0,
+        "busy": busy,
+        "on_cpu": busy,
+        "starved": 0.0,
+        "blocked": None,
+        "acts": False,
+        "lag": None,
+        "restarts": 0,
+        **worker,
+    }
+    resets = durations(0, 0) if resets is None else resets
+    return _verdict([WorkerLook(**kind)], busy, program, steps, resets, 1.0, "env")
+
+
+def test_each_verdict_has_its_cause():
+    steps = durations(10_000, 5_000)
+    assert verdict(busy=0.2, program=0.9, steps=steps).startswith(
+        "the program is the limit: it does something else 90%"
     )
-    assert "waking workers is the limit" in _verdict([idle], 0.1, counted, 1.0, "env")
-    assert _verdict([idle], 0.1, counted, 100.0, "env").startswith("the program is the limit")
+    assert verdict(busy=0.2, program=0.1, steps=steps).startswith(
+        "waking workers is the limit: steps of all envs take 100.0 us"
+    )
+    assert verdict(busy=0.2, program=0.1, steps=steps, starved=0.4).startswith(
+        "workers wait for a CPU 40% of the time"
+    )
+    assert verdict(busy=0.9, program=0.1, steps=steps, starved=0.4).startswith(
+        "envs are the limit: workers are at work 90% of the time; workers wait for a CPU 40%"
+    )
+    assert verdict(busy=0.9, program=0.1, steps=steps, on_cpu=0.1).startswith(
+        "envs wait for something else than a CPU"
+    )
+    slow = durations(100, 10_000_000)
+    assert verdict(busy=0.9, program=0.1, steps=steps, resets=slow).startswith(
+        "resets are the limit: they take 95%"
+    )
+    none = durations(0, 0)
+    assert verdict(busy=1.0, program=0.0, steps=none, env=3, since=4.8) == (
+        "all wait for env 3, at work for 4.80 s"
+    )
+    assert verdict(busy=0.0, program=1.0, steps=none, since=4.8) == (
+        "nothing was asked of the workers in the last 4.8 s"
+    )
 
 
 # -- what lies in a segment ------------------------------------------------------------------------

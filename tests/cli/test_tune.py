@@ -110,10 +110,14 @@ def test_whatever_makes_a_vector_env_is_noticed(folder, program, what):
 @pytest.mark.parametrize(
     ("script", "arguments", "why"),
     [
-        ("", [], "it has ended without making one"),
+        ("", [], "it has ended without making a VectorEnv, or one of gymnasium"),
         ("1 / 0", [], "ZeroDivisionError: division by zero"),
         (SCRIPT, ["--script-args=--level 3"], "SystemExit: 2; train.py: error: unrecognized"),
-        (SCRIPT, ["--script-args=--hang", "--limit", "1"], "it has made no vector env within 1 s"),
+        (
+            SCRIPT,
+            ["--script-args=--hang", "--limit", "1"],
+            "it has made no VectorEnv, nor one of gymnasium, within 1 s",
+        ),
         ("import os; os.abort()", [], "its process has ended: -6"),
     ],
 )
