@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import pty
+import re
 import select
 import signal
 import statistics
@@ -83,7 +84,7 @@ def running(program: str) -> Iterator[int]:
         path.write_text(program)
         process = subprocess.Popen(
             ["python", "train.py"],  # what the pictures show
-            executable=sys.executable,
+            env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
             cwd=folder,
             start_new_session=True,
         )
@@ -128,7 +129,9 @@ def picture(name: str, title: str, screen: pyte.Screen) -> None:
         text.append("\n")
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(text, end="")
-    console.save_svg(str(PICTURES / f"screen-{name}.svg"), title=title, unique_id=name)
+    svg = console.export_svg(title=title, unique_id=name)
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # which a browser would fetch
+    (PICTURES / f"screen-{name}.svg").write_text(svg)
 
 
 def draw_trace(path: Path, rounds: float) -> None:

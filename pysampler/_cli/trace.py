@@ -65,7 +65,7 @@ _NAMES = {
 _OF_ENVS = _KIND.STEP, _KIND.RESET
 _OF_GROUPS = _KIND.SEND, _KIND.WAIT  # their numbers say how many groups
 _SLOW, _ENOUGH = 2.0, 20  # times the usual, and steps of each env before that is said
-_PAUSE = 0.01  # seconds between two looks, in which a ring must not overflow
+_PAUSE = 0.03  # seconds between two looks, in which a ring must not overflow
 _OFTEN = 0.1  # seconds between two that write, and say how far it is
 _SELDOM = 1.0  # seconds between two looks for other pools
 
