@@ -98,10 +98,11 @@ def test_a_script_is_run_until_it_makes_a_vector_env(folder):
         ("pysampler.VectorEnv([lambda i=i: i for i in range(3)])", "env_fns"),
     ],
 )
-def test_whatever_makes_a_vector_env_is_noticed(folder, program, what):
+def test_each_way_to_make_a_vector_env_is_noticed(folder, monkeypatch, program, what):
     (folder / "train.py").write_text(f"import gymnasium, pysampler\n{program}\n")
     code = "from pysampler._cli.script_process import main; main()"
     completed("-c", code, str(os.getpid()), "envs", "train.py")
+    monkeypatch.setattr(sys, "path", sys.path[:])  # which becomes the script's
     source = load(folder / "envs")
     assert what in source.call.format(source.count)
     assert len(source.env_fns(source.count)) == source.count
