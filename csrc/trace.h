@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "clock.h"
 #include "layout.h"
@@ -42,25 +43,63 @@ struct TraceSwitch {
 };
 static_assert(sizeof(TraceSwitch) == kLine);
 
-struct TraceSlice {
+struct Slice {
     std::int64_t begin;
     std::int64_t end;
     TraceKind kind;
     std::uint32_t id;  // of the env or the group
-    // How many slices came before it, plus 1; 0 while it is being written.
-    std::atomic<std::uint64_t> number;
 };
-static_assert(sizeof(TraceSlice) == 32);
+static_assert(sizeof(Slice) == 24);
+
+// SYNC: a seqlock. Each store but the first is a release, and each load of copy_to but the last an
+// acquire: a copy that has any part of a newer slice finds 0 or that slice's number at its end, and
+// one that finds the number it expects at its begin has all of the slice.
+class TraceSlot {
+ public:
+    // Writes the slice before which there were `before` others.
+    void write(const Slice& slice, std::uint64_t before) {
+        number_.store(0, std::memory_order_relaxed);
+        begin_.store(slice.begin, std::memory_order_release);
+        end_.store(slice.end, std::memory_order_release);
+        kind_.store(slice.kind, std::memory_order_release);
+        id_.store(slice.id, std::memory_order_release);
+        number_.store(before + 1, std::memory_order_release);
+    }
+
+    // Whether it holds the slice before which there were `before` others; then `slice` is that.
+    bool copy_to(Slice& slice, std::uint64_t before) const {
+        if (number_.load(std::memory_order_acquire) != before + 1) return false;
+        slice.begin = begin_.load(std::memory_order_acquire);
+        slice.end = end_.load(std::memory_order_acquire);
+        slice.kind = kind_.load(std::memory_order_acquire);
+        slice.id = id_.load(std::memory_order_acquire);
+        return number_.load(std::memory_order_relaxed) == before + 1;
+    }
+
+ private:
+    std::atomic<std::int64_t> begin_;
+    std::atomic<std::int64_t> end_;
+    std::atomic<TraceKind> kind_;
+    std::atomic<std::uint32_t> id_;
+    // How many slices came before it, plus 1; 0 while it is being written.
+    std::atomic<std::uint64_t> number_;
+};
+static_assert(sizeof(TraceSlot) == 32);
 
 // Any thread of the process writes.
 struct TraceRing {
     static constexpr std::uint64_t kSlices = 1 << 14;
 
+    // How many slices were written, or are being written.
+    // SYNC: relaxed. What a slot holds says its number.
     std::atomic<std::uint64_t> claimed;
     std::byte reserved[kLine - 8];
-    std::array<TraceSlice, kSlices> slices;
+    std::array<TraceSlot, kSlices> slots;
+
+    TraceSlot& slot(std::uint64_t before) { return slots[before % kSlices]; }
+    const TraceSlot& slot(std::uint64_t before) const { return slots[before % kSlices]; }
 };
-static_assert(sizeof(TraceRing) == kLine + TraceRing::kSlices * sizeof(TraceSlice));
+static_assert(sizeof(TraceRing) == kLine + TraceRing::kSlices * sizeof(TraceSlot));
 
 class Track {
  public:
@@ -80,19 +119,8 @@ class Track {
  private:
     [[gnu::noinline]] void write(TraceKind kind, std::uint32_t id, std::int64_t begin,
                                  std::int64_t end) {
-        const std::uint64_t at = ring_.claimed.fetch_add(1, std::memory_order_relaxed);
-        TraceSlice& slice = ring_.slices[at % TraceRing::kSlices];
-        slice.number.store(0, std::memory_order_relaxed);
-        // SYNC: pairs with the second look at `number` in TraceReader.read (Python): a copy that
-        // has any of what follows finds that 0, or a later number.
-        std::atomic_thread_fence(std::memory_order_release);
-        slice.begin = begin;
-        slice.end = end;
-        slice.kind = kind;
-        slice.id = id;
-        // SYNC: pairs with the first look at `number` there: if it is the one expected, all of the
-        // slice was written before.
-        slice.number.store(at + 1, std::memory_order_release);
+        const std::uint64_t before = ring_.claimed.fetch_add(1, std::memory_order_relaxed);
+        ring_.slot(before).write({begin, end, kind, id}, before);
     }
 
     const TraceSwitch& wanted_;
@@ -117,6 +145,46 @@ class Traced {
     TraceKind kind_;
     std::uint32_t id_;
     std::int64_t begin_;
+};
+
+// Reads the slices of one process, from now on, in any process.
+class TraceReader {
+ public:
+    explicit TraceReader(const TraceRing& ring)
+        : ring_(ring), next_(ring.claimed.load(std::memory_order_relaxed)) {}
+
+    // The slices that ended since the last call, those that ended first first.
+    std::vector<Slice> read() {
+        const std::uint64_t end = ring_.claimed.load(std::memory_order_relaxed);
+        if (end > next_ + TraceRing::kSlices) {
+            missed_ += end - TraceRing::kSlices - next_;
+            next_ = end - TraceRing::kSlices;
+        }
+        std::vector<Slice> read;
+        read.reserve(end > next_ ? end - next_ : 0);
+        for (; next_ < end; ++next_) {
+            Slice slice{};
+            if (ring_.slot(next_).copy_to(slice, next_)) {
+                read.push_back(slice);
+            } else if (end - next_ <= kUnderWay) {
+                break;  // it comes with the next call, unless its writer has died in it
+            } else {
+                ++missed_;
+            }
+        }
+        return read;
+    }
+
+    // How many slices were overwritten before they were read.
+    std::uint64_t missed() const { return missed_; }
+
+ private:
+    // Of the newest slices, how many may be claimed and not written yet.
+    static constexpr std::uint64_t kUnderWay = 64;
+
+    const TraceRing& ring_;
+    std::uint64_t next_;
+    std::uint64_t missed_ = 0;
 };
 
 }  // namespace pysampler

@@ -1,8 +1,11 @@
-// A track of a trace. Its segment has, at an offset, a switch and then a ring for each process.
+// A track of a trace, and who reads it. A segment has, at an offset, a switch and then a ring for
+// each process.
 #include "trace.h"
 
 #include <cstddef>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "support.h"
 
@@ -13,13 +16,17 @@ std::size_t size_of(std::size_t tracks) {
     return round_up(sizeof(TraceSwitch) + tracks * sizeof(TraceRing), Segment::page());
 }
 
+std::size_t ring_at(std::size_t offset, std::size_t index) {
+    return offset + sizeof(TraceSwitch) + index * sizeof(TraceRing);
+}
+
 std::shared_ptr<Track> track_of(const PySegment& segment, std::size_t offset, std::size_t index) {
     struct Owner {
         std::shared_ptr<Segment> segment;
         Track track;
     };
     const std::shared_ptr<Segment> memory = Pin(segment, "use").segment();
-    const std::size_t ring = offset + sizeof(TraceSwitch) + index * sizeof(TraceRing);
+    const std::size_t ring = ring_at(offset, index);
     auto owner = std::make_shared<Owner>(
         memory,
         Track(*reinterpret_cast<TraceSwitch*>(memory->at(offset, sizeof(TraceSwitch), kLine)),
@@ -27,7 +34,39 @@ std::shared_ptr<Track> track_of(const PySegment& segment, std::size_t offset, st
     return {owner, &owner->track};
 }
 
+// Holds the array in which the ring lies.
+class PyTraceReader {
+ public:
+    PyTraceReader(py::array_t<std::uint8_t> memory, std::size_t offset, std::size_t index)
+        : memory_(std::move(memory)), reader_(ring_of(memory_, ring_at(offset, index))) {}
+
+    py::bytes read() {
+        const std::vector<Slice> slices = reader_.read();
+        const auto bytes = std::as_bytes(std::span(slices));
+        return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+    }
+
+    std::uint64_t missed() const { return reader_.missed(); }
+
+ private:
+    static const TraceRing& ring_of(const py::array_t<std::uint8_t>& memory, std::size_t at) {
+        const auto size = static_cast<std::size_t>(memory.size());
+        const bool fits = memory.ndim() == 1 && memory.strides(0) == 1 && at <= size &&
+                          size - at >= sizeof(TraceRing);
+        if (!fits || reinterpret_cast<std::uintptr_t>(memory.data() + at) % kLine != 0) {
+            throw py::value_error("cannot read a trace: this memory has none there");
+        }
+        return *reinterpret_cast<const TraceRing*>(memory.data() + at);
+    }
+
+    py::array_t<std::uint8_t> memory_;
+    TraceReader reader_;
+};
+
 }  // namespace
+
+template <>
+inline constexpr bool is_bound<PyTraceReader> = true;
 
 void register_trace(py::module_& m) {
     Class<Track, std::shared_ptr<Track>> track(m, "Track");
@@ -59,6 +98,14 @@ void register_trace(py::module_& m) {
     kind("ROOM", TraceKind::kRoom);
     kind("SENT", TraceKind::kSent);
     kind("TAKEN", TraceKind::kTaken);
+
+    Class<PyTraceReader>(m, "TraceReader")
+        .def(py::init<py::array_t<std::uint8_t>, std::size_t, std::size_t>(),
+             py::arg("memory").noconvert(), py::arg("offset"), py::arg("index"))
+        .def("read", &PyTraceReader::read,
+             "Return the slices that ended since the last call, each as 24 bytes.")
+        .def_property_readonly("missed", &PyTraceReader::missed,
+                               "How many slices were overwritten before they were read.");
 }
 
 }  // namespace pysampler::bindings

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import gymnasium as gym
@@ -20,10 +19,12 @@ from pysampler._cli.main import main
 from pysampler._cli.programs import find, programs
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.rounds import PARTS, idle, of_program, rounds_of
+from pysampler._workers.header import LINE
 from pysampler._workers.tracing import TraceMemory, TraceReader
 from pysampler.sync import Segment, now
 
 STEPS = 20
+RING = LINE + _core.Track.SLICES * 32  # bytes
 MAIN, WORKERS = "main process, Counting", ["worker 0, Counting", "worker 1, Counting"]
 # Steps in two workers until its stdin ends, and says each hundred steps.
 PROGRAM = """
@@ -328,9 +329,8 @@ def test_what_was_not_asked_for_in_time_is_a_hole():
 def claimed(envs):
     """How many slices each process has written."""
     (pool,) = find(os.getpid()).pools
-    memory = TraceMemory(2)
-    readers = [TraceReader(pool.memory, pool.about.trace, i) for i in range(memory.tracks)]
-    return [int(reader._claimed[0]) for reader in readers]
+    rings = range(pool.about.trace + LINE, pool.memory.size, RING)[:3]
+    return [int(pool.memory[at : at + 8].view(np.uint64)[0]) for at in rings]
 
 
 def test_no_process_writes_slices_that_are_not_asked_for():
@@ -360,69 +360,26 @@ def test_what_died_while_it_traced_is_soon_not_asked_for_any_more():
         assert until[0] == 0
 
 
-def track_and_reader():
+def test_a_reader_reads_what_a_track_writes():
     memory = TraceMemory(0)
-    segment = Segment(4096, memory.size)
-    at = memory.begins(segment)
-    os.posix_fallocate(segment.fd, at, memory.size)
-    whole = segment.array((segment.size - 128,), np.dtype(np.uint8), 128)[1]
-    return segment, _core.Track(segment, at, 0), whole, at - 128
-
-
-def test_slices_that_came_too_fast_are_counted_as_missed():
-    segment, track, memory, at = track_and_reader()
-    reader = TraceReader(memory, at, 0)
-    memory[at : at + 8].view(np.int64)[0] = np.iinfo(np.int64).max
-    for number in range(_core.Track.SLICES + 10):
-        track.end(_core.Track.STEP, number, 1)
-    read = reader.read()
-    assert reader.missed == 10
-    assert read["id"].tolist() == list(range(10, _core.Track.SLICES + 10))
-    assert len(reader.read()) == 0
-    segment.close()
-
-
-def test_a_slice_that_is_being_written_comes_later_or_is_missed():
-    segment, track, memory, at = track_and_reader()
-    reader = TraceReader(memory, at, 0)
-    memory[at : at + 8].view(np.int64)[0] = np.iinfo(np.int64).max
-    for number in range(3):
-        track.end(_core.Track.STEP, number, 1)
-    numbers = reader._slices["number"]
-    numbers[1] = 0  # as while it is written
-    assert reader.read()["id"].tolist() == [0]
-    numbers[1] = 2
-    assert reader.read()["id"].tolist() == [1, 2]
-    numbers[3] = 0
-    reader._claimed[0] += 1  # its writer dies
-    for number in range(4, 104):
-        track.end(_core.Track.STEP, number, 1)
-    assert reader.read()["id"].tolist() == list(range(4, 104))
-    assert reader.missed == 1
-    segment.close()
-
-
-def test_threads_write_whole_slices():
-    segment, track, memory, at = track_and_reader()
-    reader = TraceReader(memory, at, 0)
-    memory[at : at + 8].view(np.int64)[0] = np.iinfo(np.int64).max
-    threads = [
-        threading.Thread(target=lambda i=i: [track.end(1, i, i + 1) for _ in range(2000)])
-        for i in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    read = [reader.read()]
-    while any(thread.is_alive() for thread in threads):
-        read.append(reader.read())
-    for thread in threads:
-        thread.join()
-    read.append(reader.read())
-    slices = np.concatenate(read)
-    assert reader.missed == 0
-    assert (slices["begin"] == slices["id"] + 1).all()
-    assert np.bincount(slices["id"]).tolist() == [2000] * 4
-    segment.close()
+    with Segment(4096, memory.size) as segment:
+        at = memory.begins(segment)
+        os.posix_fallocate(segment.fd, at, memory.size)
+        whole = segment.array((segment.size - LINE,), np.dtype(np.uint8), LINE)[1]
+        reader = TraceReader(whole, at - LINE, 0)
+        whole[at - LINE :][:8].view(np.int64)[0] = np.iinfo(np.int64).max
+        track = _core.Track(segment, at, 0)
+        for number in range(_core.Track.SLICES + 10):
+            track.end(_core.Track.STEP, number, 1)
+        read = reader.read()
+        assert reader.missed == 10
+        assert read["id"].tolist() == list(range(10, _core.Track.SLICES + 10))
+        assert (read["begin"] == 1).all()
+        assert (read["kind"] == _core.Track.STEP).all()
+        assert len(reader.read()) == 0
+        for wrong in (1, 4096, 2**40):
+            with pytest.raises(ValueError, match="has none there"):
+                TraceReader(whole, at - LINE + wrong, 0)
 
 
 def test_the_parts_of_a_round_make_it_up():

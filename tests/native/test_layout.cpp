@@ -99,11 +99,11 @@ static_assert(PoolLayout::kCommands == 4096 && PoolLayout::kCommandRing == 512 +
 
 static_assert(sizeof(TraceSwitch) == 128);
 static_assert(offsetof(TraceSwitch, until) == 0);
-static_assert(sizeof(TraceSlice) == 32);
-static_assert(offsetof(TraceSlice, begin) == 0 && offsetof(TraceSlice, end) == 8);
-static_assert(offsetof(TraceSlice, kind) == 16 && offsetof(TraceSlice, id) == 20);
-static_assert(offsetof(TraceSlice, number) == 24);
-static_assert(offsetof(TraceRing, claimed) == 0 && offsetof(TraceRing, slices) == 128);
+static_assert(sizeof(Slice) == 24);
+static_assert(offsetof(Slice, begin) == 0 && offsetof(Slice, end) == 8);
+static_assert(offsetof(Slice, kind) == 16 && offsetof(Slice, id) == 20);
+static_assert(sizeof(TraceSlot) == 32);
+static_assert(offsetof(TraceRing, claimed) == 0 && offsetof(TraceRing, slots) == 128);
 static_assert(TraceRing::kSlices == 16384);
 
 static_assert(sizeof(std::atomic<std::uint64_t>) == 8);  // an owner, a slot's word, a board's word

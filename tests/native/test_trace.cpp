@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <thread>
@@ -15,10 +17,18 @@ struct Trace {
     std::unique_ptr<TraceSwitch> wanted = std::make_unique<TraceSwitch>();
     std::unique_ptr<TraceRing> ring = std::make_unique<TraceRing>();
     std::shared_ptr<Track> track = std::make_shared<Track>(*wanted, *ring);
+    TraceReader reader{*ring};
+
+    Trace() { wanted->until = kForever; }
 };
 
+bool operator==(const Slice& a, const Slice& b) {
+    return a.begin == b.begin && a.end == b.end && a.kind == b.kind && a.id == b.id;
+}
+
 TEST(nothing_is_written_unless_it_is_wanted) {
-    const Trace trace;
+    Trace trace;
+    trace.wanted->until = 0;
     CHECK(trace.track->begin() == 0);
     trace.track->add(TraceKind::kStep, 1, 2, 3);
     {
@@ -32,65 +42,136 @@ TEST(nothing_is_written_unless_it_is_wanted) {
     CHECK(trace.ring->claimed == 1);
 }
 
-TEST(a_slice_is_what_was_done) {
-    const Trace trace;
-    trace.wanted->until = kForever;
+TEST(a_slice_is_read_once_and_is_what_was_done) {
+    Trace trace;
     trace.track->add(TraceKind::kReset, 7, 20, 30);
-    const TraceSlice& slice = trace.ring->slices[0];
-    CHECK(slice.begin == 20 && slice.end == 30);
-    CHECK(slice.kind == TraceKind::kReset && slice.id == 7);
-    CHECK(slice.number == 1);
+    const std::vector<Slice> read = trace.reader.read();
+    CHECK(read.size() == 1 && read[0] == (Slice{20, 30, TraceKind::kReset, 7}));
+    CHECK(trace.reader.read().empty());
+}
+
+TEST(a_reader_begins_with_what_comes) {
+    Trace trace;
+    trace.track->add(TraceKind::kStep, 1, 2, 3);
+    TraceReader later(*trace.ring);
+    CHECK(later.read().empty());
+    trace.track->add(TraceKind::kStep, 2, 2, 3);
+    const std::vector<Slice> read = later.read();
+    CHECK(read.size() == 1 && read[0].id == 2);
 }
 
 TEST(a_scope_is_a_slice_even_if_the_owner_lets_go_of_its_track) {
-    const Trace trace;
-    trace.wanted->until = kForever;
+    Trace trace;
     auto owned = std::make_shared<Track>(*trace.wanted, *trace.ring);
     const std::int64_t before = now_ns();
     {
         const Traced traced(owned, TraceKind::kWait, 2);
         owned.reset();
     }
-    const TraceSlice& slice = trace.ring->slices[0];
-    CHECK(before <= slice.begin && slice.begin <= slice.end && slice.end <= now_ns());
     {
         const Traced none(nullptr, TraceKind::kWait, 2);
     }
-    CHECK(trace.ring->claimed == 1);
+    const std::vector<Slice> read = trace.reader.read();
+    CHECK(read.size() == 1);
+    CHECK(before <= read[0].begin && read[0].begin <= read[0].end && read[0].end <= now_ns());
 }
 
-TEST(the_newest_overwrite_the_oldest) {
-    const Trace trace;
-    trace.wanted->until = kForever;
-    for (std::uint32_t i = 0; i <= TraceRing::kSlices; ++i) {
+TEST(slices_that_came_too_fast_are_counted_as_missed) {
+    constexpr std::uint32_t kTooMany = 10;
+    Trace trace;
+    for (std::uint32_t i = 0; i < TraceRing::kSlices + kTooMany; ++i) {
         trace.track->add(TraceKind::kStep, i, 1, 2);
     }
-    CHECK(trace.ring->slices[0].id == TraceRing::kSlices);
-    CHECK(trace.ring->slices[0].number == TraceRing::kSlices + 1);
-    CHECK(trace.ring->slices[1].id == 1);
+    const std::vector<Slice> read = trace.reader.read();
+    CHECK(read.size() == TraceRing::kSlices && trace.reader.missed() == kTooMany);
+    for (std::uint32_t i = 0; i < read.size(); ++i) CHECK(read[i].id == i + kTooMany);
+    CHECK(trace.reader.read().empty());
 }
 
-TEST(threads_write_slices_of_their_own) {
+TEST(a_slice_that_is_being_written_comes_later) {
+    Trace trace;
+    trace.track->add(TraceKind::kStep, 0, 1, 2);
+    ++trace.ring->claimed;
+    trace.track->add(TraceKind::kStep, 2, 1, 2);
+    CHECK(trace.reader.read().size() == 1);
+    CHECK(trace.reader.read().empty());
+    trace.ring->slot(1).write({1, 2, TraceKind::kStep, 1}, 1);
+    const std::vector<Slice> read = trace.reader.read();
+    CHECK(read.size() == 2 && read[0].id == 1 && read[1].id == 2);
+    CHECK(trace.reader.missed() == 0);
+}
+
+TEST(a_slice_whose_writer_died_is_missed_once_many_came_after_it) {
+    constexpr std::uint32_t kAfter = 100;
+    Trace trace;
+    ++trace.ring->claimed;
+    CHECK(trace.reader.read().empty() && trace.reader.missed() == 0);
+    for (std::uint32_t i = 0; i < kAfter; ++i) trace.track->add(TraceKind::kStep, i, 1, 2);
+    CHECK(trace.reader.read().size() == kAfter && trace.reader.missed() == 1);
+}
+
+TEST(a_slot_has_no_slice_of_another_lap) {
+    Trace trace;
+    TraceSlot& slot = trace.ring->slot(5);
+    slot.write({1, 2, TraceKind::kStep, 3}, 5);
+    Slice slice{};
+    CHECK(slot.copy_to(slice, 5));
+    CHECK(!slot.copy_to(slice, 5 + TraceRing::kSlices));
+    slot.write({1, 2, TraceKind::kStep, 3}, 5 + TraceRing::kSlices);
+    CHECK(!slot.copy_to(slice, 5));
+}
+
+TEST(what_is_read_while_it_is_overwritten_is_whole) {
+    constexpr std::uint64_t kLaps = 1'000'000;
+    TraceSlot slot{};
+    std::atomic<std::uint64_t> written = 0;
+    const std::jthread writer([&] {
+        for (std::uint64_t lap = 0; lap < kLaps; ++lap) {
+            const auto at = static_cast<std::int64_t>(lap);
+            slot.write({at, at, TraceKind::kStep, static_cast<std::uint32_t>(lap)}, lap);
+            written.store(lap + 1, std::memory_order_relaxed);
+        }
+    });
+    std::uint64_t laps = 0;
+    while (laps < kLaps) {
+        laps = written.load(std::memory_order_relaxed);
+        Slice slice{};
+        if (laps == 0 || !slot.copy_to(slice, laps - 1)) continue;
+        const auto at = static_cast<std::int64_t>(laps - 1);
+        CHECK(slice.begin == at && slice.end == at);
+        CHECK(slice.id == static_cast<std::uint32_t>(laps - 1));
+    }
+}
+
+TEST(threads_write_slices_of_their_own_while_they_are_read) {
     constexpr std::uint32_t kThreads = 4, kEach = 3000;
-    const Trace trace;
-    trace.wanted->until = kForever;
+    Trace trace;
+    std::vector<Slice> read;
+    const auto read_more = [&] {
+        const std::vector<Slice> more = trace.reader.read();
+        read.insert(read.end(), more.begin(), more.end());
+    };
     {
         std::vector<std::jthread> threads;
+        std::atomic<std::uint32_t> ended = 0;
         for (std::uint32_t id = 0; id < kThreads; ++id) {
-            threads.emplace_back([&trace, id] {
+            threads.emplace_back([&, id] {
                 for (std::uint32_t i = 0; i < kEach; ++i) {
                     trace.track->add(TraceKind::kStep, id, id, id + 1);
                 }
+                ++ended;
             });
         }
+        while (ended < kThreads) read_more();
     }
+    read_more();
     std::vector<std::uint32_t> found(kThreads);
-    for (std::uint64_t at = 0; at < kThreads * kEach; ++at) {
-        const TraceSlice& slice = trace.ring->slices[at];
-        CHECK(slice.number == at + 1 && slice.begin == slice.id && slice.end == slice.id + 1);
+    for (const Slice& slice : read) {
+        CHECK(slice.begin == slice.id && slice.end == slice.id + 1);
         ++found[slice.id];
     }
-    for (const std::uint32_t count : found) CHECK(count == kEach);
+    CHECK(read.size() + trace.reader.missed() == kThreads * kEach);
+    for (const std::uint32_t count : found) CHECK(count <= kEach);
 }
 
 }  // namespace
