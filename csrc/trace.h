@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "clock.h"
@@ -51,7 +52,7 @@ struct Slice {
 };
 static_assert(sizeof(Slice) == 24);
 
-// SYNC: a seqlock. Each store but the first is a release, and each load of copy_to but the last an
+// SYNC: a seqlock. Each store but the first is a release, and each load of read() but the last an
 // acquire: a copy that has any part of a newer slice finds 0 or that slice's number at its end, and
 // one that finds the number it expects at its begin has all of the slice.
 class TraceSlot {
@@ -66,14 +67,14 @@ class TraceSlot {
         number_.store(before + 1, std::memory_order_release);
     }
 
-    // Whether it holds the slice before which there were `before` others; then `slice` is that.
-    bool copy_to(Slice& slice, std::uint64_t before) const {
-        if (number_.load(std::memory_order_acquire) != before + 1) return false;
-        slice.begin = begin_.load(std::memory_order_acquire);
-        slice.end = end_.load(std::memory_order_acquire);
-        slice.kind = kind_.load(std::memory_order_acquire);
-        slice.id = id_.load(std::memory_order_acquire);
-        return number_.load(std::memory_order_relaxed) == before + 1;
+    // The slice before which there were `before` others, if that is what it holds.
+    std::optional<Slice> read(std::uint64_t before) const {
+        if (number_.load(std::memory_order_acquire) != before + 1) return std::nullopt;
+        const Slice slice{
+            begin_.load(std::memory_order_acquire), end_.load(std::memory_order_acquire),
+            kind_.load(std::memory_order_acquire), id_.load(std::memory_order_acquire)};
+        if (number_.load(std::memory_order_relaxed) != before + 1) return std::nullopt;
+        return slice;
     }
 
  private:
@@ -163,9 +164,8 @@ class TraceReader {
         std::vector<Slice> read;
         read.reserve(end > next_ ? end - next_ : 0);
         for (; next_ < end; ++next_) {
-            Slice slice{};
-            if (ring_.slot(next_).copy_to(slice, next_)) {
-                read.push_back(slice);
+            if (const std::optional<Slice> slice = ring_.slot(next_).read(next_)) {
+                read.push_back(*slice);
             } else if (end - next_ <= kUnderWay) {
                 break;  // it comes with the next call, unless its writer has died in it
             } else {
