@@ -52,32 +52,42 @@ struct Slice {
 };
 static_assert(sizeof(Slice) == 24);
 
-// SYNC: a seqlock. Each store but the first is a release, and each load of read() but the last an
-// acquire: a copy that has any part of a newer slice finds 0 or that slice's number at its end, and
-// one that finds the number it expects at its begin has all of the slice.
+// A seqlock without fences, which ThreadSanitizer does not know: a reader that copied any part of a
+// newer slice does not find the number that it expects afterwards.
 class TraceSlot {
  public:
     // Writes the slice before which there were `before` others.
     void write(const Slice& slice, std::uint64_t before) {
         number_.store(0, std::memory_order_relaxed);
-        begin_.store(slice.begin, std::memory_order_release);
-        end_.store(slice.end, std::memory_order_release);
-        kind_.store(slice.kind, std::memory_order_release);
-        id_.store(slice.id, std::memory_order_release);
-        number_.store(before + 1, std::memory_order_release);
+        set(begin_, slice.begin);
+        set(end_, slice.end);
+        set(kind_, slice.kind);
+        set(id_, slice.id);
+        set(number_, before + 1);
     }
 
     // The slice before which there were `before` others, if that is what it holds.
     std::optional<Slice> read(std::uint64_t before) const {
-        if (number_.load(std::memory_order_acquire) != before + 1) return std::nullopt;
-        const Slice slice{
-            begin_.load(std::memory_order_acquire), end_.load(std::memory_order_acquire),
-            kind_.load(std::memory_order_acquire), id_.load(std::memory_order_acquire)};
+        if (get(number_) != before + 1) return std::nullopt;
+        const Slice slice{get(begin_), get(end_), get(kind_), get(id_)};
         if (number_.load(std::memory_order_relaxed) != before + 1) return std::nullopt;
         return slice;
     }
 
  private:
+    template <typename T>
+    static void set(std::atomic<T>& field, T value) {
+        // SYNC: pairs with the load in get(): a reader of a field of this slice finds number_ at 0,
+        // or newer, when it looks again; a reader of its number finds all of its fields, or newer.
+        field.store(value, std::memory_order_release);
+    }
+
+    template <typename T>
+    static T get(const std::atomic<T>& field) {
+        // SYNC: pairs with the store in set(): see there.
+        return field.load(std::memory_order_acquire);
+    }
+
     std::atomic<std::int64_t> begin_;
     std::atomic<std::int64_t> end_;
     std::atomic<TraceKind> kind_;
