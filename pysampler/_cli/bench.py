@@ -89,10 +89,10 @@ def run(options: argparse.Namespace) -> int:
         parts = {} if measured[ours].trouble else _parts_of(contenders[ours])
         if options.json:
             print(json.dumps(_document(setting, measured, alone, parts)))
-        advice, line = advice_of(setting, measured, alone)
+        advice, call = advice_of(setting, measured, alone)
         lines = [*_lines(setting, measured), *_parts_shown(ours, parts), ""]
         lines += textwrap.wrap(advice, width())
-        display.end([*lines, *(["", line] if line else [])])
+        display.end([*lines, *(["", *call] if call else [])])
     return int(any(one.trouble for one in measured.values()))
 
 
@@ -138,7 +138,7 @@ def _document(
     alone: list[float],
     parts: Mapping[str, float],
 ) -> dict[str, Any]:
-    advice, line = advice_of(setting, measured, alone)
+    advice, call = advice_of(setting, measured, alone)
     return {
         "env": setting.env,
         "envs": setting.envs,
@@ -148,7 +148,7 @@ def _document(
         "contenders": {name: one.to_dict() for name, one in measured.items()},
         "round": parts,
         "advice": advice,
-        "line": line,
+        "lines": call,
     }
 
 
@@ -170,12 +170,12 @@ def _best_of_ours(measured: Mapping[str, Measured]) -> str:
 
 def advice_of(
     setting: Setting, measured: Mapping[str, Measured], alone: list[float]
-) -> tuple[str, str]:
-    """Return what to do, and the line to paste; that is empty if there is none."""
+) -> tuple[str, list[str]]:
+    """Return what to do, and the lines to paste, if there are any."""
     ours = _best_of_ours(measured)
     best = measured[ours]
     if best.trouble or not best.rates:
-        return f"pysampler does not run: {best.trouble}", ""
+        return f"pysampler does not run: {best.trouble}", []
     options: dict[str, Any] = {"num_workers": "auto"} if ours == AUTO else {}
     if setting.workers != usable_cpus():
         name = "max_concurrency" if ours == AUTO else "num_workers"
@@ -188,7 +188,7 @@ def advice_of(
         return (
             f"{fastest} is {times:.2f} times as fast as either of pysampler's here: take that, or "
             "let pysampler tune look for more."
-        ), ""
+        ), []
     if ours == AUTO and best.about["num_workers"] == 0:
         said.append("Envs this fast need no workers: this process steps them all.")
     elif ours == AUTO:
@@ -217,4 +217,4 @@ def advice_of(
             f"{setting.workers} processes that never talk make only {share * setting.workers:.1f} "
             "times the steps of one: memory, clocks or other programs limit all of this."
         )
-    return " ".join(said), f"envs = {setting.call_with(options)}"
+    return " ".join(said), setting.lines_with(options)

@@ -59,15 +59,15 @@ class Choice:
         options = dict(self.options)
         if setting.workers != usable_cpus():
             options = {**_bounded(setting, options), **options}
-        made = f"envs = {setting.call_with(options)}"
+        made = setting.lines_with(options)
         if self.policy_in is not None:
             sampler = "rollouts = pysampler.Rollouts(envs, policy, horizon, policy_in={})"
-            return [made, sampler.format(json.dumps(self.policy_in))]
+            return [*made, sampler.format(json.dumps(self.policy_in))]
         if self.recv is None:
-            return [made]
+            return made
         arguments = ", ".join(f"{name}={json.dumps(value)}" for name, value in self.recv.items())
         return [
-            made,
+            *made,
             "envs.async_reset()  # once; then again and again:",
             f"observations, rewards, terminated, truncated, infos = envs.recv({arguments})",
             'envs.send(policy(observations), infos["env_id"])',
@@ -129,4 +129,6 @@ def choices_for(
     if policy:
         choices[f"{prefix}Rollouts"] = Choice(own, policy_in="main")
         choices[f'{prefix}Rollouts(policy_in="workers")'] = Choice(own, policy_in="workers")
+    if setting.call.by_steps:
+        return {name: choice for name, choice in choices.items() if choice.loop == "step"}
     return choices

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import enum
 import json
 import multiprocessing
@@ -328,8 +329,7 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
     gave_up = after.ru_nvcsw - before.ru_nvcsw
     env.close()
     return {
-        "call": source.call,
-        "keyword": source.keyword,
+        "call": dataclasses.asdict(source.call),
         "kept": {name: _written(value) for name, value in source.options.items()},
         "envs": source.count,
         "different": bool(source.functions),

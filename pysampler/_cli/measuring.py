@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pysampler._cli.screen import bar, width
+from pysampler._cli.sources import Call
 from pysampler._cli.turns import MeasureError, Spread
 from pysampler._workers.counters import with_unit
 from pysampler.sync import usable_cpus
@@ -51,8 +52,7 @@ class Setting:
         env: What the command was given.
         envs: The number of envs.
         workers: The number of processes that may step them.
-        call: How a program makes a vector env of them, but for its options.
-        keyword: Whether options go into ``vector_kwargs`` there.
+        call: How a program makes a vector env of them.
         step_seconds: How long a step of one env takes.
         waits: Whether a step waits for something else than a CPU.
         kept: Options that a program has set, as they are written.
@@ -61,8 +61,7 @@ class Setting:
     env: str
     envs: int
     workers: int
-    call: str
-    keyword: bool
+    call: Call
     step_seconds: float
     waits: bool = False
     kept: dict[str, str] = field(default_factory=dict)
@@ -74,14 +73,10 @@ class Setting:
             f"a step of one env takes {with_unit(self.step_seconds)}"
         )
 
-    def call_with(self, options: Mapping[str, Any]) -> str:
-        """Return how a program makes a vector env with these options."""
-        call = self.call.format(self.envs)
+    def lines_with(self, options: Mapping[str, Any]) -> list[str]:
+        """Return the lines with which a program makes a vector env with these options."""
         written = {**self.kept, **{name: json.dumps(value) for name, value in options.items()}}
-        if not self.keyword:
-            return ", ".join([call, *(f"{name}={text}" for name, text in written.items())]) + ")"
-        inner = ", ".join(f'"{name}": {text}' for name, text in written.items())
-        return f"{call}, vector_kwargs={{{inner}}})" if written else f"{call})"
+        return [self.call.imported, f"envs = {self.call.written(self.envs, written)}"]
 
 
 def counted(count: int, noun: str, plural: str = "s") -> str:
@@ -143,7 +138,8 @@ def looked_at(contender: Contender, options: argparse.Namespace) -> Setting:
         env=options.env,
         envs=envs,
         workers=min(options.workers or usable_cpus(), envs),
-        **{name: found[name] for name in ("call", "keyword", "step_seconds", "waits", "kept")},
+        call=Call(**found["call"]),
+        **{name: found[name] for name in ("step_seconds", "waits", "kept")},
     )
 
 

@@ -36,6 +36,7 @@ PROGRAM = 20  # the kind of a slice in which the program neither sent, waited no
 IDLE = 21  # the kind of one in which a worker waited for a command
 _SHORT = 1000  # ns; a gap that is shorter is no slice
 _CELLS = 14  # of a bar
+_SLIVER = "▏"  # what a part has at least
 # The parts of a round of all envs, in their order, and what each is.
 PARTS = {
     "send": "commands to the workers",
@@ -206,10 +207,12 @@ def means_of(rounds: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, float]:
 
 
 def shown(means: Mapping[str, float]) -> list[str]:
-    """Return the parts of a round as lines, each with a bar."""
+    """Return the parts of a round as lines; together they have one bar, cut into its parts."""
     whole = sum(means.values())
-    return [
-        f"  {part:<8}{mean / whole:>6.1%} {with_unit(mean):>9}  {PARTS[part]:<37} "
-        + bar(mean / whole, _CELLS)
-        for part, mean in means.items()
-    ]
+    lines, before = [], 0.0
+    for part, mean in means.items():
+        head = f"  {part:<8}{mean / whole:>6.1%} {with_unit(mean):>9}  {PARTS[part]:<37} "
+        blank = " " * min(int(before / whole * _CELLS), _CELLS - 1)
+        lines.append(head + blank + (bar(mean / whole, _CELLS) or _SLIVER))
+        before += mean
+    return lines

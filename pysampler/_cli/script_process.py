@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.abc
+import importlib.machinery
 import os
 import runpy
 import sys
@@ -13,18 +16,24 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 import pysampler
 from pysampler._cli.contenders import end_with, error_line
-from pysampler._cli.sources import from_calls, save
+from pysampler._cli.sources import SourceError, from_calls, save
 from pysampler._vector import make
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["main"]
 
 # What trials choose: the script's own choice is not kept.
 _CHOSEN = {
     *("num_workers", "main_envs", "groups", "max_concurrency", "record_to", "replay_from"),
-    "shared_memory",
+    *("shared_memory", "start_method"),
+}
+# Classes that are met if a script imports them, by their modules.
+_OF_SB3 = {
+    "stable_baselines3.common.vec_env.dummy_vec_env": "DummyVecEnv",
+    "stable_baselines3.common.vec_env.subproc_vec_env": "SubprocVecEnv",
+    "pysampler.adapters.sb3": "VecEnv",
 }
 
 
@@ -37,23 +46,61 @@ def main() -> None:
     end_with(int(parent))
     why = Path(f"{out}.why")
 
-    def found(_: Any, env_fns: Sequence[Callable[[], Any]], *__: Any, **options: Any) -> NoReturn:
+    def found(
+        _: Any, env_fns: Sequence[Callable[[], Any]], *__: Any, sb3: bool = False, **options: Any
+    ) -> NoReturn:
         """Write down what a vector env is made of, and end the script there and then."""
         kept = {name: value for name, value in options.items() if name not in _CHOSEN}
+        caller = sys._getframe(1).f_code.co_name
         with _why_not(why):
-            save(Path(out), from_calls(list(env_fns), kept))
+            if sb3 and caller == "_wrap_env":  # of an algorithm that was given one env
+                raise SourceError("it trains on one env: give it several, as make_vec_env does")
+            source = from_calls(
+                list(env_fns), kept, sb3=sb3, by_make_vec_env=caller == "make_vec_env"
+            )
+            save(Path(out), source)
         os._exit(0)
 
     pysampler.VectorEnv.__init__ = found  # type: ignore[method-assign, assignment]
     AsyncVectorEnv.__init__ = found  # type: ignore[method-assign, assignment]
     SyncVectorEnv.__init__ = found  # type: ignore[method-assign, assignment]
+    sys.meta_path.insert(0, _Replaced(_OF_SB3, functools.partialmethod(found, sb3=True)))
     make.choose = lambda *_: False  # type: ignore[attr-defined] # its trial makes vector envs
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     with _why_not(why):
         runpy.run_path(script, run_name="__main__")
-    why.write_text("it has ended without making a VectorEnv, or one of gymnasium")
+    why.write_text("it has ended without making a vector env")
     os._exit(0)
+
+
+class _Replaced(importlib.abc.MetaPathFinder):
+    """Gives classes another ``__init__`` when their modules are imported.
+
+    Args:
+        classes: Their names, by their modules.
+        init: That other one.
+    """
+
+    def __init__(self, classes: Mapping[str, str], init: Any) -> None:
+        self._classes, self._init = classes, init
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return how a module is imported, if it is one of these."""
+        if fullname not in self._classes:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_replace(module: Any) -> None:
+                run(module)
+                getattr(module, self._classes[fullname]).__init__ = self._init
+
+            spec.loader.exec_module = run_and_replace  # type: ignore[method-assign]
+        return spec
 
 
 @contextlib.contextmanager

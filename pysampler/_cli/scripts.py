@@ -51,7 +51,7 @@ def _run(script: str, arguments: Sequence[str], limit: float, out: Path) -> None
         try:
             process.wait(limit)
         except subprocess.TimeoutExpired:
-            why = f"it has made no VectorEnv, nor one of gymnasium, within {limit:g} s"
+            why = f"it has made no vector env within {limit:g} s"
             raise MeasureError(f"cannot tune {script}: {why}") from None
         finally:
             with contextlib.suppress(ProcessLookupError):

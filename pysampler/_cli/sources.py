@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import json
@@ -20,9 +21,12 @@ from pysampler._vector.registry import register, registered
 from pysampler._workers.remote import dumps_by_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["EnvSource", "SourceError", "from_calls", "load", "save", "source_of"]
+__all__ = ["Call", "EnvSource", "SourceError", "from_calls", "load", "save", "source_of"]
+
+
+_SB3 = "from pysampler.adapters.sb3 import VecEnv"
 
 
 class SourceError(Exception):
@@ -30,12 +34,37 @@ class SourceError(Exception):
 
 
 @dataclass(frozen=True)
+class Call:
+    """Says how a program makes a vector env.
+
+    Attributes:
+        text: The call up to its options; "{}" stands for the number of envs.
+        keyword: The argument that takes the options as a dict; empty if they are arguments of the
+            call.
+        imported: The line that imports what it calls.
+        by_steps: Whether the program has no ``send`` and ``recv``, and no samplers.
+    """
+
+    text: str
+    keyword: str = ""
+    imported: str = "import pysampler"
+    by_steps: bool = False
+
+    def written(self, envs: int, options: Mapping[str, str]) -> str:
+        """Return the call with its options, which are given as they are written."""
+        begun = self.text.format(envs)
+        if not self.keyword:
+            return ", ".join([begun, *(f"{name}={text}" for name, text in options.items())]) + ")"
+        inner = ", ".join(f'"{name}": {text}' for name, text in options.items())
+        return f"{begun}, {self.keyword}={{{inner}}})" if options else f"{begun})"
+
+
+@dataclass(frozen=True)
 class EnvSource:
     """Says what makes the envs to measure, alone or as a vector env.
 
     Attributes:
-        call: How a vector env of these envs is made in a program, without its options.
-        keyword: Whether options are in ``vector_kwargs`` there, as of ``make_vec``.
+        call: How a program makes a vector env of them.
         function: Makes one env; None if envs are different.
         functions: The function of each env then.
         count: How many envs a program makes.
@@ -44,8 +73,7 @@ class EnvSource:
         options: Arguments of ``VectorEnv`` that stay as a program has them.
     """
 
-    call: str
-    keyword: bool
+    call: Call
     function: Callable[[], Any] | None = None
     functions: Sequence[Callable[[], Any]] = ()
     count: int | None = None
@@ -86,7 +114,6 @@ def source_of(text: str) -> EnvSource:
             raise SourceError(f"cannot import {place}: {_line(error)}") from error
         if hasattr(module, name):
             return _of_function(module, place, name)
-    call = f"pysampler.make_vec({json.dumps(text)}, num_envs={{}}"
     try:
         if place:
             importlib.import_module(place)
@@ -97,9 +124,12 @@ def source_of(text: str) -> EnvSource:
         if place and name.isidentifier():
             raise SourceError(f"{place} has no function {name}, and gymnasium no env") from error
         raise SourceError(_line(error)) from error
-    return EnvSource(
-        call, keyword=True, function=functools.partial(gym.make, text), made_by=(text, None, {})
-    )
+    call = _make_vec(f"{json.dumps(text)}, num_envs={{}}")
+    return EnvSource(call, function=functools.partial(gym.make, text), made_by=(text, None, {}))
+
+
+def _make_vec(arguments: str) -> Call:
+    return Call(f"pysampler.make_vec({arguments}", "vector_kwargs")
 
 
 def _imported_file(path: str) -> Any:
@@ -120,37 +150,44 @@ def _of_function(module: Any, place: str, name: str) -> EnvSource:
     function = getattr(module, name, None)
     if not callable(function):
         raise SourceError(f"{place} has no function {name}")
-    return EnvSource(f"pysampler.VectorEnv([{name}] * {{}}", keyword=False, function=function)
+    return EnvSource(Call(f"pysampler.VectorEnv([{name}] * {{}}"), function=function)
 
 
-def from_calls(functions: Sequence[Callable[[], Any]], options: dict[str, Any]) -> EnvSource:
+def from_calls(
+    functions: Sequence[Callable[[], Any]],
+    options: dict[str, Any],
+    *,
+    sb3: bool = False,
+    by_make_vec_env: bool = False,
+) -> EnvSource:
     """Return what makes the envs of a vector env that a program makes.
 
     Args:
         functions: One for each env.
         options: Arguments of ``VectorEnv`` that stay as they are.
+        sb3: Whether it is one of Stable-Baselines3, or ``pysampler.adapters.sb3.VecEnv``.
+        by_make_vec_env: Whether Stable-Baselines3's ``make_vec_env`` makes it.
     """
     first, count = functions[0], len(functions)
-    if any(function is not first for function in functions):
-        call = "pysampler.VectorEnv(env_fns"
-        return EnvSource(call, keyword=False, functions=functions, count=count, options=options)
-    spec = first.kwargs.get("id") if isinstance(first, EnvMaker) else None
-    if spec is None:
-        call = "pysampler.VectorEnv(env_fns"
-        return EnvSource(call, keyword=False, function=first, count=count, options=options)
-    assert isinstance(first, EnvMaker)
-    kwargs = {name: value for name, value in first.kwargs.items() if name != "id"}
+    one = first if all(function is first for function in functions) else None
+    envs: dict[str, Any] = {"count": count, "options": options, "function": one}
+    if one is None:
+        envs["functions"] = functions
+    if sb3:
+        call = Call("VecEnv(env_fns", imported=_SB3, by_steps=True)
+        if by_make_vec_env:
+            begun = "make_vec_env(..., n_envs={}, vec_env_cls=VecEnv"
+            call = dataclasses.replace(call, text=begun, keyword="vec_env_kwargs")
+        return EnvSource(call, **envs)
+    if not isinstance(one, EnvMaker) or one.kwargs.get("id") is None:
+        return EnvSource(Call("pysampler.VectorEnv(env_fns"), **envs)
+    spec = one.kwargs["id"]
+    kwargs = {name: value for name, value in one.kwargs.items() if name != "id"}
     more = "".join(f", {name}={value!r}" for name, value in kwargs.items())
-    if first.wrappers:
+    if one.wrappers:
         more += ", wrappers=[...]"
-    return EnvSource(
-        f"pysampler.make_vec({json.dumps(spec.id)}, num_envs={{}}{_escaped(more)}",
-        keyword=True,
-        function=first,
-        count=count,
-        made_by=(spec, first.wrappers, kwargs),
-        options=options,
-    )
+    call = _make_vec(f"{json.dumps(spec.id)}, num_envs={{}}{_escaped(more)}")
+    return EnvSource(call, made_by=(spec, one.wrappers, kwargs), **envs)
 
 
 def _escaped(text: str) -> str:

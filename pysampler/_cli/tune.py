@@ -275,7 +275,7 @@ def advice_of(
         stepped = [name for name in better if choices[name].loop == "step"]
         if stepped:
             said += f"{stepped[0]} makes {finals[stepped[0]].fraction} times the steps."
-            lines += ["", "# with step", *choices[stepped[0]].lines(setting)]
+            lines += ["", "# with step", *choices[stepped[0]].lines(setting)[1:]]
         else:
             said += "nothing beats the default."
     return said + busy, lines

@@ -15,6 +15,7 @@ from terminals import on_screen, plain
 from pysampler._cli import bench
 from pysampler._cli.main import main
 from pysampler._cli.measuring import Setting
+from pysampler._cli.sources import Call
 from pysampler._cli.turns import Measured
 
 BENCH = ("-m", "pysampler", "bench")
@@ -188,7 +189,11 @@ def test_help_fits_a_screen():
 # -- what to make of it ----------------------------------------------------------------------------
 
 SETTING = Setting(
-    "Some-v0", 8, 4, 'pysampler.make_vec("Some-v0", num_envs={}', keyword=True, step_seconds=1e-5
+    "Some-v0",
+    8,
+    4,
+    Call('pysampler.make_vec("Some-v0", num_envs={}', "vector_kwargs"),
+    step_seconds=1e-5,
 )
 
 
@@ -205,20 +210,21 @@ def advised(default, auto, sync, asynchronous, ideal=400.0, alone=100.0, about=(
 
 def test_the_advice_is_what_is_fastest_beyond_the_spread(monkeypatch):
     monkeypatch.setattr(bench, "usable_cpus", lambda: 4)
-    plain_line = 'envs = pysampler.make_vec("Some-v0", num_envs=8)'
-    auto_line = plain_line[:-1] + ', vector_kwargs={"num_workers": "auto"})'
-    advice, line = advised(0.9, 0.91, 0.2, 0.1)
+    made = 'envs = pysampler.make_vec("Some-v0", num_envs=8'
+    plain_lines = ["import pysampler", f"{made})"]
+    auto_lines = ["import pysampler", f'{made}, vector_kwargs={{"num_workers": "auto"}})']
+    advice, lines = advised(0.9, 0.91, 0.2, 0.1)
     assert advice.startswith("The default is close to the ideal")
-    assert line == plain_line
-    advice, line = advised(0.5, 0.8, 0.2, 0.1)
+    assert lines == plain_lines
+    advice, lines = advised(0.5, 0.8, 0.2, 0.1)
     assert advice.startswith('num_workers="auto" is 1.60 times as fast as the default: 3 workers')
-    assert line == auto_line
-    advice, line = advised(0.1, 0.3, 0.2, 0.1, about=(0, 8))
+    assert lines == auto_lines
+    advice, lines = advised(0.1, 0.3, 0.2, 0.1, about=(0, 8))
     assert advice.startswith("Envs this fast need no workers")
-    assert line == auto_line
-    advice, line = advised(0.5, 0.4, 0.6, 0.1)
+    assert lines == auto_lines
+    advice, lines = advised(0.5, 0.4, 0.6, 0.1)
     assert advice.startswith("gymnasium SyncVectorEnv is 1.20 times as fast as either of pysampler")
-    assert line == ""
+    assert lines == []
     advice, _ = advised(0.5, 0.4, 0.2, 0.1)
     assert "Workers wait" in advice
     assert "processes that never talk" not in advice

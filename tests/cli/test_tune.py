@@ -1,5 +1,6 @@
 """``pysampler tune`` tries ways to sample, for an env or a script, and says what to write."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -12,13 +13,13 @@ import pytest
 from programs import completed, processes_in
 from terminals import on_screen, plain
 
-import pysampler
 from pysampler._cli.choices import Choice, choices_for
 from pysampler._cli.main import main
 from pysampler._cli.measuring import Setting
-from pysampler._cli.sources import load
+from pysampler._cli.sources import Call, load
 from pysampler._cli.tune import advice_of
 from pysampler._cli.turns import Measured
+from pysampler.sync import usable_cpus
 
 TUNE = ("-m", "pysampler", "tune")
 SCRIPT = """
@@ -62,7 +63,7 @@ def test_every_choice_is_tried():
         *("--policy-ms", "0.1", "--json"),
     )
     told = json.loads(done.stdout)
-    setting = Setting("CartPole-v1", 4, 2, "", keyword=True, step_seconds=1e-5)
+    setting = Setting("CartPole-v1", 4, 2, Call(""), step_seconds=1e-5)
     assert list(told["choices"]) == list(choices_for(setting, policy=True))
     for one in told["choices"].values():
         assert one["steps_per_second"] > 0
@@ -70,7 +71,8 @@ def test_every_choice_is_tried():
     finals = [name for name, one in told["choices"].items() if one["last_turns"]]
     assert "default" in finals
     assert 4 <= len(finals) <= 5
-    assert told["lines"][0].startswith('envs = pysampler.make_vec("CartPole-v1", num_envs=4')
+    assert told["lines"][0] == "import pysampler"
+    assert told["lines"][1].startswith('envs = pysampler.make_vec("CartPole-v1", num_envs=4')
 
 
 def test_a_script_is_run_until_it_makes_a_vector_env(folder):
@@ -88,6 +90,11 @@ def test_a_script_is_run_until_it_makes_a_vector_env(folder):
     assert not (folder / "went-on").exists()
 
 
+OF_SB3 = "from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv"
+OF_SB3_TOO = "from stable_baselines3.common.env_util import make_vec_env"
+OURS = "from pysampler.adapters.sb3 import VecEnv"
+
+
 @pytest.mark.parametrize(
     ("program", "what"),
     [
@@ -96,6 +103,16 @@ def test_a_script_is_run_until_it_makes_a_vector_env(folder):
         ('pysampler.Rollouts("CartPole-v1", len, 5, num_envs=2)', '"CartPole-v1", num_envs=2'),
         ('gymnasium.make_vec("CartPole-v1", 3, "sync")', "env_fns"),
         ("pysampler.VectorEnv([lambda i=i: i for i in range(3)])", "env_fns"),
+        (f"{OF_SB3}; DummyVecEnv([lambda: gymnasium.make('CartPole-v1')] * 3)", "VecEnv(env_fns)"),
+        (
+            f"{OF_SB3}; SubprocVecEnv([lambda: 1, lambda: 2], start_method='fork')",
+            "VecEnv(env_fns)",
+        ),
+        (f"{OURS}; VecEnv([lambda: 1, lambda: 2])", "VecEnv(env_fns)"),
+        (
+            f"{OF_SB3_TOO}; make_vec_env('CartPole-v1', 3)",
+            "make_vec_env(..., n_envs=3, vec_env_cls=VecEnv)",
+        ),
     ],
 )
 def test_each_way_to_make_a_vector_env_is_noticed(folder, monkeypatch, program, what):
@@ -104,20 +121,25 @@ def test_each_way_to_make_a_vector_env_is_noticed(folder, monkeypatch, program, 
     completed("-c", code, str(os.getpid()), "envs", "train.py")
     monkeypatch.setattr(sys, "path", sys.path[:])  # which becomes the script's
     source = load(folder / "envs")
-    assert what in source.call.format(source.count)
+    assert what in source.call.written(source.count, {})
     assert len(source.env_fns(source.count)) == source.count
 
 
 @pytest.mark.parametrize(
     ("script", "arguments", "why"),
     [
-        ("", [], "it has ended without making a VectorEnv, or one of gymnasium"),
+        ("", [], "it has ended without making a vector env"),
         ("1 / 0", [], "ZeroDivisionError: division by zero"),
         (SCRIPT, ["--script-args=--level 3"], "SystemExit: 2; train.py: error: unrecognized"),
         (
             SCRIPT,
             ["--script-args=--hang", "--limit", "1"],
-            "it has made no VectorEnv, nor one of gymnasium, within 1 s",
+            "it has made no vector env within 1 s",
+        ),
+        (
+            "import stable_baselines3 as sb3; sb3.DQN('MlpPolicy', 'CartPole-v1')",
+            [],
+            "it trains on one env: give it several, as make_vec_env does",
         ),
         ("import os; os.abort()", [], "its process has ended: -6"),
     ],
@@ -176,8 +198,7 @@ SETTING = Setting(
     env="CartPole-v1",
     envs=4,
     workers=2,
-    call='pysampler.make_vec("CartPole-v1", num_envs={}',
-    keyword=True,
+    call=Call('pysampler.make_vec("CartPole-v1", num_envs={}', "vector_kwargs"),
     step_seconds=1e-5,
 )
 CHOICES = choices_for(SETTING, policy=True)
@@ -185,10 +206,10 @@ CHOICES = choices_for(SETTING, policy=True)
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_the_lines_of_a_choice_are_right(name):
-    names = {"pysampler": pysampler, "horizon": 3}
+    names = {"horizon": 3}
     names["policy"] = lambda observations: np.zeros(len(observations), np.int64)
-    made, *others = CHOICES[name].lines(SETTING)
-    exec(made, names)
+    imported, made, *others = CHOICES[name].lines(SETTING)
+    exec(f"{imported}\n{made}", names)
     envs = names["envs"]
     assert envs.num_envs == 4
     if CHOICES[name].loop == "recv":
@@ -205,13 +226,27 @@ def test_the_lines_of_a_choice_are_right(name):
 
 
 def test_envs_that_wait_get_more_workers_than_cpus():
-    waiting = Setting("", 8, 2, "", keyword=True, step_seconds=1e-2, waits=True)
+    waiting = Setting("", 8, 2, Call(""), step_seconds=1e-2, waits=True)
     assert choices_for(waiting)["num_workers=8"] == Choice({"num_workers": 8})
     assert "num_workers=8" not in choices_for(SETTING)
     native = choices_for(SETTING, native=True)
     assert not any("auto" in choice.options.values() for choice in native.values())
-    alone = Setting("", 8, 1, "", keyword=True, step_seconds=1e-2)
+    alone = Setting("", 8, 1, Call(""), step_seconds=1e-2)
     assert 'main_envs="auto"' not in choices_for(alone)
+
+
+def test_a_program_of_sb3_gets_lines_for_it():
+    for call, made in (
+        (Call("VecEnv(env_fns", imported=OURS, by_steps=True), "VecEnv(env_fns, num_workers=0)"),
+        (
+            Call("make_vec_env(..., n_envs={}", "vec_env_kwargs", OURS, by_steps=True),
+            'make_vec_env(..., n_envs=4, vec_env_kwargs={"num_workers": 0})',
+        ),
+    ):
+        setting = dataclasses.replace(SETTING, call=call, workers=usable_cpus())
+        choices = choices_for(setting, policy=True)
+        assert {choice.loop for choice in choices.values()} == {"step"}
+        assert choices["num_workers=0"].lines(setting) == [OURS, f"envs = {made}"]
 
 
 def found(*fractions):
@@ -242,7 +277,7 @@ def test_the_best_is_said_if_it_is_so_beyond_the_spread():
     assert lines == [
         *CHOICES[half].lines(SETTING),
         *("", "# with step"),
-        *CHOICES[auto].lines(SETTING),
+        *CHOICES[auto].lines(SETTING)[1:],
     ]
     advice, _ = advice_of(SETTING, CHOICES, {"default": default, auto: found(1.0), half: found(2)})
     assert advice.endswith("nothing beats the default.")
