@@ -31,6 +31,9 @@ def dumps(obj: Any) -> bytes:
         return bytes(cloudpickle.dumps(obj, protocol=5))
 
 
+_NO_FILE = "<dynamic-code>"  # cloudpickle's name for every file
+
+
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles by value what a clean interpreter cannot import: functions, classes."""
 
@@ -53,7 +56,15 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
             cloudpickle.unregister_pickle_by_value(self._registered.pop())
 
     def reducer_override(self, obj: Any) -> Any:
-        """Register the module of a function or class if it cannot be imported elsewhere."""
+        """Register the module of a function or class if it cannot be imported elsewhere.
+
+        Code keeps the name of its file, which tracebacks show and newer cloudpickles leave out.
+        """
+        if isinstance(obj, types.CodeType):
+            make, arguments = self.dispatch_table[types.CodeType](obj)
+            at = [i for i, one in enumerate(arguments) if isinstance(one, str)]
+            names = {i: obj.co_filename for i in at if arguments[i] == _NO_FILE}
+            return make, tuple(names.get(i, one) for i, one in enumerate(arguments))
         if isinstance(obj, (types.FunctionType, type)):
             name = getattr(obj, "__module__", None)
             if isinstance(name, str) and name not in self._seen:
