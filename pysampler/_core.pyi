@@ -1033,6 +1033,10 @@ class Pool:
         """
         Another process takes the place of a dead worker. Its groups in flight are owed.
         """
+    def round(self, frame: typing.SupportsInt | typing.SupportsIndex, patience_ns: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Let every group step, wait and take all; False if some of that is left to be done, as after so many ns, if they are not negative.
+        """
     def send(self, requests: collections.abc.Iterable, settled: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []) -> bool:
         """
         Send commands to groups, to all or none: (group, kind, frame, message or None) each. Groups that are settled are new no more. False if some of it has yet to be flushed.

@@ -129,6 +129,16 @@ struct Step {
     }
 };
 
+struct WholeRound {
+    static PyObject* call(PyPool& pool, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+        std::uint32_t frame = 0;
+        if (count != 2 || names != nullptr || !small(args[0], frame)) return nullptr;
+        const std::int64_t patience_ns = PyLong_AsLongLong(args[1]);
+        if (patience_ns == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+        return PyBool_FromLong(pool.round(frame, patience_ns));
+    }
+};
+
 std::vector<Pool::Request> requests_of(const py::iterable& requests) {
     std::vector<Pool::Request> all;
     for (const py::handle one : requests) {
@@ -153,6 +163,9 @@ void register_pool(py::module_& m) {
              py::arg("policy") = std::nullopt)
         .def("step", &PyPool::step, py::arg("frame"),
              "Let every group step. False if some of it has yet to be flushed.")
+        .def("round", &PyPool::round, py::arg("frame"), py::arg("patience_ns"),
+             "Let every group step, wait and take all; False if some of that is left to be done, "
+             "as after so many ns, if they are not negative.")
         .def(
             "step_some", &PyPool::step_some, py::arg("parts"),
             "Let some groups step: (group, frame) each. False if some of it has yet to be flushed.")
@@ -245,6 +258,7 @@ void register_pool(py::module_& m) {
         .def_static("size_of", &size_of, py::arg("groups"), "Bytes it takes in a segment.")
         .def("__repr__", &PyPool::state);
     Hot<PyPool, Step>::install(pool, "step");
+    Hot<PyPool, WholeRound>::install(pool, "round");
     Hot<PyPool, Timed<&PyPool::wait>>::install(pool, "wait");
     Hot<PyPool, Plain<&PyPool::has_messages>>::install(pool, "has_messages");
     Hot<PyPool, Plain<&PyPool::any_new>>::install(pool, "any_new");

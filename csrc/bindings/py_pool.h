@@ -133,6 +133,15 @@ class PyPool : public Handle {
         return messages_.empty();
     }
 
+    // A step of every group, all of which are back by then and taken. False if something is left to
+    // be done: to flush, to wait for, to read.
+    bool round(std::uint32_t frame, std::int64_t patience_ns) {
+        if (!step(frame)) return false;
+        if (!all_back(patience_ns < 0 ? kForever : now_ns() + patience_ns)) return false;
+        take_all();
+        return true;
+    }
+
     // Groups that are back, longest ready first: as soon as their weights make `least` (or all that
     // is in flight), or at the deadline; no more than `most`, not taken. messages() are those of
     // them that have more to say.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -138,6 +138,14 @@ class MainWalker(Walker):
             ]
 
 
+class _Part(NamedTuple):
+    """Groups that step together, their envs, and what lets the policy act for them."""
+
+    groups: list[int]
+    envs: Any
+    act: Callable[[int], None]
+
+
 class TurnWalker(MainWalker):
     """Acts for all envs together, or in turn for one part of each worker's envs.
 
@@ -156,40 +164,50 @@ class TurnWalker(MainWalker):
         base, end = self._base, self._base + self._horizon
         for leaf in self.policy.carried if base != self._last_frame else ():
             leaf[base] = leaf[self._last_frame]
-        parts = [(*part, self.policy.acting(part[1])) for part in self._parts]
-        for at in range(base, end):
-            for groups, envs, act in parts:
-                if at > base:
-                    self._receive(groups, envs, at)
-                self._expect_running()
-                outputs, self._outputs = self._outputs, None
-                if outputs is None:
-                    self._timed(act, at)
-                else:
-                    self._timed(self.policy.write, at, envs, *outputs)
-                self._step(groups, at)
-        for groups, envs in self._parts:
-            self._receive(groups, envs, end)
+        parts = [_Part(*part, self.policy.acting(part[1])) for part in self._parts]
+        if len(parts) == 1:
+            for at in range(base, end):
+                self._act(parts[0], at)
+                self._round(parts[0], at + 1)
+        else:
+            self._take_turns(parts, base, end)
         self._last_frame = end
 
-    def _step(self, groups: list[int], at: int) -> None:
-        if len(self._parts) == 1:
-            self._pool.step(at + 1)
-        else:
-            self._pool.step_some([(group, at + 1) for group in groups])
+    def _take_turns(self, parts: Sequence[_Part], base: int, end: int) -> None:
+        for at in range(base, end):
+            for part in parts:
+                if at > base:
+                    self._receive(part, at)
+                self._act(part, at)
+                self._pool.step_some([(group, at + 1) for group in part.groups])
+        for part in parts:
+            self._receive(part, end)
 
-    def _receive(self, groups: list[int], envs: Any, at: int) -> None:
-        began = now()
-        if len(self._parts) == 1:
-            answers = self._pool.wait() or []
-            self._pool.take_all()
+    def _act(self, part: _Part, at: int) -> None:
+        self._expect_running()
+        outputs, self._outputs = self._outputs, None
+        if outputs is None:
+            self._timed(part.act, at)
         else:
-            answers = self._pool.wait_for(groups)
-            self._pool.take(groups)
+            self._timed(self.policy.write, at, part.envs, *outputs)
+
+    def _round(self, part: _Part, at: int) -> None:
+        """Let all envs step to a frame."""
+        began = now()
+        self._stepped(part, at, self._pool.round(at), began)
+
+    def _receive(self, part: _Part, at: int) -> None:
+        """Wait until a part has stepped to a frame."""
+        began = now()
+        answers = self._pool.wait_for(part.groups)
+        self._pool.take(part.groups)
+        self._stepped(part, at, answers, began)
+
+    def _stepped(self, part: _Part, at: int, answers: Sequence[Answer], began: int) -> None:
         self.seconds["waiting"] += (now() - began) / 1e9
         if answers:
-            self._handle(answers, dict.fromkeys(groups, at))
-        self.policy.after_step(at, envs)
+            self._handle(answers, dict.fromkeys(part.groups, at))
+        self.policy.after_step(at, part.envs)
 
 
 def _parts(core: VectorCore) -> list[tuple[list[int], Any]]:

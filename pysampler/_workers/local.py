@@ -99,6 +99,13 @@ class LocalPool:
         """Step every group with a frame."""
         self.step_some([(group, frame) for group in self._groups])
 
+    def round(self, frame: int) -> list[Answer]:
+        """Let every group step, wait for all, and take them; return what they answered."""
+        self.step(frame)
+        answers = self.wait()
+        self.take_all()
+        return answers
+
     def step_some(self, parts: Sequence[tuple[int, int]], token: Any = None) -> None:
         """Step some groups, each with its frame.
 

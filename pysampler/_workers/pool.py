@@ -256,6 +256,23 @@ class Pool:
         if not self._commands.step(frame):
             self._flush()
 
+    def round(self, frame: int) -> list[Answer]:
+        """Let every group step, wait until all are back, and take them; return what they answered.
+
+        As ``step``, ``wait`` and ``take_all``, in one call of C++ where nothing unusual happens.
+        """
+        if not self.plain:
+            self.step(frame)
+        elif self._core.round(frame, -1 if self.patience is None else int(self.patience * 1e9)):
+            return []
+        elif self._core.unsent:
+            self._flush()
+        else:
+            self.look_for_late()
+        answers = self.wait() or []
+        self.take_all()
+        return answers
+
     def step_some(self, parts: Sequence[tuple[int, int]]) -> None:
         """Let some groups step, each with its frame."""
         if self._recovery.replacing:

@@ -179,6 +179,13 @@ class Team:
         self._send(due, range(self._first), lambda: self._workers.step(frame))
         self.do_due()
 
+    def round(self, frame: int) -> list[Answer]:
+        """Let every group step, wait for all, and take them; return what they answered."""
+        self.step(frame)
+        answers = self.wait() or []
+        self.take_all()
+        return answers
+
     def step_some(self, parts: Sequence[tuple[int, int]]) -> None:
         """Let some groups step, each with its frame."""
         theirs = [(group, frame) for group, frame in parts if group < self._first]
