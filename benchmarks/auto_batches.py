@@ -1,7 +1,8 @@
 """Does recv(min_envs="auto", timeout="auto") find the batches that give the most env steps?
 
 python benchmarks/auto_batches.py --out benchmarks/results
-python benchmarks/auto_batches.py --simulated          # the grid only; needs one CPU
+python benchmarks/auto_batches.py --only simulated     # the grid; needs one CPU
+python benchmarks/auto_batches.py --only stragglers    # what a worker of its own gains
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import multiprocessing
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -223,6 +225,19 @@ def grid(seconds: float) -> list[dict[str, Any]]:
     return cells
 
 
+def isolation() -> list[dict[str, Any]]:
+    """Compare loops in which the slow env has a worker of its own with others."""
+    cells = []
+    for (workers, envs), call in itertools.product(SIZES.items(), [0, 1]):
+        shared = Loop(workers, envs, "straggler", policy=call / 1e3)
+        isolated = replace(shared, isolated=True)
+        step = [fixed_rate(loop, Way(envs), 50_000, 1) for loop in (shared, isolated)]
+        recv = [best_pair(loop)[1] for loop in (shared, isolated)]
+        where = {"workers": workers, "envs": envs, "call": call}
+        cells.append({**where, "step": step, "recv": recv})
+    return cells
+
+
 # -- reports ---------------------------------------------------------------------------------------
 
 
@@ -295,10 +310,34 @@ def simulated_tables(results: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def isolation_table(results: dict[str, Any]) -> str:
+    rows = [
+        [
+            *(f"{cell['workers']}", f"{cell['envs']}", f"{cell['call']} ms"),
+            *(f"{cell[way][1] / cell[way][0]:.2f}" for way in ("step", "recv")),
+            f"{cell['recv'][0] / cell['step'][0]:.2f}",
+        ]
+        for cell in results["cells"]
+    ]
+    header = ["workers", "envs", "policy", "step()", "recv", "recv instead of step()"]
+    return "\n".join(
+        [
+            heading("A worker for a slow env alone, simulated", results["machine"]),
+            (
+                "Steps of 100 us, exponential; one env is ten times slower. How many times as many "
+                "env steps a second all envs make if that env has one of the workers to itself, "
+                "with `step()` and with the best fixed `recv`; beside it what `recv` gains over "
+                "`step()` without that.\n"
+            ),
+            table(header, rows),
+        ]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--only", choices=["real", "simulated"])
+    parser.add_argument("--only", choices=["real", "simulated", "stragglers"])
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.3, help="of each measurement")
     parser.add_argument("--simulated-seconds", type=float, default=30)
@@ -307,7 +346,7 @@ def main() -> None:
     if options.child:
         child(*options.child)
         return
-    if options.only != "simulated":
+    if options.only in (None, "real"):
         results: dict[str, Any] = {"machine": machine(), "real": {}}
         with stolen_share(results["machine"]):
             for setup, policy in itertools.product(SETUPS, POLICIES):
@@ -322,7 +361,12 @@ def main() -> None:
             for setup in SETUPS
         }
         report(results, "auto-batches", real_tables(results), options.out)
-    if options.only != "real":
+    if options.only in (None, "stragglers"):
+        results = {"machine": machine()}
+        with stolen_share(results["machine"]):
+            results["cells"] = isolation()
+        report(results, "stragglers", isolation_table(results), options.out)
+    if options.only in (None, "simulated"):
         results = {"machine": machine(), "seconds": options.simulated_seconds}
         with stolen_share(results["machine"]):
             results["cells"] = grid(options.simulated_seconds)

@@ -37,6 +37,7 @@ class Loop:
         row: What each row adds to that.
         hop: How long it takes from a wake until the woken process runs.
         cpus: How many CPUs the workers and the parent share; None for enough.
+        isolated: Whether the first env has a worker of its own, and the others share the rest.
     """
 
     workers: int
@@ -49,6 +50,13 @@ class Loop:
     row: float = 0.5e-6
     hop: float = 20e-6
     cpus: int | None = None
+    isolated: bool = False
+
+    def worker_of(self, env: int) -> int:
+        """Return the worker that steps an env."""
+        if not self.isolated:
+            return env * self.workers // self.envs
+        return 0 if env == 0 else 1 + (env - 1) * (self.workers - 1) // (self.envs - 1)
 
     def draw(self, random: np.random.Generator) -> list[float]:
         """Return step times; env i takes those at i, i + envs, i + 2 * envs and so on."""
@@ -112,7 +120,7 @@ def simulated(
     envs = loop.envs
     times = loop.draw(random)
     made = [0] * envs
-    worker_of = [env * loop.workers // envs for env in range(envs)]
+    worker_of = [loop.worker_of(env) for env in range(envs)]
     free = [0.0] * loop.workers  # when each worker has done all that it was sent
     missing = 0 if loop.cpus is None else max(0, loop.workers + 1 - loop.cpus)
     share = missing / loop.workers  # of the parent's work, which delays each worker

@@ -45,6 +45,13 @@ def test_a_timeout_ends_a_wait(model):
     assert rate(model, Way(2, 1.0), **slow) == all_of_them
 
 
+def test_an_isolated_env_delays_no_other(model):
+    loop = model.Loop(3, 9, "straggler", isolated=True)
+    assert [loop.worker_of(env) for env in range(9)] == [0, 1, 1, 1, 1, 2, 2, 2, 2]
+    slow = {"steps": "straggler", "workers": 3, "envs": 9}
+    assert rate(model, Way(9), isolated=True, **slow) > 1.03 * rate(model, Way(9), **slow)
+
+
 def test_a_parent_without_a_cpu_of_its_own_delays_workers(model):
     enough = rate(model, Way(4), workers=2, envs=16)
     assert rate(model, Way(4), workers=2, envs=16, cpus=3) == enough
