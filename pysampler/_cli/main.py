@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         as_json = "print JSON, for programs"
         if name == "trace":
             as_json = "write JSON, as torch.profiler does"
-        one.add_argument("--json", action="store_true", help=as_json)
+        if name != "top":
+            one.add_argument("--json", action="store_true", help=as_json)
         add_arguments(one)
         one.set_defaults(run=run)
     options = parser.parse_args(arguments)

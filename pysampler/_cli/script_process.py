@@ -51,13 +51,18 @@ def main() -> None:
     ) -> NoReturn:
         """Write down what a vector env is made of, and end the script there and then."""
         kept = {name: value for name, value in options.items() if name not in _CHOSEN}
-        caller = sys._getframe(1).f_code.co_name
+        frame = sys._getframe(1)
+        caller = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        made_by = env_id = None
+        if caller == ("gymnasium.envs.registration", "make_vec"):
+            given = (frame.f_locals[name] for name in ("env_spec", "wrappers", "env_spec_kwargs"))
+            made_by = tuple(given)
+        elif caller == ("stable_baselines3.common.env_util", "make_vec_env"):
+            env_id = frame.f_locals["env_id"]
         with _why_not(why):
-            if sb3 and caller == "_wrap_env":  # of an algorithm that was given one env
+            if sb3 and caller[1] == "_wrap_env":  # of an algorithm that was given one env
                 raise SourceError("it trains on one env: give it several, as make_vec_env does")
-            source = from_calls(
-                list(env_fns), kept, sb3=sb3, by_make_vec_env=caller == "make_vec_env"
-            )
+            source = from_calls(list(env_fns), kept, sb3=sb3, env_id=env_id, made_by=made_by)
             save(Path(out), source)
         os._exit(0)
 
@@ -70,7 +75,9 @@ def main() -> None:
     sys.path.insert(0, str(Path(script).resolve().parent))
     with _why_not(why):
         runpy.run_path(script, run_name="__main__")
-    why.write_text("it has ended without making a vector env")
+    why.write_text(
+        "it has ended without making a vector env; for one env, tune its id, or FILE:FUNCTION"
+    )
     os._exit(0)
 
 

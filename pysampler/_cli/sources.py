@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Call", "EnvSource", "SourceError", "from_calls", "load", "save", "source_of"]
 
 
+_SB3_MAKE = "from stable_baselines3.common.env_util import make_vec_env"
 _SB3 = "from pysampler.adapters.sb3 import VecEnv"
 
 
@@ -158,7 +159,8 @@ def from_calls(
     options: dict[str, Any],
     *,
     sb3: bool = False,
-    by_make_vec_env: bool = False,
+    env_id: Any = None,
+    made_by: tuple[Any, Any, dict[str, Any]] | None = None,
 ) -> EnvSource:
     """Return what makes the envs of a vector env that a program makes.
 
@@ -166,7 +168,8 @@ def from_calls(
         functions: One for each env.
         options: Arguments of ``VectorEnv`` that stay as they are.
         sb3: Whether it is one of Stable-Baselines3, or ``pysampler.adapters.sb3.VecEnv``.
-        by_make_vec_env: Whether Stable-Baselines3's ``make_vec_env`` makes it.
+        env_id: The first argument of Stable-Baselines3's ``make_vec_env``, if that makes it.
+        made_by: The spec, wrappers and keywords of gymnasium's ``make_vec``, if that makes it.
     """
     first, count = functions[0], len(functions)
     one = first if all(function is first for function in functions) else None
@@ -175,19 +178,29 @@ def from_calls(
         envs["functions"] = functions
     if sb3:
         call = Call("VecEnv(env_fns", imported=_SB3, by_steps=True)
-        if by_make_vec_env:
-            begun = "make_vec_env(..., n_envs={}, vec_env_cls=VecEnv"
-            call = dataclasses.replace(call, text=begun, keyword="vec_env_kwargs")
+        if env_id is not None:
+            named = json.dumps(env_id) if isinstance(env_id, str) else _name_of(env_id)
+            begun = f"make_vec_env({_escaped(named)}, n_envs={{}}, vec_env_cls=VecEnv"
+            imported = f"{_SB3_MAKE}\n{_SB3}"
+            call = dataclasses.replace(
+                call, text=begun, keyword="vec_env_kwargs", imported=imported
+            )
         return EnvSource(call, **envs)
-    if not isinstance(one, EnvMaker) or one.kwargs.get("id") is None:
+    if isinstance(one, EnvMaker) and one.kwargs.get("id") is not None:
+        kwargs = {name: value for name, value in one.kwargs.items() if name != "id"}
+        made_by = one.kwargs["id"], one.wrappers, kwargs
+    if made_by is None:
         return EnvSource(Call("pysampler.VectorEnv(env_fns"), **envs)
-    spec = one.kwargs["id"]
-    kwargs = {name: value for name, value in one.kwargs.items() if name != "id"}
+    spec, wrappers, kwargs = made_by
     more = "".join(f", {name}={value!r}" for name, value in kwargs.items())
-    if one.wrappers:
+    if wrappers:
         more += ", wrappers=[...]"
     call = _make_vec(f"{json.dumps(spec.id)}, num_envs={{}}{_escaped(more)}")
-    return EnvSource(call, made_by=(spec, one.wrappers, kwargs), **envs)
+    return EnvSource(call, made_by=made_by, **envs)
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _escaped(text: str) -> str:

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         from rich.text import Text  # noqa: PLC0415
     except ImportError:
         return _refuse("top needs rich: pip install 'pysampler[cli]'; dump does without")
-    if options.json or not sys.stdout.isatty():
+    if not sys.stdout.isatty():
         return _refuse("top needs a terminal; pysampler dump prints once, --json for programs")
     console = Console(highlight=False)
     if console.is_dumb_terminal:

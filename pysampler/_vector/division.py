@@ -13,6 +13,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._numbers import whole_number
 from pysampler._vector import arguments
+from pysampler._workers.counters import with_unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ Count = int | Literal["auto"]
 
 # How long the trial steps its env: as soon as both are reached, or at the last.
 _STEPS, _SECONDS, _AT_MOST = 20, 0.005, 0.1
+_LONG = 20  # times the shortest step; what a step takes beyond that does not count as trial
+_PARTS = 5  # of the trial, each with a mean
 # Seconds that a step of all envs costs beside theirs: in this process, and to send to workers that
 # are awake and to read what they have written.
 _HERE, _SEND, _READ = 5e-6, 2e-6, 3e-6
@@ -53,14 +56,15 @@ class Division:
 
     def __str__(self) -> str:
         """Return what was chosen, and why, as a sentence."""
-        if self.step_seconds is None or self.round_seconds is None:
-            return f"{self.num_workers} workers, {self.main_envs} envs in this process, as told"
-        where = f"{self.num_workers} workers, {self.main_envs} envs in this process"
+        workers = f"{self.num_workers} worker{'s' * (self.num_workers != 1)}"
+        where = f"{workers}, {self.main_envs} env{'s' * (self.main_envs != 1)} in this process"
         if self.num_workers == 0:
             where = "no workers, all envs in this process"
+        if self.step_seconds is None or self.round_seconds is None:
+            return f"{where}, without a trial"
         return (
-            f"{where}: a step takes {self.step_seconds * 1e6:.3g} us, so that one of all envs "
-            f"should take {self.round_seconds * 1e6:.3g} us, less than any other way"
+            f"{where}: a step of one env takes {with_unit(self.step_seconds)}, so a step of all "
+            f"should take {with_unit(self.round_seconds)}, less than with other numbers"
         )
 
     def shares(self, envs: int, groups: int) -> tuple[list[Share], Share | None]:
@@ -87,6 +91,11 @@ def divide(
         env_fns: What makes the envs.
         most: The largest number of processes that step envs.
     """
+    for name, given in (("num_workers", num_workers), ("main_envs", main_envs)):
+        if isinstance(given, str) and given != "auto":
+            raise ValueError(
+                f'cannot make vector env: {name} {given!r}, expected a whole number or "auto"'
+            )
     envs = len(env_fns)
     cpus = _core.usable_cpus() if most is None else min(most, _core.usable_cpus())
     if num_workers == "auto":
@@ -168,20 +177,25 @@ def step_seconds(env_fn: Callable[[], gym.Env[Any, Any]]) -> float:
             env.reset(seed=0)
             env.action_space.seed(0)
             took: list[float] = []
+            spent, least = 0.0, float("inf")
             begun = time.perf_counter()
-            while sum(took) < _SECONDS or len(took) < _STEPS:
+            while spent < _SECONDS or len(took) < _STEPS:
                 action = env.action_space.sample()
                 before = time.perf_counter()
                 _, _, terminated, truncated, _ = env.step(action)
                 if terminated or truncated:
                     env.reset()
                 took.append(time.perf_counter() - before)
+                least = min(least, took[-1])
+                spent += min(took[-1], _LONG * least)  # the rest it may have lost its CPU
                 if time.perf_counter() - begun > _AT_MOST:
                     break
         finally:
             env.close()
     half = took[len(took) // 2 :]  # the first ones are cold
-    return sum(half) / len(half)
+    # Of several means the median: a part in which this process lost its CPU does not count.
+    parts = [part for part in np.array_split(half, _PARTS) if len(part)]
+    return float(np.median([part.mean() for part in parts]))
 
 
 @contextlib.contextmanager

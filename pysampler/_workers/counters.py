@@ -132,9 +132,11 @@ class BatchChoice(NamedTuple):
     trials: int
 
     def __str__(self) -> str:
-        return f"recv: {_way(self.min_envs, self.timeout)}" + "".join(
-            f", {_way(*way)} {rate:,.0f}/s" for way, rate in self.rates.items()
-        )
+        chosen = f"recv waits for {_way(self.min_envs, self.timeout)}"
+        if not self.rates:
+            return f"{chosen}, in its first trial"
+        tried = (f"{_way(*way)}: {rate:,.0f}" for way, rate in self.rates.items())
+        return f"{chosen}; tried, in env steps/s: {'; '.join(tried)}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -310,7 +312,9 @@ def _summary(times: Times, envs: npt.NDArray[np.bool_]) -> list[str]:
 
 def _way(min_envs: int, timeout: float | None) -> str:
     """Return a way to wait as text."""
-    return f"{min_envs} envs" + ("" if timeout is None else f" or {with_unit(timeout)}")
+    return f"{min_envs} env{'s' * (min_envs != 1)}" + (
+        "" if timeout is None else f" or {with_unit(timeout)}"
+    )
 
 
 def with_unit(seconds: float) -> str:

@@ -101,7 +101,12 @@ OURS = "from pysampler.adapters.sb3 import VecEnv"
         ('pysampler.make_vec("CartPole-v1", 3)', '"CartPole-v1", num_envs=3'),
         ('pysampler.make_vec("Reacher-v5", 3)', '"Reacher-v5", num_envs=3'),
         ('pysampler.Rollouts("CartPole-v1", len, 5, num_envs=2)', '"CartPole-v1", num_envs=2'),
-        ('gymnasium.make_vec("CartPole-v1", 3, "sync")', "env_fns"),
+        (
+            'gymnasium.make_vec("CartPole-v1", 3, "sync", max_episode_steps=9)',
+            'make_vec("CartPole-v1", num_envs=3, max_episode_steps=9)',
+        ),
+        ('gymnasium.make_vec("CartPole-v1", 3, "async")', 'make_vec("CartPole-v1", num_envs=3'),
+        ("gymnasium.vector.SyncVectorEnv([lambda: 1, lambda: 2])", "env_fns"),
         ("pysampler.VectorEnv([lambda i=i: i for i in range(3)])", "env_fns"),
         (f"{OF_SB3}; DummyVecEnv([lambda: gymnasium.make('CartPole-v1')] * 3)", "VecEnv(env_fns)"),
         (
@@ -111,7 +116,7 @@ OURS = "from pysampler.adapters.sb3 import VecEnv"
         (f"{OURS}; VecEnv([lambda: 1, lambda: 2])", "VecEnv(env_fns)"),
         (
             f"{OF_SB3_TOO}; make_vec_env('CartPole-v1', 3)",
-            "make_vec_env(..., n_envs=3, vec_env_cls=VecEnv)",
+            'make_vec_env("CartPole-v1", n_envs=3, vec_env_cls=VecEnv)',
         ),
     ],
 )

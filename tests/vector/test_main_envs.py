@@ -251,7 +251,7 @@ def test_the_trial_is_told_and_leaves_global_generators_alone():
         np.random.RandomState(1).rand(),
     )
     assert chosen.step_seconds > 0
-    assert "a step takes" in str(chosen)
+    assert "a step of one env takes" in str(chosen)
     with contextlib.closing(pysampler.VectorEnv([Scripted] * 4, num_workers="auto")) as envs:
         assert envs.division.num_workers == envs.num_workers
         assert envs.reset()[0].shape == (4, 4)
@@ -282,6 +282,28 @@ def test_the_trial_is_as_long_as_it_must(monkeypatch, seconds, steps):
     Slow.now = 0.0
     assert division.step_seconds(Slow) == pytest.approx(seconds)
     assert Slow.now == pytest.approx(steps * seconds, rel=0.01)
+
+
+def test_a_lost_cpu_is_no_part_of_the_trial(monkeypatch):
+    """The process waits for a CPU for 10 ms in the third step, and again in the 4,000th."""
+    monkeypatch.setattr(division.time, "perf_counter", lambda: Slow.now)
+    Slow.now, steps = 0.0, 0
+
+    def step(self, action):
+        nonlocal steps
+        steps += 1
+        Slow.now += 10e-3 if steps in (3, 4000) else 1e-6
+        return 0, 0.0, False, False, {}
+
+    monkeypatch.setattr(Slow, "step", step)
+    assert division.step_seconds(Slow) == pytest.approx(1e-6)
+    assert steps > 4900
+
+
+def test_words_for_numbers_are_refused_by_name():
+    for options in ({"num_workers": "automatic"}, {"main_envs": "most"}):
+        with pytest.raises(ValueError, match='expected a whole number or "auto"'):
+            pysampler.VectorEnv([Scripted] * 2, **options)
 
 
 # -- one call a step -------------------------------------------------------------------------------
