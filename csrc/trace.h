@@ -53,7 +53,8 @@ struct Slice {
 static_assert(sizeof(Slice) == 24);
 
 // A seqlock without fences, which ThreadSanitizer does not know: a reader that copied any part of a
-// newer slice does not find the number that it expects afterwards.
+// newer slice does not find the number that it expects afterwards. A writer that stands still while
+// others write a whole lap of the ring may leave a mixed slice: a wrong picture, no more.
 class TraceSlot {
  public:
     // Writes the slice before which there were `before` others.

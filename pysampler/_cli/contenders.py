@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import enum
 import json
 import multiprocessing
 import os
@@ -26,7 +25,7 @@ from pysampler import _core
 from pysampler._cli.programs import AttachError, find
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.rounds import means_of, rounds_of
-from pysampler._cli.sources import SourceError, load, source_of
+from pysampler._cli.sources import SourceError, load, source_of, written
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler.errors import EnvError
 
@@ -293,15 +292,18 @@ class Stepper:
 
 def _made(source: EnvSource, order: dict[str, Any]) -> Contender:
     """Make what an order names, and let it warm up."""
-    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv  # noqa: PLC0415 - slow to import
+    from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noqa: PLC0415 - slow to import
 
     kind, count = order["kind"], order["envs"]
+    options = {**_MODE, **source.options}
+    if options["autoreset_mode"] in ("Disabled", AutoresetMode.DISABLED):  # nothing here resets
+        options |= _MODE
     contender: Contender
     if kind == "ideal":
         contender = Ideal(source, count, order["workers"])
     elif kind == "pysampler":
         contender = Stepper(
-            lambda: source.vector_env(count, **{**_MODE, **source.options, **order["options"]}),
+            lambda: source.vector_env(count, **{**options, **order["options"]}),
             recv=order.get("recv"),
             policy_in=order.get("policy_in"),
             policy_seconds=order.get("policy_seconds", 0.0),
@@ -330,21 +332,12 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
     env.close()
     return {
         "call": dataclasses.asdict(source.call),
-        "kept": {name: _written(value) for name, value in source.options.items()},
+        "kept": {name: written(value) for name, value in source.options.items()},
         "envs": source.count,
         "different": bool(source.functions),
         "step_seconds": took / steps,
         "waits": on_cpu < _BUSY * took and gave_up >= steps / 2,
     }
-
-
-def _written(value: Any) -> str:
-    """Return an argument as a program has it, as far as it is known."""
-    if isinstance(value, enum.Enum):
-        value = value.value
-    if isinstance(value, str):
-        return json.dumps(value)
-    return repr(value) if isinstance(value, (int, float, type(None))) else "..."
 
 
 # -- the process -----------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ __all__ = ["main"]
 # What trials choose: the script's own choice is not kept.
 _CHOSEN = {
     *("num_workers", "main_envs", "groups", "max_concurrency", "record_to", "replay_from"),
-    *("shared_memory", "start_method"),
+    *("shared_memory", "start_method", "trace"),
 }
 # Classes that are met if a script imports them, by their modules.
 _OF_SB3 = {
@@ -53,15 +53,19 @@ def main() -> None:
         kept = {name: value for name, value in options.items() if name not in _CHOSEN}
         frame = sys._getframe(1)
         caller = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-        made_by = env_id = None
+        made_by = env_id = monitor = None
         if caller == ("gymnasium.envs.registration", "make_vec"):
             given = (frame.f_locals[name] for name in ("env_spec", "wrappers", "env_spec_kwargs"))
             made_by = tuple(given)
         elif caller == ("stable_baselines3.common.env_util", "make_vec_env"):
             env_id = frame.f_locals["env_id"]
+            monitor = frame.f_locals["monitor_dir"]
+        is_algorithm = caller == ("stable_baselines3.common.base_class", "_wrap_env")
         with _why_not(why):
-            if sb3 and caller[1] == "_wrap_env":  # of an algorithm that was given one env
+            if is_algorithm:
                 raise SourceError("it trains on one env: give it several, as make_vec_env does")
+            if monitor is not None:
+                raise SourceError("trials would write to its monitor_dir: tune it without")
             source = from_calls(list(env_fns), kept, sb3=sb3, env_id=env_id, made_by=made_by)
             save(Path(out), source)
         os._exit(0)

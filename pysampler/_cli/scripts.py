@@ -42,7 +42,7 @@ def envs_of_script(script: str, arguments: Sequence[str], limit: float) -> Itera
 def _run(script: str, arguments: Sequence[str], limit: float, out: Path) -> None:
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(os.getpid()), str(out), script, *arguments],
+            [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), str(out), script, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,

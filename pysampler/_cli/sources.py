@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import enum
 import functools
 import importlib
 import json
+import math
+import os
 import pickle
 import sys
 from dataclasses import dataclass, field
@@ -14,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import gymnasium as gym
+import numpy as np
 
 import pysampler
 from pysampler._vector.make import EnvMaker
@@ -23,9 +28,10 @@ from pysampler._workers.remote import dumps_by_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Call", "EnvSource", "SourceError", "from_calls", "load", "save", "source_of"]
+__all__ = ["Call", "EnvSource", "SourceError", "from_calls", "load", "save", "source_of", "written"]
 
 
+_LONG = 200  # characters of an argument
 _SB3_MAKE = "from stable_baselines3.common.env_util import make_vec_env"
 _SB3 = "from pysampler.adapters.sb3 import VecEnv"
 
@@ -108,6 +114,8 @@ def source_of(text: str) -> EnvSource:
         raise SourceError(f"{text} does not say which function makes an env: {text}:FUNCTION")
     if place.endswith(".py"):
         return _of_function(_imported_file(place), place, name)
+    if place:
+        sys.path.insert(0, str(Path.cwd()))  # where python -m finds modules too
     if place and name.isidentifier():
         try:
             module = importlib.import_module(place)
@@ -171,6 +179,8 @@ def from_calls(
         env_id: The first argument of Stable-Baselines3's ``make_vec_env``, if that makes it.
         made_by: The spec, wrappers and keywords of gymnasium's ``make_vec``, if that makes it.
     """
+    if not functions:
+        raise SourceError("its vector env has no envs")
     first, count = functions[0], len(functions)
     one = first if all(function is first for function in functions) else None
     envs: dict[str, Any] = {"count": count, "options": options, "function": one}
@@ -192,7 +202,7 @@ def from_calls(
     if made_by is None:
         return EnvSource(Call("pysampler.VectorEnv(env_fns"), **envs)
     spec, wrappers, kwargs = made_by
-    more = "".join(f", {name}={value!r}" for name, value in kwargs.items())
+    more = "".join(f", {name}={written(value)}" for name, value in kwargs.items())
     if wrappers:
         more += ", wrappers=[...]"
     call = _make_vec(f"{json.dumps(spec.id)}, num_envs={{}}{_escaped(more)}")
@@ -200,7 +210,24 @@ def from_calls(
 
 
 def _name_of(function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
+    name = getattr(function, "__name__", "")
+    return name if name.isidentifier() else "..."
+
+
+def written(value: Any) -> str:
+    """Return an argument as a program has it; "..." if that is not known, or long."""
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    try:
+        text = json.dumps(value) if isinstance(value, str) else repr(value)
+        ast.literal_eval(text)
+    except Exception:  # whatever a __repr__ raises
+        return "..."
+    return text if len(text) <= _LONG else "..."
 
 
 def _escaped(text: str) -> str:
@@ -215,14 +242,17 @@ def _line(error: BaseException) -> str:
 
 def save(path: Path, source: EnvSource) -> None:
     """Write what makes the envs to a file, for other processes."""
-    places = [place for place in sys.path if isinstance(place, str)]
-    path.write_bytes(pickle.dumps((places, registered(), dumps_by_value(source))))
+    places = [str(Path(place).absolute()) for place in sys.path if isinstance(place, str)]
+    about = places, dict(os.environ), Path.cwd(), registered()
+    path.write_bytes(pickle.dumps((about, dumps_by_value(source))))
 
 
 def load(path: Path) -> EnvSource:
-    """Read what ``save`` has written."""
-    places, specs, pickled = pickle.loads(path.read_bytes())
+    """Read what ``save`` has written, and let this process be as the one that wrote it."""
+    (places, variables, folder, specs), pickled = pickle.loads(path.read_bytes())
     sys.path[:] = places  # first: what the functions import is found there
+    os.environ.update(variables)
+    os.chdir(folder)
     if specs:
         register(specs)
     source: EnvSource = cloudpickle.loads(pickled)

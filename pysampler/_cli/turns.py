@@ -111,7 +111,7 @@ class Contender:
         # Not a pipe, which would become full and block the process.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(os.getpid()), source],
+            [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), source],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -192,6 +192,7 @@ class Rollouts(Sampler):
         self._walker: Walker | None = None
         self._ending_walker: Walker | None = None
         self._started = False  # a rollout has been started and not been finished
+        self._interrupted = False  # the last call returned no rollout
         self._version = 0
         self._returned_at: int | None = None  # the last rollout, in ns
         self._learner_seconds = 0.0
@@ -244,6 +245,9 @@ class Rollouts(Sampler):
     def _next(self) -> Rollout:
         since = self._returned_at
         self._learner_seconds = 0.0 if since is None else (now() - since) / 1e9
+        if self._interrupted:  # perhaps twice, and the rollout under way was not dropped
+            self._abandon()
+        self._interrupted = True
         try:
             if self._start_error is not None:
                 error, self._start_error = self._start_error, None
@@ -265,6 +269,7 @@ class Rollouts(Sampler):
         except BaseException:  # Ctrl-C does not wait for an env in a long step
             self._abandon()
             raise
+        self._interrupted = False
         self._returned_at = now()
         return rollout
 

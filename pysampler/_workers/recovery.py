@@ -85,6 +85,8 @@ class Recovery:
         # Lost workers, by index, until others are in their place.
         self.replacing: dict[int, WorkerLostError] = {}
         self._reported_late: set[tuple[int, int]] = set()
+        # Late workers that this process kills, by index: their pids, and why.
+        self._killed: dict[int, tuple[int, str]] = {}
 
     # -- members that do not answer --------------------------------------------------------------
 
@@ -126,8 +128,10 @@ class Recovery:
                 f"{(now() - since) / 1e9:.3g} s, step_timeout is {self.faults.step_timeout:.3g} s"
             )
             if self.faults.on_hang == "restart":
+                # First: a signal handler may raise behind the kill, and it is no other loss.
+                self._killed[index] = pid, f"killed, since {what},"
                 self._processes.children[index].kill()
-                self._replace(index, f"killed, since {what},")
+                self._replace(index, self._killed[index][1])
             elif self.faults.on_hang == "raise":
                 error = EnvTimeoutError(what)
                 error.env, error.worker = env, index
@@ -154,6 +158,10 @@ class Recovery:
                 "written to by something else"
             ) from None
         for index in lost:
+            pid, why = self._killed.get(index, (None, ""))
+            if pid == self._processes.children[index].pid:
+                self._replace(index, why)
+                continue
             if self.faults.on_worker_loss == "raise":
                 loss = self._loss_of(index)
                 self._end()

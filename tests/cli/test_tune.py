@@ -16,7 +16,7 @@ from terminals import on_screen, plain
 from pysampler._cli.choices import Choice, choices_for
 from pysampler._cli.main import main
 from pysampler._cli.measuring import Setting
-from pysampler._cli.sources import Call, load
+from pysampler._cli.sources import Call, load, written
 from pysampler._cli.tune import advice_of
 from pysampler._cli.turns import Measured
 from pysampler.sync import usable_cpus
@@ -90,6 +90,45 @@ def test_a_script_is_run_until_it_makes_a_vector_env(folder):
     assert not (folder / "went-on").exists()
 
 
+def test_envs_are_made_where_and_as_the_script_makes_them(folder):
+    """It changes its folder and its environment; modules of the first folder are none of its."""
+    (folder / "queue.py").write_text("1 / 0")
+    inner = folder / "inner"
+    inner.mkdir()
+    (inner / "level.txt").touch()
+    (inner / "train.py").write_text(
+        "import os\nimport gymnasium, pysampler\n"
+        "os.chdir(os.path.dirname(os.path.abspath(__file__)))\nos.environ['OF_SCRIPT'] = 'yes'\n"
+        "def make():\n"
+        "    open('level.txt'), os.environ['OF_SCRIPT']\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+        "pysampler.VectorEnv([make] * 2, autoreset_mode='Disabled', trace='of-script.pftrace')\n"
+    )
+    done = completed("-P", *TUNE, "inner/train.py", "--seconds", "1", "--json")
+    told = json.loads(done.stdout)
+    assert told["lines"][1].endswith(")")
+    assert told["choices"]["default"]["steps_per_second"] > 0
+    assert not list(inner.glob("*.pftrace"))
+
+
+def test_arguments_are_written_as_a_program_has_them():
+    class Odd:
+        def __repr__(self):
+            raise RuntimeError
+
+    for value, text in (
+        ("a", '"a"'),
+        (np.float64(5.0), "5.0"),
+        (float("inf"), 'float("inf")'),
+        ({"a": (1, None)}, "{'a': (1, None)}"),
+        (Odd(), "..."),
+        (np.zeros(3), "..."),
+        (object(), "..."),
+        ("a" * 300, "..."),
+    ):
+        assert written(value) == text
+
+
 OF_SB3 = "from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv"
 OF_SB3_TOO = "from stable_baselines3.common.env_util import make_vec_env"
 OURS = "from pysampler.adapters.sb3 import VecEnv"
@@ -146,6 +185,12 @@ def test_each_way_to_make_a_vector_env_is_noticed(folder, monkeypatch, program, 
             [],
             "it trains on one env: give it several, as make_vec_env does",
         ),
+        (
+            f"{OF_SB3_TOO}; make_vec_env('CartPole-v1', 2, monitor_dir='m')",
+            [],
+            "trials would write to its monitor_dir: tune it without",
+        ),
+        ("import pysampler; pysampler.VectorEnv([])", [], "its vector env has no envs"),
         ("import os; os.abort()", [], "its process has ended: -6"),
     ],
 )

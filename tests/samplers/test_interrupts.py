@@ -6,8 +6,10 @@ import os
 import signal
 import threading
 
+import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
 from interrupts import Interrupted, at_each_point, at_point, handler
 from interrupts_in_tests import (
     Counter,
@@ -223,3 +225,47 @@ def test_rollouts_begin_anew_wherever_their_reset_was_interrupted(overlap):
             some.close()
             if not reached:
                 break
+
+
+class Clock(gym.Env):
+    """Its observation is the number of steps of its episode."""
+
+    observation_space = action_space = spaces.Box(0, 1e9, (1,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(1), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.full(1, float(self.steps)), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+@pytest.mark.parametrize("first", [ValueError, KeyboardInterrupt])
+def test_nothing_is_left_of_a_rollout_that_two_exceptions_end(monkeypatch, first, policy_in):
+    """The second comes where the first would drop the rollout under way."""
+    envs = pysampler.VectorEnv([Clock] * 2, num_workers=1)
+    with pysampler.Rollouts(envs, np.copy, 8, policy_in=policy_in) as rollouts:
+        next(rollouts)
+
+        def hit():
+            raise Interrupted
+
+        with monkeypatch.context() as patched:
+            name = "_drop" if first is ValueError else "_abandon"
+            patched.setattr(rollouts, name, hit)
+            walker = rollouts._walker
+            finish, calls = walker.finish, []
+
+            def finish_half():
+                calls.append(1)
+                finish()
+                raise first
+
+            patched.setattr(walker, "finish", finish_half)
+            with pytest.raises(Interrupted):
+                next(rollouts)
+        assert calls
+        steps = next(rollouts).observations[:, 0, 0].tolist()
+        assert steps == list(range(9))

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import pysampler
+from pysampler._workers.recovery import Recovery
 from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
 
 MODES = list(AutoresetMode)
@@ -283,6 +284,28 @@ def test_a_late_env_s_worker_may_be_replaced(hang):
     while envs.pending:
         truncated = envs.recv(min_envs=1)[3]
     assert truncated.tolist() == [True, True]
+    envs.close()
+
+
+def test_a_late_worker_is_replaced_if_a_signal_comes_behind_its_kill(monkeypatch):
+    class Hit(Exception):  # noqa: N818
+        pass
+
+    replace, calls = Recovery._replace, []
+
+    def hit_once(self, index, why=""):
+        calls.append(index)
+        if len(calls) == 1:
+            raise Hit
+        replace(self, index, why)
+
+    monkeypatch.setattr(Recovery, "_replace", hit_once)
+    envs = make(step_timeout=0.3, on_hang="restart", on_worker_loss="raise")
+    envs.reset(seed=0)
+    envs.step_async(np.array([0, Counting.HANG, 0, 0, 0, 0]))
+    with pytest.raises(Hit):
+        envs.step_wait()
+    assert envs.step_wait()[3].tolist() == [True] * 2 + [False] * 4
     envs.close()
 
 
