@@ -336,7 +336,11 @@ class Pool:
                     return None
                 if not self._core.has_messages():
                     return []
-                answers = self._received(self._core.messages, deadline)
+                look = self._next_look(deadline)
+                answers = self._received(self._core.messages, look)
+                if len(answers) < len(self._core.messages) and look != deadline:
+                    self.look_for_late()
+                    continue
             except LostError as error:
                 self._recover(error)
                 continue
@@ -363,7 +367,11 @@ class Pool:
                 self._recovery.wait(wait, deadline)
                 if not self._core.has_messages():
                     return groups, []
-                answers = self._received(self._core.messages, deadline)
+                look = self._next_look(deadline)
+                answers = self._received(self._core.messages, look)
+                if len(answers) < len(self._core.messages) and look != deadline:
+                    self.look_for_late()
+                    continue
             except LostError as error:
                 self._recover(error)
                 continue
@@ -396,6 +404,16 @@ class Pool:
         self._core.take(groups)
         for group in groups:
             self._links.mail[self.worker_of[group]].drop(group)
+
+    def _next_look(self, deadline: int | None) -> int | None:
+        """Return when to look for late members, or the deadline if that comes before.
+
+        A worker that hangs in an env sends no more of what its other envs have to say.
+        """
+        if self.patience is None:
+            return deadline
+        look = now() + int(self.patience * 1e9)
+        return look if deadline is None else min(look, deadline)
 
     def _received(self, groups: Iterable[int], deadline: int | None) -> list[Answer]:
         """Return the answers of groups, as far as they have come by then."""
