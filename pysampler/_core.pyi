@@ -1035,7 +1035,7 @@ class Pool:
         """
     def round(self, frame: typing.SupportsInt | typing.SupportsIndex, patience_ns: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
-        Let every group step, wait and take all; False if some of that is left to be done, as after so many ns, if they are not negative.
+        Let every group step, wait until all are back, and take them. False if that is not done after patience_ns (negative: no limit), or a message has to be read.
         """
     def send(self, requests: collections.abc.Iterable, settled: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []) -> bool:
         """

@@ -164,8 +164,8 @@ void register_pool(py::module_& m) {
         .def("step", &PyPool::step, py::arg("frame"),
              "Let every group step. False if some of it has yet to be flushed.")
         .def("round", &PyPool::round, py::arg("frame"), py::arg("patience_ns"),
-             "Let every group step, wait and take all; False if some of that is left to be done, "
-             "as after so many ns, if they are not negative.")
+             "Let every group step, wait until all are back, and take them. False if that is not "
+             "done after patience_ns (negative: no limit), or a message has to be read.")
         .def(
             "step_some", &PyPool::step_some, py::arg("parts"),
             "Let some groups step: (group, frame) each. False if some of it has yet to be flushed.")

@@ -336,10 +336,8 @@ class Pool:
                     return None
                 if not self._core.has_messages():
                     return []
-                look = self._next_look(deadline)
-                answers = self._received(self._core.messages, look)
-                if len(answers) < len(self._core.messages) and look != deadline:
-                    self.look_for_late()
+                answers = self._answers(deadline)
+                if answers is None:
                     continue
             except LostError as error:
                 self._recover(error)
@@ -367,10 +365,8 @@ class Pool:
                 self._recovery.wait(wait, deadline)
                 if not self._core.has_messages():
                     return groups, []
-                look = self._next_look(deadline)
-                answers = self._received(self._core.messages, look)
-                if len(answers) < len(self._core.messages) and look != deadline:
-                    self.look_for_late()
+                answers = self._answers(deadline)
+                if answers is None:
                     continue
             except LostError as error:
                 self._recover(error)
@@ -405,15 +401,20 @@ class Pool:
         for group in groups:
             self._links.mail[self.worker_of[group]].drop(group)
 
-    def _next_look(self, deadline: int | None) -> int | None:
-        """Return when to look for late members, or the deadline if that comes before.
+    def _answers(self, deadline: int | None) -> list[Answer] | None:
+        """Return the answers that have come by the deadline; None if late members were looked for.
 
         A worker that hangs in an env sends no more of what its other envs have to say.
         """
-        if self.patience is None:
-            return deadline
-        look = now() + int(self.patience * 1e9)
-        return look if deadline is None else min(look, deadline)
+        groups, look = self._core.messages, deadline
+        if self.patience is not None:
+            look = now() + int(self.patience * 1e9)
+            look = look if deadline is None else min(look, deadline)
+        answers = self._received(groups, look)
+        if len(answers) == len(groups) or look == deadline:
+            return answers
+        self.look_for_late()
+        return None
 
     def _received(self, groups: Iterable[int], deadline: int | None) -> list[Answer]:
         """Return the answers of groups, as far as they have come by then."""
