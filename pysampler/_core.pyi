@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Round', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TaskRows', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'take_turns', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Round', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TaskRows', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'take_turns', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     """
     What waiting costs on this machine.
@@ -1291,6 +1291,25 @@ class EnvBlock(Block):
     def use(self, frames: typing.Any, infos: Infos, autoreset: str, keep: str) -> None:
         """
         Use other frames of the same spec from now on; the envs stay as they are.
+        """
+class Lent:
+    """
+    Memory that is lent as arrays, and written again once none of them is left.
+    
+    A fork of this process gets pages of its own for what is held.
+    """
+    def __init__(self, array: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
+    def view(self) -> typing.Any:
+        """
+        Return a view of the array.
+        """
+    @property
+    def held(self) -> bool:
+        """
+        Whether a view of it is left, here or in a fork.
         """
 class Batch:
     def __init__(self, frames: typing.Any, infos: Infos, copy: bool, groups: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], spare: typing.SupportsInt | typing.SupportsIndex) -> None:

@@ -19,7 +19,17 @@ NATIVE = set(ROOMS) - {"errors", "_numbers", "_files", "_closing", "_torch", "en
 # In C++ a header may include those before it in this order.
 CPP = [
     *("layout", "clock", "cgroup", "process", "futex", "deadline", "wait", "waiter", "position"),
-    *("flag", "doorbell", "ring", "producers", "shared_ring", "byte_ring", "board", "segment"),
+    *(
+        "flag",
+        "doorbell",
+        "ring",
+        "producers",
+        "shared_ring",
+        "byte_ring",
+        "board",
+        "segment",
+        "loan",
+    ),
     *(
         "watch",
         "trace",

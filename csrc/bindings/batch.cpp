@@ -46,7 +46,8 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
     lent_.resize(count_);
     for (std::uint32_t frame = 0; frame < count_; ++frame) {
         for (const Leaf& leaf : obs_leaves_) {
-            lent_[frame].push_back(large(leaf) ? leaf.rows_to_lend(frame) : py::object());
+            lent_[frame].emplace_back();
+            if (large(leaf)) lent_[frame].back().emplace(leaf.view_all(frame));
         }
     }
 }
@@ -59,7 +60,7 @@ void Batch::check_frame(std::uint32_t frame) const {
 bool Batch::held(std::uint32_t frame) const {
     return !lent_.empty() &&
            std::any_of(lent_[frame].begin(), lent_[frame].end(),
-                       [](const py::object& rows) { return rows && Py_REFCNT(rows.ptr()) > 1; });
+                       [](const std::optional<Lent>& rows) { return rows && rows->held(); });
 }
 
 bool Batch::may_lend(std::uint32_t frame) const {
@@ -214,8 +215,8 @@ py::object Batch::observations(std::uint32_t frame) const {
     if (has_unshaped_) return py::none();
     const bool lend = !lent_.empty() && may_lend(frame);
     return obs_.build([&](std::size_t i) {
-        if (!copy_) return obs_leaves_[i].view_all(frame);
-        if (lend && lent_[frame][i]) return obs_leaves_[i].view_of(lent_[frame][i]);
+        if (!copy_) return py::object(obs_leaves_[i].view_all(frame));
+        if (lend && lent_[frame][i]) return lent_[frame][i]->view();
         return obs_leaves_[i].load_all(Selection({frame, 0, envs_}));
     });
 }

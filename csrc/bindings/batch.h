@@ -7,6 +7,7 @@
 
 #include "infos.h"
 #include "leaf.h"
+#include "lent.h"
 #include "space.h"
 
 namespace pysampler::bindings {
@@ -72,8 +73,7 @@ class Batch {
     std::shared_ptr<Infos> infos_;
     bool copy_;
     std::uint32_t count_;
-    // [frame][leaf]: what views of lent rows refer to; null for small leaves.
-    std::vector<std::vector<py::object>> lent_;
+    std::vector<std::vector<std::optional<Lent>>> lent_;  // [frame][leaf]; none of small leaves
     std::vector<Leaf> obs_leaves_;
     std::vector<Leaf> final_leaves_;
     Space obs_;

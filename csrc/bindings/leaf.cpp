@@ -255,19 +255,7 @@ py::object Leaf::load_all(const Selection& batch, const bool* mask) const {
     return all;
 }
 
-py::object Leaf::rows_to_lend(std::uint32_t frame) const {
-    // A numpy view refers to the array that owns the memory, past all views between, unless the
-    // owner is no array.
-    const py::capsule base(new py::array(array_),
-                           [](void* p) { delete static_cast<py::array*>(p); });
-    return py::array(dtype_, batch_shape_, row(frame, 0), base);
-}
-
-py::object Leaf::view_of(const py::object& rows) const {
-    return checked(npy().PyArray_View_(rows.ptr(), nullptr, nullptr));
-}
-
-py::object Leaf::view_all(std::uint32_t frame) const {
+py::array Leaf::view_all(std::uint32_t frame) const {
     return py::array(dtype_, batch_shape_, row(frame, 0), array_);
 }
 

@@ -91,11 +91,7 @@ class Leaf {
         std::memcpy(array_of(rows)->data + at * row_bytes_, row(frame, env), row_bytes_);
     }
     // A view of all rows of a frame.
-    py::object view_all(std::uint32_t frame) const;
-    // The rows of a frame as an object that every view_of() it refers to: its reference count says
-    // whether there is a view.
-    py::object rows_to_lend(std::uint32_t frame) const;
-    py::object view_of(const py::object& rows) const;
+    py::array view_all(std::uint32_t frame) const;
     std::size_t row_bytes() const { return row_bytes_; }
     // Whether it is an array of all rows of a frame, of this dtype and shape; store_all() writes
     // it.

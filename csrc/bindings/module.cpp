@@ -66,6 +66,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, m) {
     register_parcel(m);
     register_infos(m);
     register_env_block(m);
+    register_lent(m);
     register_batch(m);
     register_round(m);
     register_python_block(m);

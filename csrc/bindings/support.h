@@ -31,6 +31,7 @@ void register_infos(py::module_&);
 void register_trace(py::module_&);
 void register_meter(py::module_&);
 void register_env_block(py::module_&);
+void register_lent(py::module_&);
 void register_batch(py::module_&);
 void register_round(py::module_&);
 void register_python_block(py::module_&);

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pysampler._frames.spec import Field, Spec
     from pysampler.sync import Segment
 
-__all__ = ["FINAL_BY_MAIL", "LOST", "Frames", "Plan", "info_bytes"]
+__all__ = ["FINAL_BY_MAIL", "LOST", "Frames", "Plan", "addresses_are_limited", "info_bytes"]
 
 # In has_final; also in csrc/bindings/env_block.cpp.
 FINAL, FINAL_BY_MAIL, LOST = 1, 2, 3
@@ -53,11 +53,15 @@ _INFO_BYTES, _INFO_BYTES_IF_LIMITED = 8192, 1024
 _INFO_CHUNK = 1 << 16
 
 
+def addresses_are_limited() -> bool:
+    """Return whether this process may reserve less than it likes beside the memory that it uses."""
+    limits = [resource.getrlimit(of)[0] for of in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)]
+    return any(limit != resource.RLIM_INFINITY for limit in limits)
+
+
 def info_bytes(envs: int, frames: int) -> int:
     """Return how many bytes to reserve for columns of infos."""
-    limits = [resource.getrlimit(of)[0] for of in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)]
-    limited = any(limit != resource.RLIM_INFINITY for limit in limits)
-    each = _INFO_BYTES_IF_LIMITED if limited else _INFO_BYTES
+    each = _INFO_BYTES_IF_LIMITED if addresses_are_limited() else _INFO_BYTES
     return max(envs * frames * each, 1 << 16)
 
 
@@ -120,11 +124,14 @@ class Frames:
             "other_actions": [],
             "extras": [],
         }
+        self._spans: list[tuple[int, int]] = []  # of each array: its offset, and bytes of a frame
         begin = 0
         for name, shape, dtype in plan.fields:
-            size = _bytes(shape, dtype) * plan.count
+            each = _bytes(shape, dtype)
+            size = each * plan.count
             array = memory[begin : begin + size].view(dtype).reshape(plan.count, *shape)
             arrays.setdefault(name, []).append(array)
+            self._spans.append((self.offset + begin, each))
             begin += _lines(size)
         self.observations = arrays["observations"]
         self.final_observations = arrays["final_observations"]
@@ -139,6 +146,15 @@ class Frames:
         [self.options_versions] = arrays["options_versions"]
         _, self.infos = segment.array((plan.infos,), np.dtype(np.uint8), self._infos_offset)
         self.memory = memory  # all frames, and the infos that have memory
+
+    def take(self, frames: range) -> None:
+        """Allocate memory for frames that lie in the segment's room, or raise MemoryError.
+
+        May be repeated.
+        """
+        for begin, each in self._spans:
+            if each > 0:
+                self._segment.take(begin + frames.start * each, len(frames) * each)
 
     def take_infos(self, size: int) -> None:
         """Allocate memory for the first ``size`` bytes of infos, or raise MemoryError.

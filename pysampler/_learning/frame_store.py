@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._workers.header import LINE
-from pysampler.sync import Segment
+from pysampler._learning.memory import own_array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,9 +59,7 @@ class FrameStore:
         self, capacity: int, depth: int, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
         self.capacity, self.depth = capacity, depth
-        size = capacity * int(np.prod(shape)) * dtype.itemsize
-        self._segment = Segment(size + LINE)
-        self.frames: Array = self._segment.array((capacity, *shape), dtype, None)[1]
+        self.frames: Array = own_array((capacity, *shape), dtype)
         self.added = 0
         self.last: dict[int, Numbers] = {}  # by env, its newest stack
 

@@ -1,4 +1,4 @@
-"""A ring of the newest records in shared memory, and which record follows which."""
+"""A ring of the newest records and which record follows which."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._workers.header import LINE
-from pysampler.sync import Segment
+from pysampler._learning.memory import own_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,12 +49,9 @@ class RecordRing:
         links: Sequence[str] = (),
     ) -> None:
         fields = {**fields, **{name: (np.dtype(np.int64), ()) for name in links}}
-        size = sum(d.itemsize * int(np.prod(s)) * capacity + LINE for d, s in fields.values())
-        self._segment = Segment(size)
         self.capacity = capacity
         self.fields = {
-            name: self._segment.array((capacity, *shape), dtype, None)[1]
-            for name, (dtype, shape) in fields.items()
+            name: own_array((capacity, *shape), dtype) for name, (dtype, shape) in fields.items()
         }
         self._added = 0
         # Of the newest record of each env: the env, ascending; its number here; and its number in

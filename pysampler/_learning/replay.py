@@ -48,7 +48,10 @@ _REDRAWS = 16
 
 
 class ReplayBuffer(Uncopyable):
-    """The newest ``capacity`` transitions of some envs, in shared memory.
+    """The newest ``capacity`` transitions of some envs.
+
+    A fork of the process has a copy of its own, as of any Python object: it may sample or save what
+    there was at the fork, while this process goes on.
 
     Args:
         capacity: How many records to keep.
@@ -71,7 +74,7 @@ class ReplayBuffer(Uncopyable):
 
     Raises:
         ValueError: An argument is out of range, or a field has no fixed size.
-        MemoryError: There is too little shared memory.
+        MemoryError: There is too little memory.
 
     >>> replay = ReplayBuffer(1000, {"observations": np.zeros(3), "next_observations": np.zeros(3)})
     >>> replay.add(

@@ -189,11 +189,11 @@ class FramePolicy:
         for leaf, part in zip(self._state, parts, strict=True):
             leaf[at, rows] = part
 
-    def recorded_state(self, frames: slice) -> Any:
-        """Return the states of all envs in some frames; None if the policy has none."""
+    def recorded_state(self, rows: Callable[[npt.NDArray[Any]], Any]) -> Any:
+        """Return what ``rows`` returns of the states of all envs; None if the policy has none."""
         if not self._state:
             return None
-        return tree_from(self._structure, [leaf[frames] for leaf in self._state])
+        return tree_from(self._structure, map(rows, self._state))
 
     def _state_leaves(self, state: Any) -> list[npt.NDArray[Any]]:
         if (got := structure_of(state)) != self._structure:

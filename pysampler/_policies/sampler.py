@@ -154,6 +154,7 @@ class Sampler(Uncopyable, Interruptible):
         count: int,
         spare_bytes: Callable[[PolicyOutputs], int],
         *,
+        reserved: int = 0,
         infos: Literal["all", "none"] = "none",
         transforms: Transforms | None = None,
         normalization: Normalization | None = None,
@@ -166,6 +167,7 @@ class Sampler(Uncopyable, Interruptible):
             seed: Seed of the reset.
             count: The number of frames.
             spare_bytes: Returns how many bytes to add to the segment, for this policy.
+            reserved: The number of further frames, which get memory later.
             infos: Which infos the frames have columns for.
             transforms: Those of wrappers around the vector env.
             normalization: What normalises the results of the envs.
@@ -193,7 +195,7 @@ class Sampler(Uncopyable, Interruptible):
         lease.laid_out = True
         hidden = () if normalization is None else normalization.fields
         fields = *outputs.fields, *hidden
-        layout = Layout(count, AutoresetMode.SAME_STEP, infos, fields, spare)
+        layout = Layout(count, AutoresetMode.SAME_STEP, infos, fields, spare, reserved)
         frames, segment = core.lay_out(layout)
         for leaf, rows in zip(frames.observations, received, strict=True):
             leaf[0] = rows

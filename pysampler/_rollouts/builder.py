@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._policies.trees import batch_from
+from pysampler import _core
+from pysampler._policies.trees import batch_from, mapped
 from pysampler._rollouts.info_arrays import info_arrays
 from pysampler._rollouts.rollout import Rollout
 from pysampler._rollouts.tally import Tally
@@ -25,19 +27,36 @@ __all__ = ["RolloutBuilder"]
 class RolloutBuilder:
     """Builds rollouts from frames, one after the other.
 
+    A rollout lies in a *slot*: ``horizon + 1`` frames in a row. It is lent to the user: the slot is
+    free again once nothing refers to an array of that rollout.
+
     Args:
         setup: What the walker was made with.
         spec: The spaces that the policy sees.
-        slots: How many rollouts the frames have room for.
     """
 
-    def __init__(self, setup: WalkerSetup, spec: Spec, slots: int) -> None:
+    def __init__(self, setup: WalkerSetup, spec: Spec) -> None:
         self._core = setup.core
         self._num_workers = setup.num_workers
         self._options = setup.options
         self._spec = spec
-        self._tally = Tally(slots, setup.options.horizon, setup.prepared.so_far)
+        self._tally = Tally(setup.prepared.so_far)
+        # By slot, then by the id of the array of all frames, which lives as long as the walker.
+        self._lent: defaultdict[int, dict[int, _core.Lent]] = defaultdict(dict)
         self._busy = setup.core.pool.busy_seconds()  # of all envs together, up to the last rollout
+
+    def held(self, slot: int) -> bool:
+        """Return whether anything refers to an array of the rollout that lies in a slot."""
+        return any(array.held for array in self._lent[slot].values())
+
+    def _lend(self, slot: int, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the frames of a slot in an array of all frames."""
+        lent = self._lent[slot]
+        if (own := lent.get(id(array))) is None:
+            size = self._options.horizon + 1
+            own = lent[id(array)] = _core.Lent(array[slot * size : (slot + 1) * size])
+        view: npt.NDArray[Any] = own.view()
+        return view
 
     def build(
         self, walker: Walker, slot: int, *, version: int, lag: int, learner_seconds: float
@@ -58,31 +77,43 @@ class RolloutBuilder:
             self._spec,
         )
         base = slot * (horizon + 1)
-        observed, acted = slice(base, base + 1 + horizon), slice(base, base + horizon)
         steps = slice(base + 1, base + 1 + horizon)
         if self._options.reset_each:
             self._tally.begin_episodes()
-        marks = self._tally.count(slot, frames, steps, walker.lengths)
+        marks = self._tally.count(frames, steps, walker.lengths)
         mailed_infos, walker.mailed_infos = walker.mailed_infos, []
         infos, info_masks = info_arrays(
             *(self._options.info_keys, self._core.results, frames, steps, mailed_infos),
             *(marks["starts"][1:], marks["valid"]),
         )
-        rewards = policy.rewards[steps]
+
+        def observed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return self._lend(slot, array)
+
+        def acted(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return self._lend(slot, array)[:-1]
+
+        def stepped(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return self._lend(slot, array)[1:]
+
+        def batch(tree: Any, arrays: Sequence[npt.NDArray[Any]], rows: Any) -> Any:
+            return batch_from(tree, lambda leaf: rows(arrays[leaf]))
+
+        rewards = stepped(policy.rewards)
         if self._options.allow_partial:  # a step under way may still be writing to its row
             rewards = np.where(marks["valid"], rewards, 0.0)
         return Rollout(
-            observations=_batch(spec.observation_tree, policy.observations, observed),
-            actions=_batch(spec.action_tree, policy.actions, steps),
+            observations=batch(spec.observation_tree, policy.observations, observed),
+            actions=batch(spec.action_tree, policy.actions, stepped),
             rewards=rewards,
-            terminated=frames.terminated[steps],
-            truncated=frames.truncated[steps],
-            final_observations=_batch(spec.observation_tree, policy.final_observations, steps),
-            extras={name: array[acted] for name, array in policy.recorded.items()},
+            terminated=stepped(frames.terminated),
+            truncated=stepped(frames.truncated),
+            final_observations=batch(spec.observation_tree, policy.final_observations, stepped),
+            extras={name: acted(array) for name, array in policy.recorded.items()},
             state=policy.recorded_state(acted),
-            infos=infos,
-            info_masks=info_masks,
-            options=frames.options_versions[observed],
+            infos=mapped(np.array, infos),  # not of the frames: their columns are not lent
+            info_masks=mapped(np.array, info_masks),
+            options=observed(frames.options_versions),
             version=version,
             lag=lag,
             seconds={**self._seconds(walker), "learner": learner_seconds},
@@ -96,7 +127,3 @@ class RolloutBuilder:
         per_worker = (self._busy - busy_before) / max(1, self._num_workers)
         seconds, walker.seconds = walker.seconds, dict.fromkeys(walker.seconds, 0.0)
         return {**seconds, "envs": per_worker}
-
-
-def _batch(tree: Any, arrays: Sequence[npt.NDArray[Any]], frames: slice) -> Any:
-    return batch_from(tree, lambda leaf: arrays[leaf][frames])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["is_cuda", "record_copies", "register_memory", "wait_for_copies"]
+__all__ = ["cuda_in_use", "is_cuda", "record_copies", "register_memory", "wait_for_copies"]
 
 _registered: dict[int, int] = {}  # memory registered with CUDA: address and size
 _copy_events: dict[int, Any] = {}  # by address, the CUDA event at the end of the last copies
@@ -21,6 +22,12 @@ def is_cuda(device: Any) -> bool:
     import torch  # noqa: PLC0415 - only where tensors are wanted
 
     return device is not None and torch.device(device).type == "cuda"
+
+
+def cuda_in_use() -> bool:
+    """Return whether this process has imported torch, which can use a GPU through CUDA."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_available())
 
 
 def register_memory(memory: npt.NDArray[np.uint8]) -> None:

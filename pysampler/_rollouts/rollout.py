@@ -91,8 +91,9 @@ class Episode:
 class Rollout:
     """T steps of N envs, as arrays ``[T, N, ...]``.
 
-    The arrays are views of the memory that the workers wrote to. They stay as they are until
-    ``keep_last`` further rollouts have been requested; ``copy()`` keeps them for longer. Where
+    The arrays are views of the memory that the workers wrote to. They stay as they are while you
+    hold any of them: that memory is written again only once nothing refers to it. A few rollouts
+    may be held so, see ``keep_last`` of :class:`pysampler.Rollouts`; ``copy()`` keeps more. Where
     observations or actions are dicts or tuples, these are dicts or tuples of arrays.
 
     Attributes:

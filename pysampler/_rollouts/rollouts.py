@@ -14,6 +14,7 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from pysampler._frames.frames import addresses_are_limited
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.copying import copied
 from pysampler._policies.normalize import normalization_of
@@ -21,7 +22,7 @@ from pysampler._policies.sampler import Sampler, vector_env_of, visible_spec
 from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
 from pysampler._policies.weights import weights_of
 from pysampler._rollouts.builder import RolloutBuilder
-from pysampler._rollouts.cuda import register_memory, wait_for_copies
+from pysampler._rollouts.cuda import cuda_in_use, register_memory, wait_for_copies
 from pysampler._rollouts.main_walker import TurnWalker
 from pysampler._rollouts.options import RolloutOptions
 from pysampler._rollouts.ready_walker import ReadyWalker
@@ -29,6 +30,7 @@ from pysampler._rollouts.walker import WalkerSetup
 from pysampler._rollouts.worker_walker import WorkerWalker
 from pysampler._torch import is_module
 from pysampler._vector.vector_env import core_of
+from pysampler.errors import BusyError
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Rollouts"]
+
+# So many rollouts may be held at a time, if ``keep_last`` does not ask for more.
+_MOST_HELD = 8
 
 
 class Rollouts(Sampler):
@@ -74,7 +79,9 @@ class Rollouts(Sampler):
             half steps.
         overlap: Sample the next rollout while you use the last one, with a copy of the policy as it
             was when you got that: ``rollout.lag`` is 1.
-        keep_last: How many of the newest rollouts stay as they are, instead of being overwritten.
+        keep_last: How many rollouts you keep at a time. A rollout is never overwritten while you
+            hold it, or an array or a tensor of it; the next one then takes other memory. There is
+            room for 8 rollouts, or for ``keep_last`` and one more; ``rollout.copy()`` keeps others.
         min_envs: Act as soon as this many envs are ready, instead of all. For a policy in "main".
         timeout: Act after this many seconds for the envs that are ready. For a policy in "main".
         allow_partial: End a rollout as soon as the first envs have all their steps; ``valid`` and
@@ -187,8 +194,9 @@ class Rollouts(Sampler):
         self._seed = seed
         self._entropy: int | list[int] | None = None  # of random numbers
         self._restarts = 0  # how often frames have been prepared
-        self._slots = options.keep_last + options.overlap
-        self._slot = 0
+        self._slots = 0  # rollouts that the frames have memory for
+        self._most_slots = 0  # rollouts that they may have memory for
+        self._slot = 0  # of the rollout that was begun last
         self._walker: Walker | None = None
         self._ending_walker: Walker | None = None
         self._started = False  # a rollout has been started and not been finished
@@ -247,6 +255,7 @@ class Rollouts(Sampler):
         self._learner_seconds = 0.0 if since is None else (now() - since) / 1e9
         if self._interrupted:  # perhaps twice, and the rollout under way was not dropped
             self._abandon()
+        self._expect_free_slot()
         self._interrupted = True
         try:
             if self._start_error is not None:
@@ -261,6 +270,8 @@ class Rollouts(Sampler):
             if self._options.overlap:
                 try:
                     self._start(walker, 1)
+                except BusyError:  # no slot is free yet: perhaps one is when it is needed
+                    pass
                 except Exception as error:  # the next call raises it: this rollout is complete
                     self._start_error = error
         except Exception:
@@ -276,7 +287,8 @@ class Rollouts(Sampler):
     # -- a rollout -------------------------------------------------------------------------------
 
     def _start(self, walker: Walker, lag: int) -> None:
-        """Begin to fill the next slot, with the policy as it is now."""
+        """Begin to fill a free slot, with the policy as it is now."""
+        self._slot = self._free_slot(walker)
         self._core.announce_columns()
         self._lag = lag
         self._version += 1
@@ -288,11 +300,35 @@ class Rollouts(Sampler):
         wait_for_copies(walker.frames.memory)
         walker.start(self._slot * (self.horizon + 1))
 
+    def _expect_free_slot(self) -> None:
+        """Raise BusyError if the next rollout has no room, before anything of it is begun."""
+        if self._walker is not None and not self._started:
+            self._free_slot(self._walker)
+
+    def _free_slot(self, walker: Walker) -> int:
+        """Return a slot whose rollout nothing refers to; BusyError if the user holds them all."""
+        for slot in range(self._slots):
+            if not self._builder.held(slot):
+                return slot
+        try:
+            if self._slots < self._most_slots:
+                size = self.horizon + 1
+                walker.frames.take(range(self._slots * size, (self._slots + 1) * size))
+                self._slots += 1
+                return self._slots - 1
+            why = f"there is room for {self._most_slots}"
+        except MemoryError as error:
+            why = f"there is no memory for another ({error})"
+        raise BusyError(
+            f"cannot sample rollouts: you hold {self._slots} of them, and {why}; keep "
+            "rollout.copy(), drop arrays of rollouts that you do not need, or pass a larger "
+            "keep_last"
+        )
+
     def _build(self, walker: Walker) -> Rollout:
         """Return the rollout that a walker has finished."""
-        slot, self._slot = self._slot, (self._slot + 1) % self._slots
         return self._builder.build(
-            *(walker, slot),
+            *(walker, self._slot),
             version=self._version,
             lag=self._lag,
             learner_seconds=self._learner_seconds,
@@ -320,9 +356,17 @@ class Rollouts(Sampler):
         if self._restarts > 0:  # the envs have drawn numbers for others in between
             assert self._entropy is not None
             seed = seed_from(restart_entropy(self._entropy, self._restarts))
+        slots = self._options.keep_last + self._options.overlap
+        most = slots + 1
+        if cuda_in_use():  # page-locks all memory that there is an address for
+            slots = most
+        elif not addresses_are_limited():
+            most = max(most, _MOST_HELD)
+        size = self.horizon + 1
         prepared = self._prepare_frames(
-            *(caller, seed, self._slots * (self.horizon + 1)),
+            *(caller, seed, slots * size),
             lambda _: self._shared_bytes(weights),
+            reserved=(most - slots) * size,
             infos="all" if self._options.info_keys else "none",
             transforms=self.transforms,
             normalization=self._normalization,
@@ -332,13 +376,13 @@ class Rollouts(Sampler):
             self._entropy = entropy_from(self._seed)
         entropy = restart_entropy(self._entropy, self._restarts)
         self._restarts += 1
-        self._slot = 0
+        self._slots, self._most_slots = slots, most
         self._started = False
         setup = WalkerSetup(
             *(self._core, self.envs.num_workers, policy, self._options),
             *(prepared, entropy, weights, self._make_caller),
         )
-        self._builder = RolloutBuilder(setup, self._spec, self._slots)
+        self._builder = RolloutBuilder(setup, self._spec)
         self._walker = self._make_walker(setup)
         self._lease.stop = functools.partial(_end, weakref.ref(self._walker))
 

@@ -23,31 +23,24 @@ class Tally:
     """Counts the steps and returns of episodes, which may go on from one rollout to the next.
 
     Args:
-        slots: The number of rollouts that are counted at a time.
-        horizon: The number of steps of a rollout.
         so_far: What the episode under way in each env has come to.
     """
 
-    def __init__(self, slots: int, horizon: int, so_far: EpisodesSoFar) -> None:
-        num_envs = len(so_far.lengths)
-        self._starts = np.zeros((slots, horizon + 1, num_envs), np.bool_)
-        self._valid = np.zeros((slots, horizon, num_envs), np.bool_)
-        self._lost = np.zeros((slots, horizon, num_envs), np.bool_)
+    def __init__(self, so_far: EpisodesSoFar) -> None:
         self._episodes = _core.Tally(so_far.returns.tolist(), so_far.lengths.tolist(), LOST)
         self.begin_episodes = self._episodes.begin_episodes
 
-    def count(
-        self, slot: int, frames: Frames, steps: slice, lengths: npt.NDArray[np.int64]
-    ) -> dict[str, Any]:
+    def count(self, frames: Frames, steps: slice, lengths: npt.NDArray[np.int64]) -> dict[str, Any]:
         """Return the fields of a rollout that say what its steps are.
 
         Args:
-            slot: The slot that the rollout lies in.
             frames: The frames.
             steps: Those with the results of the rollout's steps.
             lengths: The number of steps of each env.
         """
-        starts, valid, lost = self._starts[slot], self._valid[slot], self._lost[slot]
+        horizon = steps.stop - steps.start
+        starts = np.empty((horizon + 1, frames.envs), np.bool_)
+        valid, lost = np.empty((2, horizon, frames.envs), np.bool_)
         ended = self._episodes.count(
             *(frames.rewards[steps], frames.terminated[steps], frames.truncated[steps]),
             *(frames.has_final[steps], lengths, starts, valid, lost),

@@ -72,6 +72,7 @@ class TaskRollouts(Rollouts):
 
     def open(self) -> None:
         """Begin the next rollout."""
+        self._expect_free_slot()
         self._or_drop(self._open)
 
     def receive(self, deadline: int | None) -> Received | None:

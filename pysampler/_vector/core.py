@@ -54,7 +54,8 @@ class Layout:
     autoreset: AutoresetMode
     infos: arguments.Infos
     extras: Sequence[Field] = ()  # fields for what a policy returns
-    spare_bytes: int = 0  # in the segment, after the frames
+    spare_bytes: int = 0  # in the segment, beside the frames
+    reserved: int = 0  # further frames, which have addresses, but no memory before Frames.take()
 
 
 class Kept(NamedTuple):
@@ -129,13 +130,19 @@ class VectorCore:
         """Let the envs work on frames in a new segment, and return both."""
         final = layout.autoreset == AutoresetMode.SAME_STEP
         columns: list[Column] = []
-        room = 0 if layout.infos == "none" else info_bytes(self.num_envs, layout.frames)
-        plan = Plan(self.spec, self.num_envs, layout.frames, final, tuple(layout.extras), room)
+        count = layout.frames + layout.reserved
+        room = 0 if layout.infos == "none" else info_bytes(self.num_envs, count)
+        plan = Plan(self.spec, self.num_envs, count, final, tuple(layout.extras), room)
         mode = "DISABLED" if self._resets_itself else layout.autoreset.name
         self.layout_due = True  # until all of this is done
         self.round: _core.Round | None = None
-        segment = Segment(plan.size + layout.spare_bytes, plan.infos)
-        frames = Frames(plan, segment)
+        if layout.reserved > 0:
+            segment = Segment(max(1, layout.spare_bytes), plan.size + plan.infos)
+            frames = Frames(plan, segment, segment.size - plan.size - plan.infos)
+            frames.take(range(layout.frames))
+        else:
+            segment = Segment(plan.size + layout.spare_bytes, plan.infos)
+            frames = Frames(plan, segment)
         attach = AttachFrames(plan, frames.offset, mode, layout.infos.upper(), columns)
         self.pool.lay_out(segment, attach)
         results = Results(

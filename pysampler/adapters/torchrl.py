@@ -71,8 +71,8 @@ def tensordict_of(rollout: Rollout) -> Any:
     ``done``, ``terminated``, ``truncated`` and infos. At the end of an episode the next observation
     is the last one of that episode. ``("collector", "mask")`` says which steps are valid.
 
-    All of these are views of the rollout's memory, valid as long as the rollout is (see
-    ``keep_last`` of ``Rollouts``; ``clone()`` keeps them for longer), but for ``reward``, which
+    All of these are views of the rollout's memory, which stay as they are while
+    you hold any of them (see ``keep_last`` of ``Rollouts``), but for ``reward``, which
     becomes float32, and ``done``. Where an episode has ended, ``next`` observations lie in
     ``rollout.final_observations``, whose rows without data are filled with the observations that
     followed; elsewhere they are ``rollout.observations[1:]``.

@@ -80,6 +80,8 @@ class Segment(Closing, _core.Segment):
 
 # Each process maps a segment once, however many handles to it are received.
 _mapped_here: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
+# A fork maps anew what it receives: it has pages of its own for what is on loan (csrc/loan.h).
+os.register_at_fork(after_in_child=_mapped_here.clear)
 
 
 def _receive(sent: Any) -> Segment:

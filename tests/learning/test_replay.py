@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forks_in_tests import Fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interrupts import at_each_point
@@ -410,3 +411,31 @@ def test_looking_at_it_in_another_thread_changes_nothing():
     thread.join()
     sys.setswitchinterval(interval)
     assert replay.added == 500 * 64
+
+
+def test_a_fork_samples_the_records_that_there_were_at_the_fork():
+    fields = {"observations": np.zeros(512), "next_observations": np.zeros(512)}
+    replay = ReplayBuffer(64, fields, seed=1)
+
+    def fill(value):
+        rows = np.full((64, 512), float(value))
+        replay.add(
+            {"observations": rows, "next_observations": rows},
+            rewards=rows[:, 0],
+            terminated=np.zeros(64),
+            truncated=np.zeros(64),
+            env=np.zeros(64, int),
+        )
+
+    def look(wait):
+        wait()
+        batch = replay.sample(256)
+        return {
+            *np.unique(batch.fields["observations"]).tolist(),
+            *np.unique(batch.rewards).tolist(),
+        }
+
+    fill(1)
+    fork = Fork(look)
+    fill(2)
+    assert fork.result() == {1.0}

@@ -46,10 +46,11 @@ def test_they_are_what_the_definition_says(data, steps, envs, rollouts):
     draw, shape = data.draw, (steps, envs)
     lengths = draw(arrays.arrays(np.int64, envs, elements=st.integers(0, 3)))
     so_far = EpisodesSoFar(lengths * 0.1, lengths)
-    tally, slow = Tally(2, steps, so_far), SlowTally(so_far)
-    for number in range(rollouts):
+    tally, slow = Tally(so_far), SlowTally(so_far)
+    for _ in range(rollouts):
         flags = arrays.arrays(np.bool_, shape)
         frames = SimpleNamespace(
+            envs=envs,
             rewards=draw(arrays.arrays(np.float64, shape, elements=st.floats(-1, 1))),
             terminated=draw(flags),
             truncated=draw(flags),
@@ -59,7 +60,7 @@ def test_they_are_what_the_definition_says(data, steps, envs, rollouts):
         if draw(st.booleans()):
             tally.begin_episodes()
             slow.__init__(EpisodesSoFar(np.zeros(envs), np.zeros(envs, np.int64)))
-        marks = tally.count(number % 2, frames, slice(0, steps), made)
+        marks = tally.count(frames, slice(0, steps), made)
         *expected, ended = slow.count(frames, made)
         for name, array in zip(["starts", "valid", "lost"], expected, strict=True):
             assert np.array_equal(marks[name], array), name

@@ -1,0 +1,41 @@
+// Shared memory on loan: arrays outside of the library refer to it, so it must not change any more,
+// in this process and in its forks.
+//
+// A fork maps shared memory as its parent does: the child would see what comes to lie there later,
+// and the parent what the child writes. So a fork gives the child pages of its own for what is on
+// loan, with what lay there at the fork. The parent's fork() returns once the child has them, since
+// it may write there next.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+
+namespace pysampler {
+
+class Loan {
+ public:
+    // `held` says whether anything outside of the library refers to the bytes. It is called when
+    // this process forks, by the thread that does, and must not allocate.
+    Loan(std::byte* at, std::size_t bytes, bool (*held)(const Loan&)) noexcept;
+    Loan(const Loan&) = delete;
+    Loan& operator=(const Loan&) = delete;
+    ~Loan();
+
+    // Whether a child may still share these bytes: it found no memory for its own, or did not
+    // answer in time. They must not be written again.
+    bool shared() const noexcept { return shared_.load(std::memory_order_relaxed); }
+
+ private:
+    friend struct Fork;
+
+    std::byte* at_;
+    std::size_t bytes_;
+    bool (*held_)(const Loan&);
+    bool copied_ = false;  // by the child of the fork under way
+    // Relaxed: written and read by threads that take turns (Python's lock).
+    std::atomic<bool> shared_ = false;
+    Loan* next_;
+    Loan* previous_ = nullptr;
+};
+
+}  // namespace pysampler

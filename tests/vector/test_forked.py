@@ -1,0 +1,140 @@
+"""What a vector env has handed out is the caller's own, in forks of the process too."""
+
+import os
+import resource
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from forks_in_tests import Fork
+from gymnasium import spaces
+
+import pysampler
+
+
+class Counting(gym.Env):
+    """Shows an image full of the number of its steps."""
+
+    observation_space = spaces.Box(0, 255, (128, 128), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.n = 0
+        return np.full((128, 128), self.n, np.uint8), {}
+
+    def step(self, action):
+        self.n += 1
+        return np.full((128, 128), self.n, np.uint8), 0.0, False, False, {}
+
+
+@pytest.fixture(params=[0, 2], ids=["in process", "in workers"])
+def envs(request):
+    envs = pysampler.VectorEnv([Counting] * 4, num_workers=request.param)
+    envs.reset()
+    yield envs
+    envs.close()
+
+
+def step(envs):
+    return envs.step(np.zeros(4, np.int64))[0]
+
+
+def test_a_fork_keeps_the_observations_that_it_was_made_with(envs):
+    held = [step(envs) for _ in range(5)]
+
+    def look(wait):
+        before = [int(one.max()) for one in held]
+        wait()
+        return before, [(int(one.min()), int(one.max())) for one in held]
+
+    fork = Fork(look)
+    held.clear()
+    for _ in range(10):
+        step(envs)
+    assert fork.result() == ([1, 2, 3, 4, 5], [(n, n) for n in range(1, 6)])
+
+
+def test_what_a_fork_writes_stays_in_the_fork(envs):
+    held = step(envs)
+
+    def write(wait):
+        held[:] = 99
+        return int(held.min())
+
+    assert Fork(write).result() == 99
+    assert (held == 1).all()
+
+
+def test_what_outlives_the_vector_env_is_not_written_by_a_fork():
+    envs = pysampler.VectorEnv([Counting] * 4, num_workers=2)
+    envs.reset()
+    held = step(envs)
+    envs.close()
+    del envs
+
+    def write(wait):
+        held[:] = 99
+        return int(held.min())
+
+    assert Fork(write).result() == 99
+    assert (held == 1).all()
+
+
+def test_a_fork_without_descriptors_left_gets_frames_that_stay_unused(envs):
+    held = step(envs)
+    frames = envs._core.results.frames.observations[0]
+    assert np.shares_memory(held, frames)
+    soft, hard = limit_descriptors()
+    spare = []
+    try:
+        while True:
+            try:
+                spare.append(os.dup(0))
+            except OSError:
+                break
+        one_pipe = spare[-4:]  # what Fork needs, and no more
+        for fd in one_pipe:
+            os.close(fd)
+        del spare[-4:]
+
+        def look(wait):
+            wait()
+            return int(held.min()), int(held.max())
+
+        fork = Fork(look)
+    finally:
+        for fd in spare:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    held = None
+    for _ in range(10):
+        step(envs)
+    assert fork.result() == (1, 1)
+
+
+def limit_descriptors():
+    """Leave room for some descriptors; return the limits before."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = os.dup(0)  # the lowest free one
+    os.close(used)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 64, hard))
+    return soft, hard
+
+
+def test_workers_that_are_forked_beside_held_observations_reach_this_process():
+    envs = pysampler.VectorEnv(
+        [Counting] * 4, num_workers=2, context="fork", on_worker_loss="restart"
+    )
+    try:
+        envs.reset()
+        held = [step(envs), step(envs)]
+        os.kill(envs._core.pool.pids[0], 9)
+        while True:
+            *_, infos = envs.step(np.zeros(4, np.int64))
+            if "worker_lost" in infos:
+                break
+        step(envs)  # begins the next episode
+        assert (step(envs)[:2] == 1).all()  # of the worker that replaces the lost one
+        assert [int(one.max()) for one in held] == [1, 2]
+    finally:
+        envs.close()
