@@ -101,9 +101,11 @@ class HostLostError(LostError):
 class EnvError(PysamplerError):
     """An env raised an exception.
 
-    Where possible it is also an instance of the type of that exception, so that
-    ``except ValueError`` catches a ``ValueError`` of the env. Its cause (``__cause__``) is the
-    exception of the env, whose own cause shows the traceback in the worker.
+    It is also an instance of the type of that exception, so that ``except ValueError`` catches a
+    ``ValueError`` of the env, and has its attributes. Its cause (``__cause__``) is the exception of
+    the env, whose own cause shows the traceback in the worker. Notes name what could not be sent
+    from a worker: attributes that cannot be pickled, types that cannot be imported here (their
+    importable bases still match).
 
     Attributes:
         env: The index of the env, or None if something else in the worker raised.

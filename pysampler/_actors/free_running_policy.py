@@ -57,7 +57,9 @@ class FreeRunningPolicy(WorkerPolicy):
 
     def _stop_if_requested(self, report: RolloutReport) -> None:
         """Stop all workers if an env raised StopActors, which is no error."""
-        errors = [left for left in report.leftovers if not isinstance(left[3].error, StopActors)]
+        errors = [
+            left for left in report.leftovers if not isinstance(left[3].report.error, StopActors)
+        ]
         if len(errors) < len(report.leftovers):
             self._progress.stop()
             report.leftovers = errors

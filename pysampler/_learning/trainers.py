@@ -13,8 +13,8 @@ from pysampler._learning.mean_weights import difference, fields_of
 from pysampler._policies.weights import arrays_of
 from pysampler._torch import is_tensor, tensor_from
 from pysampler._workers import worker
+from pysampler._workers.exceptions import Raised
 from pysampler._workers.jobs import Job, Note, Repeated
-from pysampler._workers.remote import Raised
 from pysampler.sync import now
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ import numpy as np
 from pysampler import _core
 from pysampler._frames.infos import Column, add_columns
 from pysampler._vector.registry import register
+from pysampler._workers.exceptions import Raised, report
 from pysampler._workers.jobs import Failure, is_users
-from pysampler._workers.remote import Raised, dumps, report
+from pysampler._workers.remote import dumps
 
 if TYPE_CHECKING:
     import types
@@ -45,7 +46,7 @@ Leftovers = list[tuple[int, int, Any]]
 def plain(leftovers: Leftovers) -> Leftovers:
     """Return the leftovers of a block with exceptions as failures."""
     return [
-        (kind, env, Failure(env, "", report(thing), thing))
+        (kind, env, Failure(env, "", report(thing)))
         if kind == _core.EnvBlock.ERROR
         else (kind, env, thing)
         for kind, env, thing in leftovers

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
-from pysampler._workers.remote import Raised, Report, report
+from pysampler._workers.exceptions import Raised, Report, report
 from pysampler.errors import WorkerLostError
 
 if TYPE_CHECKING:
@@ -165,11 +165,7 @@ class Failure:
     member: int | None  # None: something else
     doing: str  # empty if the command of the group says it
     report: Report
-    error: BaseException | None = None  # the exception, if it was raised in this process
     culprit: str = ""  # what raised it, if that was no member and has a name
-
-    def __reduce__(self) -> tuple[type[Failure], tuple[Any, ...]]:
-        return Failure, (self.member, self.doing, self.report, None, self.culprit)
 
 
 class Answer(NamedTuple):
@@ -196,8 +192,8 @@ def failure_of(error: BaseException, message: _Message | str) -> Failure:
     """Return the failure for an exception raised by a job or a note, or while doing something."""
     if isinstance(error, Raised):
         cause = error.__cause__
-        return Failure(error.member, error.doing, report(cause or error), cause)
+        return Failure(error.member, error.doing, report(cause or error))
     if isinstance(message, str):
-        return Failure(None, message, report(error), error)
+        return Failure(None, message, report(error))
     culprit, doing = message.culprit or ("", message.doing)
-    return Failure(None, doing, report(error), error, culprit)
+    return Failure(None, doing, report(error), culprit)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler._workers.counters import Counters, Stats
+from pysampler._workers.exceptions import error_from
 from pysampler._workers.gauges import Gauges
 from pysampler._workers.jobs import Answer, Failure, failure_of, is_users
-from pysampler._workers.remote import error_from
 from pysampler.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -227,9 +227,7 @@ class LocalPool:
 
     def error_of(self, group: int, failure: Failure) -> EnvError:  # noqa: ARG002
         """Return the error for an exception that an env raised, or the host."""
-        error = error_from(
-            failure.report, self._share.describe(failure, "", self._doing), failure.error
-        )
+        error = error_from(failure.report, self._share.describe(failure, "", self._doing))
         error.env = failure.member
         return error
 

@@ -15,11 +15,11 @@ from pysampler._workers import nursery
 from pysampler._workers.children import await_ends
 from pysampler._workers.commands import Commands
 from pysampler._workers.counters import Stats
+from pysampler._workers.exceptions import report
 from pysampler._workers.jobs import Answer, Close, Failure, LayOut, Replace
 from pysampler._workers.links import Links
 from pysampler._workers.processes import GRACE, Processes, Share
 from pysampler._workers.recovery import Faults, Recovery
-from pysampler._workers.remote import report
 from pysampler._workers.setup import Layout
 from pysampler.errors import BusyError, EnvError, LostError, PysamplerError, WaitTimeoutError
 from pysampler.sync import Segment, now, usable_cpus

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from pysampler._workers import nursery
 from pysampler._workers.children import environment
+from pysampler._workers.exceptions import error_from
 from pysampler._workers.jobs import Failure
 from pysampler._workers.launcher import Launcher, allow_workers, open_files
-from pysampler._workers.remote import error_from
 from pysampler._workers.setup import LoggingSetup, PackedHosts, Setup, send_message
 from pysampler.errors import EnvError, PysamplerError, WorkerLostError
 

@@ -29,7 +29,7 @@ from ray.exceptions import (
 )
 
 import pysampler
-from pysampler._workers.remote import error_from
+from pysampler._workers.exceptions import error_from
 from pysampler.errors import ClosedError, HostLostError
 from pysampler.ray._hosts import Call, Host
 from pysampler.sync import now

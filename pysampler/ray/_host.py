@@ -19,7 +19,7 @@ import ray
 import pysampler
 from pysampler._vector.registry import register
 from pysampler._vector.vector_env import core_of
-from pysampler._workers.remote import report
+from pysampler._workers.exceptions import report
 from pysampler.errors import BusyError, LostError, PysamplerError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
     from pysampler._actors.records import RecordLayout
-    from pysampler._workers.remote import Report
+    from pysampler._workers.exceptions import Report
 
     F = TypeVar("F", bound=Callable[..., Any])
 

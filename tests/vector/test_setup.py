@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import textwrap
+import threading
 import traceback
 
 import gymnasium as gym
@@ -342,6 +343,30 @@ def test_an_exception_with_a_text_of_its_own_is_told(workers, error, kind, text)
     with pytest.raises(kind, match=text) as raised:
         envs.step([0, 0])
     assert isinstance(raised.value, EnvError)
+    envs.close()
+
+
+class SimError(RuntimeError):
+    """Neither its constructor nor what it holds suits pickle."""
+
+    def __init__(self, code, *, text):
+        super().__init__(f"{text} ({code})")
+        self.code, self.lock = code, threading.Lock()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_except_around_an_env_error_matches_any_exception_of_the_env(workers):
+    def fails(env):
+        raise SimError(7, text="unstable")
+
+    envs = pysampler.VectorEnv([TellingEnv], num_workers=workers)
+    with pytest.raises(SimError, match=r"env 0.* raised SimError .*: unstable \(7\)") as raised:
+        envs.apply(fails)
+    assert isinstance(raised.value, EnvError)
+    assert raised.value.code == raised.value.__cause__.code == 7
+    assert type(raised.value.__cause__) is SimError
+    notes = ["SimError.lock (lock) could not be sent to this process"]
+    assert getattr(raised.value, "__notes__", []) == notes[:workers]
     envs.close()
 
 

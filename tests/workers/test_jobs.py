@@ -7,10 +7,10 @@ import pkgutil
 
 import pytest
 
+from pysampler._workers.exceptions import Raised
 from pysampler._workers.jobs import (
     Answer,
     Close,
-    Failure,
     Job,
     LayOut,
     Note,
@@ -19,7 +19,7 @@ from pysampler._workers.jobs import (
     ReportLoss,
     failure_of,
 )
-from pysampler._workers.remote import Raised, dumps
+from pysampler._workers.remote import dumps
 from pysampler.errors import WorkerLostError
 
 MESSAGES = [Close(), LayOut(3), ReportLoss("worker 2 lost", "stepping"), Replace((1, 2))]
@@ -118,13 +118,13 @@ def test_a_failure_of_a_member_is_that_of_the_cause_whatever_the_message():
     for message in (Once(), "closing"):
         failure = failure_of(raised_from(cause), message)
         assert (failure.member, failure.doing, failure.culprit) == (4, "stepping", "")
-        assert failure.error is cause
+        assert failure.report.error is cause
         assert (failure.report.kind, failure.report.text) == ("KeyError", "'x'")
 
 
 def test_a_failure_of_a_member_without_a_cause_reports_what_there_is():
     failure = failure_of(raised_from(None), "closing")
-    assert (failure.member, failure.error) == (4, None)
+    assert (failure.member, failure.report.error.args) == (4, (4, "stepping"))
     assert failure.report.kind == "Raised"
 
 
@@ -149,7 +149,7 @@ def test_another_failure_says_what_was_being_done_and_what_is_to_blame(message, 
     error = ValueError("bad")
     failure = failure_of(error, message)
     assert (failure.member, failure.doing, failure.culprit) == (None, doing, culprit)
-    assert failure.error is error
+    assert failure.report.error is error
     assert failure.report.text == "bad"
 
 
@@ -157,5 +157,7 @@ def test_a_failure_is_sent_without_its_exception_which_the_report_holds():
     failure = failure_of(ValueError("bad"), Blaming())
     answer = pickle.loads(dumps(Answer(3, failure, "step")))
     assert (answer.group, answer.replaced) == (3, "step")
-    assert answer.result == Failure(None, "acting", failure.report, None, "the policy")
-    assert answer.result.report.pickled is not None
+    got = answer.result
+    assert (got.member, got.doing, got.culprit) == (None, "acting", "the policy")
+    assert got.report.error is None
+    assert got.report.text == "bad"

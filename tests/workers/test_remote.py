@@ -1,20 +1,18 @@
-"""Objects and exceptions on their way to another process."""
+"""Objects on their way to another process."""
 
 import importlib.util
 import io
-import linecache
 import pickle
 import sys
 import threading
-from bdb import BdbQuit
 
 import cloudpickle
 import numpy as np
 import pytest
 
 from pysampler._workers import remote
-from pysampler._workers.remote import Raised, RemoteTraceback, dumps, dumps_by_value
-from pysampler.errors import EnvError, WorkerLostError
+from pysampler._workers.remote import dumps, dumps_by_value
+from pysampler.errors import EnvError
 
 SOURCE = "def double(x):\n    return 2 * x\n\nclass Thing:\n    double = staticmethod(double)\n"
 
@@ -62,7 +60,7 @@ def by_value(thing, **kwargs):
 
 def test_what_others_can_import_is_sent_by_reference(module):
     found = module("found_elsewhere", findable=True)
-    for thing in (found.double, found.Thing, np.ndarray, len, remote.report, EnvError):
+    for thing in (found.double, found.Thing, np.ndarray, len, remote.dumps, EnvError):
         assert not by_value(thing)
 
 
@@ -131,178 +129,6 @@ def test_arrays_may_be_left_out_of_the_pickle():
 def test_what_pickle_cannot_send_cloudpickle_does():
     assert dumps([1, len]) == pickle.dumps([1, len], protocol=5)
     assert pickle.loads(dumps(lambda: 3))() == 3
-
-
-# -- exceptions -----------------------------------------------------------------------------------
-
-
-def caught(error, cause=None):
-    try:
-        raise error from cause
-    except BaseException as raised:
-        return raised
-
-
-def sent(error):
-    """The error that a parent raises for one of a worker."""
-    received = pickle.loads(dumps(remote.report(error)))
-    return remote.error_from(received, "env 3 raised")
-
-
-class CodedError(ValueError):
-    def __init__(self, message="", code=0):
-        super().__init__(message)
-        self.code = code
-
-
-def test_an_error_is_of_both_types_and_has_the_exception_and_its_traceback_as_causes():
-    error = sent(caught(CodedError("too cold", 7), KeyError("below zero")))
-    assert isinstance(error, EnvError)
-    assert isinstance(error, ValueError)
-    assert str(error) == "env 3 raised: too cold"
-    assert error.code == 7
-    assert type(error.__cause__) is CodedError
-    assert error.__cause__.args == ("too cold",)
-    trace = error.__cause__.__cause__
-    assert type(trace) is RemoteTraceback
-    assert "in caught" in str(trace)
-    assert "KeyError: 'below zero'" in str(trace)
-    assert type(sent(CodedError())) is type(error)  # one type for each
-
-
-def test_a_message_is_not_quoted_again_and_needs_no_text():
-    assert str(sent(KeyError("key"))) == "env 3 raised: 'key'"
-    assert str(sent(RuntimeError())) == "env 3 raised"
-
-
-def test_what_was_raised_in_this_process_is_the_cause_itself():
-    original = caught(CodedError("here"), KeyError("why"))
-    error = remote.error_from(remote.report(original), "env 3 raised", original)
-    assert error.__cause__ is original
-    assert type(original.__cause__) is KeyError
-
-
-class HoldingError(RuntimeError):
-    """Cannot be pickled."""
-
-    def __init__(self, message):
-        super().__init__(message)
-        self.lock = threading.Lock()
-
-
-class LopsidedError(RuntimeError):
-    """Can be pickled, but not be unpickled."""
-
-    def __init__(self, one, another):
-        super().__init__(f"{one} and {another}")
-
-
-class PretendingError(RuntimeError):
-    """Is something else when it is unpickled."""
-
-    def __reduce__(self):
-        return str, ("no exception",)
-
-
-@pytest.mark.parametrize(
-    "original",
-    [HoldingError("held"), LopsidedError(1, 2), PretendingError("real")],
-    ids=lambda e: type(e).__name__,
-)
-def test_of_an_exception_that_cannot_be_sent_text_and_traceback_are(original):
-    error = sent(caught(original))
-    assert type(error) is EnvError
-    assert str(error) == f"env 3 raised: {original}"
-    assert type(error.__cause__) is RemoteTraceback
-    assert f"{type(original).__name__}: {original}" in str(error.__cause__)
-
-
-class SpeechlessError(RuntimeError):
-    def __str__(self):
-        raise OSError("no words")
-
-
-class UntraceableError(RuntimeError):
-    @property
-    def __notes__(self):
-        raise OSError("no notes")
-
-
-def test_exceptions_whose_own_code_raises_are_reported():
-    assert remote.report(SpeechlessError()).text == "<its __str__ raised OSError>"
-    assert remote.report(UntraceableError("lost")).traceback == (
-        "UntraceableError: no traceback of it can be made\n"
-    )
-
-
-class FinalError(RuntimeError):
-    def __init_subclass__(cls):
-        raise TypeError("no subclasses")
-
-
-def test_a_type_that_allows_no_other_is_the_cause_only():
-    error = sent(FinalError("last"))
-    assert type(error) is EnvError
-    assert str(error) == "env 3 raised: last"
-    assert type(error.__cause__) is FinalError
-
-
-def test_what_is_no_exception_but_ends_programs_is_the_cause_only():
-    error = sent(SystemExit(3))
-    assert type(error) is EnvError
-    assert error.__cause__.code == 3
-
-
-def test_an_env_error_stays_of_its_own_type():
-    class SpecialError(EnvError):
-        pass
-
-    assert type(sent(SpecialError("x"))) is SpecialError
-    assert not isinstance(sent(RuntimeError("x")), WorkerLostError)
-
-
-def test_a_breakpoint_in_a_worker_says_what_it_needs():
-    assert "pass num_workers=0" in str(sent(BdbQuit()))
-    here = BdbQuit()
-    assert "num_workers" not in str(remote.error_from(remote.report(here), "raised", here))
-
-
-def test_a_traceback_begins_with_code_of_the_user():
-    def user():
-        raise KeyError("user's")
-
-    try:  # as in a worker: pysampler's own frames above
-        eval("call()", {"__name__": "pysampler._workers.worker", "call": user})
-    except KeyError as error:
-        error.__traceback__ = error.__traceback__.tb_next  # that of this test
-        trace = remote.report(error).traceback
-    assert "in user" in trace
-    assert "<module>" not in trace
-    only_ours = caught(KeyError("x"))
-    assert "in caught" in remote.report(only_ours).traceback
-
-
-def test_lines_that_only_the_parent_knows_are_added_to_the_traceback(monkeypatch):
-    code = compile("def cell():\n    return 1 / 0\n", "<cell 5>", "exec")
-    names = {}
-    exec(code, names)
-    try:
-        names["cell"]()
-    except ZeroDivisionError as error:
-        report = remote.report(error)
-    assert "1 / 0" not in report.traceback
-    lines = ["def cell():\n", "    return 1 / 0\n"]
-    monkeypatch.setitem(linecache.cache, "<cell 5>", (0, None, lines, "<cell 5>"))
-    text = str(remote.error_from(report, "raised").__cause__.__cause__)
-    assert 'File "<cell 5>", line 2, in cell\n    return 1 / 0\nZeroDivisionError' in text
-    assert text.count("names") == report.traceback.count("names")  # other lines are there once
-
-
-def test_a_raised_says_which_member_raised_its_cause_and_doing_what():
-    raised = Raised(4, "stepping")
-    assert (raised.member, raised.doing) == (4, "stepping")
-    again = pickle.loads(dumps(raised))
-    assert (again.member, again.doing) == (4, "stepping")
 
 
 def test_a_module_is_looked_for_once_on_a_path(module, monkeypatch):
