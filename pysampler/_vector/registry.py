@@ -38,9 +38,16 @@ def registered() -> bytes:
 
 def register(specs: bytes) -> None:
     """Register what ``registered`` returned in the parent, in a worker."""
-    new = [spec for spec in cloudpickle.loads(specs) if gym.registry.get(spec.id) != spec]
+    new = [spec for spec in cloudpickle.loads(specs) if not _is_registered(spec)]
     gym.registry.update({spec.id: spec for spec in new})
     registration.logger = _Logger({spec.id for spec in new})  # type: ignore[assignment, attr-defined]
+
+
+def _is_registered(spec: gym.envs.registration.EnvSpec) -> bool:
+    try:
+        return bool(gym.registry.get(spec.id) == spec)
+    except Exception:  # arrays among its keywords, say, which have no single answer
+        return False
 
 
 class _Logger:

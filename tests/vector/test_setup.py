@@ -72,6 +72,37 @@ def test_a_module_that_registers_its_envs_warns_of_nothing(tmp_path):
     assert said.count("Overriding environment Mine5-v0 already in registry") == 1
 
 
+@pytest.mark.slow
+def test_specs_of_registered_envs_may_hold_arrays(tmp_path):
+    (tmp_path / "arrays.py").write_text(
+        textwrap.dedent("""
+        import gymnasium as gym
+        import numpy as np
+        from gymnasium.envs.classic_control import CartPoleEnv
+
+        class Weighted(CartPoleEnv):
+            def __init__(self, weights=None):
+                super().__init__()
+                self.weights = weights
+
+        gym.register("Weighted-v0", entry_point=Weighted, kwargs={"weights": np.arange(3)})
+        """)
+    )
+    out, said = run(
+        """
+        import arrays, pysampler
+        for _ in range(2):
+            envs = pysampler.make_vec("Weighted-v0", 2, vector_kwargs={"num_workers": 2})
+            envs.reset()
+            print(envs.get_attr("weights"))
+            envs.close()
+        """,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert out == 2 * "(array([0, 1, 2]), array([0, 1, 2]))\n", said
+    assert "Overriding" not in said
+
+
 class NoSpaces:
     def reset(self, **kwargs):
         return None, {}
