@@ -81,6 +81,7 @@ def examine(workers: int | None = None) -> Iterator[Finding]:
         ("versions", _versions),
         ("torch", _torch),
         ("MuJoCo", _mujoco),
+        ("hash seed", _hash_seed),
         ("CPUs", _cpus),
         ("stolen time", _stolen),
         ("other work", _other_work),
@@ -156,6 +157,19 @@ def _mujoco() -> _Said:
             "pip install 'mujoco>=3.17', and make_vec simulates many envs together",
         )
     return _ok(f"{version}; make_vec simulates its v5 envs together")
+
+
+def _hash_seed() -> _Said:
+    seed = os.environ.get("PYTHONHASHSEED")
+    if sys.flags.ignore_environment:
+        return _ok("random here and in workers: Python was told to ignore PYTHONHASHSEED")
+    if seed in (None, "", "random"):
+        workers = "0 in workers" if seed is None else "random in workers too"
+        return _ok(
+            f"random here, {workers}: sets of strings have another order there; "
+            "PYTHONHASHSEED=0 python ... makes them alike"
+        )
+    return _ok(f"{seed} here and in workers: sets of strings have the same order")
 
 
 # -- CPUs ------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _socket
 import contextlib
+import errno
 import fcntl
 import functools
 import itertools
@@ -38,6 +39,7 @@ __all__ = [
     "interpreter",
     "is_at_end",
     "is_readable",
+    "open_descriptors",
     "open_standard_files",
     "reap_unclaimed",
     "socket_pair",
@@ -58,6 +60,9 @@ _THREADS = (
 _TITLE_PADDING = "pysampler ".ljust(160, "-")
 # Signals that a new interpreter has blocked until it can say that it outlives them.
 _BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# The seed of hashes in a new interpreter, unless the user has chosen one: with a random one, each
+# fork server would iterate over sets of strings in another order.
+_HASH_SEED = "0"
 # The descriptor at which a new interpreter finds its connection.
 _CONNECTION_FD = 3
 
@@ -214,9 +219,14 @@ def interpreter(module: str, connection: _socket.socket, *arguments: int) -> Cal
     ``main`` gets a descriptor of the connection and ``arguments``. The interpreter has the flags
     and the path of this one, and imports nothing from the current directory. It leads a session of
     its own, and signals that are meant for this process and its group wait until it outlives them.
+    Its hash seed is for itself and its forks: the environment of what they start is this one's.
     """
+    open_descriptors()  # an interpreter without /proc ends without saying why to this process
+    variables = environment()
+    forget = "" if "PYTHONHASHSEED" in variables else 'del os.environ["PYTHONHASHSEED"]'
     code = f"""
 import json, os, sys
+{forget}
 for fd in map(int, os.listdir("/proc/self/fd")):
     try:
         if fd > {_CONNECTION_FD}:
@@ -247,11 +257,23 @@ main{(_CONNECTION_FD, *arguments)}
         os.posix_spawn,
         sys.executable,
         [sys.executable, *flags, "-P", "-c", code, path, _TITLE_PADDING],
-        environment(),
+        {"PYTHONHASHSEED": _HASH_SEED, **variables},
         file_actions=actions,
         setsigmask=_BLOCKED,
         setsid=True,
     )
+
+
+def open_descriptors() -> list[str]:
+    """Return the numbers of this process's open files; raise OSError where /proc is missing."""
+    try:
+        return os.listdir("/proc/self/fd")  # noqa: PTH208
+    except FileNotFoundError as error:
+        raise OSError(
+            errno.ENOENT,
+            "cannot start workers: /proc is not mounted, which lists their files, threads and "
+            "children; mount it (mount -t proc proc /proc), or pass num_workers=0",
+        ) from error
 
 
 def open_standard_files() -> None:

@@ -17,6 +17,7 @@ TOPICS = [
         "versions",
         "torch",
         "MuJoCo",
+        "hash seed",
         "CPUs",
         "stolen time",
         "other work",
@@ -33,6 +34,21 @@ def test_this_machine_is_well():
     assert {finding["verdict"] for finding in findings} <= {"ok", "look"}
     assert all(finding["found"] for finding in findings)
     assert all(finding["advice"] for finding in findings if finding["verdict"] == "look")
+
+
+@pytest.mark.parametrize(
+    ("seed", "found"),
+    [
+        (None, "random here, 0 in workers"),
+        ("random", "random here, random in workers too"),
+        ("5", "5 here and in workers"),
+    ],
+)
+def test_the_hash_seed_here_and_in_workers_is_said(seed, found, monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if seed is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+    assert doctor._hash_seed()[1].startswith(found)
 
 
 @pytest.mark.parametrize("columns", [60, 200])

@@ -100,6 +100,41 @@ print(sorted(told), len([c for c in me.children() if "pysampler: worker" in " ".
     assert told in ("['MemoryError', 'works'] 0", "['OSError', 'works'] 0")
 
 
+WITHOUT_PROC = """
+import pysampler
+from gymnasium.envs.classic_control import CartPoleEnv
+for context in ("nursery", "spawn", "fork"):
+    try:
+        pysampler.VectorEnv([CartPoleEnv], num_workers=1, context=context)
+    except FileNotFoundError as error:
+        print(error)
+envs = pysampler.VectorEnv([CartPoleEnv], num_workers=0)
+envs.reset()
+envs.close()
+"""
+
+
+@pytest.mark.slow
+def test_workers_without_proc_say_what_is_missing():
+    """In a mount namespace of its own, which only root may make."""
+    hidden = 'mount -t tmpfs none /proc && exec "$0" "$@"'
+    command = ["unshare", "-m", "sh", "-c", hidden]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this user cannot hide /proc")
+    done = subprocess.run(
+        [*command, sys.executable, "-c", WITHOUT_PROC],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.splitlines()
+    assert len(told) == 3
+    assert all("cannot start workers: /proc is not mounted" in one for one in told)
+    assert done.stderr == ""
+
+
 @pytest.mark.skipif(os.getuid() == 0, reason="the limit on processes does not bind root")
 def test_too_few_processes():
     told = run("""
