@@ -16,22 +16,34 @@ namespace {
     throw py::error_already_set();
 }
 
+std::string names(std::size_t parts) {
+    return parts == 2 ? "(observation, info)"
+                      : "(observation, reward, terminated, truncated, info)";
+}
+
 }  // namespace
 
 void take_apart(py::object& results, const char* method, std::span<PyObject*> parts) {
+    if (PyDict_Check(results.ptr()) || py::isinstance<py::array>(results)) {
+        // An env of before gymnasium, perhaps: an observation, whose parts are no results.
+        throw py::type_error(std::string("env.") + method + "() returned " +
+                             (PyDict_Check(results.ptr()) ? "a dict" : "an array") + ", expected " +
+                             names(parts.size()));
+    }
     if (!PyTuple_Check(results.ptr())) {
         PyObject* tuple = PySequence_Tuple(results.ptr());
         if (tuple == nullptr) {
             raise_type(std::string("env.") + method + "() returned a " +
                        Py_TYPE(results.ptr())->tp_name + ", expected " +
-                       std::to_string(parts.size()) + " values");
+                       std::to_string(parts.size()) + " values: " + names(parts.size()));
         }
         results = py::reinterpret_steal<py::object>(tuple);
     }
     if (PyTuple_GET_SIZE(results.ptr()) != static_cast<Py_ssize_t>(parts.size())) {
         throw py::value_error(std::string("env.") + method + "() returned " +
                               std::to_string(PyTuple_GET_SIZE(results.ptr())) +
-                              " values, expected " + std::to_string(parts.size()));
+                              " values, expected " + std::to_string(parts.size()) + ": " +
+                              names(parts.size()));
     }
     for (std::size_t i = 0; i < parts.size(); ++i) {
         parts[i] = PyTuple_GET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i));

@@ -13,7 +13,9 @@ import numpy as np
 from pysampler import _core
 from pysampler._numbers import whole_number
 from pysampler._vector import arguments
+from pysampler._vector.host import expect_env
 from pysampler._workers.counters import with_unit
+from pysampler._workers.exceptions import error_from, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -172,30 +174,52 @@ def _round(envs: int, workers: int, own: int, seconds: float) -> float:
 def step_seconds(env_fn: Callable[[], gym.Env[Any, Any]]) -> float:
     """Make an env, step it for some milliseconds, and return how long a step took."""
     with _global_generators_kept():
-        env = env_fn()
-        try:
-            env.reset(seed=0)
-            env.action_space.seed(0)
-            took: list[float] = []
-            spent, least = 0.0, float("inf")
-            begun = time.perf_counter()
-            while spent < _SECONDS or len(took) < _STEPS:
-                action = env.action_space.sample()
-                before = time.perf_counter()
-                _, _, terminated, truncated, _ = env.step(action)
-                if terminated or truncated:
-                    env.reset()
-                took.append(time.perf_counter() - before)
-                least = min(least, took[-1])
-                spent += min(took[-1], _LONG * least)  # the rest it may have lost its CPU
-                if time.perf_counter() - begun > _AT_MOST:
-                    break
-        finally:
-            env.close()
+        with _blaming("being made"):
+            env = env_fn()
+            expect_env(env, 0)
+        with _blaming("being stepped"):
+            return _step_seconds(env)
+
+
+def _step_seconds(env: gym.Env[Any, Any]) -> float:
+    """Step an env for some milliseconds, close it, and return how long a step took."""
+    try:
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        took: list[float] = []
+        spent, least = 0.0, float("inf")
+        begun = time.perf_counter()
+        while spent < _SECONDS or len(took) < _STEPS:
+            action = env.action_space.sample()
+            before = time.perf_counter()
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+            took.append(time.perf_counter() - before)
+            least = min(least, took[-1])
+            spent += min(took[-1], _LONG * least)  # the rest it may have lost its CPU
+            if time.perf_counter() - begun > _AT_MOST:
+                break
+    finally:
+        env.close()
     half = took[len(took) // 2 :]  # the first ones are cold
     # Of several means the median: a part in which this process lost its CPU does not count.
     parts = [part for part in np.array_split(half, _PARTS) if len(part)]
     return float(np.median([part.mean() for part in parts]))
+
+
+@contextlib.contextmanager
+def _blaming(doing: str) -> Iterator[None]:
+    """Raise what the env of the trial raises as an error of it."""
+    try:
+        yield
+    except Exception as error:
+        told = report(error)
+        blamed = error_from(
+            told, f"env 0 raised {told.kind} {doing}, in the trial of num_workers='auto'"
+        )
+        blamed.env = 0
+        raise blamed from error
 
 
 @contextlib.contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,16 @@ if TYPE_CHECKING:
     from pysampler._workers.gauges import WorkerGauges
     from pysampler.sync import Segment
 
-__all__ = ["Description", "EnvHost", "Leftovers", "call", "layers_of", "make_host", "prepare"]
+__all__ = [
+    "Description",
+    "EnvHost",
+    "Leftovers",
+    "call",
+    "expect_env",
+    "layers_of",
+    "make_host",
+    "prepare",
+]
 
 
 @dataclass(frozen=True)
@@ -51,14 +62,6 @@ def plain(leftovers: Leftovers) -> Leftovers:
         else (kind, env, thing)
         for kind, env, thing in leftovers
     ]
-
-
-def _shared(space: gym.Space[Any], known: dict[Any, gym.Space[Any]]) -> gym.Space[Any]:
-    """Return one object for all equal spaces, so that a pickle of them has it once."""
-    try:
-        return known.setdefault(_identity(space), space)
-    except Exception:  # an error says so when all are pickled
-        return space
 
 
 def _identity(space: gym.Space[Any]) -> Any:
@@ -98,7 +101,7 @@ class EnvHost:
         for i, env_fn in enumerate(env_fns):
             try:
                 env = env_fn()
-                _expect_env(env, first + i)
+                expect_env(env, first + i)
                 self.envs.append(env)
             except BaseException as error:
                 self.close()
@@ -113,13 +116,33 @@ class EnvHost:
         """Return the spaces of every env, and the name and metadata of the first."""
         env = self.envs[0]
         known: dict[Any, gym.Space[Any]] = {}
+        metadata = dict(env.metadata)
+        if not self.here:
+            with self._sending(0, "metadata"):
+                dumps(metadata)
         return Description(
-            [_shared(e.observation_space, known) for e in self.envs],
-            [_shared(e.action_space, known) for e in self.envs],
-            dict(env.metadata),
+            [self._described(i, "observation_space", known) for i in range(len(self.envs))],
+            [self._described(i, "action_space", known) for i in range(len(self.envs))],
+            metadata,
             env.render_mode,
             env.spec.id if env.spec is not None else type(env.unwrapped).__name__,
         )
+
+    def _described(self, i: int, name: str, known: dict[Any, gym.Space[Any]]) -> gym.Space[Any]:
+        """Return a space of an env; one object for all equal ones, so that a pickle has it once."""
+        space: gym.Space[Any] = getattr(self.envs[i], name)
+        if self.here:  # it need not be pickled
+            return space
+        with self._sending(i, name):
+            return known.setdefault(_identity(space), space)
+
+    @contextlib.contextmanager
+    def _sending(self, i: int, name: str) -> Iterator[None]:
+        """Blame env ``i`` if an attribute of it cannot be pickled."""
+        try:
+            yield
+        except Exception as error:
+            raise Raised(self.first + i, f"sending its {name}") from error
 
     def count_with(self, meter: _core.Meter, gauges: WorkerGauges) -> None:
         """Count what envs do with ``meter``; policies note the rest in ``gauges``."""
@@ -333,16 +356,29 @@ def prepare(specs: bytes, init: Callable[[], Any] | None) -> None:
         register(specs)
 
 
-def _expect_env(env: Any, number: int) -> None:
+# What a gymnasium.Env has besides its spaces and what it does.
+_ATTRIBUTES = ("metadata", "render_mode", "spec", "unwrapped", "close")
+
+
+def expect_env(env: Any, number: int) -> None:
     """Raise TypeError unless ``env`` has what a ``gymnasium.Env`` has, whatever its class."""
     methods = all(callable(getattr(env, name, None)) for name in ("reset", "step"))
     if isinstance(env, type) or not methods:
         got = f"the class {env.__name__}" if isinstance(env, type) else type(env).__name__
         raise TypeError(f"the function of env {number} returned {got}, expected a gymnasium.Env")
-    for name in ("observation_space", "action_space"):
-        space = getattr(env, name, None)
-        if not isinstance(space, gym.Space):
+    kind = type(env).__name__
+    name = f"env {number} is a{'n' * kind.startswith(tuple('AEIOU'))} {kind}"
+    if missing := [one for one in _ATTRIBUTES if not hasattr(env, one)]:
+        raise TypeError(
+            f"{name}, expected a gymnasium.Env: it has no {', '.join(missing)}; wrap it in a "
+            "gymnasium.Env (envs of gym: shimmy.GymV21CompatibilityV0(env=env))"
+        )
+    for space in ("observation_space", "action_space"):
+        found = type(getattr(env, space, None))
+        if not issubclass(found, gym.Space):
+            module = "" if found.__module__ == "builtins" else f"{found.__module__}."
             raise TypeError(
-                f"the function of env {number} returned {type(env).__name__} whose {name} is "
-                f"{type(space).__name__}, expected a gymnasium.Space"
+                f"{name} whose {space} is {module}{found.__name__}, expected a gymnasium.Space"
             )
+    if not isinstance(env.metadata, Mapping):
+        raise TypeError(f"{name} whose metadata is {env.metadata!r}, expected a dict")

@@ -49,11 +49,11 @@ class LocalPool:
         function, arguments = make(share)
         try:
             host = function(*arguments)
+            host.here = True
+            self.descriptions = [host.describe()]
         except Exception as error:
             raise self.error_of(0, failure_of(error, "being made")) from error.__cause__
-        host.here = True
         self._host: Host | None = host
-        self.descriptions = [host.describe()]
         members = share.members.stop
         self._counters = Counters(members, 1, np.zeros(Counters.size_of(members, 1), np.uint8))
         self.gauges = Gauges.unread(1)

@@ -118,7 +118,7 @@ class NoSpaces:
         (None, "the function of env 1 returned NoneType, expected a gymnasium.Env"),
         (3, "the function of env 1 returned int, expected a gymnasium.Env"),
         (TellingEnv, "returned the class TellingEnv, expected a gymnasium.Env"),
-        (NoSpaces(), "NoSpaces whose observation_space is NoneType, expected a gymnasium.Space"),
+        (NoSpaces(), "env 1 is a NoSpaces, expected a gymnasium.Env: it has no metadata, "),
         (gym.Env(), "Env whose observation_space is NoneType, expected a gymnasium.Space"),
     ],
 )
@@ -127,6 +127,76 @@ def test_a_function_that_returns_no_env_is_told_of(workers, made, told):
         pysampler.VectorEnv([TellingEnv, lambda: made], num_workers=workers)
     assert isinstance(caught.value, TypeError)
     assert caught.value.env == 1
+
+
+class OldGym(NoSpaces):
+    """An env of before gymnasium."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self):
+        return np.zeros(3, np.float32)
+
+
+class Unready(TellingEnv):
+    metadata = None
+
+
+class OldReset(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (3,))
+    action_space = gym.spaces.Discrete(2)
+    results = np.zeros(3, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return self.results
+
+
+class OldDictReset(OldReset):
+    results = {"position": 1.0, "velocity": 2.0}  # noqa: RUF012
+
+
+@pytest.mark.parametrize("workers", [0, 2, "auto"])
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (OldGym, r"OldGym, expected a gymnasium.Env: it has no metadata, .*; wrap it in a gym"),
+        (Unready, "is an Unready whose metadata is None, expected a dict"),
+    ],
+)
+def test_an_env_that_is_not_a_gymnasium_env_is_named_with_what_it_lacks(workers, made, told):
+    with pytest.raises(EnvError, match=f"env 1.* raised TypeError being made: env 1.*{told}") as e:
+        pysampler.VectorEnv([TellingEnv, made], num_workers=0 if workers == "auto" else workers)
+    assert e.value.env == 1
+    with pytest.raises(TypeError, match=f"env 0.*{told}"):
+        pysampler.VectorEnv([made], num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("made", "got"), [(OldReset, "an array"), (OldDictReset, "a dict")])
+def test_a_reset_without_an_info_is_told_what_to_return(workers, made, got):
+    envs = pysampler.VectorEnv([made], num_workers=workers)
+    told = rf"env 0.*: env.reset\(\) returned {got}, expected \(observation, info\)"
+    with pytest.raises(TypeError, match=told):
+        envs.reset()
+    envs.close()
+
+
+def test_the_trial_of_auto_names_the_function_whose_env_raised():
+    told = "env 0 raised ValueError being made, in the trial of num_workers='auto': cannot be made"
+    with pytest.raises(EnvError, match=told) as caught:
+        pysampler.VectorEnv([functools.partial(TellingEnv, "raise")] * 2, num_workers="auto")
+    assert isinstance(caught.value, ValueError)
+    assert caught.value.env == 0
+
+
+@pytest.mark.parametrize(
+    ("made", "what"), [("Unsendable", "observation_space"), ("Odd", "metadata")]
+)
+def test_what_an_env_has_that_cannot_be_sent_is_named(made, what):
+    told = f"env 1 in worker 1 .* raised LookupError sending its {what}: not to be sent"
+    with pytest.raises(EnvError, match=told):
+        pysampler.VectorEnv([TellingEnv, globals()[made]], num_workers=2)
 
 
 def test_what_looks_like_an_env_may_be_one():
@@ -165,6 +235,10 @@ class Unsendable(TellingEnv):
     observation_space = Space(-1, 1, (2,))
 
 
+class Odd(TellingEnv):
+    metadata = {"odd": Unsendable.Space(-1, 1, (2,))}  # noqa: RUF012
+
+
 @pytest.mark.parametrize("env", [Undescribed, Unsendable])
 def test_nothing_that_a_worker_can_say_is_an_exit_code(env):
     with pytest.raises(EnvError, match="LookupError"):
@@ -200,6 +274,33 @@ def test_worker_init_runs_before_the_envs_are_made(tmp_path):
         *("nursery (1, 1)", "nursery (5, 5)", "spawn (1, 1)", "spawn (5, 5)"),
         *("fork (5, 5)", "fork (5, 5)"),
     ]
+
+
+HASHES = """
+import os, pysampler, subprocess, sys
+from gymnasium.envs.classic_control import CartPoleEnv
+def look(env):
+    child = subprocess.check_output([sys.executable, "-c", "print(hash('abc'))"])
+    return hash("abc"), os.environ.get("PYTHONHASHSEED"), int(child) == hash("abc")
+envs = pysampler.VectorEnv([CartPoleEnv] * 2, num_workers=2, context=sys.argv[1])
+print([one[0] - hash("abc") if sys.argv[1] == "fork" else one[0] for one in envs.apply(look)])
+print([one[1:] for one in envs.apply(look)])
+envs.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["nursery", "spawn", "fork"])
+def test_workers_hash_alike_in_each_run(context):
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    runs = [completed("-c", HASHES, context, env=plain).stdout.splitlines() for _ in range(2)]
+    first, second = runs[0][0].strip("[]").split(", ")
+    assert first == second
+    assert runs[0] == runs[1]  # for "fork": what differs from the parent's
+    assert (first == "0") == (context == "fork")
+    assert runs[0][1] == "[(None, False), (None, False)]"  # not what they start
+    chosen = completed("-c", HASHES, context, env={**plain, "PYTHONHASHSEED": "5"})
+    assert chosen.stdout.splitlines()[1] == "[('5', True), ('5', True)]"
 
 
 def test_worker_init_that_raises_is_told_of():
