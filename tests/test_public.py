@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import pysampler
+from pysampler._vector.make import OPTIONS
+from pysampler._vector.options import VectorOptions
 
 ROOT = Path(pysampler.__file__).parents[1]
 NAMES = sorted(set(pysampler.__all__) - {"__version__", "errors", "sync"})
@@ -35,13 +37,25 @@ def test_a_name_that_is_not_there_is_told_as_such():
         pysampler.rollouts  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["Rollouts", "Actors", "Watcher", "evaluate"])
+@pytest.mark.parametrize("name", ["Rollouts", "Actors", "Watcher", "evaluate", "MultiTaskSampler"])
 def test_every_option_is_written_out_and_documented(name):
     thing = getattr(pysampler, name)
     parameters = inspect.signature(thing).parameters
-    assert all(one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters.values())
+    # Those of a vector env are written out where it declares them.
+    rest = [one for one in parameters.values() if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    assert [one.annotation for one in rest] == ["Unpack[VectorOptions]"] * (name != "Watcher")
     documented = re.findall(r"^    (\w+): [A-Z]", inspect.getdoc(thing), re.MULTILINE)
     assert list(parameters) == documented[: len(parameters)]
+
+
+def test_type_checkers_know_the_options_that_a_vector_env_declares():
+    declared = inspect.get_annotations(pysampler.VectorEnv.__init__)
+    del declared["env_fns"], declared["return"]
+    known = inspect.get_annotations(VectorOptions)
+    del known["native"]  # of make_vec
+    known = {name: one.__forward_arg__ for name, one in known.items()}
+    assert known == declared
+    assert set(known) == OPTIONS - {"native"}
 
 
 PROGRAM = """
@@ -58,12 +72,14 @@ def policy(observations: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
 def returns(env: str) -> float:
     with pysampler.Rollouts(env, policy, 32, num_envs=4, policy_in="workers") as rollouts:
         rollout: pysampler.Rollout = next(rollouts)
+    with pysampler.Rollouts(env, policy, 32, num_envs=4, num_workers=2, wait="park"):
+        pass
     with pysampler.make_vec(env, 4) as envs, pysampler.Actors(envs, policy) as actors:
         records: pysampler.Records | None = actors.take(32, min_records=4)
     assert records is not None
     return pysampler.evaluate(env, policy, 5).mean + rollout.steps + len(records)
 """
-MISSPELT = "policy_in", "num_envs", "min_records"
+MISSPELT = "policy_in", "num_workers", "min_records"
 CHECKERS = {
     "mypy": (["mypy", "--strict", "--no-incremental"], 'Unexpected keyword argument "{}"'),
     "pyright": (["basedpyright", "--level", "error"], 'No parameter named "{}"'),

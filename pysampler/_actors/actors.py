@@ -23,10 +23,12 @@ from pysampler._actors.records import RecordLayout
 from pysampler._numbers import true_or_false, whole_number
 from pysampler._policies.sampler import vector_env_of
 from pysampler._vector import arguments
+from pysampler._vector.make import vector_options
 from pysampler.sync import SharedRing, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from typing import Unpack
 
     import numpy.typing as npt
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from pysampler._policies.calling import PolicyOutputs
     from pysampler._policies.normalize import Normalizer
     from pysampler._policies.sampler import PreparedFrames
+    from pysampler._vector.options import VectorOptions
 
 __all__ = ["Actors"]
 
@@ -60,7 +63,7 @@ class Actors(FreeRunningSampler):
             worker has a copy. ``publish`` sends it the weights of a torch module, or of any object
             with ``state_dict()`` and ``load_state_dict()``; other policies stay as they are.
         num_envs: How many envs to make.
-        vector_kwargs: Further arguments of :class:`pysampler.VectorEnv`, for the envs to make.
+        vector_kwargs: Options of the vector env in a dict, as ``gymnasium.make_vec`` takes them.
         steps: The number of steps of a record, for trajectories; None for single transitions.
         high: Actors block while this many records wait in the ring.
         low: Blocked actors go on when only this many records are left, or 50 ms later if there is
@@ -82,6 +85,8 @@ class Actors(FreeRunningSampler):
         warm_up: The most random steps that each env makes at first, a number of its own, so that
             envs with the same time limit do not end together: see :class:`pysampler.Rollouts`.
         seed: Seed of the first reset, and in workers of the policies' random numbers.
+        options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, and ``native`` of
+            ``make_vec``, for the envs to make.
 
     Attributes:
         envs: The vector env.
@@ -119,7 +124,9 @@ class Actors(FreeRunningSampler):
         normalize: Normalizer | None = None,
         warm_up: int = 0,
         seed: int | list[int | None] | None = None,
+        **options: Unpack[VectorOptions],
     ) -> None:
+        vector_kwargs = vector_options("act", vector_kwargs, options, Actors)
         self._steps = None if steps is None else whole_number("act", "steps", steps, 1)
         self._frame_count = 1 + (_CHUNK if self._steps is None else self._steps)
         self._warm_up = whole_number("act", "warm_up", warm_up, 0)

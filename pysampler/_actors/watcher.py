@@ -154,7 +154,7 @@ class Watcher(FreeRunningSampler):
             leave_out = leave_out or actors.leave_out
         # An ordinary env: its videos show what gymnasium's do.
         own = {"num_workers": 1, "on_worker_loss": "restart", "native": False}
-        options = {**own, **vector_options(vector_kwargs)}
+        options = {**own, **vector_options("watch", vector_kwargs)}
         kwargs: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
         with vector_env_of(env, 1, options, "watch", policy_in_workers=policy, **kwargs) as made:
             if made.envs.num_envs != 1:

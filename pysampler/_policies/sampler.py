@@ -351,14 +351,13 @@ def vector_env_of(
         envs: A vector env, a list of functions that each make an env, or an id, a spec or a
             function that makes any number.
         num_envs: How many envs to make.
-        vector_kwargs: Arguments of the vector env to make.
+        vector_kwargs: Options of the vector env to make.
         purpose: What the sampler does, for errors: "sample rollouts".
         policy_in_workers: The policy, if it acts in the workers.
         wrappers: Wrappers of each env that is made.
         **kwargs: Arguments of each env that is made.
     """
-    own = {"num_envs": num_envs, "vector_kwargs": vector_kwargs}
-    given = [name for name, value in own.items() if value is not None]
+    given = [*(["num_envs"] if num_envs is not None else []), *(vector_kwargs or ())]
     if isinstance(envs, GymVectorEnv):
         if given:
             raise ValueError(f"cannot {purpose}: {given[0]} is for envs to make, not for {envs}")
@@ -369,7 +368,7 @@ def vector_env_of(
         yield Leasable(inner, owned=False, transforms=transforms, given=envs)
         return
     # Admits spaces that gymnasium does not know: a sampler leaves them out, or refuses them itself.
-    options = {"shared_memory": False, **vector_options(vector_kwargs)}
+    options = {"shared_memory": False, **vector_options(purpose, vector_kwargs)}
     clean = options.get("context") in (None, "nursery") and options.get("num_workers") != 0
     if needs_torch(policy_in_workers) and clean and options.get("preload") is None:
         nursery.preload(["torch"])  # once, and not in every worker

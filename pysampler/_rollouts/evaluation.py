@@ -12,14 +12,17 @@ from pysampler._policies.normalize import expect_normalizer
 from pysampler._policies.sampler import makes_envs
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler._torch import to_array
+from pysampler._vector.make import vector_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Unpack
 
     import numpy.typing as npt
 
     from pysampler._policies.normalize import Normalizer
     from pysampler._rollouts.options import PolicyIn
+    from pysampler._vector.options import VectorOptions
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -73,6 +76,7 @@ def evaluate(
     max_steps: int = 100_000,
     normalize: Normalizer | None = None,
     seed: int | None = None,
+    **options: Unpack[VectorOptions],
 ) -> Evaluation:
     """Run a policy for exactly ``episodes`` episodes.
 
@@ -85,7 +89,7 @@ def evaluate(
         policy: A policy, as of :class:`pysampler.Rollouts`.
         episodes: How many episodes to count.
         num_envs: How many envs to make; by default one for each episode, up to 8.
-        vector_kwargs: Further arguments of :class:`pysampler.VectorEnv`, for the envs to make.
+        vector_kwargs: Options of the vector env in a dict, as ``gymnasium.make_vec`` takes them.
         policy_in: Where the policy acts, as of :class:`pysampler.Rollouts`.
         overlap: Whether to sample beside the counting, as of :class:`pysampler.Rollouts`.
         min_envs: Act as soon as this many envs are ready, instead of all.
@@ -98,6 +102,8 @@ def evaluate(
         normalize: Normalise observations by these statistics, which stay as they are; by default
             those of open rollouts, if they have any. Returns are of the envs' own rewards.
         seed: Seed of the first reset and of the policy's random numbers.
+        options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, and ``native`` of
+            ``make_vec``, for the envs to make.
 
     Returns:
         Returns and lengths of the episodes.
@@ -111,13 +117,14 @@ def evaluate(
     >>> len(evaluation.returns), bool((evaluation.returns == evaluation.lengths).all())
     (10, True)
     """
+    vector_kwargs = vector_options("evaluate", vector_kwargs, options, evaluate)
     episodes = whole_number("evaluate", "episodes", episodes, 1)
     max_steps = whole_number("evaluate", "max_steps", max_steps, 1)
     if normalize is not None:
         expect_normalizer(normalize, "evaluate")
     paused = envs if isinstance(envs, Rollouts) else None
     if paused is not None:
-        if num_envs is not None or vector_kwargs is not None:
+        if num_envs is not None or vector_kwargs:
             raise ValueError("cannot evaluate: num_envs and vector_kwargs are for envs to make")
         paused.pause()
         envs = paused.given_envs

@@ -16,17 +16,20 @@ from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
 from pysampler._rollouts.collected import Collected
 from pysampler._rollouts.task_rollouts import TaskRollouts
 from pysampler._vector import arguments
+from pysampler._vector.make import vector_options
 from pysampler.envs.meta.tasks import TaskWrapper
 from pysampler.errors import ClosedError, PysamplerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Unpack
 
     import gymnasium as gym
     import numpy.typing as npt
 
     from pysampler._policies.normalize import Normalizer
     from pysampler._rollouts.rollout import Episode, Rollout
+    from pysampler._vector.options import VectorOptions
     from pysampler._vector.vector_env import VectorEnv
 
 __all__ = ["MultiTaskSampler", "Ready"]
@@ -71,7 +74,7 @@ class MultiTaskSampler(Uncopyable, Closing):
             params=params)``: where ``params`` is a list, with the item of each task. Otherwise
             as of :class:`pysampler.Rollouts`; recurrent policies have a parameter named ``state``.
         num_envs: How many envs to make.
-        vector_kwargs: Further arguments of :class:`pysampler.VectorEnv`, for the envs to make.
+        vector_kwargs: Options of the vector env in a dict, as ``gymnasium.make_vec`` takes them.
         min_envs: Act as soon as this many envs are ready, instead of all.
         timeout: Act after this many seconds for the envs that are ready.
         seed: Seed of the tasks, of the first reset and of the policy's ``generators``.
@@ -80,6 +83,8 @@ class MultiTaskSampler(Uncopyable, Closing):
         leave_out: The parts of observations that have no fixed shape, as of
             :class:`pysampler.Rollouts`.
         device: A torch device where the policy acts, as of :class:`pysampler.Rollouts`.
+        options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, and ``native`` of
+            ``make_vec``, for the envs to make.
 
     Attributes:
         envs: The vector env.
@@ -112,7 +117,9 @@ class MultiTaskSampler(Uncopyable, Closing):
         normalize: Normalizer | None = None,
         leave_out: Sequence[str] = (),
         device: Any = None,
+        **options: Unpack[VectorOptions],
     ) -> None:
+        vector_kwargs = vector_options("sample tasks", vector_kwargs, options, MultiTaskSampler)
         if seed is not None:
             seed = whole_number("sample tasks", "seed", seed, 0)
         arguments.deadline(timeout, "sample tasks")  # raises if it is none

@@ -29,17 +29,20 @@ from pysampler._rollouts.ready_walker import ReadyWalker
 from pysampler._rollouts.walker import WalkerSetup
 from pysampler._rollouts.worker_walker import WorkerWalker
 from pysampler._torch import is_module
+from pysampler._vector.make import vector_options
 from pysampler._vector.vector_env import core_of
 from pysampler.errors import BusyError
 from pysampler.sync import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Unpack
 
     from pysampler._policies.normalize import Normalization, Normalizer
     from pysampler._rollouts.options import PolicyIn
     from pysampler._rollouts.rollout import Rollout
     from pysampler._rollouts.walker import Walker
+    from pysampler._vector.options import VectorOptions
 
 
 __all__ = ["Rollouts"]
@@ -69,7 +72,7 @@ class Rollouts(Sampler):
         policy: A callable or a torch module, as described below.
         horizon: The number of steps in a rollout.
         num_envs: How many envs to make.
-        vector_kwargs: Further arguments of :class:`pysampler.VectorEnv`, for the envs to make.
+        vector_kwargs: Options of the vector env in a dict, as ``gymnasium.make_vec`` takes them.
         policy_in: Where the policy acts. In "main", this process asks it for all envs together. In
             "workers", each worker acts for its own envs: one command a rollout instead of one a
             step. Choose "workers" where inference time grows with the batch (networks on the CPU),
@@ -107,6 +110,8 @@ class Rollouts(Sampler):
             Returns and lengths of the episodes count them, the policy's state begins after them.
         seed: Seed of the first reset, and of the policy's random numbers in workers and in
             ``generators``.
+        options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, and ``native`` of
+            ``make_vec``, for the envs to make.
 
     Attributes:
         envs: The vector env.
@@ -184,12 +189,14 @@ class Rollouts(Sampler):
         device: Any = None,
         warm_up: int = 0,
         seed: int | list[int | None] | None = None,
+        **options: Unpack[VectorOptions],
     ) -> None:
-        self._options = options = RolloutOptions(
+        vector_kwargs = vector_options(self._purpose, vector_kwargs, options, Rollouts)
+        self._options = chosen = RolloutOptions(
             *(horizon, policy_in, overlap, keep_last, min_envs, timeout),
             *(allow_partial, reset_each, info_keys, threads, warm_up, device),
         )
-        self.horizon = options.horizon
+        self.horizon = chosen.horizon
         self._policy = policy
         self._seed = seed
         self._entropy: int | list[int] | None = None  # of random numbers
@@ -210,9 +217,9 @@ class Rollouts(Sampler):
             policy_in_workers=policy if policy_in == "workers" else None,
         ) as leasable:
             core = core_of(leasable.envs)
-            if options.policy_in == "workers":
+            if chosen.policy_in == "workers":
                 leasable.expect_no_wrappers(self._purpose, "the policy acts in the workers")
-            if options.as_ready or len(core.groups) > len(set(core.pool.worker_of)):
+            if chosen.as_ready or len(core.groups) > len(set(core.pool.worker_of)):
                 why = "the policy does not act for all envs together"
                 leasable.expect_no_wrappers(self._purpose, why)
             if normalize is not None:

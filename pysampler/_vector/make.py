@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import difflib
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.registration import EnvSpec, VectorizeMode
+from gymnasium.envs.registration import EnvSpec, VectorizeMode, load_env_creator
 
 from pysampler._numbers import whole_number
 from pysampler._vector.mujoco.choice import choose, knows, maker_of_task, short
@@ -19,7 +23,10 @@ from pysampler._vector.vector_env import VectorEnv
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["EnvMaker", "install", "make_vec", "uninstall", "vector_options"]
+__all__ = ["OPTIONS", "EnvMaker", "install", "make_vec", "uninstall", "vector_options"]
+
+# What make_vec and samplers take for the vector env: it declares them.
+OPTIONS = frozenset(inspect.signature(VectorEnv).parameters) - {"env_fns"} | {"native"}
 
 _gymnasiums_own = gym.vector.AsyncVectorEnv
 
@@ -62,17 +69,19 @@ def make_vec(
         num_envs: The number of envs.
         vectorization_mode: None or "async" make a ``pysampler.VectorEnv``; "sync" and
             "vector_entry_point" are left to gymnasium.
-        vector_kwargs: Further arguments of ``VectorEnv``, and ``native``: whether gymnasium's
-            MuJoCo envs are simulated together, many in each worker, with the same results bit for
-            bit. "auto", the default: where it is possible and a trial beside real envs finds no
-            difference; True raises ValueError where it is not; False never.
+        vector_kwargs: Options of the vector env, as ``gymnasium.make_vec`` takes them.
         wrappers: Wrappers of each env.
-        **kwargs: Arguments of the env, or of the task, and its ``max_episode_steps``.
+        **kwargs: Options of ``VectorEnv``, such as ``num_workers``, and ``native``: whether
+            gymnasium's MuJoCo envs are simulated together, many in each worker, with the same
+            results bit for bit. "auto", the default: where it is possible and a trial beside real
+            envs finds no difference; True raises ValueError where it is not; False never. All
+            others are arguments of the env, or of the task, and its ``max_episode_steps``; so are
+            options that the env names among its own parameters: pass those in ``vector_kwargs``.
 
     Returns:
         The vector env.
 
-    >>> envs = make_vec("CartPole-v1", num_envs=4, vector_kwargs={"num_workers": 2})
+    >>> envs = make_vec("CartPole-v1", num_envs=4, num_workers=2)
     >>> observations, infos = envs.reset(seed=1)
     >>> observations.shape
     (4, 4)
@@ -84,17 +93,21 @@ def make_vec(
                 f"Invalid id type: {type(id)}. Expected `str`, `EnvSpec`, a function or a class of "
                 "tasks"
             )
-        make, arguments = id, kwargs
+        make, arguments = id, dict(kwargs)
         if (make_task_env := maker_of_task(id)) is not None:
             make, arguments = make_task_env, {"task": id, **kwargs}
+        options = vector_options("make vector env", vector_kwargs, _taken(arguments, id))
         maker = EnvMaker(make, arguments, tuple(wrappers or ()))
-        return _made(maker, num_envs, vector_options(vector_kwargs))
+        return _made(maker, num_envs, options)
     spec = copy.deepcopy(id if isinstance(id, EnvSpec) else _spec_of(id))
     # An earlier make_vec has put these there, so that the spec makes the same again.
     env_kwargs = dict(spec.kwargs)
     num_envs = env_kwargs.pop("num_envs", num_envs)
     mode = env_kwargs.pop("vectorization_mode", vectorization_mode)
-    vector_kwargs = vector_options(env_kwargs.pop("vector_kwargs", vector_kwargs))
+    taken = _taken(kwargs, spec.entry_point)
+    vector_kwargs = vector_options(
+        "make vector env", env_kwargs.pop("vector_kwargs", vector_kwargs), taken
+    )
     wrappers = env_kwargs.pop("wrappers", wrappers) or ()
     if mode is not None and VectorizeMode(mode) is not VectorizeMode.ASYNC:
         return gym.make_vec(id, num_envs, mode, vector_kwargs, wrappers, **kwargs)
@@ -127,16 +140,53 @@ def _spec_of(env_id: str) -> EnvSpec:
     return gym.spec(name)
 
 
-def vector_options(given: Any) -> dict[str, Any]:
-    """Return ``vector_kwargs`` as a dict, or raise TypeError."""
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
+def vector_options(
+    doing: str,
+    vector_kwargs: Any,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    function: Callable[..., Any] | None = None,
+) -> dict[str, Any]:
+    """Return the options of a vector env in one dict, or raise TypeError.
+
+    Args:
+        doing: What cannot be done then, for errors.
+        vector_kwargs: Options in a dict, as gymnasium takes them, or None.
+        options: Those given by themselves.
+        function: Whose own parameters could have been meant by a name that is no option.
+    """
+    if vector_kwargs is None:
+        vector_kwargs = {}
+    if not isinstance(vector_kwargs, Mapping):
         raise TypeError(
-            f"cannot make vector env: vector_kwargs {given!r}, expected a dict of arguments of "
+            f"cannot {doing}: vector_kwargs {vector_kwargs!r}, expected a dict of options of "
             "VectorEnv"
         )
-    return dict(given)
+    for name in options:
+        if name not in OPTIONS:
+            raise TypeError(f"cannot {doing}: unknown option {name!r}{_meant(name, function)}")
+        if name in vector_kwargs:
+            raise TypeError(f"cannot {doing}: {name} is given twice, also in vector_kwargs")
+    return {**vector_kwargs, **options}
+
+
+def _meant(name: str, function: Callable[..., Any] | None = None) -> str:
+    """Return which option may be meant by a name, as the end of an error; "" if none is close."""
+    own = () if function is None else inspect.signature(function).parameters
+    close = difflib.get_close_matches(name, sorted(OPTIONS.union(own)), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _taken(kwargs: dict[str, Any], entry_point: Any) -> dict[str, Any]:
+    """Take the options of a vector env out of the arguments of an env, and return them.
+
+    What the env itself names is its own.
+    """
+    taken = OPTIONS.intersection(kwargs)
+    if taken:
+        with contextlib.suppress(Exception):  # an error says so when the env is made
+            creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+            taken -= inspect.signature(creator).parameters.keys()
+    return {name: kwargs.pop(name) for name in taken}
 
 
 def _made(maker: EnvMaker, num_envs: int, vector_kwargs: dict[str, Any]) -> VectorEnv:
@@ -146,10 +196,9 @@ def _made(maker: EnvMaker, num_envs: int, vector_kwargs: dict[str, Any]) -> Vect
     try:
         return VectorEnv([_chosen(maker, native, options)] * count, **options)
     except TypeError as error:
-        known = {"native", *inspect.signature(VectorEnv).parameters}
-        for name in known.intersection(maker.kwargs):
-            if f"unexpected keyword argument {name!r}" in str(error):
-                error.add_note(f"{name} is of the VectorEnv: pass vector_kwargs={{{name!r}: ...}}")
+        unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unexpected and (meant := _meant(unexpected[1])):
+            error.add_note(f"neither VectorEnv nor the env takes {unexpected[1]!r}{meant}")
         raise
 
 

@@ -39,21 +39,23 @@ def make_env(
     """Make a vector env that TorchRL's collectors, transforms and ``rollout`` take.
 
     TorchRL resets envs itself, so the vector env's ``autoreset_mode`` is "Disabled". It takes
-    "SameStep" as well, but not gymnasium's default; pass ``vector_kwargs`` to choose.
+    "SameStep" as well, but not gymnasium's default; pass ``autoreset_mode`` to choose.
 
     Args:
         id: An env id, an ``EnvSpec``, or a function that makes one env.
         num_envs: The number of envs.
-        vector_kwargs: Further arguments of ``pysampler.VectorEnv``.
+        vector_kwargs: Options of ``pysampler.VectorEnv`` in a dict.
         wrappers: Gymnasium wrappers of each env.
         wrapper_kwargs: Arguments of TorchRL's ``GymWrapper``, such as ``device`` or
             ``categorical_action_encoding``.
-        kwargs: Arguments of the env.
+        kwargs: Options of ``pysampler.VectorEnv``, and arguments of the env, as of ``make_vec``.
 
     Returns:
         TorchRL's ``GymWrapper`` of a ``pysampler.VectorEnv``, of batch size ``[num_envs]``.
     """
-    chosen = {"autoreset_mode": AutoresetMode.DISABLED, **vector_options(vector_kwargs)}
+    chosen = vector_options("make vector env", vector_kwargs)
+    if "autoreset_mode" not in kwargs:
+        chosen.setdefault("autoreset_mode", AutoresetMode.DISABLED)
     envs = make_vec(id, num_envs, vector_kwargs=chosen, wrappers=wrappers, **kwargs)
     try:
         return GymWrapper(envs, **(wrapper_kwargs or {}))

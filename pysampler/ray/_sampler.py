@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +19,8 @@ from pysampler._policies.seeds import entropy_from
 from pysampler._policies.signatures import signature_of
 from pysampler._policies.weights import portable
 from pysampler._vector import arguments
-from pysampler._vector.make import vector_options
+from pysampler._vector.make import OPTIONS, vector_options
 from pysampler._vector.registry import registered
-from pysampler._vector.vector_env import VectorEnv
 from pysampler._workers.remote import dumps_by_value
 from pysampler._workers.seeds import number_from
 from pysampler.errors import ClosedError
@@ -93,9 +91,8 @@ class RemoteSampler(Uncopyable, Interruptible):
         self._lag = 0.0
         self._waiting_ns = self._receiving_ns = self._publishing_ns = 0
         signature_of(policy, ("observations",), settings)  # raises what is wrong
-        vector_kwargs = vector_options(vector_kwargs)
-        known = inspect.signature(VectorEnv).parameters.keys() - {"env_fns"} | {"native"}
-        if unknown := sorted(vector_kwargs.keys() - known):
+        vector_kwargs = vector_options(self._doing, vector_kwargs)
+        if unknown := sorted(vector_kwargs.keys() - OPTIONS):
             raise TypeError(
                 f"cannot {self._doing}: vector_kwargs has {unknown[0]!r}, expected arguments of "
                 "VectorEnv"

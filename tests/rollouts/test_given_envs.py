@@ -172,7 +172,7 @@ def test_a_list_of_functions_and_another_number_of_envs_are_refused():
 
 
 def test_options_of_envs_to_make_are_refused_for_envs_that_there_are():
-    with vector_env() as envs, pytest.raises(ValueError, match="vector_kwargs is for envs to make"):
+    with vector_env() as envs, pytest.raises(ValueError, match="groups is for envs to make"):
         pysampler.Rollouts(envs, right, 10, vector_kwargs={"groups": 2})
 
 

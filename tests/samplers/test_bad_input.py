@@ -57,8 +57,44 @@ def test_vector_kwargs_are_a_dict():
         lambda: pysampler.make_vec(Scripted, 2, vector_kwargs=5),
         lambda: pysampler.Rollouts("CartPole-v1", policy, 5, vector_kwargs=5),
     ):
-        with pytest.raises(TypeError, match="vector_kwargs 5, expected a dict of arguments"):
+        with pytest.raises(TypeError, match="vector_kwargs 5, expected a dict of options"):
             make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **options: pysampler.Rollouts("CartPole-v1", policy, 5, **options),
+        lambda **options: pysampler.Actors("CartPole-v1", policy, **options),
+        lambda **options: pysampler.MultiTaskSampler("Navigation2D-v0", lambda *_: 0, **options),
+    ],
+    ids=["rollouts", "actors", "tasks"],
+)
+def test_samplers_take_options_of_the_vector_env(make):
+    with make(num_envs=3, num_workers=2, frames=4) as sampler:
+        assert sampler.envs.num_workers == 2
+    for misspelt, meant in (("num_worker", "num_workers"), ("num_env", "num_envs")):
+        told = f"unknown option '{misspelt}'; did you mean '{meant}'"
+        with pytest.raises(TypeError, match=told):
+            make(**{misspelt: 2})
+    with pytest.raises(TypeError, match="unknown option 'zzz'$"):
+        make(zzz=2)
+    with pytest.raises(TypeError, match="num_workers is given twice, also in vector_kwargs"):
+        make(num_workers=2, vector_kwargs={"num_workers": 2})
+    with (
+        pysampler.VectorEnv([Scripted], num_workers=0) as envs,
+        pytest.raises(ValueError, match="num_workers is for envs to make, not for"),
+    ):
+        pysampler.Rollouts(envs, policy, 5, num_workers=2)
+
+
+def test_evaluate_takes_options_of_the_vector_env():
+    def right(observations):
+        return np.ones(len(observations), int)
+
+    assert len(pysampler.evaluate("CartPole-v1", right, 2, num_workers=0).returns) == 2
+    with pytest.raises(TypeError, match="unknown option 'max_step'; did you mean 'max_steps'"):
+        pysampler.evaluate(Scripted, policy, 2, max_step=5)
 
 
 def test_a_policy_must_be_a_function(envs):

@@ -57,14 +57,47 @@ def test_modes_of_autoreset_are_told():
         make(autoreset_mode="same")
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", TellingEnv], ids=str)
-def test_an_option_that_reaches_the_envs_is_told_of(env):
-    with pytest.raises(TypeError) as raised:
-        pysampler.make_vec(env, 2, num_workers=2)
-    assert raised.value.__notes__[-1].endswith("pass vector_kwargs={'num_workers': ...}")
-    with pytest.raises(TypeError) as raised:
-        pysampler.make_vec(env, 2, unknown=2)
-    assert not any("vector_kwargs" in note for note in getattr(raised.value, "__notes__", ()))
+class Keywords(TellingEnv):
+    """Takes any keywords, and has an argument that is called as an option of a vector env."""
+
+    def __init__(self, frames=1, **kwargs):
+        super().__init__()
+        self.given = {"frames": frames, **kwargs}
+
+
+def make_keywords(**kwargs):
+    return Keywords(**kwargs)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", TellingEnv, Keywords, make_keywords], ids=str)
+def test_make_vec_takes_options_of_the_vector_env(env):
+    with pysampler.make_vec(env, 2, num_workers=1, autoreset_mode="SameStep") as envs:
+        assert envs.num_workers == 1
+        assert envs.autoreset_mode is gym.vector.AutoresetMode.SAME_STEP
+        if env in (Keywords, make_keywords):
+            assert envs.get_attr("given") == ({"frames": 1},) * 2
+
+
+def test_make_vec_leaves_what_an_env_names_itself_to_the_env():
+    with pysampler.make_vec(Keywords, 1, frames=5, num_workers=0, more=2) as envs:
+        assert envs.get_attr("given") == ({"frames": 5, "more": 2},)
+    with pysampler.make_vec(Keywords, 1, vector_kwargs={"frames": 5}, num_workers=0) as envs:
+        assert envs.get_attr("given") == ({"frames": 1},)
+
+
+def test_an_option_that_there_is_not_is_told_with_the_nearest():
+    for env in ("CartPole-v1", TellingEnv):
+        with pytest.raises(TypeError, match="num_worker'") as raised:
+            pysampler.make_vec(env, 2, num_worker=2, num_workers=0)
+        told = "neither VectorEnv nor the env takes 'num_worker'; did you mean 'num_workers'?"
+        assert raised.value.__notes__[-1] == told
+        with pytest.raises(TypeError, match="zzz") as raised:
+            pysampler.make_vec(env, 2, zzz=2, num_workers=0)
+        assert not any("mean" in note for note in getattr(raised.value, "__notes__", ()))
+    with pytest.raises(TypeError, match="num_worker'"):
+        pysampler.make_vec(TellingEnv, 2, vector_kwargs={"num_worker": 2})
+    with pytest.raises(TypeError, match="num_workers is given twice, also in vector_kwargs"):
+        pysampler.make_vec(TellingEnv, 2, num_workers=2, vector_kwargs={"num_workers": 2})
 
 
 @pytest.mark.parametrize("workers", WORKERS)

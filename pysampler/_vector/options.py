@@ -1,0 +1,50 @@
+"""The options of a vector env, for type checkers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+    import gymnasium as gym
+    from gymnasium.vector import AutoresetMode
+
+    from pysampler._vector import arguments
+
+__all__ = ["VectorOptions"]
+
+
+class VectorOptions(TypedDict, total=False):
+    """What ``VectorEnv`` takes beside ``env_fns``, and ``make_vec`` for it.
+
+    ``VectorEnv`` declares them; a test holds this to it. Nothing looks here while a program runs.
+    """
+
+    shared_memory: bool
+    copy: bool
+    context: str | None
+    daemon: bool
+    worker: Callable[..., None] | None
+    observation_mode: str | tuple[gym.Space[Any], gym.Space[Any]]
+    autoreset_mode: str | AutoresetMode
+    max_concurrency: int | None
+    num_workers: int | Literal["auto"] | None
+    main_envs: int | Literal["auto"]
+    groups: int
+    frames: int
+    wait: arguments.Wait
+    infos: arguments.Infos
+    preload: Sequence[str] | None
+    check_actions: bool
+    on_worker_loss: arguments.OnLoss
+    max_restarts: int
+    restart_window: float
+    step_timeout: float | None
+    on_hang: arguments.OnHang
+    record_to: str | os.PathLike[str] | None
+    replay_from: str | os.PathLike[str] | None
+    worker_init: Callable[[], Any] | None
+    trace: str | os.PathLike[str] | None
+    native: bool | Literal["auto"]
