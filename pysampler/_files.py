@@ -64,7 +64,8 @@ def atomic_write(path: Path, make_error: Callable[[str], Exception]) -> Iterator
     """Yield a file to write, which replaces ``path`` once it is on the disk.
 
     If the block raises, ``path`` stays as it was and the new file is removed. Raises
-    ``make_error(cause)`` if ``path`` is something other than a regular file.
+    ``make_error(cause)`` if ``path`` is something other than a regular file, and an OSError that
+    names ``path`` if it cannot be written.
     """
     with contextlib.suppress(FileNotFoundError):
         if (cause := why_not_regular(path, follow=False)) is not None:
@@ -76,8 +77,11 @@ def atomic_write(path: Path, make_error: Callable[[str], Exception]) -> Iterator
             file.flush()
             os.fsync(file.fileno())
         saving.replace(path)
-    except BaseException:
-        saving.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            saving.unlink()
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         raise
     _sync_directory(path.parent)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
 from pysampler._cli.rounds import PROGRAM
+from pysampler._files import atomic_write
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     import numpy as np
     import numpy.typing as npt
+
+    from pysampler._cli.trace_file import TraceFile
 
 __all__ = ["ChromeWriter", "merge"]
 
@@ -44,7 +47,7 @@ class ChromeWriter:
     quick = False
     slice_bytes = 155
 
-    def __init__(self, file: BinaryIO, name_of: Callable[[int, int], str]) -> None:
+    def __init__(self, file: TraceFile, name_of: Callable[[int, int], str]) -> None:
         self._file = file
         self._name_of = name_of
         self._pids: dict[int, int] = {}  # of processes, by number
@@ -52,8 +55,11 @@ class ChromeWriter:
         unix = time.time_ns()
         base = unix // 1_000_000_000 * 1_000_000_000
         self._offset = unix - now() - base  # what is added to times of ours
-        self._write(f'{{"displayTimeUnit": "ms", "baseTimeNanoseconds": {base}, "traceEvents": [\n')
-        self._write('{"ph": "M", "name": "trace", "pid": 0}')
+        file.end = b"\n]}\n"
+        self._write(
+            f'{{"displayTimeUnit": "ms", "baseTimeNanoseconds": {base}, "traceEvents": [\n'
+            '{"ph": "M", "name": "trace", "pid": 0}'
+        )
 
     def process(self, number: int, pid: int, name: str) -> None:
         """Add a process, which has tracks."""
@@ -111,10 +117,6 @@ class ChromeWriter:
                     f'"ts": {ts}, "id": {flow}, "bp": "e"}}'
                 )
 
-    def close(self) -> None:
-        """Write the end."""
-        self._write("\n]}\n")
-
     def _us(self, ns: int) -> str:
         return f"{(ns + self._offset) / 1e3:.3f}"
 
@@ -153,7 +155,8 @@ def merge(paths: Iterable[Path], into: Path) -> int:
             merged["traceEvents"] += events
         else:
             merged = trace
-    into.write_text(json.dumps(merged))
+    with atomic_write(into, lambda what: ValueError(f"cannot write {into}: it is {what}")) as file:
+        file.write(json.dumps(merged).encode())
     return len(merged["traceEvents"])
 
 

@@ -6,7 +6,7 @@ that all events of an array have the same length. That is a valid encoding of a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
+
+    from pysampler._cli.trace_file import TraceFile
 
 __all__ = ["PerfettoWriter"]
 
@@ -25,6 +27,7 @@ _TYPE, _NAME, _TRACK_UUID, _FLOW, _VALUE = 9, 10, 11, 47, 44  # of TrackEvent
 _BEGIN, _END, _COUNTER = 1, 2, 4  # its types
 _MONOTONIC = 3  # the clock of now()
 _CLEARED, _NEEDED = 1, 2  # flags: the names of a sequence begin anew, or are needed
+_ROWS = 1000  # events that are written together
 _IDS = 1 << 23  # names of one kind; 32 kinds make numbers of four groups of seven bits
 
 
@@ -67,7 +70,7 @@ class PerfettoWriter:
     quick = True
     slice_bytes = 50
 
-    def __init__(self, file: BinaryIO, name_of: Callable[[int, int], str]) -> None:
+    def __init__(self, file: TraceFile, name_of: Callable[[int, int], str]) -> None:
         self._file = file
         self._name_of = name_of
         self._known: dict[int, set[int]] = {}  # names of each track
@@ -118,9 +121,6 @@ class PerfettoWriter:
                 own = -np.sort(-flows[chosen].astype(np.int64), axis=1)[:, :count].astype(np.uint64)
             self._add_slices(number, slices[chosen], own)
 
-    def close(self) -> None:
-        """Do nothing: all is written."""
-
     def _add_slices(
         self, number: int, slices: npt.NDArray[Any], flows: npt.NDArray[np.uint64]
     ) -> None:
@@ -162,7 +162,8 @@ class PerfettoWriter:
         event = np.concatenate([rows[-1], *more], axis=1)
         packet = np.concatenate([*rows[:-1], _tagged(_EVENT, event.shape[1], count), event], axis=1)
         whole = np.concatenate([_tagged(_PACKET, packet.shape[1], count), packet], axis=1)
-        self._file.write(np.ascontiguousarray(whole).tobytes())
+        for at in range(0, count, _ROWS):
+            self._file.write(whole[at : at + _ROWS].tobytes())
 
     def _add_names(self, number: int, names: npt.NDArray[np.int64]) -> None:
         known = self._known[number]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import itertools
 import os
 import select
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
@@ -32,16 +31,18 @@ from pysampler._cli.rounds import (
     shown,
 )
 from pysampler._cli.screen import seconds
+from pysampler._cli.trace_file import open_trace
 from pysampler._workers.counters import slow_envs, with_unit
 from pysampler._workers.tracing import SLICE
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
     from pysampler._cli.programs import Pool, Program
+    from pysampler._cli.trace_file import TraceFile
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -101,8 +102,11 @@ def run(options: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except (AttachError, OSError, ValueError) as error:
-        if options.until_eof:  # the program that started this reads its output
-            print(error, flush=True)
+        if options.until_eof:  # the program that started this reads why, if it is still there
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            with contextlib.suppress(BrokenPipeError):
+                os.write(sys.stdout.fileno(), f"{why}\n".encode())
+                return 1
         raise AttachError(str(error)) from None
 
 
@@ -120,7 +124,7 @@ def _traced(options: argparse.Namespace) -> int:
     say = _say_to(sys.stderr if options.until_eof else sys.stdout)
     with contextlib.ExitStack() as stack:
         pools = [stack.enter_context(contextlib.closing(_PoolTrace(p))) for p in program.pools]
-        file = stack.enter_context(_opened(path))
+        file = stack.enter_context(open_trace(path))
         trace = _Trace(program, pools, file, json=options.json)
         stack.callback(trace.stop)
         trace.read()
@@ -141,24 +145,6 @@ def _traced(options: argparse.Namespace) -> int:
         say(line)
     say("open it in https://ui.perfetto.dev")
     return 0
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that no other trace is written to, and make it empty."""
-    with open(path, "ab", opener=_open_now) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise AttachError(f"another trace is being written to {path}") from None
-        if path.is_file():
-            file.truncate(0)
-        yield file
-
-
-def _open_now(path: str, flags: int) -> int:
-    """Open a file, or fail at once: nothing may read from a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def _chosen(program: Program, pool: int | None) -> Program:
@@ -244,7 +230,7 @@ class _Trace:
     """
 
     def __init__(
-        self, program: Program, pools: Sequence[_PoolTrace], file: BinaryIO, *, json: bool
+        self, program: Program, pools: Sequence[_PoolTrace], file: TraceFile, *, json: bool
     ) -> None:
         self.writer = (ChromeWriter if json else PerfettoWriter)(file, _name_of)
         self._process = 1
@@ -299,7 +285,6 @@ class _Trace:
         self.write(all_of_it=True)
         for pool in self._pools.values():
             pool.write_links(self)
-        self.writer.close()
 
     def summary(self) -> list[str]:
         """Return lines on where the rounds of each pool went."""

@@ -36,7 +36,7 @@ class Tracer:
         pool: The number of the pool's segment.
 
     Raises:
-        OSError: The file cannot be written, or the trace cannot be read.
+        OSError: The file cannot be opened, or the trace cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str], pool: int) -> None:
@@ -55,6 +55,8 @@ class Tracer:
             start_new_session=True,
             env=environment(),
         )
+        assert self._process.stdout is not None
+        self._output = self._process.stdout
         try:
             why = self._begin()
         except BaseException:
@@ -66,25 +68,23 @@ class Tracer:
 
     def _begin(self) -> str:
         """Wait until it traces; return why it does not, or nothing."""
-        output, deadline = self._process.stdout, time.monotonic() + _BEGIN
-        assert output is not None
+        output, deadline = self._output, time.monotonic() + _BEGIN
         said = b""
-        with output:
-            while is_readable(output, deadline - time.monotonic()):
-                part = os.read(output.fileno(), 4096)
-                said += part
-                lines = said.split(b"\n")[:-1]
-                if any(line.startswith(_BEGUN) for line in lines):
-                    return ""
-                if not part:
-                    last = said.decode(errors="replace").strip().splitlines()[-1:]
-                    return last[0] if last else "pysampler trace has ended"
+        while is_readable(output, deadline - time.monotonic()):
+            part = os.read(output.fileno(), 4096)
+            said += part
+            lines = said.split(b"\n")[:-1]
+            if any(line.startswith(_BEGUN) for line in lines):
+                return ""
+            if not part:
+                return _last_line(said) or "pysampler trace has ended"
         return f"pysampler trace has not begun within {_BEGIN:.0f} s"
 
     def _kill(self) -> None:
         self._process.kill()
         self._process.wait()
         self._close_input()
+        self._output.close()
 
     def _close_input(self) -> None:
         assert self._process.stdin is not None
@@ -93,17 +93,26 @@ class Tracer:
 
     def end(self) -> None:
         """Let it write the rest, and end. May be repeated; in a fork it does nothing."""
+        if self._ask():
+            self._check()
+            # What it has to say from now on goes to stderr.
+            self._output.close()
+
+    def _ask(self) -> bool:
+        """Ask it to end; return whether it was not asked before."""
         assert self._process.stdin is not None
-        if os.getpid() == self._owner and not self._process.stdin.closed:
-            with contextlib.suppress(OSError):
-                # Not only its end: a fork of this process may hold it open.
-                self._process.stdin.write(b"\n")
-            self._close_input()
-            _ending.append(self._process)
+        if os.getpid() != self._owner or self._process.stdin.closed:
+            return False
+        with contextlib.suppress(OSError):
+            # Not only its end: a fork of this process may hold it open.
+            self._process.stdin.write(b"\n")
+        self._close_input()
+        _ending.append(self._process)
+        return True
 
     def close(self) -> None:
         """Wait until it has written all. May be repeated; in a fork it does nothing."""
-        self.end()
+        self._ask()
         if os.getpid() != self._owner:
             return
         try:
@@ -113,7 +122,22 @@ class Tracer:
                 f"{self._path} is still being written, by process {self._process.pid}",
                 stacklevel=3,
             )
+        self._check()
+        self._output.close()
         _reap()
+
+    def _check(self) -> None:
+        """Warn if it has ended without having written all. May be repeated."""
+        if not self._process.poll() or self._output.closed:
+            return
+        ended = f"pysampler trace has ended with {self._process.returncode}"
+        why = _last_line(self._output.read()) or ended
+        warnings.warn(f"trace {self._path} ends early: {why}", RuntimeWarning, stacklevel=4)
+
+
+def _last_line(said: bytes) -> str:
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def _reap() -> None:

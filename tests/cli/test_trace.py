@@ -11,14 +11,17 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import traces
+from disk import full_after, small_disk
 from gymnasium import spaces
 from terminals import on_screen, plain
 
 from pysampler import Actors, Rollouts, VectorEnv, _core
+from pysampler._cli import trace_file
 from pysampler._cli.main import main
 from pysampler._cli.programs import find, programs
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.rounds import PARTS, idle, of_program, rounds_of
+from pysampler._cli.trace_file import open_trace
 from pysampler._workers.header import LINE
 from pysampler._workers.tracing import TraceMemory, TraceReader
 from pysampler.sync import Segment, now
@@ -435,3 +438,76 @@ def test_merged_files_keep_their_tracks_and_clocks_apart(tmp_path):
         (then,) = [one["ts"] for one in events if one["name"] == "then"]
         then += merged.get("baseTimeNanoseconds", 0) / 1e3
         assert then == pytest.approx(base / 1e3 + 5, abs=1)
+
+
+@pytest.mark.parametrize("name", ["run.pftrace", "run.json"])
+def test_full_disk_warns_and_leaves_a_trace_that_opens(tmp_path, name):
+    with small_disk(tmp_path / "disk", 1 << 16) as disk:
+        envs = counting(disk / name)
+        stepped(envs, 500)
+        with pytest.warns(RuntimeWarning) as caught:
+            envs.close()
+        (warning,) = caught
+        expected = f"trace {disk / name} ends early: No space left on device"
+        assert str(warning.message) == expected
+        if name == "run.json":
+            events = json.loads((disk / name).read_bytes())["traceEvents"]
+        else:
+            trace = traces.perfetto.Trace()
+            trace.ParseFromString((disk / name).read_bytes())
+            events = [one for one in trace.packet if one.HasField("track_event")]
+        assert len(events) > 200
+
+
+def test_tracer_that_cannot_write_at_all_warns(tmp_path):
+    envs = stepped(counting("/dev/full"))
+    with pytest.warns(RuntimeWarning, match="trace /dev/full ends early: No space left on device"):
+        envs.close()
+
+
+def test_tracer_that_is_killed_is_told_of(tmp_path):
+    envs = counting(tmp_path / "run.pftrace")
+    envs._tracer._process.kill()
+    with pytest.warns(RuntimeWarning, match="run.pftrace ends early: .* has ended with -9"):
+        envs.close()
+
+
+def test_full_disk_is_told_on_stderr_where_nothing_closes_the_envs(capfd):
+    envs = stepped(counting("/dev/full"))
+    tracer = envs._tracer
+    del envs
+    tracer._process.wait(60)
+    told = capfd.readouterr().err
+    assert told == "pysampler: [Errno 28] No space left on device: '/dev/full'\n"
+
+
+@pytest.mark.parametrize("size", range(0, 130, 3))
+def test_trace_file_ends_with_a_whole_part_wherever_the_disk_is_full(tmp_path, size, monkeypatch):
+    monkeypatch.setattr(trace_file, "_CHUNK", 30)
+    path = tmp_path / "trace"
+    with (
+        full_after(size),
+        pytest.raises(OSError, match="trace") as caught,
+        open_trace(path) as file,
+    ):
+        file.end = b"]\n"
+        file.write(b"[0")
+        for number in range(1, 60):
+            file.write(b",%d" % number)
+    assert caught.value.filename == str(path)
+    whole = json.loads(path.read_bytes() or b"[]")
+    assert whole == [*range(len(whole))]
+    assert size < 4 or size - 5 <= path.stat().st_size <= size
+
+
+def test_merge_on_a_full_disk_leaves_the_old_file(tmp_path, capfd):
+    its, both = tmp_path / "its.json", tmp_path / "both.json"
+    its.write_text(json.dumps([{"ph": "i", "name": "x" * 99, "ts": 1}] * 99))
+    both.write_text("[]")
+    with full_after(500):
+        assert main(["trace", "--merge", str(its), "-o", str(both)]) == 2
+        told = capfd.readouterr().err
+    assert "File too large" in told
+    assert str(both) in told
+    assert both.read_text() == "[]"
+    assert sorted(tmp_path.iterdir()) == [both, its]

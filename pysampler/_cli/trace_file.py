@@ -1,0 +1,99 @@
+"""The file of a trace: whole whatever ends it, also where the disk is full."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+from typing import TYPE_CHECKING
+
+from pysampler._cli.programs import AttachError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["TraceFile", "open_trace"]
+
+_CHUNK = 1 << 16  # bytes that are collected before they are written
+
+
+class TraceFile:
+    """Writes parts to a file, which ends with a whole part and ``end`` if a write fails.
+
+    Args:
+        fd: A descriptor of the empty file.
+        path: Its path, for errors.
+
+    Attributes:
+        end: What a file in this format ends with.
+    """
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self.end = b""
+        self._fd = fd
+        self._path = path
+        self._parts: list[bytes] = []
+        self._waiting = 0  # bytes of the parts
+        self._whole = [0, 0]  # where the last part that was written begins, and ends
+        self._ended = False
+
+    def write(self, part: bytes) -> None:
+        """Add bytes after which the file may end."""
+        self._parts.append(part)
+        self._waiting += len(part)
+        if self._waiting >= _CHUNK:
+            self._flush()
+
+    def finish(self) -> None:
+        """Write the rest and the end. May be repeated."""
+        if not self._ended:
+            self._flush(self.end)
+            self._ended = True
+
+    def _flush(self, end: bytes = b"") -> None:
+        bounds = [*itertools.accumulate(map(len, self._parts), initial=self._whole.pop())]
+        bounds = [*self._whole, *bounds]
+        written, rest = bounds[1], memoryview(b"".join([*self._parts, end]))
+        self._parts, self._waiting, self._whole = [], 0, bounds[-2:]
+        try:
+            while rest:  # a disk that is almost full takes some of it
+                count = os.write(self._fd, rest)
+                written, rest = written + count, rest[count:]
+        except OSError as error:
+            self._ended = True
+            with contextlib.suppress(OSError):
+                self._cut(max(at for at in bounds if at == 0 or at + len(self.end) <= written))
+            raise OSError(error.errno, error.strerror, os.fspath(self._path)) from error
+
+    def _cut(self, at: int) -> None:
+        """End the file here: the end takes the place of parts, as there is no other room for it."""
+        os.ftruncate(self._fd, at)
+        if at > 0:
+            os.write(self._fd, self.end)
+
+
+@contextlib.contextmanager
+def open_trace(path: Path) -> Iterator[TraceFile]:
+    """Open a file that no other trace is written to, and make it empty."""
+    with open(path, "ab", buffering=0, opener=_open_now) as raw:
+        try:
+            fcntl.flock(raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise AttachError(f"another trace is being written to {path}") from None
+        if path.is_file():
+            raw.truncate(0)
+        file = TraceFile(raw.fileno(), path)
+        try:
+            yield file
+        except BaseException:
+            with contextlib.suppress(OSError):
+                file.finish()
+            raise
+        file.finish()
+
+
+def _open_now(path: str, flags: int) -> int:
+    """Open a file, or fail at once: nothing may read from a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
