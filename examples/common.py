@@ -10,13 +10,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import io
 import json
+import os
 import pickle
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -413,17 +415,16 @@ class Run:
         return {name: part / seconds for name, part in self.spent.items()}
 
     def _save(self) -> None:
-        """Save the weights, replacing the file atomically. A full disk does not end a training."""
-        if self.options.save is None or self.net is None:
-            return
+        """Save the weights. A full disk does not end a training."""
         path = self.options.save
-        new = path.with_name(path.name + ".new")
+        if path is None or self.net is None:
+            return
         try:
-            torch.save(self.net.state_dict(), new)
-            new.replace(path)
+            torch.save(self.net.state_dict(), weights := io.BytesIO())
+            replace_file(path, weights.getbuffer())
             self._has_saved = True
-        except (OSError, RuntimeError) as error:
-            print(f"cannot save weights: {str(error).splitlines()[0]}", file=sys.stderr)
+        except OSError as error:
+            print(f"cannot save weights to {path}: {error.strerror}", file=sys.stderr)
 
     def restore(self, **parts: Any) -> dict[str, Any]:
         """Resume from the newest checkpoint, if there is one; return its further parts."""
@@ -449,22 +450,25 @@ class Run:
         return found
 
     def checkpoint(self, **parts: Any) -> None:
-        """Save a checkpoint if one is due, or the training ends here."""
+        """Save a checkpoint if one is due, or the training ends here.
+
+        A full disk does not end a training.
+        """
         due = self.over or time.perf_counter() > self._saved + self.options.checkpoint_seconds
         if self.options.checkpoints is None or not due or self.steps == self.resumed:
             return
-        pysampler.Checkpoints(self.options.checkpoints).save(
-            self.steps,
-            **parts,
-            run={
-                "env": self.options.env,
-                "random": torch.get_rng_state(),
-                "seconds": self._earlier + self.seconds,
-                "best": self.best,
-                "recent": list(self.recent),
-                "curves": self.curves,
-            },
-        )
+        run = {
+            "env": self.options.env,
+            "random": torch.get_rng_state(),
+            "seconds": self._earlier + self.seconds,
+            "best": self.best,
+            "recent": list(self.recent),
+            "curves": self.curves,
+        }
+        try:
+            pysampler.Checkpoints(self.options.checkpoints).save(self.steps, **parts, run=run)
+        except OSError as error:
+            print(f"cannot save checkpoint: {error}", file=sys.stderr)
         self._saved = time.perf_counter()
 
     def close(self) -> None:
@@ -540,43 +544,95 @@ def _written(value: float | None) -> str:
 # -- logs and plots --------------------------------------------------------------------------------
 
 
+def replace_file(path: Path, content: bytes | memoryview) -> None:
+    """Write a file: on a full disk, the old one stays as it is."""
+    new = path.with_name(path.name + ".new")
+    try:
+        with new.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+
+
 class Log:
-    """Writes numbers to ``progress.csv`` in a folder, and for TensorBoard if that is installed."""
+    """Writes numbers to ``progress.csv`` in a folder, and for TensorBoard if that is installed.
+
+    Where the disk is full, rows are left out, and an event file ends.
+    """
 
     def __init__(self, folder: Path, unit: str, resumed: int) -> None:
         """Begin a log, or go on with that of a run that was resumed after this many steps."""
         self._unit = unit
-        path = folder / "progress.csv"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() and resumed else []
+        self._path = folder / "progress.csv"
+        self._has_failed = False
+        lines: list[str] = []
+        if resumed and self._path.exists():
+            lines = self._path.read_text().splitlines(keepends=True)
         kept = [line for line in lines[1:] if int(line.partition(",")[0]) <= resumed]
         self._headed = bool(lines)
-        self._file = path.open("w", newline="")
-        self._file.writelines([*lines[:1], *kept])
-        self._rows = csv.writer(self._file)
+        try:
+            replace_file(self._path, "".join([*lines[:1], *kept]).encode())
+            self._file = self._path.open("ab", buffering=0)
+        except OSError as error:
+            sys.exit(f"cannot log to {self._path}: {error.strerror}")
+        self._board: Any = None
         try:
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - takes a second
 
             self._board = SummaryWriter(str(folder), purge_step=resumed + 1 if resumed else None)
         except ImportError:
-            self._board = None
             print("no logs for TensorBoard: pip install tensorboard", file=sys.stderr)
+        except OSError as error:
+            print(f"cannot log to {folder}/events.out*: {error.strerror}", file=sys.stderr)
 
     def write(self, steps: int, seconds: float, numbers: Mapping[str, float | None]) -> None:
+        rows = io.StringIO(newline="")
+        writer = csv.writer(rows)
         if not self._headed:
-            self._rows.writerow((self._unit, "seconds", *numbers))
-            self._headed = True
+            writer.writerow((self._unit, "seconds", *numbers))
         values = ("" if value is None else value for value in numbers.values())
-        self._rows.writerow((steps, round(seconds, 3), *values))
-        self._file.flush()
-        if self._board is not None:
+        writer.writerow((steps, round(seconds, 3), *values))
+        try:
+            self._append(rows.getvalue().encode())
+            self._headed = True
+        except OSError as error:
+            if not self._has_failed:
+                print(f"cannot log to {self._path}: {error.strerror}", file=sys.stderr)
+            self._has_failed = True
+        with self._writing_events():
             for name, value in numbers.items():
-                if value is not None:
+                if value is not None and self._board is not None:
                     self._board.add_scalar(name, value, steps)
+
+    def _append(self, rows: bytes) -> None:
+        """Append whole rows, or none."""
+        size = self._file.seek(0, os.SEEK_END)
+        try:
+            while rows:  # a disk that is almost full takes some of them
+                rows = rows[self._file.write(rows) :]
+        except OSError:
+            self._file.truncate(size)
+            raise
+
+    @contextlib.contextmanager
+    def _writing_events(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # its writer has ended with that
+            path = self._board.log_dir
+            self._board = None
+            print(f"cannot log to {path}/events.out*: {error.strerror}", file=sys.stderr)
 
     def close(self) -> None:
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        with self._writing_events():
+            if self._board is not None:
+                self._board.close()
 
 
 def plot(path: Path, curves: Mapping[str, Any], unit: str = "steps") -> None:
@@ -598,6 +654,7 @@ def plot(path: Path, curves: Mapping[str, Any], unit: str = "steps") -> None:
     if len(curves) > 1:
         axes[0].legend()
     try:
-        figure.savefig(path)
+        figure.savefig(image := io.BytesIO(), format=path.suffix[1:])
+        replace_file(path, image.getbuffer())
     except OSError as error:
-        sys.exit(f"cannot plot: {error}")
+        sys.exit(f"cannot plot to {path}: {error.strerror}")

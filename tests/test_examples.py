@@ -13,6 +13,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from disk import full_after
 from trainings_in_tests import killed_after
 
 import pysampler
@@ -684,6 +685,62 @@ def test_a_log_is_never_mixed_with_that_of_another_run(tmp_path):
     assert result.returncode == 2
     assert "has the log of another run" in result.stderr
     assert (tmp_path / "progress.csv").read_text() == rows
+
+
+def advance_to_the_end(common, options, steps=30):
+    """A training with a log, of which the disk has no room for the second half."""
+    import torch
+
+    progress = common.Run(options)
+    progress.start(torch.nn.Linear(30, 30))
+    for step in range(steps):
+        with full_after(100 if step >= steps // 2 else 1 << 30):
+            progress.advance(1, [1.0], every=0, score=step)
+            progress.checkpoint(net=progress.net)
+    with full_after(100):
+        progress.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_full_disk_ends_no_training_and_leaves_whole_files(dqn, tmp_path, capsys):
+    import torch
+
+    common = sys.modules["common"]
+    options = argparse.Namespace(env="CartPole-v1", steps=100, quiet=True, log=tmp_path)
+    options.save, options.checkpoints = tmp_path / "net.pt", tmp_path / "run"
+    options.checkpoint_seconds = 0
+    advance_to_the_end(common, options)
+    told = capsys.readouterr().err
+    for path in ("net.pt", "run/checkpoint-000000000030.npz", "progress.csv", "events.out"):
+        assert f"{tmp_path}/{path}" in told
+    assert told.count("cannot log to") == 2  # once for each kind
+    torch.load(options.save)
+    assert pysampler.Checkpoints(options.checkpoints).latest == 15
+    head, *rows = (tmp_path / "progress.csv").read_text().splitlines()
+    assert {row.count(",") for row in rows} == {head.count(",")}
+    assert len(rows) >= 10
+    assert not [*tmp_path.glob("*.new"), *tmp_path.glob("run/.*")]
+
+
+def test_full_disk_leaves_the_log_of_a_run_that_is_resumed(dqn, tmp_path):
+    common = sys.modules["common"]
+    path = tmp_path / "progress.csv"
+    path.write_text(rows := "steps,seconds,return\n" + "".join(f"{i},1,2\n" for i in range(99)))
+    with full_after(100), pytest.raises(SystemExit, match=r"cannot log to .*progress\.csv"):
+        common.Log(tmp_path, "steps", 50)
+    assert path.read_text() == rows
+
+
+def test_full_disk_leaves_the_old_plot(dqn, tmp_path):
+    pytest.importorskip("matplotlib")
+    common = sys.modules["common"]
+    path = tmp_path / "returns.png"
+    common.plot(path, {"return": [(1, 1.0, 1.0)]})
+    before = path.read_bytes()
+    with full_after(100), pytest.raises(SystemExit, match=r"cannot plot to .*returns\.png"):
+        common.plot(path, {"return": [(1, 1.0, 2.0)]})
+    assert path.read_bytes() == before
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_a_device_that_is_not_there_is_refused(example, capsys):

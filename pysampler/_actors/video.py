@@ -65,8 +65,18 @@ class Video(NoVideo):
         """Give the file its name: the video is complete."""
         with naming_file(self._path):
             self._writer.close()
+            self._check()
             self._part.rename(self._path)
         self._writer = None
+
+    def _check(self) -> None:
+        """Raise OSError unless the video can be played: its writer hides that the disk is full."""
+        import imageio  # noqa: PLC0415 - only where videos are requested
+
+        try:
+            imageio.get_reader(self._part).close()
+        except Exception as error:
+            raise OSError("the video is incomplete: is the disk full?") from error
 
     def close(self) -> None:
         """Remove the file if it has not been kept."""

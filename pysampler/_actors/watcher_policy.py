@@ -161,7 +161,13 @@ class TakeWatcherPolicy(TakePolicy):
 
 def _append(path: Path, episode: npt.NDArray[Any]) -> None:
     """Append an episode to a table, which begins with the names of the columns."""
-    with naming_file(path), path.open("a") as file:
-        if file.tell() == 0:
-            file.write(",".join(EPISODE.names or ()) + "\n")
-        file.write(",".join(repr(value.item()) for value in episode) + "\n")
+    row = ",".join(repr(value.item()) for value in episode) + "\n"
+    with naming_file(path), path.open("ab", buffering=0) as file:
+        size = file.tell()
+        rest = (("" if size else ",".join(EPISODE.names or ()) + "\n") + row).encode()
+        try:
+            while rest:  # a disk that is almost full takes some of it
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(size)
+            raise

@@ -29,13 +29,17 @@ _LONGEST_HEADER = 1 << 20
 
 
 class Recorder:
-    """Writes batches to a file, each at once and without a buffer that a fork could write, too."""
+    """Writes batches to a file, each at once and without a buffer that a fork could write, too.
+
+    A batch that the disk has no room for is an OSError, and may be written again.
+    """
 
     def __init__(self, path: str | os.PathLike[str], groups: Sequence[range]) -> None:
         path = Path(path)
         with contextlib.suppress(FileNotFoundError):
             if (wrong := why_not_regular(path)) is not None:
                 raise ValueError(f"cannot record to {path}: it is {wrong}")
+        self._path = path
         self._file = path.open("wb", buffering=0)
         self._done = 0, 0, 0  # batches, bytes they take, and their checksum
         self._done = 0, *self._written(_header(groups))
@@ -52,9 +56,13 @@ class Recorder:
         _, at, checksum = self._done
         checksum = zlib.crc32(part, checksum)
         rest = part + _bytes_of(checksum)
-        while rest:  # a disk that is almost full takes some of it
-            count = os.pwrite(self._file.fileno(), rest, at)
-            at, rest = at + count, rest[count:]
+        try:
+            while rest:  # a disk that is almost full takes some of it
+                count = os.pwrite(self._file.fileno(), rest, at)
+                at, rest = at + count, rest[count:]
+        except OSError as error:
+            self._file.truncate(self._done[1])
+            raise OSError(error.errno, error.strerror, os.fspath(self._path)) from error
         return at, checksum
 
     def close(self) -> None:

@@ -14,11 +14,14 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
+from disk import full_after, small_disk
 from gymnasium import spaces
 from interrupts import at_point
 from scripted import Mortal, Scripted, policy
 
 import pysampler
+from pysampler._actors.watcher_policy import EPISODE, _append
+from pysampler._workers.remote import Raised
 from pysampler.errors import BusyError, ClosedError, StopActors, WaitTimeoutError
 
 
@@ -43,6 +46,13 @@ class Told(gym.Env):
 
     def render(self):
         return np.full((32, 32, 3), 80 * self.steps, np.uint8)
+
+
+class Noisy(Told):
+    """Its pictures cannot be compressed."""
+
+    def render(self):
+        return self.np_random.integers(0, 256, (128, 128, 3), np.uint8)
 
 
 class Says:
@@ -103,6 +113,35 @@ def test_it_follows_what_actors_are_given():
         curve = watcher.curve
         assert (np.diff(curve["at"]) >= 0).all()
         assert {round(one * 1000 / 6) for one in seen} <= set(range(1, value + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the watcher has ended")
+def test_full_disk_leaves_no_video_that_cannot_be_played(tmp_path):
+    ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos")
+    with small_disk(tmp_path / "disk", 1 << 17) as disk:
+        options = {"folder": disk, "repeat": True, "video_every": 1}
+        with (
+            pysampler.Watcher(Says(), Noisy, "rgb_array", **options) as watcher,
+            pytest.raises(ClosedError, match="it is over") as caught,
+        ):
+            watcher.wait(100)
+        told = str(caught.value.__cause__)
+        assert f"writing {disk}/episode-" in told
+        assert "the video is incomplete" in told
+        videos = [path for path in disk.iterdir() if path.suffix == ".mp4"]
+        for path in videos:
+            assert ffmpeg.count_frames_and_secs(path)[0] == 3
+        assert not any(".part" in path.name for path in videos)
+
+
+def test_full_disk_leaves_whole_rows_of_episodes(tmp_path):
+    path = tmp_path / "returns.csv"
+    _append(path, np.zeros(1, EPISODE)[0])
+    before = path.read_bytes()
+    with full_after(len(before) + 3), pytest.raises(Raised, match=r"returns\.csv"):
+        _append(path, np.zeros(1, EPISODE)[0])
+    assert path.read_bytes() == before
 
 
 def test_it_writes_returns_and_whole_videos(tmp_path):

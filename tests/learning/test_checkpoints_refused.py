@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from checkpoints_in_tests import Holder, make_replay, names
+from disk import full_after
 from made_up import same
 
 from pysampler._learning.checkpoints import Checkpoints
@@ -304,6 +305,31 @@ def test_what_cannot_be_written_leaves_what_there_was(tmp_path, monkeypatch):
         checkpoints.save(3, x=np.zeros(3))
     assert names(tmp_path) == before
     assert checkpoints.restore(held=Holder(None))["step"] == 2
+
+
+@pytest.mark.parametrize("room", [0, 10, 700, 5000, 8100])
+def test_full_disk_leaves_the_old_checkpoints_and_names_the_new_one(tmp_path, room):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, x=np.zeros(1000))
+    before = names(tmp_path)
+    with full_after(room), pytest.raises(OSError, match="File too large") as caught:
+        checkpoints.save(2, x=np.zeros(1000))
+    assert caught.value.filename == str(tmp_path / "checkpoint-000000000002.npz")
+    assert names(tmp_path) == before
+    assert checkpoints.restore()["step"] == 1
+
+
+@pytest.mark.parametrize("room", [0, 10, 700, 2000])
+def test_full_disk_leaves_the_old_replay_and_names_it(tmp_path, room):
+    path = tmp_path / "replay"
+    make_replay(count=3).save(path)
+    before = path.read_bytes()
+    replay = make_replay()
+    with full_after(room), pytest.raises(OSError, match="File too large") as caught:
+        replay.save(path)
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == before
+    assert names(tmp_path) == ["replay"]
 
 
 def test_all_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import zlib
 import gymnasium as gym
 import numpy as np
 import pytest
+from disk import full_after
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from made_up import SpaceEnv, TellingEnv, same
@@ -156,6 +157,36 @@ def test_a_run_repeats_exactly(tmp_path):
     replayed = run(delays=False, replay_from=path)
     assert len({tuple(batch[4]["env_id"]) for batch in recorded}) > 5  # chance had its say
     same(replayed, recorded)
+
+
+@pytest.mark.filterwarnings("ignore:.*Calling `close`")
+@pytest.mark.parametrize("room_again", [False, True])
+def test_full_disk_leaves_a_recording_of_whole_batches_and_names_it(tmp_path, room_again):
+    path = tmp_path / "recording"
+
+    def make(**options):
+        return pysampler.VectorEnv([TellingEnv] * 300, num_workers=0, groups=300, **options)
+
+    envs = make(record_to=path)
+    envs.async_reset(seed=1)
+    envs.recv(min_envs=300)
+    size = path.stat().st_size
+    envs.send(np.zeros(300, np.int64))
+    with full_after(size + 100), pytest.raises(OSError, match="File too large") as caught:
+        envs.recv(min_envs=300)
+    assert caught.value.filename == str(path)
+    assert path.stat().st_size == size
+    expected = "ends after 1 batches"
+    if room_again:
+        envs.recv(min_envs=300)
+        expected = "ends after 2 batches"
+    envs.close(terminate=True)
+    replayed = make(replay_from=path)
+    replayed.async_reset(seed=1)
+    with pytest.raises(RecordingError, match=expected):
+        while True:
+            replayed.send(np.zeros(len(replayed.recv()[0]), np.int64))
+    replayed.close(terminate=True)
 
 
 def test_a_recording_of_something_else_is_refused(tmp_path):
