@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._cli.programs import Pool
+    from pysampler._workers.about import About
 
 __all__ = ["Look", "PoolLooks", "WorkerLook"]
 
@@ -170,7 +172,7 @@ class PoolLooks:
             steps=sum(worker.steps for worker in workers),
             busy=busy,
             program=program,
-            verdict=_verdict(workers, busy, program, steps, resets, seconds, pool.about.noun),
+            verdict=_verdict(workers, busy, program, steps, resets, seconds, pool.about),
             records=records if most_records else None,
             most_records=most_records or None,
             workers=workers,
@@ -197,9 +199,10 @@ def _verdict(
     steps: _Since,
     resets: _Since,
     seconds: float,
-    noun: str,
+    about: About,
 ) -> str:
     """Return what limits the pool."""
+    noun = about.noun
     ended = [index for index, worker in enumerate(workers) if worker.cpu is None]
     if len(ended) == len(workers):
         return "the program has ended"
@@ -236,19 +239,21 @@ def _verdict(
             'try num_workers="auto"'
         )
     else:
-        said = _limit_of_envs(workers, busy, steps, resets, noun)
+        said = _limit_of_envs(workers, busy, steps, resets, about)
     return f"{said}; {remark}" if remark else said
 
 
 def _limit_of_envs(
-    workers: list[WorkerLook], busy: float, steps: _Since, resets: _Since, noun: str
+    workers: list[WorkerLook], busy: float, steps: _Since, resets: _Since, about: About
 ) -> str:
     """Return why envs take most of the time."""
+    noun = about.noun
     in_resets = resets.ns.sum() / max(1, steps.ns.sum() + resets.ns.sum())
     if in_resets > 0.5:
         return f"resets are the limit: they take {in_resets:.0%} of the {noun}s' time"
     mean = steps.ns / np.maximum(steps.count, 1) / 1e9
-    if slow := slow_envs(steps.count, mean, _SLOW, _ENOUGH):
+    sizes = itertools.chain(*about.groups)
+    if slow := slow_envs(steps.count, mean, sizes, _SLOW, _ENOUGH):
         env, times = slow[0]
         return f"one {noun} slow: {env}, {times:.1f} times the usual"
     most, least = (f(worker.busy for worker in workers) for f in (max, min))

@@ -312,6 +312,7 @@ class _PoolTrace:
         self._name = pool.name
         self._workers = len(pool.about.members) - pool.about.main
         self._groups = sum(map(len, pool.about.groups[: self._workers]))
+        self._sizes = [*itertools.chain(*pool.about.groups)]
         self._tracks: list[int] = []
         self._new: list[list[npt.NDArray[Any]]] = [[] for _ in range(self._workers + 1)]
         # Slices of others than envs: they are linked when all are known.
@@ -405,7 +406,8 @@ class _PoolTrace:
         rows = self._counters.envs["steps"]
         count = rows["count"] - self._before["count"]
         ns = rows["total_ns"] - self._before["total_ns"]
-        slow = slow_envs(count, ns / np.maximum(count, 1) / 1e9, _SLOW, _ENOUGH)
+        mean = ns / np.maximum(count, 1) / 1e9
+        slow = slow_envs(count, mean, self._sizes, _SLOW, _ENOUGH)
         return [f"env {env} takes {times:.1f} times the usual" for env, times in slow[:1]]
 
 

@@ -94,13 +94,15 @@ class About:
     def _fits(self, size: int) -> bool:
         """Return whether a segment of this size can be so; may raise what comparisons raise."""
         places = self.counters, self.gauges, self.trace
-        numbers = [*places, *itertools.chain(*self.members)]
+        numbers = [*places, *itertools.chain(*self.members, *self.groups)]
         ends = [0, *(end for _, end in self.members)]
         return (
             all(type(number) is int for number in numbers)
             and all(LINE <= at < size for at in places)
             and ends[:-1] == [first for first, _ in self.members]
             and all(first < end <= _MOST for first, end in itertools.pairwise(ends))
+            and [sum(sizes) for sizes in self.groups] == [b - a for a, b in self.members]
+            and all(size > 0 for size in itertools.chain(*self.groups))
             and isinstance(self.noun, str)
             and isinstance(self.main, bool)
             and len(self.members) > self.main

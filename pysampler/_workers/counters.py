@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +12,8 @@ import numpy as np
 from pysampler import _core
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
 
 __all__ = ["BatchChoice", "Counters", "Stats", "Times", "quantile", "slow_envs", "with_unit"]
@@ -169,21 +172,22 @@ class Stats:
     losses: npt.NDArray[np.int64]
     native: bool = False
     batches: BatchChoice | None = None
+    _groups: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, counters: Counters, envs: list[range], losses: list[int]) -> Stats:
+    def of(cls, counters: Counters, groups: list[tuple[int, ...]], losses: list[int]) -> Stats:
         """Return the counters as they are now.
 
         Args:
             counters: The counters of a pool.
-            envs: The envs of each worker.
+            groups: How many envs each group of each worker has.
             losses: How often each worker was lost.
 
         Returns:
             A copy that does not change any more.
         """
         rows, workers = counters.envs.copy(), counters.workers.copy()
-        worker_of = np.repeat(np.arange(len(envs)), [len(own) for own in envs])
+        worker_of = np.repeat(np.arange(len(groups)), [sum(own) for own in groups])
         return cls(
             _times(rows["steps"]),
             _times(rows["resets"]),
@@ -194,6 +198,7 @@ class Stats:
             np.maximum(workers["awake_ns"] - workers["spin_ns"], 0) / 1e9,
             workers["parked_ns"] / 1e9,
             np.array(losses, np.int64),
+            _groups=tuple(itertools.chain(*groups)),
         )
 
     def to_dict(self) -> dict[str, float]:
@@ -252,10 +257,11 @@ class Stats:
         """Return lines about what is special: envs that are slow, what ``recv`` has chosen."""
         lines = ["native: a group's envs step together, in the time of all / their number"]
         lines = lines[: self.native]
+        slow = slow_envs(self.steps.count, self.steps.mean, self._groups, 2, _ENOUGH)
         lines += [
             f"env {env} of worker {self.worker_of[env]} takes {with_unit(self.steps.mean[env])}, "
             f"{times:.1f} times the usual"
-            for env, times in slow_envs(self.steps.count, self.steps.mean, 2, _ENOUGH)[:3]
+            for env, times in slow[:3]
         ]
         if self.batches is not None:
             lines.append(str(self.batches))
@@ -273,22 +279,38 @@ def quantile(buckets: npt.NDArray[np.uint32], share: float) -> float:
 
 
 def slow_envs(
-    count: npt.NDArray[np.uint64], mean: npt.NDArray[np.float64], least: float, enough: int
+    count: npt.NDArray[np.uint64],
+    mean: npt.NDArray[np.float64],
+    sizes: Iterable[int],
+    least: float,
+    enough: int,
 ) -> list[tuple[int, float]]:
     """Return envs that are slow, the slowest first, and how many times the usual each takes.
+
+    The first env of a group steps after a wait, with cold caches: it is compared with the first
+    ones of other groups, and the others with each other.
 
     Args:
         count: The number of steps of each env.
         mean: What a step of each takes on average, in seconds.
+        sizes: How many envs each group has.
         least: How many times the usual a slow one takes.
         enough: How many steps all must have made before any is called slow.
     """
     if count.min() < enough:
         return []
-    usual = float(np.median(mean))
-    # The first env of a worker takes some microseconds longer, since its memory is cold.
-    slow = np.flatnonzero(mean > max(least * usual, usual + _STRAGGLES))
-    return [(int(env), float(mean[env]) / usual) for env in slow[np.argsort(-mean[slow])]]
+    first = np.zeros(len(mean), bool)
+    first[np.cumsum([0, *sizes])[:-1]] = True
+    times = np.zeros(len(mean))
+    for alike in (first, ~first):
+        peers = np.sort(mean[alike])[:-1]  # of whatever is slow, the others
+        if not len(peers) and alike is not first:
+            peers = mean[first]
+        if len(peers):
+            usual = float(np.median(peers))
+            slow = alike & (mean > max(least * usual, usual + _STRAGGLES))
+            times[slow] = mean[slow] / usual
+    return [(int(env), float(times[env])) for env in np.argsort(-times) if times[env] > 0]
 
 
 def _quantile(

@@ -178,7 +178,7 @@ class LocalPool:
 
     def stats(self) -> Stats:
         """Return what envs have done."""
-        return Stats.of(self._counters, [self._share.members], [0])
+        return Stats.of(self._counters, [self._share.sizes], [0])
 
     def watch_also(self, part: Any) -> None:
         """Do nothing: there is no other process that could die."""

@@ -228,10 +228,10 @@ class Pool:
     def stats(self) -> Stats:
         """Return what members and workers have done; of a team, this process is the last."""
         losses = [len(of_worker) for of_worker in self._recovery.losses]
-        members = [share.members for share in self.shares]
+        groups = [share.sizes for share in self.shares]
         if self._main is not None:
-            losses, members = [*losses, 0], [*members, self._main.members]
-        return Stats.of(self._links.counters, members, losses)
+            losses, groups = [*losses, 0], [*groups, self._main.sizes]
+        return Stats.of(self._links.counters, groups, losses)
 
     def late(self, patience: int) -> list[tuple[int, int, int]]:
         """Return (worker, env, since) of members that have been at work for ``patience`` ns."""

@@ -158,7 +158,7 @@ def durations(count, ns):
     return made
 
 
-def verdict(*, busy, program, steps, resets=None, since=0.0, **worker):
+def verdict(*, busy, program, steps, resets=None, since=0.0, sizes=(2, 2), **worker):
     """The verdict on a pool of one worker, which was looked at for a second."""
     kind = {
         "main": False,
@@ -181,7 +181,8 @@ def verdict(*, busy, program, steps, resets=None, since=0.0, **worker):
         **worker,
     }
     resets = durations(0, 0) if resets is None else resets
-    return _verdict([WorkerLook(**kind)], busy, program, steps, resets, 1.0, "env")
+    about = About("1", "env", [[0, 4]], [sizes], main=False, counters=256, gauges=512, trace=768)
+    return _verdict([WorkerLook(**kind)], busy, program, steps, resets, 1.0, about)
 
 
 def test_each_verdict_has_its_cause():
@@ -214,6 +215,20 @@ def test_each_verdict_has_its_cause():
     )
 
 
+def test_verdict_compares_the_first_env_of_a_group_with_other_first_ones():
+    steps = durations(100, 10_000)
+    steps.ns[[0, 2]] = 100 * 500_000
+    limit = "envs are the limit"
+    assert verdict(busy=0.9, program=0.1, steps=steps).startswith(limit)
+    steps.ns[2] *= 4
+    found = verdict(busy=0.9, program=0.1, steps=steps)
+    assert found == "one env slow: 2, 4.0 times the usual"
+    steps.ns[3] = 100 * 90_000
+    assert verdict(busy=0.9, program=0.1, steps=steps, sizes=(4,)).startswith(
+        "one env slow: 2, 200"
+    )
+
+
 # -- what lies in a segment ------------------------------------------------------------------------
 
 
@@ -241,6 +256,7 @@ BAD = [
         {"gauges": "512"},
         {"gauges": True},
     ),
+    *({"groups": []}, {"groups": [[1]]}, {"groups": [[3, -1]]}, {"groups": [["2"]]}),
     *({"noun": 3}, {"form": 2}, {"more": 1}, {"main": 0}, {"main": True, "members": [[0, 2]]}),
 ]
 
@@ -278,8 +294,7 @@ def test_what_does_not_fit_is_one_line(said, text, capsys):
 def test_what_lies_outside_is_one_line(said, capsys):
     memory, worker, size = said
     for name, value in (("members", [[0, 1 << 20]]), ("counters", size - 8), ("gauges", size - 8)):
-        text = {name: value}
-        written(memory, text)
+        written(memory, {name: value, **({"groups": [[1 << 20]]} if name == "members" else {})})
         assert main(["dump", str(worker)]) == 2
         assert capsys.readouterr().err.endswith("its counters lie outside of its segment\n")
 

@@ -17,6 +17,7 @@ from made_up import SpaceEnv, TellingEnv, same
 
 import pysampler
 from pysampler._vector.recording import Recorder, Replayer
+from pysampler._workers.counters import Counters, Stats, slow_envs
 from pysampler.errors import EnvError, RecordingError
 
 
@@ -408,6 +409,31 @@ def test_a_slow_env_is_pointed_out():
     assert "env 2 of worker 1 takes" in str(stats)
     assert stats.worker_of.tolist() == [0, 0, 1, 1]
     envs.close()
+
+
+def slow_of(us, sizes):
+    count = np.full(len(us), 100, np.uint64)
+    return [env for env, _ in slow_envs(count, np.array(us) / 1e6, sizes, 2, 100)]
+
+
+def test_first_env_of_a_group_is_slow_only_beside_other_first_ones():
+    cold = [400, 10, 10, 500, 10, 10]
+    assert slow_of(cold, [3, 3]) == []
+    assert slow_of(cold, [6]) == [3]
+    assert slow_of([400, 10, 10, 900, 10, 200], [3, 3]) == [5, 3]
+    assert slow_of([400, 10], [2]) == []  # nothing is like it
+    assert slow_of([10, 400], [2]) == [1]
+    assert slow_of([10, 400], [1, 1]) == [1]
+    assert slow_of([400], [1]) == []
+
+
+def test_stats_do_not_accuse_the_first_env_of_a_group():
+    memory = np.zeros(Counters.size_of(4, 1), np.uint8)
+    counters = Counters(4, 1, memory)
+    counters.envs["steps"]["count"] = 100
+    counters.envs["steps"]["total_ns"] = [40_000_000, 1_000_000] * 2
+    assert "times the usual" not in str(Stats.of(counters, [(2, 2)], [0]))
+    assert "env 2 of worker 0 takes 400.0 us, 40.0" in str(Stats.of(counters, [(4,)], [0]))
 
 
 def test_a_masked_reset_counts_for_those_it_resets():
