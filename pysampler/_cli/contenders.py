@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from pysampler import _core
+from pysampler._cli.hangs import tell_where
 from pysampler._cli.programs import AttachError, find
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.rounds import means_of, rounds_of
@@ -366,11 +367,16 @@ def error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def _print_now(fd: int, answer: dict[str, Any]) -> None:
+    os.write(fd, json.dumps(answer).encode() + b"\n")
+
+
 def main() -> None:
     """Answer requests: the arguments are the pid of the parent, and what makes the envs."""
     end_with(int(sys.argv[1]))
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what envs print must not mix with the answers
+    tell_where(lambda place: _print_now(out.fileno(), {"hangs": place}))
     text = sys.argv[2]
     source: EnvSource | None = None
     contender: Contender | None = None

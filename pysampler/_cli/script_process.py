@@ -16,6 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 import pysampler
 from pysampler._cli.contenders import end_with, error_line
+from pysampler._cli.hangs import tell_where
 from pysampler._cli.sources import SourceError, from_calls, save
 from pysampler._vector import make
 
@@ -45,6 +46,12 @@ def main() -> None:
     parent, out, script, *arguments = sys.argv[1:]
     end_with(int(parent))
     why = Path(f"{out}.why")
+
+    def hangs(place: str) -> NoReturn:
+        why.write_text(place)
+        os._exit(1)
+
+    tell_where(hangs)
 
     def found(
         _: Any, env_fns: Sequence[Callable[[], Any]], *__: Any, sb3: bool = False, **options: Any

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pysampler._cli.hangs import ASK, PATIENCE
 from pysampler._cli.turns import MeasureError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _run(script: str, arguments: Sequence[str], limit: float, out: Path) -> None
         try:
             process.wait(limit)
         except subprocess.TimeoutExpired:
-            why = f"it has made no vector env within {limit:g} s"
+            why = f"it has made no vector env within {limit:g} s{_where(process, out)}"
             raise MeasureError(f"cannot tune {script}: {why}") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -61,8 +62,22 @@ def _run(script: str, arguments: Sequence[str], limit: float, out: Path) -> None
             return
         errors.seek(0)
         printed = errors.read().decode(errors="replace").strip().splitlines()[-1:]
-    told = Path(f"{out}.why")
+    told = _why(out)
     why = told.read_text() if told.exists() else f"its process has ended: {process.returncode}"
     if why.startswith("SystemExit") or not told.exists():
         why = "; ".join([why, *printed])
     raise MeasureError(f"cannot tune {script}: {why}")
+
+
+def _where(process: subprocess.Popen[bytes], out: Path) -> str:
+    """Return where a script is, if it still can say that; it ends then."""
+    process.send_signal(ASK)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(PATIENCE)
+    told = _why(out)
+    return told.read_text() if told.exists() else ""
+
+
+def _why(out: Path) -> Path:
+    """Return where the process of a script writes why it has found no envs."""
+    return Path(f"{out}.why")

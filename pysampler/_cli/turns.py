@@ -19,6 +19,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pysampler._cli.hangs import ASK, PATIENCE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Self
@@ -132,19 +134,35 @@ class Contender:
         return answer
 
     def _line(self, limit: float) -> bytes:
+        line = self._line_until(time.monotonic() + limit)
+        if line is None:
+            place = self._where()
+            self.end()
+            raise MeasureError(f"it hangs: no answer within {limit:.3g} s{place}")
+        if not line:
+            raise MeasureError(self._why_ended())
+        return line
+
+    def _line_until(self, deadline: float) -> bytes | None:
+        """Return the next line; none of it if the process has ended, None if it is late."""
         assert self._process.stdout is not None
-        deadline = time.monotonic() + limit
         while b"\n" not in self._rest:
             left = max(0.0, deadline - time.monotonic())
             if not select.select([self._process.stdout], [], [], left)[0]:
-                self.end()
-                raise MeasureError(f"it hangs: no answer within {limit:.3g} s")
+                return None
             part = os.read(self._process.stdout.fileno(), 1 << 16)
             if not part:
-                raise MeasureError(self._why_ended())
+                return b""
             self._rest += part
         line, _, self._rest = self._rest.partition(b"\n")
         return line
+
+    def _where(self) -> str:
+        """Return where it hangs, if it still can say that."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, ASK)
+        line = self._line_until(time.monotonic() + PATIENCE)
+        return str(json.loads(line).get("hangs", "")) if line else ""
 
     def _why_ended(self) -> str:
         status = self._process.wait()  # by itself: its session may have others

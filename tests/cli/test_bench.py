@@ -49,6 +49,16 @@ def only_as_main():
         raise RuntimeError("not in this process")
     return gym.make("CartPole-v1")
 """
+# Waits for itself in C, where no handler of a signal runs.
+STUCK = """
+import ctypes
+
+def make():
+    libc = ctypes.PyDLL(None)
+    mutex = ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+"""
 NAMES = ["ideal", "pysampler", 'pysampler, num_workers="auto"']
 NAMES += ["gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv"]
 
@@ -131,7 +141,37 @@ def test_what_cannot_be_measured_is_one_line(folder, capsys, env, why):
 def test_an_env_that_hangs_is_told(folder, capsys):
     assert main(["bench", "levels:hanging", "--limit", "1"]) == 2
     line = capsys.readouterr().err
-    assert line == "pysampler: cannot measure levels:hanging: it hangs: no answer within 1 s\n"
+    assert line.startswith(
+        "pysampler: cannot measure levels:hanging: it hangs: no answer within 1 s"
+    )
+
+
+@pytest.mark.slow
+def test_the_line_that_hangs_is_named(folder, capsys):
+    assert main(["bench", "levels:hanging", "--limit", "10"]) == 2
+    line = capsys.readouterr().err
+    assert line.endswith("no answer within 10 s; line 14 of levels.py runs: time.sleep(1)\n")
+
+
+@pytest.mark.slow
+def test_a_loop_that_runs_at_import_is_named(folder, capsys):
+    loop = "import time\ndef train():\n    while True:\n        time.sleep(0.01)\n"
+    (folder / "train.py").write_text(f"from levels import make\n{loop}train()\n")
+    for command in (["bench", "train.py:make"], ["tune", "train.py"]):
+        assert main([*command, "--limit", "10"]) == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert "; line 5 of train.py runs: time.sleep(0.01)" in line
+        is_imported = command[0] == "bench"
+        assert ("no answer within 10 s while train.py is imported; " in line) == is_imported
+        assert ('if __name__ == "__main__"' in line) == is_imported
+
+
+@pytest.mark.slow
+def test_c_code_that_hangs_has_no_line(folder, capsys):
+    (folder / "stuck.py").write_text(STUCK)
+    assert main(["bench", "stuck:make", "--limit", "10"]) == 2
+    line = capsys.readouterr().err
+    assert line == "pysampler: cannot measure stuck:make: it hangs: no answer within 10 s\n"
 
 
 def test_ctrl_c_ends_all(folder):

@@ -224,9 +224,7 @@ def test_verdict_compares_the_first_env_of_a_group_with_other_first_ones():
     found = verdict(busy=0.9, program=0.1, steps=steps)
     assert found == "one env slow: 2, 4.0 times the usual"
     steps.ns[3] = 100 * 90_000
-    assert verdict(busy=0.9, program=0.1, steps=steps, sizes=(4,)).startswith(
-        "one env slow: 2, 200"
-    )
+    assert verdict(busy=0.9, program=0.1, steps=steps, sizes=(4,)).startswith("one env slow: 2, 40")
 
 
 # -- what lies in a segment ------------------------------------------------------------------------
