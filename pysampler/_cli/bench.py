@@ -145,7 +145,7 @@ def _document(
         "processes": setting.workers,
         "step_seconds": setting.step_seconds,
         "scaling": scaling(setting, measured[IDEAL], alone),
-        "contenders": {name: one.to_dict() for name, one in measured.items()},
+        "contenders": {name: one.to_dict(measured[IDEAL]) for name, one in measured.items()},
         "round": parts,
         "advice": advice,
         "lines": call,
@@ -183,7 +183,7 @@ def advice_of(
     said = []
     theirs = [name for name in (SYNC, ASYNC) if clearly_faster(measured[name], best)]
     if theirs:
-        fastest = max(theirs, key=lambda name: measured[name].rate)
+        fastest = max(theirs, key=lambda name: measured[name].fraction.middle)
         times = measured[fastest].fraction.middle / best.fraction.middle
         return (
             f"{fastest} is {times:.2f} times as fast as either of pysampler's here: take that, or "
@@ -207,7 +207,7 @@ def advice_of(
     else:
         said.append("Workers wait part of the time: more envs for each may help.")
     ahead = [name for name in (SYNC, ASYNC) if measured[name].rates]
-    ahead = [name for name in ahead if measured[name].rate > best.rate]
+    ahead = [name for name in ahead if measured[name].fraction.middle > best.fraction.middle]
     if ahead:
         said.append(f"{ahead[0]} may be as fast: no clear difference was seen.")
     said += busy_remark(measured[IDEAL])

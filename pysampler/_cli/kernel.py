@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-__all__ = ["cores", "cpus_in", "numa_nodes", "process_limits", "text_of"]
+__all__ = ["busy_seconds", "cores", "cpus_in", "numa_nodes", "process_limits", "text_of"]
 
 _CPUS = Path("/sys/devices/system/cpu")
 _NODES = Path("/sys/devices/system/node")
@@ -34,6 +35,17 @@ def cpus_in(text: str) -> set[int]:
         first, last = int(known[1]), int(known[2] or known[1])
         cpus.update(range(first, min(last, _MOST) + 1))
     return cpus
+
+
+def busy_seconds(cpus: Collection[int], path: Path | str = "/proc/stat") -> float:
+    """Return for how long some CPUs together were not idle since the machine began."""
+    ticks = 0
+    for line in text_of(path).splitlines():
+        name, *fields = line.split()
+        if name.removeprefix("cpu") in map(str, cpus):
+            numbers = [int(field) for field in fields[:8]]
+            ticks += sum(numbers) - sum(numbers[3:5])  # without idle, and idle for a disk
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def cores(cpus: Collection[int], folder: Path = _CPUS) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ LEAST_TURNS = 4  # fewer have no quartiles to speak of
 _LONGEST = 0.4
 _CLEAR = 1.03  # times as fast from which a difference counts, if the quartiles agree
 _BUSY = 0.4  # the spread of the quartiles from which a machine is busy
+_USED = 0.2  # the share of the CPUs that other programs use from which a machine is busy
 _DEFAULT_ENVS = 64
 _NAME, _RATE, _SPREAD = 29, 11, 19  # widths of columns, of the first at least
 
@@ -167,15 +169,24 @@ def table(measured: Mapping[str, Measured], of: str) -> list[str]:
         elif not one.rates:
             lines.append(name)
         else:
-            row = f"{head}{one.rate:>{_RATE},.0f}  {one.fraction!s:<{_SPREAD}}"
+            rate = one.rate_beside(measured[of])
+            row = f"{head}{rate:>{_RATE},.0f}  {one.fraction!s:<{_SPREAD}}"
             shown = bar(one.fraction.middle / full, max(0, cells))
             lines.append((row + shown).rstrip())
     return lines
 
 
-def busy_remark(reference: Measured) -> list[str]:
-    """Return what to say where the speed of what all are compared with changes much."""
-    spread = Spread.of(reference.rates)
+def busy_remark(*references: Measured) -> list[str]:
+    """Return what to say where other programs use the CPUs, or speed changes much.
+
+    Args:
+        *references: What others are compared with, in each stage.
+    """
+    others = [used for one in references for used in one.others]
+    if others and (used := statistics.fmean(others)) > _USED * usable_cpus():
+        said = f"other programs use {used:.1f} of {usable_cpus()} CPUs"
+        return [f"This machine is busy: {said}. Measure again when they do not."]
+    spread = Spread.of([rate for one in references for rate in one.rates])
     if spread.high - spread.low < _BUSY * spread.middle:
         return []
     return ["This machine is busy with other things: measure again when it is not, or longer."]

@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         tuning = _Tuning(options, source, default, display)
         tuning.try_all(begun + _FIRST * options.seconds)
         tuning.turn_by_turn(begun + options.seconds)
-        advice, lines = advice_of(tuning.setting, tuning.choices, tuning.finals)
+        advice, lines = advice_of(tuning.setting, tuning.choices, tuning.finals, tuning.tried)
         if options.json:
             print(json.dumps({**tuning.to_dict(), "advice": advice, "lines": lines}))
         display.end([*tuning.lines(), "", *textwrap.wrap(advice, width()), "", *lines])
@@ -102,6 +102,7 @@ class _Tuning:
         setting: What is measured.
         choices: The choices by their names.
         measured: What was found of each.
+        tried: What was found of the default while every choice was tried.
         finals: What the last turns found, of those that take part.
     """
 
@@ -120,7 +121,8 @@ class _Tuning:
         policy, native = self._policy_seconds > 0, made["native"]
         self.choices = choices_for(self.setting, policy=policy, native=native)
         self.measured = {name: Measured() for name in self.choices}
-        self.measured[DEFAULT].about = made
+        self.tried = self.measured[DEFAULT]
+        self.tried.about = made
         self.finals: dict[str, Measured] = {}
 
     def _order(self, choice: Choice) -> dict[str, Any]:
@@ -145,7 +147,7 @@ class _Tuning:
         """Let the best take turns with the default until a time, but for some turns at least."""
         best = _best(self.choices, self.measured)
         self.finals = finals = {name: Measured() for name in [DEFAULT, *best]}
-        finals[DEFAULT].about = self.measured[DEFAULT].about
+        finals[DEFAULT].about = self.tried.about
         with started(best, self._source, self._limit) as contenders:
             for name, contender in contenders.items():
                 self._show(f"starting {name} for the last turns")
@@ -180,7 +182,7 @@ class _Tuning:
                 name: {
                     "loop": self.choices[name].loop,
                     "last_turns": name in self.finals,
-                    **one.to_dict(),
+                    **one.to_dict(self.measured[DEFAULT]),
                 }
                 for name, one in self.measured.items()
             },
@@ -243,7 +245,10 @@ def _best(choices: Mapping[str, Choice], measured: Mapping[str, Measured]) -> li
 
 
 def advice_of(
-    setting: Setting, choices: Mapping[str, Choice], finals: Mapping[str, Measured]
+    setting: Setting,
+    choices: Mapping[str, Choice],
+    finals: Mapping[str, Measured],
+    *earlier: Measured,
 ) -> tuple[str, list[str]]:
     """Return what to do, and the lines of a program.
 
@@ -251,6 +256,7 @@ def advice_of(
         setting: What is measured.
         choices: All choices.
         finals: What the last turns found: of the default and of the best.
+        *earlier: What was found of the default before.
     """
     better = [
         name
@@ -258,7 +264,7 @@ def advice_of(
         if name != DEFAULT and clearly_faster(one, finals[DEFAULT])
     ]
     better.sort(key=lambda name: -finals[name].fraction.middle)
-    busy = " ".join(["", *busy_remark(finals[DEFAULT])])
+    busy = " ".join(["", *busy_remark(*earlier, finals[DEFAULT])])
     if not better:
         said = "Nothing beats the default by more than the spread of the turns."
         return said + busy, choices[DEFAULT].lines(setting)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pysampler._cli.hangs import ASK, PATIENCE
+from pysampler._cli.kernel import busy_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Contender", "MeasureError", "Measured", "Spread", "rate_of", "started", "take_turns"]
 
+_REST = 0.05  # seconds
 _PROGRAM = "from pysampler._cli.contenders import main; main()"
 
 
@@ -65,30 +67,36 @@ class Measured:
         fractions: The same, as fractions of what the reference made before and after.
         about: What the contender says of itself.
         trouble: Why it does not run, or no more; empty if it does.
+        others: Of a reference: how many CPUs other programs used, before each of its turns.
     """
 
     rates: list[float] = field(default_factory=list)
     fractions: list[float] = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)
     trouble: str = ""
+    others: list[float] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
         """Env steps a second, the median."""
         return statistics.median(self.rates)
 
+    def rate_beside(self, reference: Measured) -> float:
+        """Return env steps a second as they would be while the reference makes its median."""
+        return reference.rate * self.fraction.middle
+
     @property
     def fraction(self) -> Spread:
         """The fractions of the reference."""
         return Spread.of(self.fractions)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, reference: Measured) -> dict[str, Any]:
         """Return what there is to say, for JSON."""
         if self.trouble or not self.rates:
             return {"trouble": self.trouble or "it was not measured"}
         spread = self.fraction
         return {
-            "steps_per_second": self.rate,
+            "steps_per_second": self.rate_beside(reference),
             "fraction": spread.middle,
             "quartiles": [spread.low, spread.high],
             "slices": len(self.rates),
@@ -204,6 +212,14 @@ def rate_of(answer: Mapping[str, Any]) -> float:
     return float(answer["steps"] / answer["seconds"])
 
 
+def used_by_others(seconds: float) -> float:
+    """Rest for some seconds, as all contenders do; return how many CPUs were used meanwhile."""
+    cpus = os.sched_getaffinity(0)
+    begun, before = time.monotonic(), busy_seconds(cpus)
+    time.sleep(seconds)
+    return (busy_seconds(cpus) - before) / (time.monotonic() - begun)
+
+
 def take_turns(
     reference: Contender,
     running: Mapping[str, Contender],
@@ -228,6 +244,7 @@ def take_turns(
         measured[reference.name].fractions.append(1.0)
         return rate
 
+    measured[reference.name].others.append(used_by_others(min(_REST, seconds)))
     before = next_reference()
     yield reference.name
     for name, contender in running.items():

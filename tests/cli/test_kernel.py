@@ -1,8 +1,10 @@
 """What the kernel's files say of CPUs and limits, in folders made up like them."""
 
+import os
+
 import pytest
 
-from pysampler._cli.kernel import cores, cpus_in, numa_nodes, process_limits
+from pysampler._cli.kernel import busy_seconds, cores, cpus_in, numa_nodes, process_limits
 
 
 def write(folder, **files):
@@ -80,3 +82,14 @@ def test_what_is_not_there_limits_nothing(tmp_path, text):
     write(tmp_path / "sys/fs/cgroup", **{"pids.max": "5"})
     expected = {"/sys/fs/cgroup/pids.max": (5, 0)} if text.startswith("0::") else {}
     assert process_limits(tmp_path) == expected
+
+
+def test_busy_seconds_are_those_of_some_cpus_without_idle_ones(tmp_path):
+    stat = tmp_path / "stat"
+    stat.write_text(
+        "cpu  1 2 3 4 5 6 7 8 9 9\ncpu1 9 9 9 9\ncpu12 100 200 300 4000 5000 0 50 50 7 7\n"
+    )
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert busy_seconds({12, 2}, stat) == 700 / ticks
+    assert busy_seconds({1, 12}, stat) == 727 / ticks
+    assert busy_seconds({0}, tmp_path / "none") == 0

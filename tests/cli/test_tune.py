@@ -15,10 +15,10 @@ from terminals import on_screen, plain
 
 from pysampler._cli.choices import Choice, choices_for
 from pysampler._cli.main import main
-from pysampler._cli.measuring import Setting
+from pysampler._cli.measuring import Setting, table
 from pysampler._cli.sources import Call, load, written
 from pysampler._cli.tune import advice_of
-from pysampler._cli.turns import Measured
+from pysampler._cli.turns import Measured, used_by_others
 from pysampler.sync import usable_cpus
 
 TUNE = ("-m", "pysampler", "tune")
@@ -331,3 +331,33 @@ def test_the_best_is_said_if_it_is_so_beyond_the_spread():
     ]
     advice, _ = advice_of(SETTING, CHOICES, {"default": default, auto: found(1.0), half: found(2)})
     assert advice.endswith("nothing beats the default.")
+
+
+def test_rates_agree_with_the_ratios_beside_them():
+    """Those of an earlier stage, in which the machine was quicker, too."""
+    default, early = Measured([6_000.0] * 4, [1.0] * 4), Measured([13_800.0] * 3, [0.8] * 3)
+    rows = table({"default": default, "early": early}, "default")
+    assert [row.split()[1] for row in rows[1:]] == ["6,000", "4,800"]
+    assert early.to_dict(default)["steps_per_second"] == pytest.approx(4_800)
+
+
+def test_busy_machine_is_told_in_each_case():
+    auto = 'num_workers="auto"'
+    quiet = Measured([100.0] * 4, [1.0] * 4, others=[0.0, 0.1])
+    loaded = Measured([100.0] * 4, [1.0] * 4, others=[usable_cpus() / 2] * 2)
+    quick = Measured([300.0] * 4, [1.0] * 4)
+    for others in (0.9, 1.5):
+        finals = {"default": quiet, auto: found(others)}
+        assert "busy" not in advice_of(SETTING, CHOICES, finals, quiet)[0]
+        assert "busy" in advice_of(SETTING, CHOICES, finals, quick)[0]
+        told = f"other programs use {usable_cpus() / 2:.1f} of {usable_cpus()} CPUs"
+        assert told in advice_of(SETTING, CHOICES, {**finals, "default": loaded}, loaded)[0]
+
+
+def test_what_other_programs_use_is_measured_while_contenders_rest():
+    command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as burner:
+        burner.stdout.readline()
+        while used_by_others(0.2) < 0.2:
+            pass
+        burner.kill()
