@@ -1,5 +1,8 @@
 """Running programs that sample: found by the titles of their workers, read by their descriptors.
 
+A segment says by which pid its program knows itself. In a container that is another than here, and
+one that other processes have, too: a program is found by it and the pid namespace of its workers.
+
 All is read only: the memory that the workers count in is mapped without the right to write, and
 nothing is sent to any process.
 """
@@ -7,6 +10,7 @@ nothing is sent to any process.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import mmap
 import os
 import re
@@ -30,6 +34,7 @@ __all__ = ["AttachError", "Pool", "Program", "find", "is_running", "programs"]
 # Which worker it is, and what it samples; a title that was cut off for lack of room is none.
 _TITLE = re.compile(r"pysampler: worker ([0-9]{1,9})/[0-9]+ *(.*)")
 _MEMFD = "/memfd:pysampler"
+_PROC = Path("/proc")
 
 
 class AttachError(Exception):
@@ -70,11 +75,13 @@ class Program:
         pid: Its pid.
         command: Its command line.
         pools: Its pools.
+        nspid: Its pid here, and in each pid namespace within: the last is how it knows itself.
     """
 
     pid: int
     command: str
     pools: list[Pool]
+    nspid: tuple[int, ...]
 
 
 def programs() -> list[Program]:
@@ -86,15 +93,18 @@ def programs() -> list[Program]:
         if known is None:
             continue
         try:
-            creator, pool = _attach(pid, known[2])
+            inner, pool = _attach(pid, known[2])
         except (OSError, AttachError):  # it has ended, is another user's or of another version
+            continue
+        if (creator := _creator_of(pid, inner)) is None:
             continue
         pool = found.setdefault(creator, {}).setdefault(pool.number, pool)
         pool.workers[int(known[1])] = pid
         if pool.about.main:
             pool.workers[len(pool.about.members) - 1] = creator
     return [
-        Program(pid, _command(pid), list(pools.values())) for pid, pools in sorted(found.items())
+        Program(pid, _command(pid), list(pools.values()), _nspid(pid))
+        for pid, pools in sorted(found.items())
     ]
 
 
@@ -115,6 +125,9 @@ def find(pid: int | None = None) -> Program:
     for one in all_of_them:
         if pid == one.pid or any(pid in pool.workers.values() for pool in one.pools):
             return one
+    for one in all_of_them:  # /proc may be that of an outer namespace
+        if pid == one.nspid[-1] and _namespace(one.pid) == _namespace("self"):
+            return one
     raise AttachError(_why_not(pid))
 
 
@@ -125,10 +138,10 @@ def is_running(pid: int) -> bool:
 
 def _why_not(pid: int) -> str:
     """Return why there is no program of that pid."""
-    if not Path(f"/proc/{pid}").exists():
+    if not (_PROC / str(pid)).exists():
         return f"there is no process {pid}"
     try:
-        os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
+        os.listdir(_PROC / str(pid) / "fd")  # noqa: PTH208
     except PermissionError:
         return f"process {pid} is another user's"
     except OSError:
@@ -142,13 +155,41 @@ def _why_not(pid: int) -> str:
     return f"process {pid} has no workers of pysampler (num_workers=0 has none)"
 
 
+def _creator_of(worker: int, inner: int) -> int | None:
+    """Return the pid of a worker's program, which knows itself by ``inner``; None: it ended."""
+    namespace, ancestors = _namespace(worker), _with_ancestors(worker)
+    for pid in itertools.chain([inner], ancestors, _pids()):
+        if _namespace(pid) == namespace and _nspid(pid)[-1] == inner:
+            return pid
+    # Its workers may have a namespace of their own.
+    return next((pid for pid in ancestors if _nspid(pid)[-1] == inner), None)
+
+
+def _namespace(pid: int | str) -> str:
+    """Return the pid namespace of a process; empty if it has ended, or is another user's."""
+    try:
+        return str((_PROC / str(pid) / "ns" / "pid").readlink())
+    except OSError:
+        return ""
+
+
+def _nspid(pid: int) -> tuple[int, ...]:
+    """Return the pids of a process in each namespace, from that of /proc to its own."""
+    try:
+        text = (_PROC / str(pid) / "status").read_text()
+    except OSError:
+        return (pid,)
+    told = re.search(r"^NSpid:([\d\t ]+)$", text, re.MULTILINE)
+    return tuple(map(int, told[1].split())) if told else (pid,)
+
+
 def _with_ancestors(pid: int) -> list[int]:
     """Return the pid, and those of its parent, of the parent's parent and so on."""
     pids = []
     while pid > 0 and pid not in pids:
         pids.append(pid)
         try:
-            text = Path(f"/proc/{pid}/stat").read_text()
+            text = (_PROC / str(pid) / "stat").read_text()
         except OSError:
             break
         pid = int(text.rpartition(")")[2].split()[1])
@@ -156,13 +197,13 @@ def _with_ancestors(pid: int) -> list[int]:
 
 
 def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    return [int(name) for name in os.listdir(_PROC) if name.isdigit()]  # noqa: PTH208
 
 
 def _command(pid: int) -> str:
     """Return the command line of a process, fit to be shown; empty if it has ended."""
     try:
-        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+        line = (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ")
     except OSError:
         return ""
     return _printable(line.decode(errors="replace").strip())
@@ -174,14 +215,14 @@ def _printable(text: str) -> str:
 
 
 def _attach(pid: int, name: str) -> tuple[int, Pool]:
-    """Map the segment that a worker counts in; return its creator's pid and its pool.
+    """Map the segment that a worker counts in; return the creator's own pid, and the pool.
 
     Raises:
         AttachError: It has no segment that this version of pysampler can read.
         OSError: It has ended, or is another user's.
     """
     why = "it has no segment of a pool that this version of pysampler can read"
-    folder = Path(f"/proc/{pid}/fd")
+    folder = _PROC / str(pid) / "fd"
     for descriptor in folder.iterdir():
         try:
             if not str(descriptor.readlink()).startswith(_MEMFD):

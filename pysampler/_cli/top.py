@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import shutil
 import sys
 import textwrap
 import time
+from dataclasses import asdict, replace
 from itertools import compress
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from pysampler._cli.look import PoolLooks
-from pysampler._cli.programs import AttachError, Program, find, is_running
+from pysampler._cli.programs import AttachError, find, is_running
 from pysampler._cli.screen import seconds
 from pysampler._workers.counters import with_unit
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pysampler._cli.look import Look, WorkerLook
+    from pysampler._cli.programs import Program
 
 __all__ = ["DUMP_HELP", "HELP", "add_arguments", "run", "run_dump"]
 
@@ -83,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 def _pictures(program: Program, seconds: float, console: Console) -> Iterator[list[str]]:
     """Yield the lines to show, again and again, until the program has no workers any more."""
     looks = {pool.number: PoolLooks(pool) for pool in program.pools}
-    yield _cut(_lines(Program(program.pid, program.command, []), [], console.width), console.height)
+    yield _cut(_lines(replace(program, pools=[]), [], console.width), console.height)
     seen = time.monotonic()
     while True:
         time.sleep(seconds)
@@ -114,10 +115,11 @@ def run_dump(options: argparse.Namespace) -> int:
     taken = [one.look() for one in looks]
     if options.json:
         pools = [
-            {"name": pool.name, **dataclasses.asdict(look)}
+            {"name": pool.name, **asdict(look)}
             for pool, look in zip(program.pools, taken, strict=True)
         ]
-        print(json.dumps({"pid": program.pid, "command": program.command, "pools": pools}))
+        told = {"pid": program.pid, "nspid": program.nspid, "command": program.command}
+        print(json.dumps({**told, "pools": pools}))
         return 0
     width = shutil.get_terminal_size((_UNBOUNDED, 24)).columns
     print("\n".join(_lines(program, taken, width)))
@@ -136,7 +138,8 @@ def _refuse(why: str) -> int:
 def _lines(program: Program, looks: Sequence[Look], width: int) -> list[str]:
     """Return what there is to show, in lines that fit."""
     width = max(_NARROWEST, width)
-    lines = textwrap.wrap(f"program {program.pid}: {program.command}", width)[:2]
+    inner = f" ({program.nspid[-1]} in its container)" * (len(program.nspid) > 1)
+    lines = textwrap.wrap(f"program {program.pid}{inner}: {program.command}", width)[:2]
     for pool, look in zip(program.pools, looks, strict=True):
         members, workers = pool.about.members[-1][1], len(look.workers) - pool.about.main
         told = (

@@ -277,3 +277,121 @@ def test_top_waits_while_the_only_worker_is_replaced(tmp_path):
     assert status == 0
     assert done.exists()
     assert "has no workers any more" in plain(shown)
+
+
+# -- containers ------------------------------------------------------------------------------------
+
+STEPPING = """
+import sys
+import pysampler
+if __name__ == "__main__":
+    envs = pysampler.make_vec("CartPole-v1", 2, vector_kwargs={"num_workers": 1})
+    envs.reset(seed=1)
+    print("ready", flush=True)
+    sys.stdin.read()
+    envs.close()
+"""
+
+
+@contextlib.contextmanager
+def in_container():
+    """A program that is process 1 of a pid namespace of its own; its pid here."""
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", STEPPING]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as outer:
+        if outer.stdout.readline() != "ready\n":
+            pytest.skip(f"no pid namespace can be made here: {outer.stderr.read()}")
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text()
+        yield int(children)
+        outer.stdin.close()
+
+
+@pytest.mark.slow
+def test_programs_in_containers_are_told_apart(capsys):
+    with in_container() as one, in_container() as other:
+        found = {program.pid: program for program in programs.programs()}
+        assert {one, other} <= found.keys()
+        assert 1 not in found
+        for pid in (one, other):
+            assert found[pid].nspid == (pid, 1)
+            assert "make_vec" in found[pid].command
+            (pool,) = found[pid].pools
+            (worker,) = pool.workers.values()
+            assert programs.find(worker).pid == pid
+        assert main(["dump", str(one), "--seconds", "0.1"]) == 0
+        told = capsys.readouterr().out
+        assert told.startswith(f"program {one} (1 in its container): ")
+        assert main(["dump", str(one), "--seconds", "0.1", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["nspid"] == [one, 1]
+
+
+@pytest.mark.slow
+def test_a_container_that_sees_the_pids_of_its_host_finds_its_own_program():
+    trace = STEPPING.replace("1}", '1, "trace": "/dev/null"}')
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", sys.executable, "-c", trace],
+        input="",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    if "unshare failed" in done.stderr:
+        pytest.skip(f"no pid namespace can be made here: {done.stderr}")
+    assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr
+
+
+def made_up_proc(root, processes):
+    """Write what programs read of processes: (parent, namespace, NSpid, command) by pid."""
+    for pid, (parent, namespace, nspid, command) in processes.items():
+        folder = root / str(pid)
+        (folder / "ns").mkdir(parents=True)
+        (folder / "ns" / "pid").symlink_to(f"pid:[{namespace}]")
+        (folder / "stat").write_text(f"{pid} (python) S {parent} 0 0")
+        (folder / "cmdline").write_bytes(command.replace(" ", "\0").encode())
+        told = "" if nspid is None else "NSpid:\t" + "\t".join(map(str, nspid)) + "\n"
+        (folder / "status").write_text(f"Name:\tpython\nPid:\t{pid}\n{told}Threads:\t1\n")
+    (root / "self").symlink_to(str(next(iter(processes))))
+
+
+def test_creators_are_found_by_namespace_and_pid(tmp_path, monkeypatch):
+    worker = "pysampler: worker 0/1 CartPole-v1"
+    creators = {20: 7, 30: 7, 40: 7, 51: 50, 61: 7}
+    made_up_proc(
+        tmp_path,
+        {
+            1: (0, 10, [1], "init"),
+            7: (1, 10, [7], "python here.py"),
+            20: (7, 10, [20], worker),
+            29: (1, 11, [29, 7], "python there.py"),
+            30: (29, 11, [30, 9], worker),
+            39: (1, 12, [39, 3, 7], "python nested.py"),
+            40: (39, 12, [40, 4, 8], worker),
+            50: (1, 10, [50], "python unshares.py"),
+            51: (50, 13, [51, 1], worker),  # of a program whose children have a namespace
+            60: (1, 14, [60, 1], "sh"),
+            61: (60, 14, [61, 8], worker),  # its program has ended
+        },
+    )
+
+    class About:
+        main = False
+
+    def attach(pid, name):
+        pool = programs.Pool(pid, name, About, None, None, None, None)
+        return creators[pid], pool
+
+    monkeypatch.setattr(programs, "_PROC", tmp_path)
+    monkeypatch.setattr(programs, "_attach", attach)
+    found = {one.nspid: (one.command, one.pools[0].workers) for one in programs.programs()}
+    assert found == {
+        (7,): ("python here.py", {0: 20}),
+        (29, 7): ("python there.py", {0: 30}),
+        (39, 3, 7): ("python nested.py", {0: 40}),
+        (50,): ("python unshares.py", {0: 51}),
+    }
+    assert programs.find(7).command == "python here.py"
+    assert programs.find(29).command == programs.find(30).command == "python there.py"
+    (tmp_path / "7" / "status").write_text("Name:\tpython\n")  # of a kernel without namespaces
+    assert programs.find(7).nspid == (7,)
