@@ -56,6 +56,7 @@ test-faults: $(VENV)/package.stamp $(VENV)/test.stamp $(VENV)/native.stamp  ## k
 	$(BIN)/python tests/faults/hosts.py --faults 100 --seconds 1800 --out benchmarks/results >/dev/null
 	$(BIN)/python tests/faults/fuzz_envs.py --seconds 600
 	$(BIN)/python tests/faults/fuzz_files.py --seconds 600
+	$(BIN)/python tests/faults/full_disks.py --seconds 300 --out benchmarks/results
 	$(BIN)/python tests/faults/fuzz_primitives.py --seconds 600
 	$(BIN)/python tests/faults/soak.py --out benchmarks/results
 
