@@ -72,8 +72,10 @@ class PyWorker : public Handle {
             const std::int64_t began = arrived();
             bool left = all[command->group - first_]->step(command->frame);
             left |= std::exchange(left_over_, false);
-            finish(TraceKind::kCommand, command->group, left, began);
+            // Before the completion: the parent that it wakes finds the message, and does not wait
+            // for it on a CPU that this worker needs to send it.
             if (left) unsent = report(command->group, command->number).cast<bool>();
+            finish(TraceKind::kCommand, command->group, left, began);
         }
     }
 

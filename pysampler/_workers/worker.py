@@ -249,9 +249,9 @@ class _Server:
                 continue
             answer, self.failed_note = self.failed_note or answer, None
             doing = request if isinstance(request, str) else request.doing
-            message = self.pickled(answer, doing)  # first: the parent wakes to find it there
+            # Before the completion, which wakes the parent: it finds the message.
+            unsent = self.outbox.post(group, number, self.pickled(answer, doing))
             self.core.complete(group, message=True)
-            unsent = self.outbox.post(group, number, message)
             if isinstance(request, Close):
                 while unsent:
                     unsent = self.outbox.flush()
