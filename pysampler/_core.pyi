@@ -1227,9 +1227,13 @@ class Infos:
         """
         Add a place for nested dicts at the end of this path of keys.
         """
-    def row(self, frame: typing.SupportsInt | typing.SupportsIndex, env: typing.SupportsInt | typing.SupportsIndex, key: str) -> typing.Any:
+    def add_pickles(self, path: tuple, mask: typing.Annotated[numpy.typing.ArrayLike, numpy.bool], rows: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], type: typing.Any) -> None:
         """
-        Return the value of one env under a key, or None.
+        Add a column for small objects of this type.
+        """
+    def row(self, frame: typing.SupportsInt | typing.SupportsIndex, env: typing.SupportsInt | typing.SupportsIndex, key: str) -> dict:
+        """
+        Return {key: value} of what one env gave under a key, or an empty dict.
         """
     @property
     def count(self) -> int:

@@ -23,7 +23,16 @@ void Infos::add_column(const py::tuple& path, const py::array_t<bool>& mask,
                                           form == "array"    ? Form::kArray
                                           : form == "scalar" ? Form::kScalar
                                           : form == "object" ? Form::kObject
-                                                             : Form::kPython});
+                                                             : Form::kPython,
+                                          nullptr});
+    masks_.emplace_back(mask);
+}
+
+void Infos::add_pickles(const py::tuple& path, const py::array_t<bool>& mask, const py::array& rows,
+                        const py::object& type) {
+    const Leaf leaf(rows);
+    find_or_make(path).columns.push_back(
+        {Mask(mask), leaf, Form::kPickle, std::make_shared<Pickles>(leaf, type)});
     masks_.emplace_back(mask);
 }
 
@@ -40,6 +49,13 @@ Infos::Node& Infos::find_or_make(const py::tuple& path) {
             child = &node->children.back();
             child->key = py::reinterpret_steal<py::str>(name);
             child->mask_key = py::str("_{}").format(child->key);
+            for (Node& sibling : node->children) {
+                if (!sibling.key.equal(child->mask_key) && !sibling.mask_key.equal(child->key)) {
+                    continue;
+                }
+                sibling.clashes = child->clashes = true;
+            }
+            node->index[child->key] = py::int_(node->children.size() - 1);
         }
         node = child;
     }
@@ -49,21 +65,18 @@ Infos::Node& Infos::find_or_make(const py::tuple& path) {
 // The child of that key; tries `guess` first, and sets it to the index behind the child.
 Infos::Node* Infos::find(Node& parent, PyObject* key, std::size_t& guess) {
     const std::size_t count = parent.children.size();
-    for (std::size_t i = 0; i < count; ++i) {
-        const std::size_t at = guess + i < count ? guess + i : guess + i - count;
-        if (parent.children[at].key.ptr() == key) {
-            guess = at + 1 == count ? 0 : at + 1;
-            return &parent.children[at];
+    std::size_t at = guess;
+    if (at >= count || parent.children[at].key.ptr() != key) {
+        if (!PyUnicode_CheckExact(key)) return nullptr;
+        PyObject* const found = PyDict_GetItemWithError(parent.index.ptr(), key);
+        if (found == nullptr) {
+            if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+            return nullptr;
         }
+        at = PyLong_AsSize_t(found);
     }
-    if (!PyUnicode_CheckExact(key)) return nullptr;
-    for (std::size_t at = 0; at < count; ++at) {
-        if (PyUnicode_Compare(parent.children[at].key.ptr(), key) == 0) {
-            guess = at + 1 == count ? 0 : at + 1;
-            return &parent.children[at];
-        }
-    }
-    return nullptr;
+    guess = at + 1 == count ? 0 : at + 1;
+    return &parent.children[at];
 }
 
 // -- a worker --
@@ -116,11 +129,12 @@ std::optional<py::dict> Infos::store_in(Node& node, std::uint32_t frame, std::si
         for (const Column& column : child->columns) {
             if (accepts(column, value)) taker = &column;
         }
-        if (taker == nullptr) {
+        if (taker == nullptr ||
+            (taker->pickles != nullptr && !taker->pickles->store(frame, env, value))) {
             keep(key, value);
             continue;
         }
-        taker->leaf.store(frame, env, value);
+        if (taker->pickles == nullptr) taker->leaf.store(frame, env, value);
         taker->mask.at(frame)[env] = 1;
     }
     return rest;
@@ -128,6 +142,7 @@ std::optional<py::dict> Infos::store_in(Node& node, std::uint32_t frame, std::si
 
 // Whether gymnasium would make an array of the column's dtype and shape for such a value.
 bool Infos::accepts(const Column& column, PyObject* value) {
+    if (column.form == Form::kPickle) return column.pickles->accepts(value);
     if (column.form == Form::kArray) return column.leaf.matches(value);
     if (column.form != Form::kPython) return Py_TYPE(value) == column.leaf.scalar_type();
     switch (column.leaf.type_num()) {
@@ -163,15 +178,27 @@ py::array_t<bool> Infos::copied(const Selection& batch, const Mask& mask) {
     return copy;
 }
 
-// The values of a batch where `mask` is true.
-py::object Infos::load_all(const Column& column, const Selection& batch, const bool* mask) {
-    if (column.form != Form::kObject) return column.leaf.load_all(batch, mask);
+// The values of columns that gymnasium collects as objects; sets `mask` where there are any.
+py::array Infos::load_objects(const std::vector<const Column*>& columns, const Selection& batch,
+                              bool* mask) {
     py::array all(py::dtype("O"), std::vector{static_cast<py::ssize_t>(batch.envs())});
-    auto** to = static_cast<PyObject**>(all.mutable_data());
-    for (const auto& [frame, first, count] : batch) {
-        for (std::size_t env = first; env < first + count; ++env, ++to, ++mask) {
-            py::object value = *mask ? column.leaf.load(frame, env) : py::none();
-            Py_XSETREF(*to, value.release().ptr());
+    auto** const begin = static_cast<PyObject**>(all.mutable_data());
+    for (std::size_t i = 0; i < batch.envs(); ++i) Py_XSETREF(begin[i], py::none().release().ptr());
+    for (const Column* column : columns) {
+        std::size_t at = 0;
+        for (const auto& [frame, first, count] : batch) {
+            for (std::size_t env = first; env < first + count; ++env, ++at) {
+                if (!column->mask.at(frame)[env]) continue;
+                mask[at] = true;
+                const py::object value = column->pickles != nullptr
+                                             ? column->pickles->load(frame, env)
+                                             : column->leaf.load(frame, env);
+                if (column->pickles == nullptr || Pickles::is_constant(value.ptr())) {
+                    Py_XSETREF(begin[at], value.inc_ref().ptr());
+                } else {  // numpy may store something else
+                    all[py::int_(at)] = value;
+                }
+            }
         }
     }
     return all;
@@ -181,7 +208,13 @@ std::pair<py::dict, py::list> Infos::collect(const Selection& batch) const {
     py::dict infos;
     py::list mixed;
     for (const Node& node : root_.children) {
-        if (!collect_from(node, batch, infos)) mixed.append(node.key);
+        try {
+            if (collect_from(node, batch, infos)) continue;
+        } catch (py::error_already_set& error) {
+            // This process lacks what a worker has: row() raises that where it can be reported.
+            if (!error.matches(PyExc_Exception)) throw;
+        }
+        mixed.append(node.key);
     }
     return {infos, mixed};
 }
@@ -193,7 +226,8 @@ bool Infos::collect_from(const Node& node, const Selection& batch, py::dict& int
     for (const Column& column : node.columns) {
         if (any(batch, column.mask)) found.push_back(&column);
     }
-    if (nested && !found.empty()) return false;
+    if (!nested && found.empty()) return true;
+    if (node.clashes || (nested && !found.empty())) return false;
     if (nested) {
         py::dict inner;
         for (const Node& child : node.children) {
@@ -203,10 +237,14 @@ bool Infos::collect_from(const Node& node, const Selection& batch, py::dict& int
         into[node.mask_key] = copied(batch, *node.mask);
         return true;
     }
-    if (found.empty()) return true;
     const Column& first = *found[0];
     py::array_t<bool> seen = copied(batch, first.mask);
-    py::object values = load_all(first, batch, seen.data());
+    if (std::all_of(found.begin(), found.end(), is_object)) {
+        into[node.key] = load_objects(found, batch, seen.mutable_data());
+        into[node.mask_key] = seen;
+        return true;
+    }
+    py::object values = first.leaf.load_all(batch, seen.data());
     // Python's floats and numpy's doubles, for example, go into the same array.
     for (std::size_t i = 1; i < found.size(); ++i) {
         const Column& other = *found[i];
@@ -229,26 +267,31 @@ bool Infos::collect_from(const Node& node, const Selection& batch, py::dict& int
     return true;
 }
 
-py::object Infos::row(std::uint32_t frame, std::size_t env, const py::str& key) const {
-    for (const Node& node : root_.children) {
-        if (node.key.equal(key)) return row_of(node, frame, env);
+py::dict Infos::row(std::uint32_t frame, std::size_t env, const py::str& key) const {
+    py::dict found;
+    if (root_.index.contains(key)) {
+        add_row(root_.children[root_.index[key].cast<std::size_t>()], frame, env, found);
     }
-    return py::none();
+    return found;
 }
 
-py::object Infos::row_of(const Node& node, std::uint32_t frame, std::size_t env) const {
+void Infos::add_row(const Node& node, std::uint32_t frame, std::size_t env, py::dict& into) const {
     for (const Column& column : node.columns) {
         if (!column.mask.at(frame)[env]) continue;
+        if (column.pickles != nullptr) {
+            into[node.key] = column.pickles->load(frame, env);
+            return;
+        }
         py::object value = column.leaf.load(frame, env);
-        return column.form == Form::kPython ? py::object(value.attr("item")()) : value;
+        if (column.form == Form::kPython) value = value.attr("item")();
+        if (column.form == Form::kArray) value = py::array(value);  // also without axes
+        into[node.key] = value;
+        return;
     }
-    if (!node.mask || !node.mask->at(frame)[env]) return py::none();
+    if (!node.mask || !node.mask->at(frame)[env]) return;
     py::dict inner;
-    for (const Node& child : node.children) {
-        py::object value = row_of(child, frame, env);
-        if (!value.is_none()) inner[child.key] = value;
-    }
-    return inner;
+    for (const Node& child : node.children) add_row(child, frame, env, inner);
+    into[node.key] = inner;
 }
 
 void register_infos(py::module_& m) {
@@ -258,9 +301,11 @@ void register_infos(py::module_& m) {
              "Add a place for nested dicts at the end of this path of keys.")
         .def("add_column", &Infos::add_column, py::arg("path"), py::arg("mask"), py::arg("values"),
              py::arg("form"), "Add a column for numbers, or for arrays of one shape.")
+        .def("add_pickles", &Infos::add_pickles, py::arg("path"), py::arg("mask"), py::arg("rows"),
+             py::arg("type"), "Add a column for small objects of this type.")
         .def_property_readonly("count", &Infos::count, "The number of nodes and columns.")
         .def("row", &Infos::row, py::arg("frame"), py::arg("env"), py::arg("key"),
-             "Return the value of one env under a key, or None.");
+             "Return {key: value} of what one env gave under a key, or an empty dict.");
 }
 
 }  // namespace pysampler::bindings

@@ -1,7 +1,8 @@
-// Infos in the frames: a tree of keys, and for each that is a number or a plain array a column.
+// Infos in the frames: a tree of keys, and columns for numbers, plain arrays and small objects.
 //
 //   a node:    mask [frames, envs], a byte each
 //   a column:  mask [frames, envs], values [frames, envs, *shape]
+//   of small objects: mask [frames, envs], pickles [frames, envs, bytes]; see pickles.h
 //
 // The parent decides which columns there are and where; what has no column is sent by mail. Workers
 // clear the masks of their envs with each step, and set those of the values that they write.
@@ -9,11 +10,13 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "leaf.h"
+#include "pickles.h"
 
 namespace pysampler::bindings {
 
@@ -27,6 +30,9 @@ class Infos {
     // gymnasium collects as objects, or "array".
     void add_column(const py::tuple& path, const py::array_t<bool>& mask, const py::array& values,
                     const std::string& form);
+    // The same for objects of exactly this type, whose pickles lie in `rows`.
+    void add_pickles(const py::tuple& path, const py::array_t<bool>& mask, const py::array& rows,
+                     const py::object& type);
 
     // -- a worker --
 
@@ -38,14 +44,14 @@ class Infos {
     // -- the parent --
 
     // The infos of a batch as gymnasium's vector envs return them; and the keys at the top whose
-    // values do not share a dtype, to be read by row() for each env.
+    // values do not go into one array, to be read by row() for each env.
     std::pair<py::dict, py::list> collect(const Selection& batch) const;
-    // The value of env under this key at the top: a number, an array, a dict, or None.
-    py::object row(std::uint32_t frame, std::size_t env, const py::str& key) const;
+    // What env gave under this key at the top, {key: value}, or an empty dict.
+    py::dict row(std::uint32_t frame, std::size_t env, const py::str& key) const;
 
  private:
     // The type of a value before it was written.
-    enum class Form { kPython, kScalar, kObject, kArray };
+    enum class Form { kPython, kScalar, kObject, kArray, kPickle };
 
     // Which envs have a value, [frames, envs].
     class Mask {
@@ -65,13 +71,16 @@ class Infos {
         Mask mask;
         Leaf leaf;
         Form form;
+        std::shared_ptr<Pickles> pickles;  // of kPickle
     };
     struct Node {
         py::str key;
         py::str mask_key;
+        bool clashes = false;      // with a sibling: the key of one is the mask_key of the other
         std::optional<Mask> mask;  // of dicts, if there have been any
         std::vector<Column> columns;
         std::deque<Node> children;
+        py::dict index;  // of the children, by key
     };
 
     Node& find_or_make(const py::tuple& path);
@@ -82,9 +91,13 @@ class Infos {
 
     static bool any(const Selection& batch, const Mask& mask);
     static py::array_t<bool> copied(const Selection& batch, const Mask& mask);
-    static py::object load_all(const Column& column, const Selection& batch, const bool* mask);
+    static bool is_object(const Column* column) {
+        return column->form == Form::kObject || column->form == Form::kPickle;
+    }
+    static py::array load_objects(const std::vector<const Column*>& columns, const Selection& batch,
+                                  bool* mask);
     bool collect_from(const Node& node, const Selection& batch, py::dict& into) const;
-    py::object row_of(const Node& node, std::uint32_t frame, std::size_t env) const;
+    void add_row(const Node& node, std::uint32_t frame, std::size_t env, py::dict& into) const;
 
     Node root_;
     std::vector<Mask> masks_;  // of all nodes and columns

@@ -1,6 +1,6 @@
 """Infos: the info dicts of single envs, batched as gymnasium batches them.
 
-A number or a plain array gets a column in the frames once it has been seen
+A number, a plain array or a small object gets a column in the frames once it has been seen
 (csrc/bindings/infos.h). Values without a column, or of another type than their column, come by
 mail and are merged in here. Either way the result is that of gymnasium's ``VectorEnv._add_info``.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,21 +28,29 @@ __all__ = ["Column", "Infos", "add_columns"]
 
 Path = tuple[str, ...]
 # What a value is: a number of Python's, a number of NumPy's, a np.bool_ (of which gymnasium makes
-# arrays of objects), or an array.
-Form = Literal["python", "scalar", "object", "array"]
+# arrays of objects), an array, or a small object, which is written as a pickle.
+Form = Literal["python", "scalar", "object", "array", "pickle"]
 # The columns that a key may have, one for each type of its values; other types come by mail.
 _MAX_TYPES = 4
+# The columns of a vector env: keys that change with each step come by mail when these are used up.
+_MAX_COLUMNS = 512
+# Bytes of a small object in a column: its pickle, and the length of that.
+_PICKLE_BYTES = 128
 # How often a key may have a value that cannot have a column before a warning is logged.
 _WARN_AFTER = 1000
 
+# Dtype and shape of an element, its form, and the type of small objects.
+_Kind = tuple[np.dtype[Any], tuple[int, ...], Form, type | None]
+
 _log = logging.getLogger("pysampler")
+_logged: set[Path] = set()  # keys of this program that a warning was logged for
 
 
 @dataclass(frozen=True)
 class Column:
     """Where the values of a key lie: ``[frames, envs, ...]``, and a mask ``[frames, envs]``.
 
-    A nested dict has a mask only, and no dtype.
+    A nested dict has a mask only, and no dtype. Small objects are rows of bytes.
     """
 
     path: Path  # the keys that lead to the value
@@ -50,6 +59,7 @@ class Column:
     shape: tuple[int, ...] = ()
     form: Form = "python"
     values: int = 0  # offset of the values
+    of: type | None = None  # the type of small objects
 
     def views(self, frames: Frames) -> list[npt.NDArray[Any]]:
         """Return the values, if it is no nested dict, and the mask of the envs that have one."""
@@ -67,20 +77,31 @@ def add_columns(infos: _core.Infos, frames: Frames, columns: Sequence[Column]) -
     """Add new columns to the C++ object with which this process reads or writes infos."""
     for column in columns:
         *values, mask = column.views(frames)
-        if values:
+        if column.of is not None:
+            infos.add_pickles(column.path, mask, values[0], column.of)
+        elif values:
             infos.add_column(column.path, mask, values[0], column.form)
         else:
             infos.add_node(column.path, mask)
 
 
 class Infos:
-    """The infos of a vector env: decides which values get columns, and merges infos by mail."""
+    """The infos of a vector env: decides which values get columns, and merges infos by mail.
+
+    Args:
+        frames: The frames that the columns lie in.
+        columns: A list to which new columns are added.
+        add_info: gymnasium's way of adding the info of an env to those of others.
+        pickled: Whether values without a column are pickled, since the envs are in workers.
+    """
 
     def __init__(
         self,
         frames: Frames,
         columns: list[Column],
         add_info: Callable[[Any, Any, int], dict[str, Any]],
+        *,
+        pickled: bool = True,
     ) -> None:
         self.core = _core.Infos()
         self.columns = columns  # grows
@@ -88,9 +109,10 @@ class Infos:
         self._rows = frames.count * frames.envs
         self._end = 0  # of the columns, in the infos of the frames
         self._column_of: dict[tuple[Path, Any], Column] = {}
+        self._names: dict[str, int] = {}  # of columns at the top, in order
         self._types: dict[Path, int] = {}  # how many columns a path has
         self._unfit: dict[Path, int] = {}  # how often a value could not have a column
-        self._warned = False  # that infos are slow
+        self._pickled = pickled
         self._add_info = add_info
 
     def merge(
@@ -102,7 +124,7 @@ class Infos:
     ) -> dict[str, Any]:
         """Return ``infos`` of (frame, env) rows with the ``mailed`` (env, info) merged in.
 
-        ``mixed`` are keys that have several columns with values in these rows.
+        ``mixed`` are keys whose values in these rows do not go into one array.
         """
         by_env: dict[int, list[dict[str, Any]]] = {}
         rebuilt = dict.fromkeys(mixed)
@@ -112,15 +134,17 @@ class Infos:
         # A key with values from both sources is batched anew, env by env: the first value decides
         # on the dtype.
         rebuilt.pop("final_obs", None)
+        stored = [key for key in rebuilt if isinstance(key, str)]
+        # A key "_a" uses the place of the mask of "a", so that both are batched anew.
+        for key in stored:
+            rebuilt.update(dict.fromkeys([f"_{key}", *([key[1:]] * key.startswith("_"))]))
+        stored = sorted(self._names.keys() & rebuilt.keys(), key=self._names.__getitem__)
         for key in rebuilt:
             infos.pop(key, None)
             infos.pop(f"_{key}", None)
-        stored = [key for key in rebuilt if isinstance(key, str)]
         for at, (frame, env) in enumerate(rows):
             for key in stored:
-                value = self.core.row(frame, env, key)
-                if value is not None:
-                    infos = self._add_info(infos, {key: value}, at)
+                infos = self._add_info(infos, self.core.row(frame, env, key), at)
             for info in by_env.get(env, ()):
                 infos = self._add_info(infos, info, at)
         return infos
@@ -144,16 +168,27 @@ class Infos:
             if isinstance(value, dict):
                 if self._column(here, None) is not None:
                     self._learn(value, here)
-            elif (kind := _kind(value)) is not None:
+            elif (kind := _kind(value) or self._small(here, value)) is not None:
                 self._column(here, kind)
-            elif not self._warned:
-                self._unfit[here] = self._unfit.get(here, 0) + 1
-                if self._unfit[here] == _WARN_AFTER:
-                    self._warn_once(here, f"{type(value).__name__}, expected a number or an array")
 
-    def _column(
-        self, path: Path, kind: tuple[np.dtype[Any], tuple[int, ...], Form] | None
-    ) -> Column | None:
+    def _small(self, path: Path, value: Any) -> _Kind | None:
+        """Return the kind of a small object, or None if it cannot have a column."""
+        tries = self._unfit.get(path, 0)
+        if tries >= _WARN_AFTER or not self._pickled:
+            return None
+        if not isinstance(value, (np.ndarray, np.number)) and _fits(value):
+            return np.dtype(np.uint8), (_PICKLE_BYTES,), "pickle", type(value)
+        if path in self._unfit or len(self._unfit) < _MAX_COLUMNS:
+            self._unfit[path] = tries + 1
+        if tries + 1 == _WARN_AFTER:
+            self._warn(
+                path,
+                f"{type(value).__name__}, expected a number, an array, or something "
+                f"whose pickle has fewer than {_PICKLE_BYTES} bytes",
+            )
+        return None
+
+    def _column(self, path: Path, kind: _Kind | None) -> Column | None:
         """Return the column for such values, made now if need be; None if it cannot have one.
 
         A nested dict has no ``kind``.
@@ -161,36 +196,41 @@ class Infos:
         known = self._column_of.get((path, kind))
         if known is not None:
             return known
+        if len(self.columns) == _MAX_COLUMNS:
+            self._warn(("...",), f"more than {_MAX_COLUMNS} names, such as {path[-1]!r}")
+            return None
         if kind is None:
             column = Column(path, self._end)
             end = self._end + self._rows
         else:
             if self._types.get(path, 0) == _MAX_TYPES:
-                self._warn_once(path, f"another type than {_MAX_TYPES} before it")
+                self._warn(path, f"another type than {_MAX_TYPES} before it")
                 return None
-            dtype, shape, form = kind
+            dtype, shape, form, of = kind
             values = _aligned(self._end + self._rows)
-            column = Column(path, self._end, dtype, shape, form, values)
+            column = Column(path, self._end, dtype, shape, form, values, of)
             end = values + self._rows * math.prod(shape) * dtype.itemsize
         try:
             if end > len(self._frames.infos):
                 raise MemoryError("there is no room left for infos")
             self._frames.take_infos(end)
         except MemoryError as error:
-            self._warn_once(path, str(error))
+            self._warn(path, str(error))
             return None
         self._end = _aligned(end)
         self.columns.append(column)
+        self._names.setdefault(path[0], len(self._names))
         self._types[path] = self._types.get(path, 0) + 1
         self._column_of[path, kind] = column
         return column
 
-    def _warn_once(self, path: Path, why: str) -> None:
-        """Log that infos are slow, unless that was logged before."""
-        if not self._warned:
-            self._warned = True
-            place = "".join(f"[{key!r}]" for key in path)
-            _log.warning("info%s is pickled with every step, which is slow: %s", place, why)
+    def _warn(self, path: Path, why: str) -> None:
+        """Log that a key is slow, once for each key of a program."""
+        if not self._pickled or path in _logged or len(_logged) == _MAX_COLUMNS:
+            return
+        _logged.add(path)
+        place = "[...]" if path == ("...",) else "".join(f"[{key!r}]" for key in path)
+        _log.warning("info%s is pickled with every step, which is slow: %s", place, why)
 
 
 def _aligned(offset: int) -> int:
@@ -198,17 +238,27 @@ def _aligned(offset: int) -> int:
     return -(-offset // 16) * 16
 
 
-def _kind(value: Any) -> tuple[np.dtype[Any], tuple[int, ...], Form] | None:
-    """Return dtype and shape of an element and its form, or None if it cannot have a column."""
+def _kind(value: Any) -> _Kind | None:
+    """Return the kind of a number or an array, or None if it is neither."""
     cls = type(value)
     if cls in (int, float, bool):
-        return np.dtype(cls), (), "python"
+        return np.dtype(cls), (), "python", None
     if cls is np.ndarray:
         plain = value.dtype.isnative and value.dtype.kind in "biufc"
-        return (value.dtype, value.shape, "array") if plain else None
+        return (value.dtype, value.shape, "array", None) if plain else None
     if cls is np.bool_:
-        return np.dtype(cls), (), "object"
+        return np.dtype(cls), (), "object", None
     if issubclass(cls, np.number):
         dtype = np.dtype(cls)
-        return (dtype, (), "scalar") if dtype.kind in "iufc" else None
+        return (dtype, (), "scalar", None) if dtype.kind in "iufc" else None
     return None
+
+
+def _fits(value: Any) -> bool:
+    """Return whether the pickle of an object fits into a column."""
+    if isinstance(value, str) and len(value) >= _PICKLE_BYTES:
+        return False
+    try:
+        return len(pickle.dumps(value, protocol=5)) < _PICKLE_BYTES
+    except Exception:
+        return False

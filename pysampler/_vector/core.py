@@ -153,6 +153,7 @@ class VectorCore:
             copy=self._copy,
             final=final,
             restarts=self._restarts,
+            workers=self.pool.core is not None,
         )
         results.show_versions = self.options_version > 0
         self.results = results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -48,9 +49,11 @@ class Results:
         copy: bool,
         final: bool,
         restarts: bool,
+        workers: bool,
     ) -> None:
+        self._warnings: set[str] = set()
         self._batcher = _Batcher()
-        self._infos = Infos(frames, columns, self._batcher.add)
+        self._infos = Infos(frames, columns, self._batcher.add, pickled=workers)
         self.frames = frames
         self._spec = frames.spec
         self._groups = groups
@@ -243,15 +246,15 @@ class Results:
         self._batcher.num_envs = len(rows)
         for at, row in enumerate(rows):
             here = by_mail.get(row, {})
-            final = self._infos.core.row(*row, "final_info") or {}
+            final = self._infos.core.row(*row, "final_info").get("final_info", {})
             final = {**final, **here.get("final_info", {})}
             info = {}
             for key in keys:
-                value = final.get(key) if final else here.get(key)
-                if value is None and not final:
-                    value = self._infos.core.row(*row, key)
-                if value is not None:
-                    info[key] = value
+                source = final or here
+                if not final and key not in here:
+                    source = self._infos.core.row(*row, key)
+                if key in source:
+                    info[key] = source[key]
             infos = self._batcher.add(infos, info, at)
         return infos
 
@@ -264,6 +267,12 @@ class Results:
         """Give keys of infos that came by mail columns of their own, and return all columns."""
         self._infos.learn(rest)
         return self._infos.columns
+
+    def warn_once(self, message: str) -> None:
+        """Warn the caller of a sampler, unless that was done before."""
+        if message not in self._warnings:
+            self._warnings.add(message)
+            warnings.warn(message, stacklevel=7)
 
     def _add_versions(self, infos: dict[str, Any], versions: npt.NDArray[np.int64]) -> None:
         infos["options_version"] = versions

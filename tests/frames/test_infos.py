@@ -1,7 +1,10 @@
 """Infos: which values get columns, and that a batch is gymnasium's wherever its values lay."""
 
 import copy
+import enum
 import logging
+import pickle
+from fractions import Fraction
 
 import gymnasium as gym
 import numpy as np
@@ -20,6 +23,20 @@ from pysampler._workers.counters import Counters
 from pysampler.sync import Segment
 
 CELL = spaces.Discrete(2)
+
+
+class Phase(enum.Enum):
+    FIRST, LAST = "first", "last"
+
+
+class Level(enum.IntEnum):
+    LOW, HIGH = 1, 2
+
+
+@pytest.fixture(autouse=True)
+def nothing_logged(monkeypatch):
+    """As in a program that has made no vector env yet."""
+    monkeypatch.setattr("pysampler._frames.infos._logged", set())
 
 
 class Informed(gym.Env):
@@ -97,15 +114,27 @@ COMPACT = {
     "array of bools": np.array([True, False]),
     "array without axes": np.array(1.5),
 }
-MAILED = {
+SMALL = {
     "text": "word",
+    "other text": "\N{SNOWMAN}\ud800",
+    "bytes": b"word",
     "none": None,
     "list": [1, 2],
-    "tuple": (1.0,),
+    "tuple": (1.0, "x"),
+    "enum": Phase.FIRST,
+    "numbered enum": Level.LOW,
+    "complex": 1j,
+    "class": Fraction,
+    "numpy text": np.str_("word"),
+}
+MAILED = {
+    "date": np.datetime64("2020-01-01"),
+    "long text": "word" * 50,
+    "long list": [*range(200)],
+    "function": lambda: None,
     "objects": np.array([1, None], object),
     "words": np.array(["a", "b"]),
     "foreign": np.arange(2, dtype=">i4"),
-    "date": np.datetime64("2020-01-01"),
     "difference": np.timedelta64(3),
     "differences": np.array([3], "m8[s]"),
 }
@@ -120,6 +149,105 @@ def test_a_number_or_plain_array_gets_a_column_once_it_was_seen(name):
     assert [column.path for column in batched.infos.columns] == [(name,)]
     same(batched.step({}, info), batched.of_gymnasium({}, info))
     assert batched.mailed == []
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_object_gets_a_column_once_it_was_seen(name):
+    batched = Batched(3)
+    info = {name: SMALL[name]}
+    same(batched.step(info, {}, info), batched.of_gymnasium(info, {}, info))
+    assert [env for env, _ in batched.mailed] == [0, 2]
+    for _ in range(2):
+        batch = batched.step({}, info, info)
+        same(batch, batched.of_gymnasium({}, info, info))
+        assert type(batch[name][1]) is type(SMALL[name])
+        assert batched.mailed == []
+
+
+def test_objects_that_can_change_are_not_shared():
+    batched = Batched(2)
+    info = {"list": [1, 2], "tuple": ([],)}
+    for _ in range(2):
+        batch = batched.step(info, info)
+    assert batched.mailed == []
+    batch["list"][0].append(3)
+    batch["tuple"][0][0].append(3)
+    same(batched.step(info, info), batched.of_gymnasium(info, info))
+
+
+def test_objects_of_several_types_share_an_array_without_mail():
+    batched = Batched(4)
+    infos = {"x": None}, {"x": "red"}, {"x": np.bool_(1)}, {}
+    for mailed in (3, 0, 0):
+        same(batched.step(*infos), batched.of_gymnasium(*infos))
+        assert len(batched.mailed) == mailed
+        infos = (*infos[1:], infos[0])
+
+
+def test_text_that_is_long_at_times_comes_by_mail_then():
+    batched = Batched(1)
+    for length in (1, 5, 500, 100, 0, 5000):
+        info = {"text": "x" * length}
+        same(batched.step(info), batched.of_gymnasium(info))
+        assert len(batched.mailed) == (length in (1, 500, 5000))
+
+
+def test_more_constants_than_are_remembered():
+    batched = Batched(2)
+    for number in range(1000):
+        infos = {"text": f"number {number}"}, {"text": f"number {number % 300}"}
+        same(batched.step(*infos), batched.of_gymnasium(*infos))
+
+
+def test_an_object_that_cannot_be_read_is_an_error_when_it_is_merged():
+    batched = Batched(1)
+    batched.step({"text": "x"})
+    batched.step({"text": "x"})
+    assert batched.mailed == []
+    [rows] = [column.views(batched.frames)[0] for column in batched.infos.columns]
+    rows[batched.frame, 0, :4] = 3, 0, 1, 2
+    *_, infos, mixed = batched.batch.read(batched.frame)
+    assert mixed == ["text"]
+    with pytest.raises(pickle.UnpicklingError):
+        batched.infos.merge([(batched.frame, 0)], infos, mixed, [])
+
+
+def test_keys_that_change_with_each_step_get_no_more_columns_at_some_point(caplog):
+    batched = Batched(1)
+    with caplog.at_level(logging.WARNING, "pysampler"):
+        for number in range(1500):
+            info = {f"number {number}": number, f"text {number}": "x" * 1000, "stays": 1.0}
+            same(batched.step(info), batched.of_gymnasium(info))
+    assert len(batched.infos.columns) == batched.infos.core.count <= 512
+    assert len(batched.infos._unfit) <= 512
+    assert len(caplog.records) == 1
+    assert "more than 512 names" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("second", [2, 0, "word", np.zeros(2)])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_key_that_names_the_mask_of_another(second, nested):
+    batched = Batched(2)
+    info = {"a": 1, "_a": second}
+    infos = [{"in": info} if nested else info, {"in": {"a": 3}} if nested else {"a": 3}]
+    for _ in range(3):
+        try:
+            expected = batched.of_gymnasium(*infos)
+        except ValueError:
+            with pytest.raises(ValueError, match=r"array|argument|literal|truth"):
+                batched.step(*infos)
+            continue
+        same(batched.step(*infos), expected)
+
+
+@pytest.mark.parametrize("value", [True, 1.5])
+def test_an_array_without_axes_stays_an_array_where_it_is_merged(value):
+    batched = Batched(2)
+    infos = {"in": {"x": np.array(value)}}, {"in": {"x": np.array(value)}}
+    batched.step(*infos)
+    infos = infos[0], {"in": {"x": np.array(value), "new": "x" * 1000}}
+    for _ in range(2):
+        same(batched.step(*infos), batched.of_gymnasium(*infos))
 
 
 @pytest.mark.parametrize("name", MAILED)
@@ -239,7 +367,7 @@ def test_values_that_have_no_room_left_come_by_mail(caplog):
 
 def test_a_value_that_never_gets_a_column_is_reported_once_and_late(caplog):
     batched = Batched(1)
-    info = {"deep": {"word": "x"}}
+    info = {"deep": {"word": "x" * 1000}}
     with caplog.at_level(logging.WARNING, "pysampler"):
         for _ in range(999):
             batched.infos.learn([(0, info)])
@@ -247,7 +375,29 @@ def test_a_value_that_never_gets_a_column_is_reported_once_and_late(caplog):
         for _ in range(2000):
             batched.infos.learn([(0, info)])
     [message] = caplog.messages
-    assert message.startswith("info['deep']['word'] is pickled with every step")
+    assert message == (
+        "info['deep']['word'] is pickled with every step, which is slow: str, expected a number, "
+        "an array, or something whose pickle has fewer than 128 bytes"
+    )
+
+
+def test_a_slow_key_is_reported_once_for_a_program(caplog):
+    with caplog.at_level(logging.WARNING, "pysampler"):
+        for key in ("a", "b", "a"):
+            infos = Batched(1).infos
+            for _ in range(1000):
+                infos.learn([(0, {key: "x" * 1000})])
+    assert [message[:9] for message in caplog.messages] == ["info['a']", "info['b']"]
+
+
+def test_nothing_is_reported_where_nothing_is_pickled(caplog):
+    batched = Batched(1)
+    infos = Infos(batched.frames, [], batched.add_info, pickled=False)
+    with caplog.at_level(logging.WARNING, "pysampler"):
+        for number in range(1000):
+            infos.learn([(0, {"a": "x", f"b{number}": 1})])
+    assert caplog.messages == []
+    assert ("a",) not in [column.path for column in infos.columns]
 
 
 def test_new_columns_are_returned_once():
@@ -258,10 +408,10 @@ def test_new_columns_are_returned_once():
     assert batched.infos.core.count == 2
 
 
-keys = st.sampled_from("abc")
+keys = st.sampled_from(["a", "b", "_a"])
 arrays = st.builds(np.full, st.just(2), st.integers(0, 3)) | st.just(np.zeros((2,), np.float32))
-names = st.sampled_from([*COMPACT, *COMPACT, *MAILED])
-values = names.map((COMPACT | MAILED).__getitem__) | arrays
+names = st.sampled_from([*COMPACT, *COMPACT, *SMALL, *SMALL, *MAILED])
+values = names.map((COMPACT | SMALL | MAILED).__getitem__) | arrays
 infos = st.recursive(
     st.dictionaries(keys, values, max_size=3),
     lambda inner: st.dictionaries(keys, values | inner, max_size=3),

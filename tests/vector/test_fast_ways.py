@@ -4,12 +4,14 @@ import gc
 import logging
 import os
 import time
+from http import HTTPStatus
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import data_equivalence
+from made_up import same
 
 import pysampler
 from pysampler._frames import infos
@@ -125,7 +127,7 @@ def messages(envs, steps):
 
 
 def test_many_infos_and_numpy_s_bools_have_places_in_the_frames():
-    told = {f"x{i}": float(i) for i in range(300)} | {"success": np.bool_(1)}
+    told = {f"x{i}": float(i) for i in range(300)} | {"success": np.bool_(1), "s": "abc"}
     envs = pysampler.VectorEnv([lambda: Told(told)] * 2, num_workers=1)
     assert messages(envs, 3) == 0
     envs.close()
@@ -133,16 +135,57 @@ def test_many_infos_and_numpy_s_bools_have_places_in_the_frames():
 
 @pytest.mark.parametrize(
     ("told", "why"),
-    [({"image": np.ones(1 << 20)}, "no room left"), ({"a": {"name": "x"}}, "['a']['name']")],
+    [({"image": np.ones(1 << 20)}, "no room left"), ({"a": {"name": "x" * 1000}}, "['a']['name']")],
 )
 def test_infos_that_stay_slow_are_told_of_once(told, why, caplog, monkeypatch):
     monkeypatch.setattr(infos, "_WARN_AFTER", 5)
+    monkeypatch.setattr(infos, "_logged", set())
     envs = pysampler.VectorEnv([lambda: Told(told)] * 2, num_workers=1)
     with caplog.at_level(logging.WARNING, "pysampler"):
         assert messages(envs, 6) == 1
     [record] = caplog.records
     assert "pickled with every step" in record.getMessage()
     assert why in record.getMessage()
+    envs.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_words_and_enums_in_infos_are_those_of_gymnasium(num_workers):
+    told = {"s": "abc", "e": HTTPStatus.OK, "n": None, "t": ("x", 1), "in": {"s": b""}}
+    ours = pysampler.VectorEnv([lambda: Told(told)] * 3, num_workers=num_workers)
+    theirs = gym.vector.SyncVectorEnv([lambda: Told(told)] * 3)
+    for envs in (ours, theirs):
+        envs.reset(seed=1)
+    for _ in range(60):
+        actions = np.ones(3, np.int64)
+        same(ours.step(actions), theirs.step(actions))
+    if num_workers > 0:
+        assert messages(ours, 3) == 0
+    ours.close()
+
+
+class Waits:
+    """Is pickled when a file is there."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        (self.folder / "begun").touch()
+        while not (self.folder / "go").exists():
+            time.sleep(0.001)
+        return str, ("gone",)
+
+
+def test_a_message_is_sent_before_the_step_counts_as_done(tmp_path):
+    envs = pysampler.VectorEnv([lambda: Told({"x": Waits(tmp_path)})] * 2, num_workers=1)
+    envs.reset()
+    envs.step_async(np.zeros(2, np.int64))
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.001)
+    assert envs._pool.ready == 0  # or the parent would wake, and wait for the message
+    (tmp_path / "go").touch()
+    assert envs.step_wait()[4]["x"].tolist() == ["gone"] * 2
     envs.close()
 
 

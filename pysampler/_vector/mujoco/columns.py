@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["InfoColumns", "row_of"]
 
+# Forms of columns whose values are collected as objects, which tasks do not write.
+_OBJECTS = "object", "pickle"
+
 
 class InfoColumns:
     """Writes infos of some envs, an array for each key, into the columns that there are.
@@ -42,11 +45,11 @@ class InfoColumns:
             if not values:
                 self._nodes[column.path[0]] = mask
                 self._rows.add_mask(mask)
-            elif column.form == "object" or len(column.path) > 1:
+            elif column.form in _OBJECTS or len(column.path) > 1:
                 self._rows.add_mask(mask)
             else:
                 self._rows.add_column(column.path[0], values[0], mask)
-            if values and column.form != "object":
+            if values and column.form not in _OBJECTS:
                 key = column.path if len(column.path) > 1 else column.path[0]
                 kind = values[0].dtype, values[0].shape[2:]
                 self._columns.setdefault(key, {})[kind] = values[0], mask

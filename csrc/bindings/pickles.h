@@ -1,0 +1,60 @@
+// A column of small objects in the frames, each as a pickle in a row of bytes: [length:1 | pickle].
+//
+// Both sides remember the pickles of constants, so that an env which gives the same word in each
+// step costs a look-up; other objects are pickled and unpickled each time, and never shared.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "leaf.h"
+
+namespace pysampler::bindings {
+
+class Pickles {
+ public:
+    // `rows` is [frames, envs, bytes], for objects of exactly this type.
+    Pickles(const Leaf& rows, const py::object& type);
+
+    bool accepts(PyObject* value) const {
+        return reinterpret_cast<PyObject*>(Py_TYPE(value)) == type_.ptr() && misfits_ < kMisfits;
+    }
+    // A worker. False, with nothing written, if the pickle does not fit or there is none.
+    bool store(std::uint32_t frame, std::size_t env, PyObject* value);
+    // The parent. Throws what pickle raises where this process lacks what the worker has.
+    py::object load(std::uint32_t frame, std::size_t env);
+
+    // Whether nothing of the value can change, so that two may share it.
+    static bool is_constant(PyObject* value);
+
+ private:
+    // How many constants are remembered; then all are forgotten.
+    static constexpr std::size_t kRemembered = 256;
+    // After so many in a row that had no place, no more are tried.
+    static constexpr int kMisfits = 16;
+
+    struct Hash {
+        using is_transparent = void;
+        std::size_t operator()(std::string_view text) const {
+            return std::hash<std::string_view>()(text);
+        }
+    };
+    struct Stored {
+        py::object value;  // a reference: the address stays its own
+        std::string pickle;
+    };
+
+    Leaf rows_;
+    py::object type_;
+    py::object dumps_, loads_, protocol_;
+    int misfits_ = 0;
+    std::unordered_map<PyObject*, Stored> stored_;
+    std::unordered_map<std::string, py::object, Hash, std::equal_to<>> loaded_;
+};
+
+}  // namespace pysampler::bindings
