@@ -277,16 +277,19 @@ void EnvBlock::reset_one(std::uint32_t frame, std::size_t i, PyObject* seed, PyO
     store_obs(frame, i, obs);
 }
 
-void EnvBlock::store_obs(std::uint32_t frame, std::size_t i, PyObject* obs) {
+// Returns what Space::store() does. Errors name the part of the observation.
+bool EnvBlock::write_obs(std::uint32_t frame, std::size_t i, PyObject* obs,
+                         const std::vector<Leaf>& leaves) {
+    unshaped_.clear();
     try {
-        obs_.store(frame, first_ + i, obs, &unshaped_, obs_leaves_);
+        return obs_.store(frame, first_ + i, obs, &unshaped_, leaves);
     } catch (const py::value_error& error) {
-        unshaped_.clear();
-        throw py::value_error(std::string("observation has ") + error.what());
-    } catch (...) {
-        unshaped_.clear();
-        throw;
+        throw py::value_error(std::string("observation") + error.what());
     }
+}
+
+void EnvBlock::store_obs(std::uint32_t frame, std::size_t i, PyObject* obs) {
+    write_obs(frame, i, obs, obs_leaves_);
     if (!unshaped_.empty()) {
         py::tuple values(unshaped_.size());
         for (std::size_t k = 0; k < unshaped_.size(); ++k) values[k] = std::move(unshaped_[k]);
@@ -330,7 +333,7 @@ py::object EnvBlock::last_obs(std::size_t i) const {
 // Writes the last observation of an episode to the frame; if that changes its type, or a part has
 // no fixed shape, the object itself is left over too.
 void EnvBlock::store_final(std::uint32_t frame, std::size_t i, PyObject* obs, PyObject* info) {
-    const bool same = obs_.store(frame, first_ + i, obs, &unshaped_, final_leaves_);
+    const bool same = write_obs(frame, i, obs, final_leaves_);
     unshaped_.clear();
     has_final_.mutable_at(frame, first_ + i) = same ? 1 : 2;
     if (!same) leave(kFinalObs, i, copied(obs));

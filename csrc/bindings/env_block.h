@@ -74,6 +74,8 @@ class EnvBlock : public Block {
     py::object call_reset(std::size_t i, PyObject* seed, PyObject* options);
     void write_options_version(std::uint32_t frame, std::size_t i);
     void clear_results(std::uint32_t frame, std::size_t i);
+    bool write_obs(std::uint32_t frame, std::size_t i, PyObject* obs,
+                   const std::vector<Leaf>& leaves);
     void store_obs(std::uint32_t frame, std::size_t i, PyObject* obs);
     std::vector<Leaf> own_rows(const py::object& arrays) const;
     py::object last_obs(std::size_t i) const;

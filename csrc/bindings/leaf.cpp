@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <numeric>
+#include <string_view>
 
 #include "number.h"
 
@@ -211,13 +212,25 @@ void Leaf::convert(std::byte* to, PyObject* value) const {
         for (std::size_t i = 0; i < given; ++i) size *= proxy->dimensions[i];
         for (const py::ssize_t n : shape_) wanted *= n;
         if (size != wanted) {
-            throw py::value_error("shape " + shape_text(proxy->dimensions, given) + ", expected " +
-                                  shape_text(shape_.data(), shape_.size()));
+            throw py::value_error(" has shape " + shape_text(proxy->dimensions, given) +
+                                  ", expected " + shape_text(shape_.data(), shape_.size()));
         }
         from = from.attr("reshape")(shape_);
     }
     const py::array row(dtype_, shape_, to, py::none());  // a view: it has a base
     if (npy().PyArray_CopyInto_(row.ptr(), from.ptr()) != 0) throw py::error_already_set();
+    if (std::string_view("biu").find(dtype_.kind()) != std::string_view::npos) {
+        expect_equal(row, from);
+    }
+}
+
+// numpy cuts off what whole numbers cannot hold, without a word.
+void Leaf::expect_equal(const py::array& row, const py::array& from) const {
+    const py::array lost = row.attr("__ne__")(from);
+    if (!lost.attr("any")().cast<bool>()) return;
+    const py::object first = from.attr("__getitem__")(lost).attr("flat").attr("__getitem__")(0);
+    throw py::value_error(" has " + py::repr(first.attr("item")()).cast<std::string>() +
+                          ", expected " + py::str(dtype_).cast<std::string>());
 }
 
 py::object Leaf::fresh(const std::vector<py::ssize_t>& shape) const {

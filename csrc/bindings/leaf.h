@@ -78,8 +78,9 @@ class Leaf {
 
     // Writes a value to a row, as numpy assignment would. Returns whether it was what load() would
     // return: an array of this dtype and shape, or a numpy scalar of this dtype. Throws ValueError
-    // for another number of elements, and what numpy raises. Common numbers, arrays of other dtypes
-    // and flat lists of numbers are converted without numpy.
+    // (" has ...") for another number of elements and for a number that a dtype of whole numbers
+    // cannot hold, and what numpy raises. Common numbers, arrays of other dtypes and flat lists of
+    // numbers are converted without numpy.
     bool store(std::uint32_t frame, std::size_t env, PyObject* value) const;
 
     // A copy of a row: an array, or a numpy scalar if the shape is ().
@@ -127,6 +128,7 @@ class Leaf {
     std::size_t bytes_below(std::size_t depth) const;
     bool has_my_shape(PyObject* array) const;
     void convert(std::byte* to, PyObject* value) const;
+    void expect_equal(const py::array& row, const py::array& from) const;
 
     py::array array_;
     std::byte* base_;

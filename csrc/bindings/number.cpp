@@ -81,6 +81,8 @@ bool cast(From from, To& to) {
         to = static_cast<To>(from);  // NOLINT(bugprone-signed-char-misuse): numbers, all of them
         if constexpr (std::is_floating_point_v<From>) {
             return !std::isinf(to) || std::isinf(from);
+        } else if constexpr (std::is_integral_v<To>) {
+            return static_cast<From>(to) == from && (to < 0) == (from < 0);
         } else {
             return true;
         }

@@ -20,7 +20,7 @@ struct Number {
 std::optional<Number> number_of(PyObject* value);
 
 // Writes a number as an element of a numpy type, as numpy would convert it. False where numpy would
-// warn, or converts it differently.
+// warn, converts it differently, or cuts a whole number off.
 bool put_number(const Number& number, int type, void* to);
 
 // The same for `count` contiguous elements of one type.

@@ -3,6 +3,19 @@
 #include <algorithm>
 
 namespace pysampler::bindings {
+namespace {
+
+// Calls store(); an error that it throws begins with the key.
+template <class Store>
+bool named(const py::object& key, Store&& store) {
+    try {
+        return store();
+    } catch (const py::value_error& error) {
+        throw py::value_error("[" + py::repr(key).cast<std::string>() + "]" + error.what());
+    }
+}
+
+}  // namespace
 
 Space::Space(const py::tuple& node, const std::vector<Leaf>& leaves) {
     const auto kind = node[0].cast<std::string>();
@@ -45,7 +58,8 @@ bool Space::store(std::uint32_t frame, std::size_t env, PyObject* value,
             for (const auto& [key, child] : children_) {
                 // Holds a reference: Python code that runs meanwhile may remove it from the dict.
                 const auto item = checked(PyObject_GetItem(value, key.ptr()));
-                same &= child.store(frame, env, item.ptr(), unshaped, leaves);
+                same &= named(
+                    key, [&] { return child.store(frame, env, item.ptr(), unshaped, leaves); });
             }
             return same;
         }
@@ -58,7 +72,9 @@ bool Space::store(std::uint32_t frame, std::size_t env, PyObject* value,
                 const py::object item =
                     plain ? py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(value, at))
                           : checked(PySequence_GetItem(value, at));
-                same &= children_[i].second.store(frame, env, item.ptr(), unshaped, leaves);
+                same &= named(py::int_(i), [&] {
+                    return children_[i].second.store(frame, env, item.ptr(), unshaped, leaves);
+                });
             }
             return same;
         }

@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import pickle
+import re
 import threading
 
 import gymnasium as gym
@@ -179,6 +180,74 @@ def test_an_error_brings_its_traceback_along():
     cause = caught.value.__cause__
     assert type(cause) is ValueError
     assert 'raise ValueError("told to raise")' in str(cause.__cause__)
+    envs.close()
+
+
+LOSSES = {
+    "half": (spaces.Discrete(9), 2.5, "observation has 2.5, expected int64"),
+    "numpy half": (spaces.Discrete(9), np.float32(2.5), "observation has 2.5, expected int64"),
+    "nan": (spaces.MultiBinary(2), [1, np.nan], "observation has nan, expected int8"),
+    "too large": (
+        spaces.Box(0, 255, (2,), np.uint8),
+        [1, 256],
+        "observation has 256, expected uint8",
+    ),
+    "negative": (
+        spaces.Box(0, 255, (2,), np.uint8),
+        np.array([1, -1]),
+        "observation has -1, expected uint8",
+    ),
+    "part": (
+        spaces.Dict(a=spaces.Tuple((spaces.Discrete(2), spaces.MultiBinary(2)))),
+        {"a": (1, np.array([0.0, 0.5]))},
+        "observation['a'][1] has 0.5, expected int8",
+    ),
+}
+
+
+class Lossy(gym.Env):
+    """Returns something else than its space says from the first step on."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space, value):
+        self.observation_space, self.value = space, value
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.value, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.filterwarnings("ignore:invalid value")  # of NumPy
+def test_an_observation_that_loses_its_value_names_env_and_part(name, workers):
+    space, value, message = LOSSES[name]
+    envs = pysampler.VectorEnv(
+        [lambda: Lossy(space, space.sample()), lambda: Lossy(space, value)], num_workers=workers
+    )
+    envs.reset()
+    with pytest.raises(EnvError, match="env 1 .*" + re.escape(message)):
+        envs.step(np.zeros(2, np.int64))
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (spaces.Discrete(9), 2.0),
+        (spaces.MultiBinary(2), [True, 0.0]),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([0, 255])),
+        (spaces.Box(-9, 9, (2,), np.int8), (-9, np.int64(9))),
+    ],
+)
+def test_an_observation_that_keeps_its_value_is_taken(space, value):
+    envs = pysampler.VectorEnv([lambda: Lossy(space, value)] * 2, num_workers=0)
+    envs.reset()
+    observations = envs.step(np.zeros(2, np.int64))[0]
+    np.testing.assert_array_equal(observations, [value] * 2)
     envs.close()
 
 
