@@ -22,7 +22,7 @@ from pysampler._workers.seeds import seed_globals
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pysampler._frames.frames import Frames
     from pysampler._policies.calling import PolicyOutputs
@@ -40,6 +40,10 @@ __all__ = [
     "WorkerPolicy",
     "copied_infos",
 ]
+
+
+# How many keys and types of infos are reported as soon as they are seen.
+_MAX_REPORTED = 512
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,9 @@ class RolloutReport:
     # (frame, kind, env, infos or failure): what has no place in a frame.
     leftovers: list[tuple[int, int, int, Any]] = field(default_factory=list)
     restored: bool = False  # the envs took the place of lost ones in one of the steps
+    # The rollout goes on once this is read: infos had keys whose columns are yet to be made. Frames
+    # outlive this worker, and what it has yet to report does not.
+    unfinished: bool = False
     policy_ns: int = 0
     seen: dict[str, Moments] | None = None  # of the normalization
 
@@ -79,6 +86,15 @@ class RolloutReport:
             if kind in wanted
         ]
         return any(kind == _core.EnvBlock.ERROR for kind, _, _ in leftovers)
+
+
+def _keys_and_types(infos: dict[Any, Any], path: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """Yield the path and the type of each value in a dict of dicts."""
+    for key, value in infos.items():
+        if isinstance(value, dict):
+            yield from _keys_and_types(value, (*path, key))
+        else:
+            yield (*path, key), type(value)
 
 
 def copied_infos(infos: dict[str, Any]) -> dict[str, Any]:
@@ -142,6 +158,10 @@ class WorkerPolicy:
             self._policy.normalization = self._statistics.normalization
         self._weights: Any = None
         self._version = 0
+        # Infos without columns that were reported: their keys and types. None: nothing can be lost.
+        self._reported: set[Any] | None = set() if setup.own_process else None
+        if before is not None:
+            self._reported = before._reported
         self._track = track
         self._gauges = gauges
         gauges.version(0)
@@ -181,25 +201,29 @@ class WorkerPolicy:
         steps: int,
         *,
         last: int,
+        resumes: bool,
         replacements: bool,
         normalization: Normalization | None,
     ) -> RolloutReport:
         """Act for the envs of a block for some steps, from a frame on.
 
-        ``last`` is the frame that they had come to before. ``replacements``: they replace lost
-        envs, and go on from where those had come to.
+        ``last`` is the frame that they had come to before. ``resumes``: the last report of this
+        rollout was unfinished. ``replacements``: they replace lost envs. Both go on from where the
+        envs had come to.
         """
         self.refresh()
         policy, progress = self._policy, self._progress
-        policy.normalization = normalization
+        if not resumes or policy.normalization is None:
+            policy.normalization = normalization
         report = RolloutReport()
         if progress.steps[group] < 0:  # or what lies in the last one may be of this rollout already
             self.carry(last, frame, envs)
             progress.steps[group] = 0
-        at = frame + (int(progress.steps[group]) if replacements else 0)
+        at = frame + (int(progress.steps[group]) if replacements or resumes else 0)
+        end = frame + steps
         failed = False
         act = policy.acting(envs)
-        if replacements and at < frame + steps:
+        if replacements and at < end:
             report.policy_ns += self._timed(act, at)
             block.restore(at + 1)
             failed = report.add_leftovers(at + 1, take_leftovers())
@@ -208,17 +232,40 @@ class WorkerPolicy:
             at += 1
             policy.after_step(at, envs)
             progress.steps[group] = at - frame
+
+        def add_leftovers(at: int) -> bool:
+            """Return whether to end here: an env raised, or there are infos to be reported."""
+            leftovers = take_leftovers()
+            if report.add_leftovers(at, leftovers):
+                return True
+            if at == end or not self._are_new(leftovers):
+                return False
+            report.unfinished = True
+            policy.after_step(at, envs)
+            return True
+
         if not failed:
             report.policy_ns += _core.take_turns(
                 act,
                 block,
-                lambda at: report.add_leftovers(at, take_leftovers()),
+                add_leftovers,
                 (lambda at: policy.after_step(at, envs)) if policy.needs_after_step else None,
-                *(at, frame + steps, *progress.cells(group), self._track),
+                *(at, end, *progress.cells(group), self._track),
             )
-        if normalization is not None:
-            report.seen = normalization.seen
+        if policy.normalization is not None and not report.unfinished:
+            report.seen = policy.normalization.seen
         return report
+
+    def _are_new(self, leftovers: list[tuple[int, int, Any]]) -> bool:
+        """Return whether infos have keys and types that were not reported before."""
+        reported = self._reported
+        if reported is None or len(reported) >= _MAX_REPORTED:
+            return False
+        before = len(reported)
+        for kind, _, left in leftovers:
+            if kind == _core.EnvBlock.INFO:
+                reported.update(_keys_and_types(left))
+        return len(reported) > before
 
     def _timed(self, act: Callable[..., None], *arguments: Any) -> int:
         """Let the policy act by this call, and return how many ns that took."""
@@ -257,6 +304,7 @@ class RolloutJob(Repeated):
     group: int
     last: int  # the frame that the envs have come to before
     normalization: Normalization | None
+    resumes: bool = False  # the report of this job was unfinished
     doing = "acting and stepping"
     culprit = ("the policy", "acting")
     settles = "group"
@@ -274,6 +322,7 @@ class RolloutJob(Repeated):
             frame,
             self.steps,
             last=self.last,
+            resumes=self.resumes,
             replacements=block in host.replaced,
             normalization=self.normalization,
         )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
 from pysampler._policies.copying import pickled, send_policy
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.weights import portable, weights_of
-from pysampler._policies.worker_policy import PolicySetup, RolloutJob, TakePolicy
+from pysampler._policies.worker_policy import PolicySetup, RolloutJob, RolloutReport, TakePolicy
 from pysampler._rollouts.walker import Walker, closed_error
 from pysampler._torch import is_module
 from pysampler._vector.results import first
@@ -19,6 +20,7 @@ from pysampler.sync import Board, now
 if TYPE_CHECKING:
     from pysampler._policies.normalize import Moments, Normalization
     from pysampler._rollouts.walker import WalkerSetup
+    from pysampler._workers.jobs import Answer
 
 __all__ = ["WorkerWalker"]
 
@@ -64,14 +66,14 @@ class WorkerWalker(Walker):
         elif not is_module(policy) and (current := pickled(policy)) != self._pickled:
             self._send(current)
         self._progress.steps[:] = -1
-        commands = [(group, base) for group in range(len(self._groups))]
-        jobs = {
+        self._jobs = {
             group: RolloutJob(self._horizon, group, self._last_frame, self._own_normalization())
-            for group, _ in commands
+            for group in range(len(self._groups))
         }
+        self._base = base
         self._last_frame = base + self._horizon
         with self._core.enter("rollouts"):
-            self._pool.request(commands, jobs)
+            self._pool.request([(group, base) for group in self._jobs], self._jobs)
 
     def _own_normalization(self) -> Normalization | None:
         """Return what normalises for one group, beginning with the statistics of all."""
@@ -82,8 +84,7 @@ class WorkerWalker(Walker):
         """Wait until the workers have filled the frames."""
         began = now()
         with self._core.enter("rollouts"):
-            answers = self._pool.wait() or []
-            self._pool.take_all()
+            answers = self._answers()
         if self._progress.stopped:  # a signal handler has closed the rollouts meanwhile
             raise closed_error()
         self.seconds["waiting"] += (now() - began) / 1e9
@@ -106,6 +107,26 @@ class WorkerWalker(Walker):
         if (common := self.policy.normalization) is not None:
             for _, of_group in sorted(seen, key=itemgetter(0)):  # another order may round otherwise
                 common.add(of_group)
+
+    def _answers(self) -> list[Answer]:
+        """Wait for the reports of all groups; make columns for new infos, and let those go on."""
+        answers: list[Answer] = []
+        while True:
+            newest = self._pool.wait() or []
+            self._pool.take_all()
+            answers += newest
+            infos: list[tuple[int, dict[str, Any]]] = []
+            unfinished: dict[int, RolloutJob] = {}
+            for group, report, _ in newest:
+                if isinstance(report, RolloutReport) and report.unfinished:
+                    unfinished[group] = replace(self._jobs[group], resumes=True)
+                    infos += [(env, left) for _, _, env, left in report.leftovers]
+            if not unfinished or self._progress.stopped:
+                return answers
+            self._core.results.learn(infos)
+            self._core.announce_columns()
+            self._progress.steps[list(unfinished)] += 1  # the step that was reported
+            self._pool.request([(group, self._base) for group in unfinished], unfinished)
 
     def stop(self) -> None:
         """Make the workers end the rollout where it is."""

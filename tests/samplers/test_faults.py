@@ -79,6 +79,35 @@ def test_a_rollout_in_which_a_worker_is_lost_is_well_formed(way, groups, at, tmp
         np.testing.assert_array_equal(states, steps)
 
 
+class Telling(Mortal):
+    """Gives the number of the step, and another number with each fourth step of its life."""
+
+    def step(self, action):
+        *results, _ = super().step(action)
+        info = {"step": self.steps, "in": {"array": np.full(2, self.steps)}}
+        return *results, info | ({"fourth": 1.5} if self.life % 4 == 0 else {})
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("at", [1, 3, 5, 6, 8])  # of rollouts of 5
+def test_steps_before_a_worker_is_lost_keep_their_infos(way, groups, at, tmp_path):
+    fns = [functools.partial(Telling, "die", at, tmp_path / "died")] + [Telling] * 5
+    envs = pysampler.VectorEnv(fns, num_workers=3, groups=groups, on_worker_loss="restart")
+    options = {"info_keys": ["step", "in", "fourth"], "seed": 0, **way}
+    with pysampler.Rollouts(envs, counted, 5, **options) as rollouts:
+        copies = [next(rollouts).copy() for _ in range(3)]
+    assert envs.stats().losses.tolist() == [1, 0, 0]
+    envs.close()
+    for rollout in copies:
+        steps = np.where(rollout.valid, rollout.observations[1:, :, 1], 0)
+        np.testing.assert_array_equal(rollout.infos["step"], steps)
+        np.testing.assert_array_equal(rollout.info_masks["step"], rollout.valid)
+        np.testing.assert_array_equal(rollout.infos["in"]["array"], steps[..., None] * [1, 1])
+        fourth = rollout.infos.get("fourth", np.zeros(steps.shape))
+        np.testing.assert_array_equal(fourth[:, 2:], np.where(steps % 4 == 0, 1.5, 0)[:, 2:])
+
+
 @pytest.mark.parametrize("where", ["main", "workers"])
 def test_a_worker_that_is_killed_between_rollouts_is_replaced(where):
     envs = pysampler.VectorEnv([Mortal] * 4, num_workers=2, on_worker_loss="restart")
