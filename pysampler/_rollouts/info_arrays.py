@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
+import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
     from pysampler._frames.frames import Frames
     from pysampler._frames.infos import Column, Path
     from pysampler._vector.results import Results
+
+    _Kind = tuple[np.dtype[Any], tuple[int, ...]]
 
 __all__ = ["info_arrays"]
 
@@ -50,24 +52,38 @@ def info_arrays(
         return arrays, masks
     columns = results.learn([(env, info) for _, env, info in mailed_infos])
     # Infos of a reset before the first step belong to no step.
-    mailed = [(at - steps.start, env, info) for at, env, info in mailed_infos if at >= steps.start]
+    mailed = [
+        (at - steps.start, env, _of_step(info, over[at - steps.start, env]))
+        for at, env, info in mailed_infos
+        if at >= steps.start
+    ]
+    seen: dict[Path, _Kind | type] = {}  # what lies at each path
+    for column in columns:
+        if column.path != ("final_info",) and column.dtype is not None:
+            kind = column.of or (column.dtype, column.shape)
+            _see(seen, _without_final(column.path), kind)
+    for _, _, info in mailed:
+        for path, value in _leaves(info, ()):
+            _see(seen, path, _kind(value) or type(value))
     for key in keys:
-        of_key = [column for column in columns if column.dtype and key in column.path[:2]]
-        paths = {_without_final(column.path) for column in of_key}
-        paths = {path for path in paths if path[0] == key}
-        if not paths and (unfit := [info[key] for *_, info in mailed if key in info]):
-            warnings.warn(
-                f"info {key!r} is a {type(unfit[0]).__name__}, expected numbers, arrays of "
-                "numbers or dicts of these: it is left out",
-                stacklevel=6,
-            )
+        paths = {path: kind for path, kind in seen.items() if path[0] == key}
+        numbers = {path for path, kind in paths.items() if isinstance(kind, tuple)}
+        for path, kind in paths.items():
+            if isinstance(kind, type):
+                place = "".join(f"[{part!r}]" for part in path)
+                results.warn_once(
+                    f"info{place} is a {kind.__name__}, expected numbers, arrays of numbers or "
+                    "dicts of these: it is left out"
+                )
+        if not paths and (names := _names_without(key, seen, ended=bool(over.any()))) is not None:
+            results.warn_once(f"no env has given info {key!r}, which is left out; got {names}")
         # An info that is sometimes a number and sometimes a dict counts as a number.
-        for path in [(key,)] if (key,) in paths else sorted(paths):
-            during = [column for column in of_key if column.path == path]
-            final = [column for column in of_key if column.path == ("final_info", *path)]
-            values, mask = _joined(frames, steps, during, final, over)
+        for path in [(key,)] if (key,) in numbers else sorted(numbers):
+            during = [c for c in columns if c.path == path and _is_number(c)]
+            final = [c for c in columns if c.path == ("final_info", *path) and _is_number(c)]
+            values, mask = _joined(frames, steps, during, final, over, seen[path])
             for t, env, info in mailed:
-                value = _get(info.get("final_info", {}) if over[t, env] else info, path)
+                value = _get(info, path)
                 if value is not None and _fits(value, values):
                     dtype = np.result_type(values, np.asarray(value))
                     values = values.astype(dtype, copy=False)  # of a type without a column
@@ -80,6 +96,50 @@ def info_arrays(
             _set(arrays, path, values)
             _set(masks, path, mask)
     return arrays, masks
+
+
+def _of_step(info: dict[str, Any], over: np.bool_) -> Any:
+    """Return the infos of a step, not of the reset after it."""
+    return info.get("final_info", {}) if over else info
+
+
+def _leaves(tree: Mapping[Any, Any], path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield the path and the value of all that is no dict in a dict of dicts."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _see(seen: dict[Path, _Kind | type], path: Path, kind: _Kind | type) -> None:
+    """Note what lies at a path: a number or an array, if there ever was one."""
+    if not isinstance(seen.get(path), tuple):
+        seen[path] = kind
+
+
+def _kind(value: Any) -> _Kind | None:
+    """Return the dtype and shape of a number or an array of numbers; None for anything else."""
+    if type(value) in (int, float, bool) or isinstance(value, (np.generic, np.ndarray)):
+        array = np.asarray(value)
+        return (array.dtype, array.shape) if array.dtype.kind in "biufc" else None
+    return None
+
+
+def _is_number(column: Column) -> bool:
+    return column.dtype is not None and column.of is None
+
+
+def _names_without(key: str, seen: Iterable[Path], *, ended: bool) -> str | None:
+    """Return the names of all infos, for a warning that a key is not among them, if it is due.
+
+    Not before an episode has ended, since envs may give it with the last step, unless the key looks
+    like a mistake.
+    """
+    names = sorted({str(path[0]) for path in seen})
+    if ended or difflib.get_close_matches(str(key), names, 1):
+        return ", ".join(map(repr, names)) or "no infos"
+    return None
 
 
 def _without_final(path: Path) -> Path:
@@ -105,8 +165,11 @@ def _joined(
     during: Sequence[Column],
     final: Sequence[Column],
     over: npt.NDArray[np.bool_],
+    kind: Any,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     """Join all columns of a path in the memory of the first; return values and a mask.
+
+    Without columns, which large arrays have no room for, both are new.
 
     Args:
         frames: The frames that the columns lie in.
@@ -114,7 +177,11 @@ def _joined(
         during: Columns of infos.
         final: Columns of the ``final_info`` of episodes.
         over: Where a step ended an episode.
+        kind: The dtype and shape of the values.
     """
+    if not during and not final:
+        dtype, shape = kind
+        return np.zeros((*over.shape, *shape), dtype), np.zeros(over.shape, np.bool_)
     first, *others = [*during, *final]
     values, mask = (array[steps] for array in first.views(frames))
     others = [column for column in others if column.shape == first.shape]

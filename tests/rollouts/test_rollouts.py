@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import warnings
 
 import gymnasium as gym
 import numpy as np
@@ -204,6 +205,54 @@ def test_where_an_env_gave_no_info_there_is_none_of_an_earlier_rollout(way):
         np.testing.assert_array_equal(rollout.info_masks["end"], over)
         half = np.where(over, life / 2, 0)[..., None].repeat(2, axis=-1)
         np.testing.assert_array_equal(rollout.infos["in"]["it"], half)
+
+
+class Gives(gym.Wrapper):
+    """Gives what a function makes of the number of the step."""
+
+    def __init__(self, env, gives):
+        super().__init__(env)
+        self.gives = gives
+
+    def step(self, action):
+        *results, info = self.env.step(action)
+        return *results, self.gives(info["life"])
+
+
+def giving(gives):
+    return [lambda s=script: Gives(Scripted(s), gives) for script in SCRIPTS]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=name_of)
+def test_large_arrays_in_infos_are_kept(way):
+    env_fns = giving(lambda life: {"large": np.full(2000, life), "small": life})
+    for rollout in sampled(env_fns, policy, 3, info_keys=("large", "small"), **way):
+        assert rollout.infos["large"].shape == (HORIZON, len(SCRIPTS), 2000)
+        np.testing.assert_array_equal(rollout.infos["large"][..., 7], rollout.infos["small"])
+        assert rollout.info_masks["large"].all()
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]], ids=name_of)
+def test_a_key_that_no_env_gives_is_told_of_once_with_those_that_they_give(way):
+    env_fns = giving(lambda life: {"success": 1.0, "name": "x", "in": {"x": life}})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rollouts = sampled(env_fns, policy, 3, info_keys=("sucess", "in"), **way)
+    assert [list(rollout.infos) for rollout in rollouts] == [["in"]] * 3
+    [message] = [str(one.message) for one in caught if "no env" in str(one.message)]
+    assert message.startswith("no env has given info 'sucess', which is left out; got ")
+    assert message.endswith("'in', 'life', 'name', 'success'")
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]], ids=name_of)
+def test_infos_that_are_left_out_are_told_of_once_wherever_they_are(way):
+    env_fns = giving(lambda life: {"name": "x" * life, "in": {"list": [1], "x": life}, "no": None})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rollouts = sampled(env_fns, policy, 3, info_keys=("name", "in"), **way)
+    assert [list(rollout.infos["in"]) for rollout in rollouts] == [["x"]] * 3
+    told = [str(one.message).split(",")[0] for one in caught if "left out" in str(one.message)]
+    assert sorted(told) == ["info['in']['list'] is a list", "info['name'] is a str"]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=name_of)
