@@ -299,6 +299,15 @@ def deadline(timeout: Any, doing: str = "receive") -> int | None:
     return now() + int(min(timeout, LONGEST) * 1e9)
 
 
+def reset_options(given: Any, envs: int) -> list[dict[str, Any] | None]:
+    """Return the options of each env's reset, or raise ValueError."""
+    if not isinstance(given, list):
+        return [given] * envs
+    if len(given) != envs:
+        raise ValueError(f"cannot reset: {len(given)} options, expected {envs}")
+    return given
+
+
 def reset_mask(given: Any, envs: int) -> npt.NDArray[np.bool_]:
     """Return which envs to reset, or raise what gymnasium raises."""
     if not isinstance(given, np.ndarray):

@@ -85,10 +85,10 @@ class StepWith(Repeated):
 
 @dataclass(frozen=True)
 class Reset(Repeated):
-    """Reset the envs of a group, each with a seed, or those that the mask selects."""
+    """Reset the envs of a group, each with a seed and options, or those that the mask selects."""
 
     seeds: Sequence[int | None]
-    options: dict[str, Any] | None = None
+    options: Sequence[dict[str, Any] | None] | None = None
     mask: Sequence[bool] | None = None
     replaces: Replaced | None = None
     doing = "resetting"
@@ -96,8 +96,9 @@ class Reset(Repeated):
 
     def run(self, host: EnvHost, block: int, frame: int) -> Leftovers:
         """Do the job in the worker."""
+        options = self.options or [None] * len(self.seeds)
         calls: list[tuple[int | None, dict[str, Any] | None] | None] = [
-            (seed, copy.deepcopy(self.options)) for seed in self.seeds
+            (seed, copy.deepcopy(one)) for seed, one in zip(self.seeds, options, strict=True)
         ]
         if self.mask is not None:
             calls = [call if reset else None for call, reset in zip(calls, self.mask, strict=True)]

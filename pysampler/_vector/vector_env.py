@@ -301,13 +301,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self,
         *,
         seed: int | list[int | None] | None = None,
-        options: dict[str, Any] | None = None,
+        options: dict[str, Any] | list[dict[str, Any] | None] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, or those of ``options["reset_mask"]``.
 
         Args:
             seed: A number, to which the index of each env is added; or a list with one for each.
-            options: What each env's ``reset`` gets.
+            options: What each env's ``reset`` gets: a dict, or a list with one for each.
 
         Returns:
             Observations and infos.
@@ -318,7 +318,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def reset_async(
         self,
         seed: int | list[int | None] | None = None,
-        options: dict[str, Any] | None = None,
+        options: dict[str, Any] | list[dict[str, Any] | None] | None = None,
     ) -> None:
         """Begin a reset, whose results ``reset_wait`` returns.
 
@@ -332,14 +332,15 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             core.expect_idle("reset_async")
             self._replacements.begin_seeds(seed)
             mask = None
-            if options is not None and "reset_mask" in options:
+            if isinstance(options, dict) and "reset_mask" in options:
                 mask = arguments.reset_mask(options["reset_mask"], self.num_envs)
                 options = {k: v for k, v in options.items() if k != "reset_mask"}
+            each = arguments.reset_options(options, self.num_envs)
             core.next_frame()
             jobs = {
                 group: Reset(
                     [seeds[env] for env in envs],
-                    options,
+                    [each[env] for env in envs],
                     None if mask is None else [bool(mask[env]) for env in envs],
                 )
                 for group, envs in enumerate(core.groups)
@@ -489,7 +490,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def async_reset(
         self,
         seed: int | Sequence[int | None] | None = None,
-        options: dict[str, Any] | None = None,
+        options: dict[str, Any] | list[dict[str, Any] | None] | None = None,
         env_ids: Any = None,
     ) -> None:
         """Begin a reset of some envs or all, whose results ``recv`` returns.
@@ -497,7 +498,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         Args:
             seed: A number, to which the index of each env is added; or a list with one for each of
                 ``env_ids``.
-            options: What each env's ``reset`` gets.
+            options: What each env's ``reset`` gets: a dict, or a list with one for each of
+                ``env_ids``.
             env_ids: As of ``send``.
         """
         core = self._core
@@ -511,12 +513,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 seeds = arguments.seeds(seed, len(envs))
             if env_ids is None:
                 self._replacements.begin_seeds(seed)
-            by_env = dict(zip(envs, seeds, strict=True))
+            each = arguments.reset_options(options, len(envs))
+            row_of = {env: row for row, env in enumerate(envs)}
             core.announce_columns()
-            jobs = {
-                group: Reset([by_env[env] for env in core.groups[group]], options)
-                for group in groups
-            }
+            jobs = {}
+            for group in groups:
+                rows = [row_of[env] for env in core.groups[group]]
+                jobs[group] = Reset([seeds[row] for row in rows], [each[row] for row in rows])
             core.state = "send"
             core.pool.request(core.results.start(groups), jobs)
 

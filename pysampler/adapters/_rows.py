@@ -1,4 +1,4 @@
-"""Infos env by env, for libraries that want a dict for each."""
+"""Infos and indices env by env, for libraries that want a dict for each env."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["info_rows"]
+__all__ = ["env_indices", "info_rows"]
 
 
 def info_rows(infos: dict[str, Any], count: int) -> list[dict[str, Any]]:
@@ -18,7 +18,7 @@ def info_rows(infos: dict[str, Any], count: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
     for key, values in infos.items():
         mask = infos.get(f"_{key}")
-        if key.startswith("_") or mask is None:
+        if mask is None:  # a mask itself
             continue
         present: Iterable[int] = np.flatnonzero(mask).tolist()
         if isinstance(values, dict):
@@ -26,7 +26,21 @@ def info_rows(infos: dict[str, Any], count: int) -> list[dict[str, Any]]:
             for row in present:
                 rows[row][key] = inner[row]
         else:
+            if values.ndim == 1 and values.dtype in _PYTHON_TYPES:
+                values = values.tolist()
             for row in present:
                 value = values[row]
                 rows[row][key] = deepcopy(value) if isinstance(value, np.ndarray) else value
     return rows
+
+
+def env_indices(given: Iterable[int], count: int) -> list[int]:
+    """Return indices of envs, of which negative ones count from the end, or raise IndexError."""
+    envs = [int(index) for index in given]
+    if bad := [index for index in envs if not -count <= index < count]:
+        raise IndexError(f"cannot choose env {bad[0]}: expected {-count} to {count - 1}")
+    return [index % count for index in envs]
+
+
+# Batched infos of Python's float, int and bool have these; so may NumPy's numbers, but rarely.
+_PYTHON_TYPES = (np.dtype(float), np.dtype(int), np.dtype(bool))

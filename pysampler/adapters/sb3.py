@@ -6,13 +6,15 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import concatenate, create_empty_array
 from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
 from pysampler._vector.vector_env import VectorEnv
 from pysampler.adapters import _env_calls
 from pysampler.adapters._env_calls import MASK
-from pysampler.adapters._rows import info_rows
+from pysampler.adapters._rows import env_indices, info_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,13 +86,8 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
 
         Returns:
             The observations.
-
-        Raises:
-            ValueError: If the options differ between envs.
         """
-        options = self._options[0] or None
-        if any(other != self._options[0] for other in self._options):
-            raise ValueError("cannot reset: options differ between envs, expected the same for all")
+        options = [one or None for one in self._options]
         observations, infos = self.envs.reset(seed=list(self._seeds), options=options)
         self._masks = _masks_in(infos)
         self.reset_infos = info_rows(infos, self.num_envs)
@@ -98,14 +95,26 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         self._reset_options()
         return observations
 
-    def step_async(self, actions: np.ndarray) -> None:
+    def step_async(self, actions: Any) -> None:
         """Start a step of all envs.
 
         Args:
-            actions: An action for each env.
+            actions: An action for each env. Where actions are dicts, a dict of arrays with a row
+                for each env will do.
         """
         self._masks = None
-        self.envs.step_async(actions)
+        self.envs.step_async(self._batched(actions))
+
+    def _batched(self, actions: Any) -> Any:
+        space = self.action_space
+        if not isinstance(space, (Dict, Tuple)) or isinstance(actions, dict):
+            return actions
+        if len(actions) != self.num_envs:
+            raise ValueError(
+                f"cannot send actions: {len(actions)} of them, expected {self.num_envs}"
+            )
+        batch: Any = create_empty_array(space, self.num_envs)
+        return concatenate(space, actions, batch)
 
     def step_wait(self) -> Any:
         """Wait for the step.
@@ -184,7 +193,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         """
         if method_name == "action_masks" and not (method_args or method_kwargs):
             if self._masks is not None:
-                return [self._masks[env] for env in self._get_indices(indices)]
+                return list(self._masks[self._get_indices(indices)])
         else:
             self._forget_masks()
         return self._apply(indices, _env_calls.call_method, method_name, method_args, method_kwargs)
@@ -203,7 +212,10 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
 
     def _apply(self, indices: Any, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Run a function on envs, in their workers."""
-        return list(self.envs.apply(function, *args, envs=list(self._get_indices(indices))))
+        return list(self.envs.apply(function, *args, envs=self._get_indices(indices)))
+
+    def _get_indices(self, indices: Any) -> list[int]:
+        return env_indices(super()._get_indices(indices), self.num_envs)
 
     def _forget_masks(self) -> None:
         """Let the envs be asked for their masks until the next step: a call may change them."""

@@ -4,13 +4,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from made_up import same
+from made_up import describe, same
 
 pytest.importorskip("stable_baselines3")
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from pysampler.adapters import _env_calls
 from pysampler.adapters.sb3 import VecEnv
@@ -208,4 +208,202 @@ def test_maskable_ppo_learns_and_takes_no_masked_action(tells):
         observations, rewards, *_ = envs.step(actions)
         total += rewards.sum()
     assert total == 160
+    envs.close()
+
+
+# -- what SB3's own vector envs take and return ----------------------------------------------------
+
+
+class Told(gym.Env):
+    """Tells what it was given: its options as an attribute, its actions in infos."""
+
+    def __init__(self, space=None):
+        self.observation_space = spaces.Box(0, 9, (1,), np.float32)
+        self.action_space = space or spaces.Discrete(5)
+        self.index = 0
+        self.options = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.options = options
+        return np.zeros(1, np.float32), {"_private": 3, "count": 4}
+
+    def step(self, action):
+        info = {
+            "action": describe(action),
+            "_hidden": 0.5,
+            "float": 0.25,
+            "int": 7,
+            "bool": True,
+            "float32": np.float32(0.5),
+            "array": np.ones(2),
+            "nested": {"float": 1.5, "_bool": False},
+            8: 0.75,
+        }
+        return np.ones(1, np.float32), 1.0, False, False, info
+
+
+def both(env_fn, envs=3, **options):
+    return VecEnv([env_fn] * envs, num_workers=2, **options), DummyVecEnv([env_fn] * envs)
+
+
+def test_indices_count_from_the_end_too():
+    made = both(Told)
+    for envs in made:
+        envs.set_attr("index", 5, [0, -1])
+        assert envs.get_attr("index") == [5, 0, 5]
+        envs.set_attr("index", 6, -2)
+        assert envs.get_attr("index", np.array([-2, 0])) == [6, 5]
+        assert envs.env_method("get_wrapper_attr", "index", indices=[-1]) == [5]
+        assert envs.env_is_wrapped(Monitor, -1) == [False]
+        with pytest.raises(IndexError):
+            envs.get_attr("index", [-4])
+        envs.close()
+
+
+def test_masks_of_the_last_env_are_chosen_by_a_negative_index():
+    envs = masked()
+    envs.reset()
+    envs.step(np.zeros(4, int))
+    same(envs.env_method("action_masks", indices=[-1]), envs.env_method("action_masks")[3:])
+    with pytest.raises(IndexError, match=r"cannot choose env 4: expected -4 to 3"):
+        envs.env_method("action_masks", indices=[4])
+    envs.close()
+
+
+PARTS = [spaces.Discrete(3), spaces.MultiBinary(2), spaces.Box(-1, 1, (2,), np.float32)]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        *PARTS,
+        spaces.Tuple(PARTS),
+        spaces.Dict(a=PARTS[0], b=spaces.Tuple(PARTS[1:])),
+        spaces.Tuple([spaces.Text(4), spaces.Discrete(3)]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_sequence_of_actions_has_one_for_each_env(space, kind):
+    ours, theirs = made = both(lambda: Told(space))
+    for envs in made:
+        envs.reset()
+    space.seed(1)
+    actions = kind(space.sample() for _ in range(3))
+    for a, b in zip(ours.step(actions)[3], theirs.step(actions)[3], strict=True):
+        assert a["action"] == b["action"]
+    with pytest.raises(ValueError, match="cannot send actions: 2 of them, expected 3"):
+        ours.step(actions[:2])
+    for envs in made:
+        envs.close()
+
+
+def test_a_dict_of_batches_is_taken_as_it_is():
+    envs = VecEnv([lambda: Told(spaces.Dict(a=spaces.Discrete(4)))] * 3, num_workers=1)
+    envs.reset()
+    infos = envs.step({"a": np.arange(3)})[3]
+    assert [info["action"] for info in infos] == [describe({"a": np.int64(i)}) for i in range(3)]
+    envs.close()
+
+
+def test_each_env_is_reset_with_its_own_options_once():
+    made = both(Told)
+    each = [{"goal": np.arange(3.0)}, {}, {"goal": np.ones(3)}]
+    for envs in made:
+        envs.set_options(each)
+        envs.reset()
+        same(envs.get_attr("options"), [each[0], None, each[2]])
+        envs.reset()
+        assert envs.get_attr("options") == [None] * 3
+        envs.set_options(each[0])
+        envs.reset()
+        same(envs.get_attr("options"), [each[0]] * 3)
+        envs.close()
+
+
+def test_infos_are_those_of_the_env():
+    made = both(Told)
+    resets = []
+    for envs in made:
+        envs.reset()
+        resets.append(envs.reset_infos)
+    assert resets[0] == resets[1]
+    ours, theirs = (envs.step([1, 2, 3])[3] for envs in made)
+    for a, b in zip(ours, theirs, strict=True):
+        assert set(a) == set(b)
+        for key in ("_hidden", "float", "int", "bool", "float32", 8, "TimeLimit.truncated"):
+            assert type(a[key]) is type(b[key]), key
+            assert a[key] == b[key]
+        assert a["nested"] == b["nested"]
+        assert type(a["nested"]["_bool"]) is bool
+        same(a["array"], b["array"])
+    for envs in made:
+        envs.close()
+
+
+def test_it_closes_twice_and_with_a_step_under_way():
+    envs = VecEnv([Told] * 2, num_workers=1)
+    envs.reset()
+    envs.step_async([0, 0])
+    envs.close()
+    envs.close()
+
+
+def test_envs_are_wrapped_one_by_one_and_pictures_are_tiled():
+    envs = VecEnv(
+        [
+            lambda: gym.make("CartPole-v1", render_mode="rgb_array"),
+            lambda: Monitor(gym.make("CartPole-v1", render_mode="rgb_array")),
+        ],
+        num_workers=1,
+    )
+    assert envs.env_is_wrapped(Monitor) == [False, True]
+    assert VecFrameStack(envs, 2).env_is_wrapped(Monitor) == [False, True]
+    envs.reset()
+    picture = envs.render()
+    assert picture.shape[1:] == (2 * 600, 3) or picture.shape[0] == 2 * 400
+    np.testing.assert_array_equal(picture, envs.render("rgb_array"))
+    with pytest.warns(UserWarning, match="render"):
+        assert envs.render("human_no") is None
+    envs.close()
+
+
+@pytest.mark.parametrize("wrapper", [None, VecNormalize, lambda envs: VecFrameStack(envs, 2)])
+def test_last_observations_pass_through_sb3s_wrappers(wrapper):
+    class Count(gym.Env):
+        observation_space = spaces.Box(0, 99, (1,), np.float64)
+        action_space = spaces.Discrete(2)
+
+        def __init__(self, ends):
+            self.ends = ends
+
+        def reset(self, *, seed=None, options=None):
+            self.at = 0.0
+            return np.array([self.at]), {}
+
+        def step(self, action):
+            self.at += 1
+            return np.array([self.at]), 0.0, False, self.at >= self.ends, {}
+
+    made = [kind([lambda n=n: Count(n) for n in (2, 3, 5)]) for kind in (VecEnv, DummyVecEnv)]
+    if wrapper is not None:
+        made = [wrapper(envs) for envs in made]
+    same(*(envs.reset() for envs in made))
+    for _ in range(11):
+        ours, theirs = (envs.step(np.zeros(3, int)) for envs in made)
+        same(ours[0], theirs[0])
+        for a, b in zip(ours[3], theirs[3], strict=True):
+            assert a.keys() == b.keys()
+            if "terminal_observation" in a:
+                same(a["terminal_observation"], b["terminal_observation"])
+    for envs in made:
+        envs.close()
+
+
+def test_envs_without_a_seed_draw_other_numbers_in_each_worker():
+    envs = VecEnv([lambda: gym.make("Pendulum-v1")] * 3, num_workers=3)
+    envs.seed()
+    observations = envs.reset()
+    assert len(np.unique(observations[:, 0])) == 3
     envs.close()

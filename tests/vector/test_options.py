@@ -80,6 +80,22 @@ def test_options_while_others_are_at_work():
     envs.close()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_reset_takes_options_for_each_env(workers):
+    envs = pysampler.VectorEnv([Tasked] * 4, num_workers=workers, groups=2)
+    each = [{"task": 5}, None, {"task": 7}, {"task": 8}]
+    assert envs.reset(options=each)[0].tolist() == [5, -1, 7, 8]
+    assert envs.reset()[0].tolist() == [-1] * 4
+    envs.async_reset(options=each)
+    observations, *_, infos = envs.recv()
+    assert observations[np.argsort(infos["env_id"])].tolist() == [5, -1, 7, 8]
+    for reset in (envs.reset, envs.async_reset):
+        with pytest.raises(ValueError, match="cannot reset: 3 options, expected 4"):
+            reset(options=each[:3])
+    assert envs.reset(options={"task": 2})[0].tolist() == [2] * 4
+    envs.close()
+
+
 def test_wrong_options():
     envs = pysampler.VectorEnv([Tasked] * 2, num_workers=1)
     for ids, options, error, match in [
