@@ -6,18 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector.utils import batch_differing_spaces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "MASK",
+    "AnyObject",
     "MaskInfo",
+    "WithSpaces",
     "call_method",
     "get_attribute",
     "has_attribute",
     "is_wrapped",
     "make_with_masks",
+    "make_with_spaces",
     "seed_action_space",
     "set_attribute",
     "set_unwrapped",
@@ -57,6 +62,59 @@ def make_with_masks(env_fn: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any
     if isinstance(env, gym.Env) and has_attribute(env, "action_masks"):
         return MaskInfo(env)
     return env
+
+
+class AnyObject(gym.Space[Any]):
+    """The space of an env that says nothing about its observations or actions: they are pickled."""
+
+    def contains(self, x: Any) -> bool:  # noqa: ARG002
+        """Return True."""
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AnyObject)
+
+    __hash__ = gym.Space.__hash__
+
+
+def _batch_of_any(spaces: Sequence[AnyObject]) -> gym.spaces.Space[Any]:
+    return gym.spaces.Tuple(spaces)
+
+
+def _is_any(one: AnyObject, other: gym.Space[Any]) -> bool:
+    return one == other
+
+
+_by_class: Any = batch_differing_spaces  # which is typed as a function of a sequence
+_by_class.register(AnyObject, _batch_of_any)
+is_space_dtype_shape_equiv.register(AnyObject, _is_any)
+
+
+class WithSpaces(gym.Wrapper[Any, Any, Any, Any]):
+    """Add the spaces that an env does not have, or that gymnasium cannot batch."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        for name in ("observation_space", "action_space"):
+            if not _can_be_batched(env, name):
+                setattr(self, name, AnyObject())
+
+
+def make_with_spaces(env_fn: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
+    """Make an env, and add the spaces that it lacks."""
+    env = env_fn()
+    names = "observation_space", "action_space"
+    if isinstance(env, gym.Env) and not all(_can_be_batched(env, name) for name in names):
+        return WithSpaces(env)
+    return env
+
+
+def _can_be_batched(env: gym.Env[Any, Any], name: str) -> bool:
+    try:
+        batch_differing_spaces([getattr(env, name)])
+    except (AttributeError, TypeError):
+        return False
+    return True
 
 
 def get_attribute(env: gym.Env[Any, Any], name: str) -> Any:

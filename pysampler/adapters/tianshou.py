@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode
 from tianshou.env import BaseVectorEnv
 
 from pysampler._torch import to_array
 from pysampler._vector.vector_env import VectorEnv as PysamplerVectorEnv
 from pysampler.adapters import _env_calls
-from pysampler.adapters._rows import info_rows
+from pysampler.adapters._rows import env_indices, info_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +35,9 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
     Collectors step subsets of the envs and reset those whose episodes have ended, so each env is a
     group of its own. With ``wait_num`` or ``timeout`` it is asynchronous: a step returns the envs
     that are ready, and ``info["env_id"]`` says which they are.
+
+    Bounds of observations may differ between envs, and envs need no spaces: what has no space of
+    a known kind is pickled.
 
     >>> from tianshou.data import Collector  # doctest: +SKIP
     >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 8)  # doctest: +SKIP
@@ -73,9 +78,17 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         self.is_closed = False
         self._kept: dict[int, Row] = {}  # results that were not asked for yet, longest ready first
         self.envs = PysamplerVectorEnv(
-            env_fns, autoreset_mode=AutoresetMode.DISABLED, groups=count, **kwargs
+            [
+                functools.partial(_env_calls.make_with_spaces, env_fn)
+                if callable(env_fn)
+                else env_fn
+                for env_fn in env_fns
+            ],
+            autoreset_mode=AutoresetMode.DISABLED,
+            groups=count,
+            **{"shared_memory": False, "observation_mode": "different", **kwargs},
         )
-        if type(self.envs.single_observation_space).__name__ == "Tuple":
+        if isinstance(self.envs.single_observation_space, Tuple):
             self.envs.close()
             raise TypeError(
                 "cannot make vector env: observations are tuples, expected arrays or dicts as "
@@ -129,7 +142,7 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
             raise ValueError("cannot step: no actions, expected a row for each env")
         least, timeout = self.wait_num, self.timeout
         if action is None:
-            envs = list(map(int, self._wrap_id(id)))
+            envs = env_indices(self._wrap_id(id), self.env_num)
             least, timeout = len(envs), None
         else:
             envs = self._chosen(id)
@@ -156,7 +169,7 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
 
     def _chosen(self, given: int | list[int] | np.ndarray | None) -> list[int]:
         """Return indices of envs that are not stepping."""
-        envs = list(map(int, self._wrap_id(given)))
+        envs = env_indices(self._wrap_id(given), self.env_num)
         if self.is_async:
             self._assert_id(envs)
         return envs
@@ -182,9 +195,10 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
     def _receive(self, least: int, timeout: float | None = None) -> None:
         """Keep the results of the next envs that are ready."""
         observations, rewards, terminated, truncated, infos = self.envs.recv(least, timeout=timeout)
+        split = _split(self.envs.single_observation_space, observations, len(rewards))
         rows = zip(
-            *(_split(observations, len(rewards)), rewards.tolist(), terminated.tolist()),
-            *(truncated.tolist(), info_rows(infos, len(rewards))),
+            *(split, rewards.tolist(), terminated.tolist(), truncated.tolist()),
+            info_rows(infos, len(rewards)),
             strict=True,
         )
         self._kept.update(zip(infos["env_id"].tolist(), rows, strict=True))
@@ -267,17 +281,26 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         return f"<pysampler.adapters.tianshou.VectorEnv of {self.envs!r}>"
 
 
-def _split(batch: Any, count: int) -> list[Any]:
+def _split(space: gym.Space[Any], batch: Any, count: int) -> list[Any]:
     """Return a batch of observations as one for each env."""
-    if isinstance(batch, dict):
-        split = {key: _split(value, count) for key, value in batch.items()}
+    if isinstance(space, Dict):
+        split = {key: _split(part, batch[key], count) for key, part in space.items()}
         return [{key: values[row] for key, values in split.items()} for row in range(count)]
+    if isinstance(space, Tuple):
+        parts = [_split(part, one, count) for part, one in zip(space, batch, strict=True)]
+        return list(zip(*parts, strict=True))
     return list(batch)
 
 
 def _stacked(observations: Iterable[Any]) -> npt.NDArray[Any]:
-    """Return observations as Tianshou has them: one array, or an array of dicts."""
+    """Return observations as Tianshou has them: one array, or an array of objects."""
     rows = list(observations)
-    if isinstance(rows[0], dict):
-        return np.array(rows, dtype=object)
-    return np.stack(rows)
+    if isinstance(rows[0], (np.ndarray, np.generic)):
+        try:
+            return np.stack(rows)
+        except ValueError:  # they differ in shape
+            pass
+    batch = np.empty(len(rows), dtype=object)
+    for i, row in enumerate(rows):  # at once, NumPy would look into them
+        batch[i] = row
+    return batch

@@ -11,7 +11,7 @@ os.environ.setdefault("NUMBA_DISABLE_JIT", "1")  # to compile takes longer than 
 pytest.importorskip("tianshou")
 from tianshou.algorithm.algorithm_base import Policy
 from tianshou.data import AsyncCollector, Batch, Collector, VectorReplayBuffer
-from tianshou.env import DummyVectorEnv
+from tianshou.env import DummyVectorEnv, SubprocVectorEnv
 
 from pysampler.adapters.tianshou import VectorEnv
 
@@ -220,3 +220,137 @@ def test_as_many_actions_as_envs_are_expected():
     with pytest.raises(ValueError, match="no actions"):
         envs.step(None)
     close(envs)
+
+
+# -- envs that Tianshou's own vector envs take -----------------------------------------------------
+
+
+class Right(gym.Env):
+    """Goes right until the end; its spaces are as large as it is."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, size, *, nested=False):
+        self.size = size
+        self.nested = nested
+        index = gym.spaces.Box(0, size, (1,), np.float32)
+        self.observation_space = index
+        if nested:
+            parts = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(0, 1, (2,))])
+            inner = gym.spaces.Dict(parts=parts, noise=gym.spaces.Box(0, 1, (1, 2), np.float64))
+            self.observation_space = gym.spaces.Dict(index=index, inner=inner)
+
+    def observe(self):
+        index = np.array([self.at], np.float32)
+        if not self.nested:
+            return index
+        parts = np.int64(self.at % 2), self.np_random.random(2).astype(np.float32)
+        return {"index": index, "inner": {"parts": parts, "noise": self.np_random.random((1, 2))}}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        return self.observe(), {"_start": True}
+
+    def step(self, action):
+        self.at = max(self.at + 2 * int(action) - 1, 0)
+        return self.observe(), 0.5, self.at == self.size, False, {"at": self.at}
+
+
+class Spaceless(gym.Env):
+    """Has no spaces; its observations are arrays as long as it is, or dicts with such."""
+
+    def __init__(self, size, *, as_object=False):
+        self.size = size
+        self.as_object = as_object
+
+    def observe(self, value):
+        array = np.full((self.size, 2), value, float)
+        return Made(array) if self.as_object else array
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observe(0.5), {}
+
+    def step(self, action):
+        return self.observe(action), 1.0, False, False, {}
+
+
+class Made:
+    """Made up by an env, and no array."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __eq__(self, other):
+        return np.array_equal(self.array, other.array)
+
+    __hash__ = None
+
+
+def plain(value):
+    """Return arrays and tuples as lists, to compare them."""
+    if isinstance(value, np.ndarray):
+        return plain(list(value)) if value.dtype == object else value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    return value
+
+
+def sized(env_class, sizes=(2, 3, 5), peer=DummyVectorEnv, **options):
+    fns = [lambda size=size: env_class(size, **options) for size in sizes]
+    return VectorEnv(fns, num_workers=2), peer(fns)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_spaces_may_differ_in_their_bounds(nested):
+    ours, theirs = made = sized(Right, nested=nested)
+    assert ours.observation_space == theirs.observation_space
+    results, ended = [envs.reset(seed=3) for envs in made], 0
+    for ids in (None, [2, 0], None, [1], None):
+        for a, b in zip(*results, strict=True):
+            assert plain(a) == plain(b)
+            assert a.dtype == b.dtype
+        results = [envs.step(np.ones(3 if ids is None else len(ids), int), ids) for envs in made]
+        ended += results[0][2].sum()
+    assert ended > 0
+    close(*made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("as_object", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 3)])
+def test_envs_need_no_spaces(as_object, sizes):
+    made = sized(Spaceless, sizes, SubprocVectorEnv, as_object=as_object)
+    results = [envs.reset()[0] for envs in made]
+    results += [envs.step(np.array([4, 5]))[0] for envs in made]
+    results += [envs.step(np.array([6]), [1])[0] for envs in made]
+    for a, b in zip(results[::2], results[1::2], strict=True):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        assert plain(a) == plain(b)
+    close(*made)
+
+
+def test_ids_count_from_the_end_too():
+    made = both()
+    same_results(*(envs.reset(seed=3) for envs in made))
+    same_results(*(envs.reset(-1, seed=5) for envs in made))
+    for envs in made:
+        infos = envs.step(np.ones(2, int), [-1, 0])[-1]
+        assert [info["env_id"] % 4 for info in infos] == [3, 0]
+        envs.set_env_attr("gravity", 5.0, [-2])
+        assert envs.get_env_attr("gravity", [2, -1]) == [5.0, 9.8]
+    with pytest.raises(IndexError, match="cannot choose env 4: expected -4 to 3"):
+        made[0].reset(4)
+    close(*made)
+
+
+def test_infos_keep_keys_that_begin_with_an_underscore():
+    made = sized(Right)
+    for envs in made:
+        _, infos = envs.reset()
+        assert list(infos) == [{"_start": True}] * 3
+    close(*made)
