@@ -10,16 +10,18 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
     "MASK",
     "AnyObject",
     "MaskInfo",
+    "TuplesAsDicts",
     "WithSpaces",
     "call_method",
     "get_attribute",
     "has_attribute",
+    "has_tuples",
     "is_wrapped",
     "make_with_masks",
     "make_with_spaces",
@@ -115,6 +117,55 @@ def _can_be_batched(env: gym.Env[Any, Any], name: str) -> bool:
     except (AttributeError, TypeError):
         return False
     return True
+
+
+class TuplesAsDicts(gym.ObservationWrapper[Any, Any, Any]):
+    """Turn tuples in observations into dicts with the keys "0", "1" and so on.
+
+    An observation that is a tuple lies under the key "observation".
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._space = env.observation_space
+        if isinstance(self._space, gym.spaces.Tuple):
+            self._space = gym.spaces.Dict(observation=self._space)
+        self._is_tuple = self._space is not env.observation_space
+        self.observation_space = _space_of_dicts(self._space)
+
+    def observation(self, observation: Any) -> Any:
+        """Return an observation without tuples."""
+        if self._is_tuple:
+            observation = {"observation": observation}
+        return _dicts(self._space, observation)
+
+
+def has_tuples(space: gym.Space[Any]) -> bool:
+    """Return whether a space is a Tuple or has one within its dicts."""
+    if isinstance(space, gym.spaces.Dict):
+        return any(map(has_tuples, space.values()))
+    return isinstance(space, gym.spaces.Tuple)
+
+
+def _space_of_dicts(space: gym.Space[Any]) -> gym.Space[Any]:
+    if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
+        return gym.spaces.Dict({key: _space_of_dicts(part) for key, part in _parts(space)})
+    return space
+
+
+def _dicts(space: gym.Space[Any], value: Any) -> Any:
+    if isinstance(space, gym.spaces.Dict):
+        return {key: _dicts(part, value[key]) for key, part in _parts(space)}
+    if isinstance(space, gym.spaces.Tuple):
+        parts = zip(_parts(space), value, strict=True)
+        return {key: _dicts(part, one) for (key, part), one in parts}
+    return value
+
+
+def _parts(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> Iterable[tuple[str, gym.Space[Any]]]:
+    if isinstance(space, gym.spaces.Dict):
+        return space.items()
+    return ((str(number), part) for number, part in enumerate(space))
 
 
 def get_attribute(env: gym.Env[Any, Any], name: str) -> Any:

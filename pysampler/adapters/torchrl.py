@@ -13,6 +13,7 @@ from torchrl.envs import GymWrapper
 from pysampler._policies.trees import mapped
 from pysampler._torch import tensor_from
 from pysampler._vector.make import make_vec, vector_options
+from pysampler.adapters import _env_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,9 @@ def make_env(
     TorchRL resets envs itself, so the vector env's ``autoreset_mode`` is "Disabled". It takes
     "SameStep" as well, but not gymnasium's default; pass ``autoreset_mode`` to choose.
 
+    TorchRL has no tuples of different spaces: the parts of an observation that is a tuple get the
+    keys ``("observation", "0")`` and so on.
+
     Args:
         id: An env id, an ``EnvSpec``, or a function that makes one env.
         num_envs: The number of envs.
@@ -57,6 +61,10 @@ def make_env(
     if "autoreset_mode" not in kwargs:
         chosen.setdefault("autoreset_mode", AutoresetMode.DISABLED)
     envs = make_vec(id, num_envs, vector_kwargs=chosen, wrappers=wrappers, **kwargs)
+    if _env_calls.has_tuples(envs.single_observation_space):  # known only once there are envs
+        envs.close()
+        wrappers = [*(wrappers or ()), _env_calls.TuplesAsDicts]
+        envs = make_vec(id, num_envs, vector_kwargs=chosen, wrappers=wrappers, **kwargs)
     try:
         return GymWrapper(envs, **(wrapper_kwargs or {}))
     except BaseException:
@@ -68,9 +76,10 @@ def tensordict_of(rollout: Rollout) -> Any:
     """Return a rollout as a TensorDict in the layout of TorchRL's collectors.
 
     Its batch size is ``[N, T]``, time last. It has what the policy saw (``observation``, or the
-    keys of the dict that observations are), ``action`` (a discrete one as its index, not one-hot),
-    what the policy returned besides, ``is_init``, and under ``next`` the observation, ``reward``,
-    ``done``, ``terminated``, ``truncated`` and infos. At the end of an episode the next observation
+    keys of the dict that observations are; the parts of a tuple have the keys "0", "1", ...),
+    ``action`` (a discrete one as its index, not one-hot), what the policy returned besides,
+    ``is_init``, and under ``next`` the observation, ``reward``, ``done``, ``terminated``,
+    ``truncated`` and infos. At the end of an episode the next observation
     is the last one of that episode. ``("collector", "mask")`` says which steps are valid.
 
     All of these are views of the rollout's memory, which stay as they are while
@@ -84,7 +93,6 @@ def tensordict_of(rollout: Rollout) -> Any:
 
     Raises:
         ValueError: If envs have fewer steps (``allow_partial=True``).
-        TypeError: If observations or actions are tuples.
     """
     steps, envs = rollout.terminated.shape
     if (rollout.lengths != steps).any():
@@ -164,10 +172,17 @@ class RolloutCollector:
 
 
 def _named(name: str, tree: Any) -> dict[str, Any]:
-    """Return arrays by name: those of a dict by its keys."""
+    """Return arrays by name: those of a dict by its keys, those of a tuple by their numbers."""
+    named = _without_tuples(tree)
+    return named if isinstance(tree, dict) else {name: named}
+
+
+def _without_tuples(tree: Any) -> Any:
     if isinstance(tree, tuple):
-        raise TypeError(f"cannot make a TensorDict: {name} is a tuple, expected an array or a dict")
-    return tree if isinstance(tree, dict) else {name: tree}
+        tree = {str(number): part for number, part in enumerate(tree)}
+    if isinstance(tree, dict):
+        return {key: _without_tuples(part) for key, part in tree.items()}
+    return tree
 
 
 def _fill(final: Any, following: Any, rows: np.ndarray) -> None:
@@ -175,7 +190,10 @@ def _fill(final: Any, following: Any, rows: np.ndarray) -> None:
     if isinstance(final, dict):
         for key in final:
             _fill(final[key], following[key], rows)
-    elif not isinstance(final, tuple):  # which is refused by name
+    elif isinstance(final, tuple):
+        for both in zip(final, following, strict=True):
+            _fill(*both, rows)
+    else:
         mask = rows.reshape(rows.shape + (1,) * (final.ndim - 2))
         np.copyto(final, following, where=mask)
 

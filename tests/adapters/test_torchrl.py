@@ -171,17 +171,47 @@ def test_dicts_are_keys_and_infos_lie_under_next():
         assert torch.equal(data["a"][:, 1:][~ends], data["next", "a"][:, :-1][~ends])
 
 
-def test_tuples_and_partial_rollouts_are_refused():
-    space = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Discrete(2)])
+TUPLE = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(0, 1, (3,))])
 
+
+@pytest.mark.parametrize(
+    ("space", "before"),
+    [(TUPLE, ("observation",)), (gym.spaces.Dict(pair=TUPLE), ("pair",))],
+    ids=["tuple", "in a dict"],
+)
+def test_parts_of_tuples_have_numbers_as_keys(space, before):
     def policy(observations):
-        return np.zeros(len(observations[0]), int)
+        return np.zeros(4, int)
 
-    with (
-        rollouts(3, lambda: SpaceEnv(space), policy) as sampler,
-        pytest.raises(TypeError, match="observation is a tuple, expected an array or a dict"),
-    ):
-        tensordict_of(next(sampler))
+    with rollouts(20, lambda: SpaceEnv(space, ends=0.2), policy) as sampler:
+        rollout = next(sampler)
+        data = tensordict_of(rollout)
+        seen = rollout.observations if before == ("observation",) else rollout.observations["pair"]
+        for number in range(2):
+            key = (*before, str(number))
+            assert shares(data[key], seen[number])
+            ends = data["next", "done"][:, :-1, 0]
+            assert ends.any()
+            following = data[("next", *key)][:, :-1]
+            assert torch.equal(data[key][:, 1:][~ends], following[~ends])
+
+
+def test_torchrl_steps_envs_whose_observations_are_tuples():
+    options = {"wrapper_kwargs": {"categorical_action_encoding": True}}
+    env = make_env("Blackjack-v1", 3, vector_kwargs={"num_workers": 1}, **options)
+    data = env.rollout(20, break_when_any_done=False)
+    assert data.shape == (3, 20)
+    for number in range(3):
+        assert data["observation", str(number)].shape[:2] == (3, 20)
+    assert (data["observation", "0"] >= 4).all()  # what two cards are worth
+    assert data["next", "done"].any()
+    env.close()
+    env = make_env(lambda: SpaceEnv(gym.spaces.Dict(pair=TUPLE)), 2, **options)
+    assert env.rollout(3)["pair", "1"].shape[-1] == 3
+    env.close()
+
+
+def test_partial_rollouts_are_refused():
     with rollouts(4) as sampler:
         rollout = next(sampler)
         rollout.lengths[2] = 3
