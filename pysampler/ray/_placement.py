@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import (
+    get_placement_group,
+    placement_group,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     PlacementGroupSchedulingStrategy,
@@ -16,10 +21,11 @@ from ray.util.scheduling_strategies import (
 
 from pysampler.errors import HostLostError
 from pysampler.ray._host import HostActor
+from pysampler.ray._keeper import Keeper
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pysampler.ray._options import FleetOptions
 
@@ -54,6 +60,7 @@ class Placement:
         self._bundle: dict[str, float] = {"CPU": cpus, **(further.get("resources") or {})}
         if further.get("num_gpus"):
             self._bundle["GPU"] = further["num_gpus"]
+        self._keeper: Keeper | None = None
 
     def begin(self, deadline: int | None) -> list[Any]:
         """Return the places of the first hosts, once Ray has them."""
@@ -68,7 +75,9 @@ class Placement:
         raise NotImplementedError
 
     def end(self) -> None:
-        """Give the places back."""
+        """Give the places back; may be repeated."""
+        if self._keeper is not None:
+            self._keeper.end()
 
     def _actor(self, strategy: Any, cpus: int) -> Any:
         """Return a new actor, whose process Ray starts, and again whenever it dies."""
@@ -112,10 +121,17 @@ class GroupPlacement(Placement):
         largest = [size for size in sizes[: options.hosts] if size >= 1] or [1]
         self._cpus = options.cpus_per_host or largest[-1]
         super().__init__(options, self._cpus)
-        self._group = placement_group([self._bundle] * options.hosts, strategy=options.spread)
+        self._bundles = [self._bundle] * options.hosts
+        # Known to the keeper before there is a group: this process may die between the two.
+        self._name = f"pysampler-{uuid.uuid4().hex}"
+        self._group: Any = None
 
     def begin(self, deadline: int | None) -> list[Any]:
         """Return the indices of the bundles, once Ray has found nodes for all of them."""
+        if ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
+            # Ray removes the group with the job, which may go on after this process.
+            self._keeper = Keeper(_removal_of(self._name))
+        self._group = placement_group(self._bundles, strategy=self._options.spread, name=self._name)
         began, told = now(), False
         while not self._group.wait(0.25):
             if deadline is not None and now() >= deadline:
@@ -126,7 +142,7 @@ class GroupPlacement(Placement):
             if not told and now() - began > _QUIET_NS:
                 log.warning("waiting for places: %s", self.describe())
                 told = True
-        return list(range(self._group.bundle_count))
+        return list(range(len(self._bundles)))
 
     def actor(self, place: Any) -> Any:
         """Return a new actor in a bundle."""
@@ -139,8 +155,10 @@ class GroupPlacement(Placement):
 
     def end(self) -> None:
         """Remove the placement group."""
-        with contextlib.suppress(RayError, ValueError):
-            remove_placement_group(self._group)
+        if self._group is not None:
+            with contextlib.suppress(RayError, ValueError):
+                remove_placement_group(self._group)
+        super().end()
 
 
 class NodePlacement(Placement):
@@ -151,11 +169,12 @@ class NodePlacement(Placement):
     def __init__(self, options: FleetOptions) -> None:
         super().__init__(options, options.cpus_per_host or 1)
         self._look_at = 0
-        if options.max_hosts is not None:
-            _request_nodes([self._bundle] * options.max_hosts)
 
     def begin(self, deadline: int | None) -> list[Any]:  # noqa: ARG002 - the fleet waits
         """Return the ids of the nodes that there are."""
+        if (most := self._options.max_hosts) is not None:
+            self._keeper = Keeper(_request_of([]))
+            _request_of([self._bundle] * most)()
         return self.joining(set())
 
     def joining(self, taken: set[Any]) -> list[Any]:
@@ -189,7 +208,8 @@ class NodePlacement(Placement):
         """Ask for no more nodes than others need."""
         if self._options.max_hosts is not None:
             with contextlib.suppress(RayError):
-                _request_nodes([])
+                _request_of([])()
+        super().end()
 
 
 def placement_for(options: FleetOptions) -> Placement:
@@ -197,11 +217,25 @@ def placement_for(options: FleetOptions) -> Placement:
     return NodePlacement(options) if options.hosts == "auto" else GroupPlacement(options)
 
 
-def _request_nodes(bundles: list[dict[str, float]]) -> None:
-    """Ask Ray's autoscaler for nodes with room for these."""
-    from ray.autoscaler.sdk import request_resources  # noqa: PLC0415 - where there is one
+def _request_of(bundles: list[dict[str, float]]) -> Callable[[], None]:
+    """Return a function that asks Ray's autoscaler for nodes with room for these."""
 
-    request_resources(bundles=bundles)
+    def request() -> None:
+        from ray.autoscaler.sdk import request_resources  # noqa: PLC0415 - where there is one
+
+        request_resources(bundles=bundles)
+
+    return request
+
+
+def _removal_of(name: str) -> Callable[[], None]:
+    """Return a function that removes the placement group of a name, if there is one."""
+
+    def remove() -> None:
+        with contextlib.suppress(ValueError):
+            remove_placement_group(get_placement_group(name))
+
+    return remove
 
 
 def _nodes() -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 from hosts_in_tests import HORIZON, Life, actors, rollouts
 from interrupts import Interrupted, at_each_point, at_point
 from simulated_ray import SimulatedRay, installed
@@ -200,7 +201,9 @@ def after_a_loss(simulated, loss, mode, point):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [rollouts, actors])
-def test_a_close_that_is_interrupted_is_repeated(simulated, make):
+@pytest.mark.parametrize("mode", [ray.SCRIPT_MODE, ray.WORKER_MODE])
+def test_a_close_that_is_interrupted_is_repeated(simulated, make, mode):
+    simulated.mode = mode
     for point in itertools.count(1):
         some = make(num_envs=1)
         some.take(1)
@@ -209,6 +212,7 @@ def test_a_close_that_is_interrupted_is_repeated(simulated, make):
         assert some.closed
         assert simulated.running == [], where
         assert simulated.groups == [], where
+        assert simulated.keepers == set(), where
         if not reached:
             break
     assert point > 20

@@ -173,7 +173,13 @@ class Continuity:
 
 MARK = "PYSAMPLER_TEST_CLUSTER"  # in the environment of all processes of a cluster
 # What is in the command lines of hosts and their workers.
-PARTS = "ray::HostActor", "pysampler._workers.nursery", "pysampler: "
+PARTS = (
+    "ray::HostActor",
+    "PysamplerAnchor",
+    "PysamplerKeeper",
+    "pysampler._workers.nursery",
+    "pysampler: ",
+)
 
 
 @contextlib.contextmanager
@@ -229,8 +235,12 @@ def _add_node(cluster, cpus, store):
         signal.signal(signal.SIGTERM, before)
 
 
-def processes_of_hosts():
-    """Return the processes of all hosts of this program's cluster, and of their workers."""
+def processes_of_hosts(parts=PARTS):
+    """Return the processes of all hosts of this program's cluster, and of their workers.
+
+    Args:
+        parts: What the command lines of those wanted have.
+    """
     me = psutil.Process()
     own = {me.pid}  # this process has workers too
     for child in me.children():
@@ -239,7 +249,7 @@ def processes_of_hosts():
     found = []
     for process in psutil.process_iter():
         line = _line_of(process)
-        if process.pid not in own and any(part in line for part in PARTS):
+        if process.pid not in own and any(part in line for part in parts):
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(MARK) == str(me.pid):
                     found.append(process)

@@ -233,17 +233,22 @@ class SimulatedRay:
         fetch_seconds: How long a result takes to this node, once it was asked for.
         processes: All actors that there have been.
         groups: The placement groups that have not been removed.
+        keepers: The keepers that have not been ended, whose actors are not simulated.
+        mode: Whether this process is a driver or a worker of Ray.
         requests: The names of the methods that were called.
         when_called: Functions to call just before a method of this name begins.
     """
 
     def __init__(self, nodes=2):
         self.time = now()
+        self.WORKER_MODE = ray.WORKER_MODE
         self.nodes_by_age = []
         self.restart_seconds = 1.0
         self.miss_seconds = 5.0
         self.fetch_seconds = 0.0
         self.processes, self.groups = [], []
+        self.keepers = set()
+        self.mode = ray.SCRIPT_MODE
         self.requests = []
         self.when_called = {}
         self.later = []  # (when, what to call)
@@ -394,6 +399,11 @@ class SimulatedRay:
 
     # -- actors ----------------------------------------------------------------------------------
 
+    def keeper(self, undo):
+        keeper = types.SimpleNamespace(undo=undo, end=lambda: self.keepers.discard(id(keeper)))
+        self.keepers.add(id(keeper))
+        return keeper
+
     def is_initialized(self):
         return True
 
@@ -409,6 +419,7 @@ class SimulatedRay:
 
     def get_runtime_context(self):
         return types.SimpleNamespace(
+            worker=types.SimpleNamespace(mode=self.mode),
             get_node_id=lambda: self.node.id,
             get_assigned_resources=lambda: {"CPU": float(self.options["num_cpus"])},
         )
@@ -443,7 +454,7 @@ class SimulatedRay:
     def kill(self, handle, *, no_restart=True):
         handle._process.die(restart=not no_restart)
 
-    def placement_group(self, bundles, strategy="PACK"):
+    def placement_group(self, bundles, strategy="PACK", name=""):
         group = Group(self, bundles, strategy)
         self.groups.append(group)
         return group
@@ -472,6 +483,7 @@ def installed(simulated, monkeypatch):
         "now": simulated.now,
         "time": simulated,
         "arguments": types.SimpleNamespace(**{**vars(arguments), "deadline": simulated.deadline}),
+        "Keeper": simulated.keeper,
         "placement_group": simulated.placement_group,
         "remove_placement_group": simulated.remove_placement_group,
     }
@@ -485,3 +497,4 @@ def installed(simulated, monkeypatch):
             gc.collect()  # handles in cycles
         assert simulated.running == [], "processes are left"
         assert simulated.groups == [], "placement groups are left"
+        assert simulated.keepers == set(), "keepers are left"
