@@ -97,9 +97,17 @@ class Placement:
 
     def describe(self) -> str:
         """Return how many hosts were to be placed, and on which nodes."""
-        has = " | ".join(self._listed(node["Resources"]) for node in _nodes()) or "nothing"
+        has = self._listed_nodes()
         free = self._listed(ray.available_resources())
         return f"{self._wanted}; Ray has nodes with {has}, of which {free} are free"
+
+    def _listed_nodes(self) -> str:
+        return " | ".join(self._listed(node["Resources"]) for node in _nodes()) or "nothing"
+
+    def _room(self, node: dict[str, Any]) -> int:
+        """Return how many hosts a node could have if nothing else ran on it."""
+        has, needs = node["Resources"], {name: n for name, n in self._bundle.items() if n > 0}
+        return min(int(has.get(name, 0) // count) for name, count in needs.items())
 
     def _listed(self, resources: Mapping[str, float]) -> str:
         """Return how much there is of each thing that a host needs."""
@@ -133,6 +141,9 @@ class GroupPlacement(Placement):
             self._keeper = Keeper(_removal_of(self._name))
         self._group = placement_group(self._bundles, strategy=self._options.spread, name=self._name)
         began, told = now(), False
+        if shortage := self._shortage():
+            log.warning("waiting for places: %s", shortage)
+            told = True
         while not self._group.wait(0.25):
             if deadline is not None and now() >= deadline:
                 raise HostLostError(
@@ -147,6 +158,28 @@ class GroupPlacement(Placement):
     def actor(self, place: Any) -> Any:
         """Return a new actor in a bundle."""
         return self._actor(PlacementGroupSchedulingStrategy(self._group, place), self._cpus)
+
+    def describe(self) -> str:
+        """Return which nodes are missing, or what is in use on them."""
+        return self._shortage() or super().describe()
+
+    def _shortage(self) -> str | None:
+        """Return why the hosts cannot fit on Ray's nodes, even if nothing else runs there."""
+        hosts, spread, each = len(self._bundles), self._options.spread, self._listed(self._bundle)
+        rooms = [self._room(node) for node in _nodes()]
+        fitting = sum(room > 0 for room in rooms)
+        if spread == "STRICT_SPREAD" and hosts > 1:
+            if fitting >= hosts:
+                return None
+            kind = "" if fitting == len(rooms) else f" with {each}"
+            hint = ' On one machine pass spread="PACK", cpus_per_host=1.' if fitting else ""
+            return f"{hosts} hosts need {hosts} nodes{kind}; Ray has {fitting}.{hint}"
+        room = sum(rooms) if spread in ("SPREAD", "PACK") else max(rooms, default=0)
+        if room >= hosts:
+            return None
+        need = f"1 host needs {each}" if hosts == 1 else f"{hosts} hosts need {each} each"
+        hint = " Pass a smaller cpus_per_host." if self._cpus > 1 and len(self._bundle) == 1 else ""
+        return f"{need}; Ray has nodes with {self._listed_nodes()}.{hint}"
 
     @property
     def _wanted(self) -> str:
@@ -182,7 +215,7 @@ class NodePlacement(Placement):
         if now() < self._look_at:
             return []
         self._look_at = now() + _NODES_NS
-        alive = [node["NodeID"] for node in _nodes() if self._fits(node)]
+        alive = [node["NodeID"] for node in _nodes() if self._room(node) > 0]
         most = len(alive) if self._options.max_hosts is None else self._options.max_hosts
         room = max(0, most - len(taken.intersection(alive)))
         return [node for node in alive if node not in taken][:room]
@@ -194,11 +227,6 @@ class NodePlacement(Placement):
                 strategy = NodeAffinitySchedulingStrategy(place, soft=False)
                 return self._actor(strategy, self._options.cpus_per_host or _cpus(node))
         return None
-
-    def _fits(self, node: dict[str, Any]) -> bool:
-        """Return whether a node has what a host needs."""
-        has = node["Resources"]
-        return all(has.get(name, 0) >= count for name, count in self._bundle.items())
 
     @property
     def _wanted(self) -> str:

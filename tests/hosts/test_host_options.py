@@ -1,5 +1,7 @@
 """Options of samplers on many hosts: what is wrong is said in the driver, before a host starts."""
 
+import re
+
 import gymnasium as gym
 import pytest
 from hosts_in_tests import Life, actors, idle, rollouts
@@ -123,18 +125,69 @@ def test_what_only_a_host_can_know_ends_all_hosts(simulated, make):
 
 @pytest.mark.parametrize("make", [rollouts, actors])
 def test_places_that_ray_does_not_have(simulated, make, caplog):
+    for node in simulated.alive:
+        node.reserved = True
     began = simulated.time
     doing = "act" if make is actors else "sample rollouts"
     with pytest.raises(
         HostLostError,
-        match=f"cannot {doing}: Ray has found no places within start_timeout, 20 s: hosts=3 with "
-        r"1 CPU each \(STRICT_SPREAD\); Ray has nodes with 1 CPU \| 1 CPU, of which 2 CPU are free",
+        match=f"cannot {doing}: Ray has found no places within start_timeout, 20 s: hosts=2 with "
+        r"1 CPU each \(STRICT_SPREAD\); Ray has nodes with 1 CPU \| 1 CPU, of which 0 CPU are free",
     ) as caught:
-        make(hosts=3, start_timeout=20)
+        make(hosts=2, start_timeout=20)
     assert caught.value.host is None
     assert simulated.time >= began + 20 * SECOND
     [message] = caplog.messages  # said early, and once
-    assert message.startswith("waiting for places: hosts=3 with 1 CPU each")
+    assert message.startswith("waiting for places: hosts=2 with 1 CPU each")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options", "expected"),
+    [
+        (
+            [8],
+            {},
+            '2 hosts need 2 nodes; Ray has 1. On one machine pass spread="PACK", cpus_per_host=1.',
+        ),
+        (
+            [0, 8],
+            {},
+            (
+                "2 hosts need 2 nodes with 8 CPU; Ray has 1. "
+                'On one machine pass spread="PACK", cpus_per_host=1.'
+            ),
+        ),
+        (
+            [8],
+            {"spread": "PACK"},
+            "2 hosts need 8 CPU each; Ray has nodes with 8 CPU. Pass a smaller cpus_per_host.",
+        ),
+        (
+            [4],
+            {"spread": "STRICT_PACK", "cpus_per_host": 3},
+            "2 hosts need 3 CPU each; Ray has nodes with 4 CPU. Pass a smaller cpus_per_host.",
+        ),
+        (
+            [4, 4],
+            {"hosts": 1, "cpus_per_host": 9},
+            "1 host needs 9 CPU; Ray has nodes with 4 CPU | 4 CPU. Pass a smaller cpus_per_host.",
+        ),
+    ],
+)
+def test_hosts_that_can_fit_on_no_nodes_are_reported_at_once(
+    simulated, caplog, nodes, options, expected
+):
+    for node in simulated.alive:
+        simulated.remove_node(node)
+    simulated.sleep(10)
+    for count in nodes:
+        simulated.add_node(count)
+    began, reported = simulated.time, []
+    simulated.at(1, lambda: reported.extend(caplog.messages))
+    with pytest.raises(HostLostError, match=f"start_timeout, 20 s: {re.escape(expected)}$"):
+        rollouts(start_timeout=20, **options)
+    assert simulated.time >= began + 20 * SECOND
+    assert reported == caplog.messages == [f"waiting for places: {expected}"]
 
 
 def test_places_that_ray_gets_later(simulated):

@@ -62,12 +62,13 @@ class Node:
         alive: Whether it has not been removed.
         missed_at: When Ray notices that it was removed: heartbeats are missing for a while.
         full: Whether something else has its CPUs, and no actor can start.
+        reserved: Whether another placement group has its CPUs.
         seconds: How long a call to an actor on it takes.
     """
 
     def __init__(self, number, cpus):
         self.id, self.address, self.cpus = f"{number:08x}" + "0" * 48, f"10.0.0.{number}", cpus
-        self.alive, self.full, self.missed_at = True, False, 0
+        self.alive, self.full, self.missed_at, self.reserved = True, False, 0, False
         self.seconds = 0.01
 
 
@@ -208,7 +209,9 @@ class Group:
             free = [
                 node
                 for node in self.ray.alive
-                if node not in self.nodes and node.cpus >= self.bundles[index]["CPU"]
+                if node not in self.nodes
+                and node.cpus >= self.bundles[index]["CPU"]
+                and not node.reserved
             ]
             self.nodes[index] = free[0] if free else None
         return self.nodes[index]
@@ -425,7 +428,7 @@ class SimulatedRay:
         )
 
     def available_resources(self):
-        return {"CPU": float(sum(node.cpus for node in self.alive))}
+        return {"CPU": float(sum(node.cpus for node in self.alive if not node.reserved))}
 
     def remote(self, **groups):
         def decorated(kind):
