@@ -1302,7 +1302,7 @@ class Lent:
     
     A fork of this process gets pages of its own for what is held.
     """
-    def __init__(self, array: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]) -> None:
+    def __init__(self, array: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], of_this_process: bool = False) -> None:
         ...
     def __reduce__(self) -> tuple:
         ...

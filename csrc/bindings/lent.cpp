@@ -31,9 +31,9 @@ struct Lent::Rows : Loan {
     bool kept = true;           // by a Lent, too
 };
 
-Lent::Lent(const py::array& array) {
+Lent::Lent(const py::array& array, bool of_this_process) {
     auto* const at = static_cast<std::byte*>(const_cast<void*>(array.data()));
-    auto rows = std::make_shared<Rows>(array, at, extent(array));
+    auto rows = std::make_shared<Rows>(array, at, of_this_process ? 0 : extent(array));
     // A numpy view refers to the array that owns the memory, past all views between, unless the
     // owner is no array.
     const py::capsule base(new std::shared_ptr<Rows>(rows),
@@ -65,7 +65,8 @@ void register_lent(py::module_& m) {
     Class<Lent>(m, "Lent",
                 "Memory that is lent as arrays, and written again once none of them is left.\n\n"
                 "A fork of this process gets pages of its own for what is held.")
-        .def(py::init<const py::array&>(), py::arg("array"))
+        .def(py::init<const py::array&, bool>(), py::arg("array"),
+             py::arg("of_this_process") = false)
         .def("view", &Lent::view, "Return a view of the array.")
         .def_property_readonly("held", &Lent::held,
                                "Whether a view of it is left, here or in a fork.");

@@ -13,8 +13,8 @@ namespace py = pybind11;
 
 class Lent {
  public:
-    // Lends the memory of an array.
-    explicit Lent(const py::array& array);
+    // Lends the memory of an array. A fork needs no copy of what is `of_this_process` alone.
+    explicit Lent(const py::array& array, bool of_this_process = false);
     Lent(Lent&&) = default;
     Lent& operator=(Lent&&) = delete;
     ~Lent();

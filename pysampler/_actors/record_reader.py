@@ -29,13 +29,17 @@ __all__ = ["CHECK_NS", "RecordReader"]
 
 # How often the learner, while it waits, checks whether the actors are well, in ns.
 CHECK_NS = 20_000_000
+# How many batches' memory is kept to be used again.
+_BATCHES = 2
 
 
 class RecordReader:
     """Takes records out of the ring that actors push to, and drops those that are too old.
 
-    Records that were taken stay in the ring until the next call. An exception of a signal handler
-    may come after any call: what belongs together is assigned in one statement.
+    Records that were taken stay in the ring until the next call: an exception of a signal handler
+    may come after any call, and the next one finds them there. So what belongs together is assigned
+    in one statement. The caller gets copies, in memory that is used again once nothing refers to
+    it.
 
     Args:
         ring: The ring.
@@ -78,6 +82,7 @@ class RecordReader:
         self.lag = 0.0
         self.waiting_ns = self.taking_ns = 0
         self._held = 0  # records of the last batch, which are in the ring still
+        self._lent: list[tuple[Rows, _core.Lent]] = []  # memory of batches
         self._kept: list[Rows] = []  # copies for a batch that is not complete
         self._phase_end: int | None = None  # what ``passed`` will be at the end of the phase
 
@@ -157,12 +162,27 @@ class RecordReader:
                 chosen = rows if new_enough.all() else rows[new_enough]
             stale = len(rows) - len(chosen)
             if have == 0 and len(chosen) >= min_records:
+                own = self._own(chosen) if chosen is rows else chosen
                 self.dropped += stale
-                return chosen, len(rows), []
+                return own, len(rows), []
             copies = [*self._kept, chosen.copy()] if len(chosen) > 0 else self._kept
             # One statement: an interrupted call goes on from here.
             self._kept, self._held, self.dropped = copies, len(rows), self.dropped + stale
             self._release()
+
+    def _own(self, rows: Rows) -> Rows:
+        """Return a copy of rows of the ring, in memory that nothing refers to any more."""
+        for memory, lent in self._lent:
+            if len(memory) >= len(rows) and not lent.held:
+                break
+        else:
+            memory = np.empty(len(rows), rows.dtype)
+            lent = _core.Lent(memory, of_this_process=True)
+            # A loop holds the last batch while it takes the next one.
+            self._lent = [*self._lent, (memory, lent)][-_BATCHES:]
+        own: Rows = lent.view()[: len(rows)]
+        own[:] = rows
+        return own
 
     def _peek(
         self, count: int, min_records: int, deadline: int | None, have_ended: HaveEnded

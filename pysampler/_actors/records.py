@@ -140,8 +140,8 @@ class Records:
     - ``state`` and the names of the policy's extras: what the policy returned beside its actions.
       ``state`` is the recurrent state at the beginning of the record.
 
-    The arrays are views of what the actors wrote, and hold until the next ``take``; ``copy()``
-    stays. ``records[a:b]`` and ``records[mask]`` are batches of some records.
+    The arrays are your own: later calls of ``take`` do not write to them while you hold any.
+    ``records[a:b]`` and ``records[mask]`` are batches of some records.
 
     Attributes:
         rows: The records as a structured array, with a field for each leaf.

@@ -21,7 +21,7 @@ from scripted import Mortal, Scripted, policy
 
 import pysampler
 from pysampler._actors.watcher_policy import EPISODE, _append
-from pysampler._workers.remote import Raised
+from pysampler._workers.exceptions import Raised
 from pysampler.errors import BusyError, ClosedError, StopActors, WaitTimeoutError
 
 

@@ -70,7 +70,11 @@ def make_keywords(**kwargs):
     return Keywords(**kwargs)
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", TellingEnv, Keywords, make_keywords], ids=str)
+@pytest.mark.parametrize(
+    "env",
+    ["CartPole-v1", TellingEnv, Keywords, make_keywords],
+    ids=["id", "class", "class with keywords", "function"],
+)
 def test_make_vec_takes_options_of_the_vector_env(env):
     with pysampler.make_vec(env, 2, num_workers=1, autoreset_mode="SameStep") as envs:
         assert envs.num_workers == 1
