@@ -32,7 +32,7 @@ class _Signal(int):
 
 
 _USR1 = _Signal(signal.SIGUSR1)
-_POINTS = ("CALL", "JUMP_BACKWARD", "PRECALL")
+_POINTS = ("CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD")
 
 
 @contextmanager
@@ -64,19 +64,20 @@ class _Trace:
             return None
         if self.only and code.co_name not in self.only:
             return None
+        frame.f_trace = self.inside  # first: Python 3.13 asks only a frame that has it for opcodes
         frame.f_trace_opcodes = True
         return self.inside
 
     def inside(self, frame, event, _):
-        if event == "opcode" and self.left > 0:
-            name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            if name.startswith(_POINTS) and name != "PRECALL":
-                self.left -= 1
-                if self.left == 0 and os.getpid() == self.process:  # or it is a fork, in which
-                    # signals wait until the worker outlives them
-                    self.where = f"{frame.f_code.co_qualname} line {frame.f_lineno}"
-                    sys.settrace(None)
-                    _USR1.arrives  # noqa: B018
+        if event != "opcode" or self.left == 0:
+            return self.inside
+        if dis.opname[frame.f_code.co_code[frame.f_lasti]] in _POINTS:
+            self.left -= 1
+            if self.left == 0 and os.getpid() == self.process:  # or it is a fork, in which
+                # signals wait until the worker outlives them
+                self.where = f"{frame.f_code.co_qualname} line {frame.f_lineno}"
+                sys.settrace(None)
+                _USR1.arrives  # noqa: B018
         return self.inside
 
 
@@ -92,6 +93,7 @@ def at_point(n, program, act=_raise, only=(), also=()):
     with handler(act), warnings.catch_warnings():
         # A socket is closed by its finalizer where the exception comes past the line that does so.
         warnings.simplefilter("ignore", ResourceWarning)
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for such a frame in settrace
         sys.settrace(trace)
         try:
             result = program()
