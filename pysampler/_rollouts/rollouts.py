@@ -439,7 +439,12 @@ class Rollouts(Sampler):
         """Lease the vector env again after ``pause``. No step may be pending on it."""
         if self._closed or self.envs.closed or not self._lease.over:
             return
-        self._take_over()
+        try:
+            self._take_over()
+        finally:
+            if self._closed:  # by a signal handler, perhaps before the vector env was lent
+                self._lease.over = True
+        self._expect_open()
 
     def __repr__(self) -> str:
         return (

@@ -90,6 +90,24 @@ def test_a_handler_may_close_rollouts_at_any_point(where):
             envs.step([0] * 4)
 
 
+def test_a_handler_may_close_rollouts_while_they_resume():
+    with contextlib.closing(counters()) as envs:
+        some = pysampler.Rollouts(envs, policy, 4)
+        for n in itertools.count(1):
+            some.pause()
+            try:
+                reached, _, _ = at_point(n, some.resume, lambda *_, s=some: s.close())
+            except ClosedError:
+                reached = True
+            if not reached:
+                break
+            assert some.closed
+            envs.reset()
+            some = pysampler.Rollouts(envs, policy, 4)
+        some.close()
+        assert n > 5
+
+
 @pytest.mark.slow
 def test_a_handler_that_closes_rollouts_gives_no_rollout_that_was_cut_short():
     class Slow(Counter):
