@@ -135,7 +135,8 @@ MAILED = {
     "objects": np.array([1, None], object),
     "words": np.array(["a", "b"]),
     "foreign": np.arange(2, dtype=">i4"),
-    "difference": np.timedelta64(3),
+    # Without a unit, as gymnasium expects; NumPy 2.5 warns of other ways to make one.
+    "difference": np.array([3]).view("m8")[0],
     "differences": np.array([3], "m8[s]"),
 }
 

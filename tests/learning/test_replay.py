@@ -85,8 +85,7 @@ def test_priorities_are_followed_and_made_up_for(capacity):
 
 
 def test_tensors():
-    import torch
-
+    torch = pytest.importorskip("torch")
     replay = make(8)
     add(replay, history(np.random.default_rng(0), 2, 20))
     batch = replay.sample(4).torch()
@@ -258,7 +257,7 @@ def test_steps_are_joined_only_where_none_is_missing():
         ("c8", [1, 0.5j, NAN], [1e300, 1e300j]),
         ("U3", ["abc", ""], ["abcd", 1, b"abc"]),
         ("S3", [b"abc"], [b"abcd", "abc"]),
-        ("M8[s]", [np.datetime64("2020-01-01"), np.datetime64("NaT")], [5, "2020-01-01"]),
+        ("M8[s]", [np.datetime64("2020-01-01"), np.datetime64("NaT", "s")], [5, "2020-01-01"]),
     ],
 )
 def test_what_does_not_fit_is_refused(dtype, fits, others):

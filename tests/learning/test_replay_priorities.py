@@ -205,8 +205,10 @@ def test_any_names_and_kinds_of_fields_are_kept(tmp_path):
     loaded = ReplayBuffer.load(tmp_path / "replay")
     assert [*loaded._ring.fields] == [*replay._ring.fields]
     for name, array in replay._ring.fields.items():
-        assert loaded._ring.fields[name].dtype == array.dtype
-        assert loaded._ring.fields[name].tobytes() == array.tobytes()
+        kept = loaded._ring.fields[name]
+        assert kept.dtype == array.dtype
+        for part in array.dtype.names or [...]:  # NumPy 2.5 does not copy what lies between parts
+            assert kept[part].tobytes() == array[part].tobytes()
 
 
 def rewritten(path, **said):

@@ -5,6 +5,8 @@ import threading
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
 import torch
 from policies_in_tests import WAYS, first, still
 

@@ -9,6 +9,8 @@ import signal
 import imported
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
 import torch
 from policies_in_tests import WAYS, first, still
 from scripted import Mortal, Scripted

@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

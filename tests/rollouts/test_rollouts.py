@@ -317,6 +317,14 @@ def test_nothing_is_copied(where, num_workers):
             frames = envs._core.results.frames  # what the workers write to
             assert np.shares_memory(rollout.memory, frames.observations[0])
         assert seen[0] == seen[2] != seen[1] == seen[3]
+    envs.close()
+
+
+def test_tensors_of_a_rollout_share_its_memory():
+    pytest.importorskip("torch")
+    envs = pysampler.VectorEnv([functools.partial(Scripted, "..t")] * 4, num_workers=2)
+    with pysampler.Rollouts(envs, policy, HORIZON) as rollouts:
+        rollout = next(rollouts)
         tensors = rollout.torch()
         assert tensors.observations.data_ptr() == rollout.observations.ctypes.data
         assert tensors.actions.data_ptr() == rollout.actions.ctypes.data

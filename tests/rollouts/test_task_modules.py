@@ -3,6 +3,8 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
 import torch
 from torch.distributions import Bernoulli, Categorical, Independent, Normal
 from torch.nn.functional import linear

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
 import torch
 from modules_in_tests import Net
 from scripted import Scripted

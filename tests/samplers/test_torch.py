@@ -5,6 +5,8 @@ import importlib
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
 import torch
 from scripted import Scripted
 

@@ -21,9 +21,9 @@ from pysampler._vector.host import EnvHost
 from pysampler.errors import EnvError
 
 
-def run(program, **kwargs):
+def run(program, *flags, **kwargs):
     """A program of a user's: what it prints, and what it says on stderr."""
-    done = completed("-c", textwrap.dedent(program), **kwargs)
+    done = completed(*flags, "-c", textwrap.dedent(program), **kwargs)
     return done.stdout, done.stderr
 
 
@@ -419,7 +419,8 @@ def test_a_program_in_a_deleted_directory_has_workers():
         envs.reset()
         print(envs.step([0, 0])[1])
         envs.close()
-        """
+        """,
+        "-P",  # or Python 3.13.0 fails to import NumPy: it looks for the directory
     )
     assert (out, said) == ("[1. 1.]\n", "")
 
