@@ -181,7 +181,7 @@ contract: wheel  ## gymnasium's contract, with the oldest gymnasium we support a
 	  (cd build/contract && bin/python -m pytest tests/gymnasium tests/vector/test_properties.py) || exit 1; \
 	done
 
-recipes: wheel $(VENV)/recipes.stamp  ## each of examples/recipes, in an environment of its own with the libraries that it names
+recipes: wheel $(VENV)/recipes.stamp  ## each of examples/recipes, and suites and envs of libraries, in environments of their own
 	$(BIN)/python tests/recipes.py dist/*.whl
 
 clean:  ## everything that was made here

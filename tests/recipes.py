@@ -1,7 +1,10 @@
 """Run the recipes of examples/recipes, each in an environment of its own with what it declares.
 
     python tests/recipes.py dist/pysampler-*.whl          # all of them: `make recipes`
-    python tests/recipes.py dist/pysampler-*.whl sb3 rllib
+    python tests/recipes.py dist/pysampler-*.whl sb3 rllib envs_minigrid
+
+So are the checks of tests/libraries: suites of training libraries' vector envs on ours, and envs of
+libraries beside gymnasium's SyncVectorEnv.
 
 A recipe is a program that shows one library on pysampler. It begins with a block of inline script
 metadata (PEP 723) with the dependencies that it needs besides pysampler, runs in seconds as it is,
@@ -17,6 +20,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from pathlib import Path
@@ -25,10 +29,11 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "examples" / "recipes").glob("*.py"))
+CHECKS = sorted((ROOT / "tests" / "libraries").glob("*_*.py"))
 BLOCK = re.compile(r"^# /// script\n((?:#.*\n)+?)# ///\n", re.MULTILINE)
 # The torch that the tests use; pip applies it only where a dependency needs torch.
 CONSTRAINTS = ["torch==2.13.0"]
-LIMIT = 300  # seconds a recipe may take
+LIMIT = 600  # seconds a recipe may take
 
 
 def dependencies(recipe: Path) -> list[str]:
@@ -68,9 +73,16 @@ def run(python: str | Path, recipe: Path) -> str:
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [str(python), str(recipe)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=LIMIT, env=one_thread
-        )
+        with tempfile.TemporaryDirectory() as folder:  # libraries leave files where they run
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env=one_thread,
+                timeout=LIMIT,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"{recipe.name} has not ended after {LIMIT} s") from None
     lines = done.stdout.strip().splitlines()
@@ -96,7 +108,7 @@ def main() -> None:
     parser.add_argument("wheel", type=Path, help="the wheel of pysampler to install")
     parser.add_argument("names", nargs="*", help="recipes to run; by default all")
     options = parser.parse_args()
-    chosen = [one for one in RECIPES if not options.names or one.stem in options.names]
+    chosen = [one for one in RECIPES + CHECKS if not options.names or one.stem in options.names]
     rows, failed = [], False
     for recipe in chosen:
         begun = time.perf_counter()

@@ -22,12 +22,17 @@ def test_a_recipe_says_how_to_do_less_or_more_of_it(recipe):
     assert '"--steps"' in recipe.read_text()
 
 
-@pytest.mark.parametrize("recipe", recipes.RECIPES, ids=lambda recipe: recipe.stem)
+@pytest.mark.parametrize("recipe", recipes.RECIPES + recipes.CHECKS, ids=lambda recipe: recipe.stem)
 def test_a_recipe_does_not_hide_a_module(recipe):
     """Its folder is the first place where Python looks for modules."""
     assert importlib.util.find_spec(recipe.stem) is None
     named = [Requirement(one).name for one in recipes.dependencies(recipe)]
     assert recipe.stem not in [name.replace("-", "_").lower() for name in named]
+
+
+def test_a_check_calls_nothing_when_workers_import_it():
+    for check in recipes.CHECKS:
+        assert 'if __name__ == "__main__":' in check.read_text(), check.name
 
 
 def test_what_is_missing_is_named():

@@ -11,7 +11,7 @@ os.environ.setdefault("NUMBA_DISABLE_JIT", "1")  # to compile takes longer than 
 pytest.importorskip("tianshou")
 from tianshou.algorithm.algorithm_base import Policy
 from tianshou.data import AsyncCollector, Batch, Collector, VectorReplayBuffer
-from tianshou.env import DummyVectorEnv, SubprocVectorEnv
+from tianshou.env import DummyVectorEnv, SubprocVectorEnv, VectorEnvNormObs
 
 from pysampler.adapters.tianshou import VectorEnv
 
@@ -354,3 +354,32 @@ def test_infos_keep_keys_that_begin_with_an_underscore():
         _, infos = envs.reset()
         assert list(infos) == [{"_start": True}] * 3
     close(*made)
+
+
+def test_tianshou_normalises_observations_as_of_its_own_envs():
+    made = [VectorEnvNormObs(envs) for envs in sized(Right)]
+    assert plain(made[0].reset(seed=1)) == plain(made[1].reset(seed=1))
+    for _ in range(2):
+        ours, theirs = (envs.step(np.ones(3, int)) for envs in made)
+        assert plain(ours) == plain(theirs)
+        ended = np.flatnonzero(ours[2])
+        if len(ended) > 0:
+            assert plain(made[0].reset(ended)) == plain(made[1].reset(ended))
+    np.testing.assert_array_equal(made[0].get_obs_rms().mean, made[1].get_obs_rms().mean)
+    close(*made)
+
+
+def test_an_asynchronous_env_is_stepped_by_the_ids_that_it_returned():
+    envs = VectorEnv([lambda size=size: Right(size) for size in range(90, 98)], wait_num=4)
+    assert len(envs.reset(seed=1)[1]) == 8
+    counts = np.zeros(8, int)
+    ids = np.arange(8)
+    for _ in range(20):
+        _, _, _, _, infos = envs.step([1] * len(ids), ids)
+        ids = Batch(infos).env_id
+        assert len(ids) >= 4
+        assert len(set(ids)) == len(ids)
+        counts[ids] += 1
+        assert Batch(infos).at.tolist() == counts[ids].tolist()
+    assert sorted(envs.waiting_id + envs.ready_id) == list(range(8))
+    close(envs)

@@ -10,6 +10,7 @@ import torch
 from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
 from torchrl.envs import GymWrapper
+from torchrl.envs.utils import check_env_specs
 from torchrl.objectives.value import GAE
 
 import pysampler
@@ -209,6 +210,52 @@ def test_torchrl_steps_envs_whose_observations_are_tuples():
     env = make_env(lambda: SpaceEnv(gym.spaces.Dict(pair=TUPLE)), 2, **options)
     assert env.rollout(3)["pair", "1"].shape[-1] == 3
     env.close()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Box(-1, 1, (2, 3)),
+        gym.spaces.MultiDiscrete([2, 3]),
+        gym.spaces.Dict(a=gym.spaces.Box(0, 1, (2,)), b=gym.spaces.Dict(c=gym.spaces.Discrete(4))),
+        TUPLE,
+        gym.spaces.Dict(pair=TUPLE),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("categorical", [False, True])
+def test_envs_are_what_their_specs_say(space, categorical):
+    options = {"wrapper_kwargs": {"categorical_action_encoding": categorical}}
+    env = make_env(lambda: SpaceEnv(space), 3, vector_kwargs={"num_workers": 1}, **options)
+    check_env_specs(env)
+    env.close()
+
+
+def test_envs_are_reset_by_a_mask():
+    env = make_env(cartpole, 4, vector_kwargs={"num_workers": 2})
+    data = env.rollout(5, break_when_any_done=False)[:, -1]
+    mask = torch.tensor([[True], [False], [False], [True]])
+    after = env.reset(data["next"].clone().set("_reset", mask))
+    kept = (after["observation"] == data["next", "observation"]).all(-1, keepdim=True)
+    assert torch.equal(kept, ~mask)
+    env.close()
+
+
+def test_a_vector_env_gives_what_single_envs_give():
+    options = {"categorical_action_encoding": True}
+    many = make_env(cartpole, 3, wrapper_kwargs=options)
+    many.set_seed(5)
+    together = many.rollout(30, policy=torchrl_lean, break_when_any_done=False)
+    one = GymWrapper(cartpole(), **options)
+    one.set_seed(5)
+    alone = one.rollout(12, policy=torchrl_lean)
+    for key in ("observation", "action", ("next", "reward"), ("next", "terminated")):
+        assert torch.equal(together[key][0, : len(alone)], alone[key]), key
+    many.close()
+
+
+def torchrl_lean(observation):
+    return (observation[..., 2] > 0).long()
 
 
 def test_partial_rollouts_are_refused():

@@ -1,0 +1,13 @@
+# /// script
+# dependencies = ["ale-py>=0.11"]
+# ///
+"""Atari: pictures, and numbers in infos."""
+
+import ale_py
+import gymnasium as gym
+from comparison import compare
+
+gym.register_envs(ale_py)
+
+if __name__ == "__main__":
+    compare("ALE/Pong-v5", "ALE/Breakout-v5")

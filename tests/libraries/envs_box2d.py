@@ -1,0 +1,9 @@
+# /// script
+# dependencies = ["gymnasium[box2d]"]
+# ///
+"""Box2D: pictures of 96 x 96, and no infos."""
+
+from comparison import compare
+
+if __name__ == "__main__":
+    compare("LunarLander-v3", "BipedalWalker-v3", "CarRacing-v3")
