@@ -28,10 +28,9 @@ Loan* first = nullptr;
 // pages is cut off as well: a fork cannot use what its parent shares with workers.
 bool make_own(std::byte* at, std::size_t bytes) noexcept {
     const std::size_t page = Segment::page();
-    const auto begin = reinterpret_cast<std::uintptr_t>(at) / page * page;
-    const auto end = (reinterpret_cast<std::uintptr_t>(at) + bytes + page - 1) / page * page;
-    const std::size_t size = end - begin;
-    auto* const from = reinterpret_cast<void*>(begin);
+    const std::size_t before = reinterpret_cast<std::uintptr_t>(at) % page;  // in its first page
+    std::byte* const from = at - before;
+    const std::size_t size = (before + bytes + page - 1) / page * page;
     if (madvise(from, size, MADV_NORMAL) != 0) return true;  // not mapped in children
     void* const own = mmap(nullptr, size, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
