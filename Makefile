@@ -1,7 +1,11 @@
 # Each target makes what it needs: an own virtual environment under .venv, builds under build/.
 # Only python3 (3.11 or newer), a C++20 compiler and make are needed beforehand.
+# With PYTHON=python3.13, say, that is .venv-3.13, beside those of other Pythons.
 PYTHON ?= python3
-VENV := .venv
+VENV := .venv$(if $(filter-out file,$(origin PYTHON)),-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
+# What the tests are run with, a group of pyproject.toml: test-light is without torch. And which, by default all.
+TEST_GROUP ?= test
+TESTS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
@@ -38,8 +42,8 @@ demo: $(VENV)/package.stamp $(VENV)/demo.stamp  ## HalfCheetah, sampled by gymna
 
 test: test-native test-python  ## every test, native and Python
 
-test-python: $(VENV)/package.stamp $(VENV)/test.stamp
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+test-python: $(VENV)/package.stamp $(VENV)/$(TEST_GROUP).stamp
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(TESTS)
 
 test-native: $(VENV)/native.stamp
 	$(CMAKE) -S . -B build/native $(NATIVE_OFF)
@@ -185,4 +189,4 @@ recipes: wheel $(VENV)/recipes.stamp  ## each of examples/recipes, and suites an
 	$(BIN)/python tests/recipes.py dist/*.whl
 
 clean:  ## everything that was made here
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-3.* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
