@@ -93,6 +93,7 @@ class ChromeWriter:
         number: int,
         slices: npt.NDArray[Any],
         flows: npt.NDArray[np.uint64] | None = None,
+        phases: Iterable[str] | None = None,
     ) -> None:
         """Add slices to a track, of which none overlaps another in part.
 
@@ -100,18 +101,21 @@ class ChromeWriter:
             number: The track.
             slices: As ``SLICE``.
             flows: [slices, n] numbers of arrows that come from or go to a slice; 0 is none.
+            phases: Whether these begin ("s"), end ("f") or go on ("t") at each slice; by default
+                that is so for each kind.
         """
         place = f'"pid": {self._process_of[number]}, "tid": {_THREADS + number}'
         columns = (slices[name].tolist() for name in ("begin", "end", "kind", "id"))
         arrows: Iterable[list[int]] = [[]] * len(slices) if flows is None else flows.tolist()
-        for begin, end, kind, id_, own in zip(*columns, arrows, strict=True):
+        if phases is None:
+            phases = [_PHASES.get(kind, "t") for kind in slices["kind"].tolist()]
+        for begin, end, kind, id_, own, phase in zip(*columns, arrows, phases, strict=True):
             name, ts = json.dumps(self._name_of(kind, id_)), self._us(begin)
             self._write(
                 f',\n{{"ph": "X", "cat": "pysampler", "name": {name}, {place}, "ts": {ts}, '
                 f'"dur": {(end - begin) / 1e3:.3f}}}'
             )
             for flow in filter(None, own):
-                phase = _PHASES.get(kind, "t")
                 self._write(
                     f',\n{{"ph": "{phase}", "cat": "pysampler", "name": "command", {place}, '
                     f'"ts": {ts}, "id": {flow}, "bp": "e"}}'

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import numpy.typing as npt
 
@@ -105,6 +105,7 @@ class PerfettoWriter:
         number: int,
         slices: npt.NDArray[Any],
         flows: npt.NDArray[np.uint64] | None = None,
+        phases: Iterable[str] | None = None,  # noqa: ARG002
     ) -> None:
         """Add slices to a track, of which none overlaps another in part.
 
@@ -112,6 +113,7 @@ class PerfettoWriter:
             number: The track.
             slices: As ``SLICE``.
             flows: [slices, n] numbers of arrows that come from or go to a slice; 0 is none.
+            phases: Not used: which end of an arrow a slice is, its viewer sees by the times.
         """
         counts = np.zeros(len(slices), int) if flows is None else (flows != 0).sum(axis=1)
         for count in np.unique(counts):

@@ -375,7 +375,10 @@ class _PoolTrace:
                 for at in (sender, reader):
                     if at >= 0:
                         arrows[at].append(flow)
-            writer.slices(number, own, flows[:, None])
+            # The results of some commands, such as the last, are not read.
+            phases = np.where(readers < 0, "f", np.where(senders < 0, "s", "t"))
+            flows[(senders < 0) & (readers < 0)] = 0
+            writer.slices(number, own, flows[:, None], phases)
             inside = all_of_them[np.isin(all_of_them["kind"], [_KIND.POLICY, _KIND.ROOM])]
             writer.slices(number, np.concatenate([inside, idle(own, holes)]))
         most = max([1, *map(len, arrows)])

@@ -141,7 +141,7 @@ def test_json_has_the_same_slices(tmp_path):
         drop = "program", "waits for a command"  # these are only shown where they are long enough
         assert [one for one in there if one not in drop] == [o for o in shown if o not in drop]
     phases = {phase: [one["id"] for one in events if one["ph"] == phase] for phase in "stf"}
-    assert set(phases["f"]) <= set(phases["t"]) == set(phases["s"])
+    assert set(phases["t"]) <= set(phases["s"]) == set(phases["f"])
 
 
 def test_json_is_merged_with_what_torch_says(tmp_path):
@@ -438,6 +438,19 @@ def test_merged_files_keep_their_tracks_and_clocks_apart(tmp_path):
         (then,) = [one["ts"] for one in events if one["name"] == "then"]
         then += merged.get("baseTimeNanoseconds", 0) / 1e3
         assert then == pytest.approx(base / 1e3 + 5, abs=1)
+
+
+def test_each_arrow_in_json_has_a_beginning_and_an_end(tmp_path):
+    path = tmp_path / "run.json"
+    with counting(path) as envs:
+        stepped(envs)
+    arrows = {}
+    for event in json.loads(path.read_text())["traceEvents"]:
+        if "id" in event:
+            arrows.setdefault(event["id"], []).append((event["ts"], event["ph"]))
+    assert len(arrows) == 2 * (STEPS + 2)
+    orders = {"".join(phase for _, phase in sorted(arrow)) for arrow in arrows.values()}
+    assert orders <= {"stf", "sf"}
 
 
 @pytest.mark.parametrize("name", ["run.pftrace", "run.json"])
