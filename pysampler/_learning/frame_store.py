@@ -29,6 +29,7 @@ class StackAddition:
         next_stacks: What came of the steps.
         envs: The envs.
         numbers: The numbers of their frames, ``[records, 2 * depth]``.
+        oldest: For each, no frame of it or of a later record has a smaller number.
         done: How many records have been stored.
     """
 
@@ -36,29 +37,37 @@ class StackAddition:
     next_stacks: Array
     envs: Numbers
     numbers: Numbers = field(init=False)
+    oldest: Numbers = field(init=False)
     done: int = 0
 
     def __post_init__(self) -> None:
         self.numbers = np.empty((len(self.envs), 2 * self.stacks.shape[1]), np.int64)
+        self.oldest = np.empty(len(self.envs), np.int64)
 
 
 class FrameStore:
     """The newest frames of some envs: frame n lies in slot ``n % capacity``.
 
     Two stacks belong to a record: what was observed, and what came of the step. A frame of a stack
-    that is known from the one before, of the same env, is not stored again.
+    that is known from the one before, of the same env, is not stored again while it is young: each
+    record keeps all of its frames until ``capacity - reach`` newer ones have been stored. If old
+    frames were taken too, as of an env whose picture stands still, new records would lose them
+    soon.
 
     Args:
         capacity: How many frames there is room for.
+        reach: How many frames may have been stored since one that is taken again.
         depth: How many frames a stack has.
         shape: The shape of a frame.
         dtype: Its dtype.
     """
 
     def __init__(
-        self, capacity: int, depth: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+        self, capacity: int, reach: int, depth: int, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
-        self.capacity, self.depth = capacity, depth
+        # The frames of a record must not replace one that it takes again.
+        assert reach <= capacity - 2 * depth
+        self.capacity, self.reach, self.depth = capacity, reach, depth
         self.frames: Array = own_array((capacity, *shape), dtype)
         self.added = 0
         self.last: dict[int, Numbers] = {}  # by env, its newest stack
@@ -75,6 +84,7 @@ class FrameStore:
         """
         while one.done < len(one.envs):
             row, env = one.done, int(one.envs[one.done])
+            one.oldest[row] = self.added - self.reach
             observed = self._numbers_of(one.stacks[row], self.last.get(env))
             after = self._numbers_of(one.next_stacks[row], [*observed[1:], observed[-1]])
             one.numbers[row] = [*observed, *after]
@@ -96,16 +106,9 @@ class FrameStore:
         return numbers
 
     def _is(self, number: int, frame: Array) -> bool:
-        # Old frames are stored again: the frames of this very record must not replace them.
-        age = self.added - number
-        return age <= self.capacity - 2 * self.depth and bool(
+        return self.added - number <= self.reach and bool(
             (self.frames[number % self.capacity] == frame).all()
         )
-
-    def kept(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
-        """Return for which rows of numbers all frames are still there."""
-        kept: npt.NDArray[np.bool_] = numbers.min(axis=-1) >= self.added - self.capacity
-        return kept
 
     def stacks(self, numbers: Numbers) -> tuple[Array, Array]:
         """Return what was observed, and what came of the steps, of records with these numbers."""
@@ -114,6 +117,12 @@ class FrameStore:
             self.frames[slots[..., : self.depth]],
             self.frames[slots[..., self.depth :]],
         )
+
+    def oldest_of(self, numbers: Numbers) -> Numbers:
+        """Return ``oldest`` of consecutive records whose frames have these numbers."""
+        after = np.append(numbers.min(axis=-1), self.added - self.reach)
+        oldest: Numbers = np.minimum.accumulate(after[::-1])[::-1][:-1]
+        return oldest
 
     def to_arrays(self) -> dict[str, Array]:
         """Return the frames and what is known of them as arrays."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from bisect import bisect_left
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +40,9 @@ _OWN = {
 }
 
 _RESERVED = {*_OWN, FOLLOWING, PRECEDING}
-# Before the name of a field: the numbers of its frames. No name of a user's has a blank there.
-_FRAMES = "frames of "
+# Before the name of a field: the numbers of its frames, and ``StackAddition.oldest``. No name of a
+# user's has a blank there.
+_FRAMES, _OLDEST = "frames of ", "oldest frame of "
 # One frame more for each this many records: episodes that are shorter than this need more.
 _SPARE = 16
 # Frames of this many stacks more: a record's stack begins some steps of all envs earlier.
@@ -65,8 +69,10 @@ class ReplayBuffer(Uncopyable):
             lie before and after it.
         stacks: Fields that are stacks of frames along their first axis, such as ``observations`` of
             images, each with a field ``next_...`` beside it: their frames are stored once, though
-            each is in many stacks. Where episodes are very short, the oldest records may lose
-            frames before they are replaced, and are not drawn then.
+            each is in many stacks. The buffer has room for a frame of each of ``capacity`` records
+            and for 1 / 32 more, and holds fewer records, as ``len()`` says, if they need more: an
+            episode takes one or two frames more than it has steps, and a step of an env whose last
+            steps lie more than ``capacity / 32`` frames back takes all of its stack again.
         alpha: 0 draws all records with the same probability. Above 0, a record's probability is
             proportional to its priority to the power of ``alpha``. ``update`` sets priorities; new
             records have the highest there ever was.
@@ -130,7 +136,8 @@ class ReplayBuffer(Uncopyable):
             | {
                 _FRAMES + name: (np.dtype(np.int64), (2 * store.depth,))
                 for name, store in self._stores.items()
-            },
+            }
+            | {_OLDEST + name: (np.dtype(np.int64), ()) for name in self._stores},
             links=(FOLLOWING, PRECEDING) if sequences else (FOLLOWING,) if self.n_step > 1 else (),
         )
         self._storing: list[tuple[FrameStore, StackAddition]] = []  # of the records being added
@@ -152,12 +159,23 @@ class ReplayBuffer(Uncopyable):
                     f"cannot make replay: stacks {name!r}, expected a field of an array of frames, "
                     f"and the same with the name 'next_{name}'"
                 )
-            room = self.capacity + self.capacity // _SPARE + _STACKS * shape[0]
-            stores[name] = FrameStore(room, shape[0], shape[1:], dtype)
+            # Half of what is spare for frames that are taken again, half for where episodes begin.
+            spare = self.capacity // _SPARE + _STACKS * shape[0]
+            room = self.capacity + spare
+            stores[name] = FrameStore(room, spare // 2, shape[0], shape[1:], dtype)
         return stores
 
     def __len__(self) -> int:
-        return len(self._ring)
+        added = self._ring.added  # once: another thread may add
+        return added - self._first(added)
+
+    def _first(self, added: int) -> int:
+        """Return the number of the oldest record that has all of its frames."""
+        first = max(0, added - self.capacity)
+        for name, store in self._stores.items():
+            key = partial(_number_in, self._ring.fields[_OLDEST + name])
+            first = bisect_left(range(added), store.added - store.capacity, lo=first, key=key)
+        return first
 
     @property
     def added(self) -> int:
@@ -232,7 +250,7 @@ class ReplayBuffer(Uncopyable):
         storing = []
         for name, store in self._stores.items():
             one = StackAddition(arrays.pop(name), arrays.pop(f"next_{name}"), arrays["env"])
-            arrays[_FRAMES + name] = one.numbers
+            arrays[_FRAMES + name], arrays[_OLDEST + name] = one.numbers, one.oldest
             storing.append((store, one))
         adding = Addition(count, arrays, in_life, starts, numbers is not None)
         self._storing, self._ring.adding = storing, adding  # together
@@ -334,8 +352,7 @@ class ReplayBuffer(Uncopyable):
         burn_in = whole_number("sample sequences", "burn_in", burn_in, 0)
         slots, weights = self._drawn(count, beta)
         steps, mask = steps_around(self._ring, slots, burn_in, length, beyond_ends=beyond_ends)
-        for name, store in self._stores.items():
-            mask &= store.kept(self._ring.fields[_FRAMES + name][steps])
+        mask &= self._kept(steps)
         fields = {}
         for name in (*self._names, "rewards", "terminated", "truncated"):
             fields[name] = self._rows(name, steps)
@@ -372,23 +389,19 @@ class ReplayBuffer(Uncopyable):
         """Draw slots, and return the probability of each."""
         if self._tree is not None:
             return self._tree.draw(self._random, count)
-        return self._random.integers(0, len(self), count), np.full(count, 1 / len(self))
+        there = len(self._ring)
+        return self._random.integers(0, there, count), np.full(count, 1 / there)
 
     def _draw_kept(self, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """Draw slots of records that have all of their frames, where many have not."""
-        kept = np.flatnonzero(self._kept(np.arange(len(self))))
-        if len(kept) == 0:  # interrupted calls of ``add`` have stored frames and no records
-            raise ValueError("cannot sample from replay: no record has all of its frames any more")
+        kept = np.flatnonzero(self._kept(np.arange(len(self._ring))))
         shares = np.ones(len(kept)) if self._tree is None else self._tree.leaves[kept]
         drawn = self._random.choice(len(kept), count, p=shares / shares.sum())
         return kept[drawn], shares[drawn] / shares.sum()
 
     def _kept(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which records have all of their frames."""
-        kept = np.ones(len(slots), bool)
-        for name, store in self._stores.items():
-            kept &= store.kept(self._ring.fields[_FRAMES + name][slots])
-        return kept
+        return self._ring.numbers_in(slots) >= self._first(self.added)
 
     def _rows(self, name: str, slots: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return a copy of a field of some records."""
@@ -462,7 +475,7 @@ class ReplayBuffer(Uncopyable):
                 f"cannot {doing}: index {wrong[0]}, expected those of {self.added} records: the "
                 "indices of a batch"
             )
-        kept = numbers >= self.added - len(self)
+        kept = numbers >= self.added - len(self._ring)
         self._tree.set(numbers[kept].astype(np.int64) % self.capacity, powers[kept])
 
     # -- on disk ---------------------------------------------------------------------------------
@@ -533,13 +546,16 @@ class ReplayBuffer(Uncopyable):
             "names": self._names,
             "stacks": {name: store.depth for name, store in self._stores.items()},
         }
-        fields = self._ring.fields.values()
-        arrays = {str(i): one[: len(self)] for i, one in enumerate(fields)}
+        oldest = [_OLDEST + name for name in self._stores]
+        fields = [one for name, one in self._ring.fields.items() if name not in oldest]
+        count = len(self._ring)
+        arrays = {str(i): one[:count] for i, one in enumerate(fields)}
         arrays["last"] = self._ring.newest
         for i, store in enumerate(self._stores.values()):
             arrays |= {f"{name} {i}": one for name, one in store.to_arrays().items()}
+            arrays[f"oldest {i}"] = self._ring.fields[oldest[i]][:count]
         if self._tree is not None:
-            arrays["priorities"] = self._tree.leaves[: len(self)]
+            arrays["priorities"] = self._tree.leaves[:count]
         arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
         return arrays
 
@@ -578,14 +594,33 @@ class ReplayBuffer(Uncopyable):
             alpha=about["alpha"],
         )
         replay._random.bit_generator.state = about["random"]
-        fields = [arrays[str(i)] for i in range(len(replay._ring.fields))]
+        oldest = {_OLDEST + name: f"oldest {i}" for i, name in enumerate(stacks)}
+        count = min(added, replay.capacity)
+        unknown = np.zeros(count, np.int64)  # in files of earlier versions
+        numbers = map(str, itertools.count())
+        fields = [
+            arrays.get(oldest[name], unknown) if name in oldest else arrays[next(numbers)]
+            for name in replay._ring.fields
+        ]
         replay._ring.restore(added, fields, arrays["last"])
+        order = np.argsort(replay._ring.numbers_in(np.arange(count)))
         for i, (name, store) in enumerate(replay._stores.items()):
             own = {part: arrays[f"{part} {i}"] for part in ("frames", "frames_of", "frames_added")}
-            store.restore(own, replay._ring.fields[_FRAMES + name][: len(replay)])
+            frames = replay._ring.fields[_FRAMES + name][:count][order]
+            store.restore(own, frames)
+            known, most = replay._ring.fields[_OLDEST + name], store.oldest_of(frames)
+            if f"oldest {i}" not in arrays:
+                known[order] = most
+            elif (known[order] > most).any() or (np.diff(known[order]) < 0).any():
+                raise ValueError("records with frames older than their oldest")
         if replay._tree is not None:
-            replay._tree.restore(arrays["priorities"], len(replay), about["highest"])
+            replay._tree.restore(arrays["priorities"], count, about["highest"])
         return replay
 
     def __repr__(self) -> str:
         return f"<pysampler.ReplayBuffer {len(self):,} of {self.capacity:,} records>"
+
+
+def _number_in(slots: npt.NDArray[np.int64], number: int) -> int:
+    """Return what a field holds of the record with a number."""
+    return int(slots[number % len(slots)])

@@ -12,8 +12,12 @@ from pysampler import ReplayBuffer
 FRAME = (3, 2)
 
 
-def played(random, envs, steps, depth, end, padding):
-    """Records of envs whose observations are stacks of the newest frames."""
+def played(random, envs, steps, depth, end, padding, still=0.0):
+    """Records of envs whose observations are stacks of the newest frames.
+
+    Args:
+        still: How often the picture of every second env stays as it was.
+    """
     stacks = {}
     rows = []
 
@@ -28,7 +32,8 @@ def played(random, envs, steps, depth, end, padding):
     for number in range(steps):
         env = int(random.integers(envs))
         stack = stacks.get(env) or begin()
-        after = [*stack[1:], frame()]
+        stays = env % 2 == 0 and random.random() < still
+        after = [*stack[1:], stack[-1] if stays else frame()]
         terminated, truncated = random.random(2) < end / 2
         rows.append((np.array(stack), np.array(after), number, env, terminated, truncated))
         stacks[env] = None if terminated or truncated else after
@@ -113,6 +118,58 @@ def test_what_is_drawn_is_what_a_plain_buffer_draws(alpha):
         if alpha:
             for buffer, batch in zip(buffers, (plain, once), strict=True):
                 buffer.update(batch.indices, batch.fields["number"] % 7 + 0.1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    envs=st.integers(1, 12),
+    depth=st.integers(1, 4),
+    capacity=st.integers(1, 100),
+    end=st.sampled_from([0.0, 0.02, 0.1, 0.7]),
+    padding=st.sampled_from(["reset", "zero"]),
+    still=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
+    alpha=st.sampled_from([0.0, 0.6]),
+    sizes=st.lists(st.integers(1, 150), min_size=1, max_size=5),
+)
+def test_every_record_that_is_counted_is_drawn_as_it_was(
+    seed, envs, depth, capacity, end, padding, still, alpha, sizes
+):
+    random = np.random.default_rng(seed)
+    rows = played(random, envs, sum(sizes), depth, end, padding, still)
+    options = {"alpha": alpha, "seed": seed}
+    whole, once = make(capacity, depth, **options), make(capacity, depth, stacks="stack", **options)
+    done = 0
+    for size in sizes:
+        fields, rest = columns(rows[done : done + size])
+        for buffer in (whole, once):
+            buffer.add(fields, **rest)
+        done += size
+        assert 1 <= len(once) <= len(whole)
+        batch = once.sample(20 * len(once))
+        for name, batches in (("stack", batch.fields), ("next_stack", batch.next_fields)):
+            drawn = dict(zip(batch.fields["number"].tolist(), batches[name], strict=True))
+            # Nearly all of them come in so many draws, and none beside them.
+            assert len(drawn) > 0.99 * len(once) - 1
+            assert min(drawn) >= done - len(once)
+            for number, stack in drawn.items():
+                np.testing.assert_array_equal(stack, rows[number][name == "next_stack"])
+        again = ReplayBuffer.from_arrays(once.to_arrays())
+        assert len(again) == len(once)
+        np.testing.assert_array_equal(again.sample(9).indices, once.sample(9).indices)
+
+
+@pytest.mark.parametrize("envs", [2, 4])
+@pytest.mark.parametrize("still", [0.9, 1.0])
+def test_a_buffer_is_full_of_records_of_pictures_that_stand_still(envs, still):
+    rows = played(np.random.default_rng(1), envs, 3000, 4, 0.0, "reset", still)
+    replay = make(400, 4, stacks="stack", seed=1)
+    for begin in range(0, 3000, 50):
+        fields, rest = columns(rows[begin : begin + 50])
+        replay.add(fields, **rest)
+        numbers = np.unique(replay.sample(10_000).fields["number"])
+        np.testing.assert_array_equal(numbers, np.arange(begin + 50)[-400:])
+    assert len(replay) == 400
 
 
 def test_frames_take_little_more_memory_than_once():
@@ -224,11 +281,27 @@ def test_an_interrupted_addition_costs_no_records():
             np.testing.assert_array_equal(stack, rows[number][0])
 
 
-def test_a_buffer_whose_frames_are_all_gone_says_so():
-    rows = played(np.random.default_rng(1), 1, 20, 3, 0.0, "reset")
-    replay = make(10, 3, stacks="stack", seed=1)
+@pytest.mark.parametrize(("end", "full"), [(0.0, True), (0.7, False)])
+def test_files_without_the_oldest_frames_are_read(end, full):
+    rows = played(np.random.default_rng(1), 2, 300, 4, end, "zero")
+    replay = make(100, 4, stacks=["stack"], seed=1)
     fields, rest = columns(rows)
     replay.add(fields, **rest)
-    replay._stores["stack"].added += 1000
-    with pytest.raises(ValueError, match="no record has all of its frames"):
-        replay.sample(4)
+    arrays = replay.to_arrays()
+    del arrays["oldest 0"]
+    again = ReplayBuffer.from_arrays(arrays)
+    assert len(replay) <= len(again) <= 100
+    assert (len(again) == 100) == full
+    drawn = again.sample(500).fields
+    for stack, number in zip(drawn["stack"], drawn["number"].tolist(), strict=True):
+        np.testing.assert_array_equal(stack, rows[number][0])
+
+
+def test_damaged_oldest_frames_are_refused():
+    replay = make(10, 3, stacks="stack", seed=1)
+    fields, rest = columns(played(np.random.default_rng(1), 1, 30, 3, 0.0, "reset"))
+    replay.add(fields, **rest)
+    arrays = replay.to_arrays()
+    for damage in (1000, -np.arange(10) * 1000):
+        with pytest.raises(ValueError, match="older than their oldest"):
+            ReplayBuffer.from_arrays({**arrays, "oldest 0": arrays["oldest 0"] + damage})
