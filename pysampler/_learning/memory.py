@@ -27,6 +27,8 @@ def own_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         MemoryError: The machine or a limit has too little memory left.
     """
     size = math.prod(shape) * dtype.itemsize
+    if size >= 2**63:
+        raise ValueError(f"cannot make replay: {size} bytes, expected less than an address space")
     left = _core.memory_left()
     if size > left:
         raise MemoryError(

@@ -42,7 +42,7 @@ class RolloutBuilder:
         self._spec = spec
         self._tally = Tally(setup.prepared.so_far)
         # By slot, then by the id of the array of all frames, which lives as long as the walker.
-        self._lent: defaultdict[int, dict[int, _core.Lent]] = defaultdict(dict)
+        self._lent: defaultdict[int, dict[int | str, _core.Lent]] = defaultdict(dict)
         self._busy = setup.core.pool.busy_seconds()  # of all envs together, up to the last rollout
 
     def held(self, slot: int) -> bool:
@@ -57,6 +57,14 @@ class RolloutBuilder:
             own = lent[id(array)] = _core.Lent(array[slot * size : (slot + 1) * size])
         view: npt.NDArray[Any] = own.view()
         return view
+
+    def _marks(self, slot: int, envs: int) -> dict[str, npt.NDArray[np.bool_]]:
+        """Return the arrays that say what the steps of a rollout are."""
+        lent, horizon = self._lent[slot], self._options.horizon
+        for name, rows in (("starts", horizon + 1), ("valid", horizon), ("lost", horizon)):
+            if name not in lent:
+                lent[name] = _core.Lent(np.zeros((rows, envs), np.bool_), of_this_process=True)
+        return {name: lent[name].view() for name in ("starts", "valid", "lost")}
 
     def build(
         self, walker: Walker, slot: int, *, version: int, lag: int, learner_seconds: float
@@ -80,7 +88,7 @@ class RolloutBuilder:
         steps = slice(base + 1, base + 1 + horizon)
         if self._options.reset_each:
             self._tally.begin_episodes()
-        marks = self._tally.count(frames, steps, walker.lengths)
+        marks = self._tally.count(frames, steps, walker.lengths, self._marks(slot, frames.envs))
         mailed_infos, walker.mailed_infos = walker.mailed_infos, []
         infos, info_masks = info_arrays(
             *(self._options.info_keys, self._core.results, frames, steps, mailed_infos),

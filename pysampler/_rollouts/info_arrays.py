@@ -134,11 +134,11 @@ def _names_without(key: str, seen: Iterable[Path], *, ended: bool) -> str | None
     """Return the names of all infos, for a warning that a key is not among them, if it is due.
 
     Not before an episode has ended, since envs may give it with the last step, unless the key looks
-    like a mistake.
+    like a mistake; and not where no env has given any info.
     """
     names = sorted({str(path[0]) for path in seen})
-    if ended or difflib.get_close_matches(str(key), names, 1):
-        return ", ".join(map(repr, names)) or "no infos"
+    if names and (ended or difflib.get_close_matches(str(key), names, 1)):
+        return ", ".join(map(repr, names))
     return None
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pysampler import _core
 from pysampler._frames.frames import LOST
 from pysampler._rollouts.rollout import Ended
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
     import numpy.typing as npt
 
     from pysampler._frames.frames import Frames
@@ -30,25 +31,27 @@ class Tally:
         self._episodes = _core.Tally(so_far.returns.tolist(), so_far.lengths.tolist(), LOST)
         self.begin_episodes = self._episodes.begin_episodes
 
-    def count(self, frames: Frames, steps: slice, lengths: npt.NDArray[np.int64]) -> dict[str, Any]:
+    def count(
+        self,
+        frames: Frames,
+        steps: slice,
+        lengths: npt.NDArray[np.int64],
+        marks: Mapping[str, npt.NDArray[np.bool_]],
+    ) -> dict[str, Any]:
         """Return the fields of a rollout that say what its steps are.
 
         Args:
             frames: The frames.
             steps: Those with the results of the rollout's steps.
             lengths: The number of steps of each env.
+            marks: The arrays to fill: "starts", "valid" and "lost".
         """
-        horizon = steps.stop - steps.start
-        starts = np.empty((horizon + 1, frames.envs), np.bool_)
-        valid, lost = np.empty((2, horizon, frames.envs), np.bool_)
         ended = self._episodes.count(
             *(frames.rewards[steps], frames.terminated[steps], frames.truncated[steps]),
-            *(frames.has_final[steps], lengths, starts, valid, lost),
+            *(frames.has_final[steps], lengths, marks["starts"], marks["valid"], marks["lost"]),
         )
         return {
-            "starts": starts,
-            "valid": valid,
-            "lost": lost,
+            **marks,
             "lengths": lengths,
             "ended": Ended(*ended),
         }

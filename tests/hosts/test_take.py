@@ -181,6 +181,7 @@ class Telling(Wrapper):
         return *results, {"life": kind(life), "in": {"half": life / 2}} if life >= since else {}
 
 
+@pytest.mark.filterwarnings("ignore:no env has given info 'never'")
 def test_infos_may_come_late_or_be_lacking_on_some_hosts(three):
     keys = ("life", "in", "never")
     own = [local(Telling, idle, host=host, info_keys=keys) for host in range(3)]

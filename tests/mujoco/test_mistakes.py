@@ -241,9 +241,6 @@ def test_a_task_instead_of_its_class():
         made(Slide())
     with pytest.raises(ValueError, match="render_mode 'human', expected 'rgb_array' or None"):
         TaskEnv(Slide(), "human")
-    with pytest.raises(TypeError) as caught:
-        pysampler.make_vec("HalfCheetah-v5", 2, native=False)
-    assert "vector_kwargs={'native': ...}" in caught.value.__notes__[0]
 
 
 # -- what a task may do ---------------------------------------------------------------------------

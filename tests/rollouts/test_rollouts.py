@@ -311,12 +311,10 @@ def test_nothing_is_copied(where, num_workers):
                 *(rollout.truncated, rollout.final_observations, *rollout.extras.values()),
             ]
             assert all(np.shares_memory(array, rollout.memory) for array in arrays)
-            if rollout.version > 1:  # before, nobody knew that there are such infos
-                assert np.shares_memory(rollout.infos["life"], rollout.memory)
             seen.append(rollout.rewards.ctypes.data)
             frames = envs._core.results.frames  # what the workers write to
             assert np.shares_memory(rollout.memory, frames.observations[0])
-        assert seen[0] == seen[2] != seen[1] == seen[3]
+        assert len({*seen}) <= 3  # one held, one returned, one being filled
     envs.close()
 
 

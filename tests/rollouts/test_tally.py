@@ -56,11 +56,16 @@ def test_they_are_what_the_definition_says(data, steps, envs, rollouts):
             truncated=draw(flags),
             has_final=draw(arrays.arrays(np.uint8, shape, elements=st.integers(0, LOST))),
         )
+        to_fill = {
+            "starts": np.empty((steps + 1, envs), bool),
+            "valid": np.empty(shape, bool),
+            "lost": np.empty(shape, bool),
+        }
         made = draw(arrays.arrays(np.int64, envs, elements=st.integers(0, steps)))
         if draw(st.booleans()):
             tally.begin_episodes()
             slow.__init__(EpisodesSoFar(np.zeros(envs), np.zeros(envs, np.int64)))
-        marks = tally.count(frames, slice(0, steps), made)
+        marks = tally.count(frames, slice(0, steps), made, to_fill)
         *expected, ended = slow.count(frames, made)
         for name, array in zip(["starts", "valid", "lost"], expected, strict=True):
             assert np.array_equal(marks[name], array), name

@@ -221,7 +221,7 @@ class Named(Scripted):
 
 def test_infos_that_are_no_numbers_are_left_out():
     with pysampler.Rollouts(Named, policy, 5, num_envs=2, info_keys=["name", "no"]) as rollouts:
-        with pytest.warns(UserWarning, match="info 'name' is a str, expected numbers") as told:
+        with pytest.warns(UserWarning, match=r"info\['name'\] is a str, expected numbers") as told:
             rollout = next(rollouts)
         assert [one.filename for one in told] == [__file__]
         assert rollout.infos == rollout.info_masks == {}
