@@ -8,6 +8,7 @@ import os
 import pickle
 import selectors
 import sys
+import threading
 import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -249,6 +250,7 @@ class Processes:
 
     def lost(self, index: int, doing: str, why: str = "") -> WorkerLostError:
         """Return the error for a worker that has ended, ``doing`` something, because of ``why``."""
+        _stay_in_a_thread_that_ends_with_the_program()
         child, share = self.children[index], self._shares[index]
         child.ended(GRACE)
         status = child.status()
@@ -299,6 +301,12 @@ class Processes:
     def _preload(self, modules: list[str]) -> None:
         with contextlib.suppress(PysamplerError, OSError):
             nursery.preload(modules)
+
+
+def _stay_in_a_thread_that_ends_with_the_program() -> None:
+    """Never return to a daemon thread while the program exits, which has ended the workers."""
+    if threading.current_thread().daemon and not threading.main_thread().is_alive():
+        threading.Event().wait()
 
 
 def _directory() -> str | None:
