@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <system_error>
@@ -37,21 +38,25 @@ Loss ending(pid_t pid, int pidfd) {
     return loss;
 }
 
-void listen(int epoll, int fd, std::uint64_t mark) {
-    epoll_event event{.events = EPOLLIN, .data = {.u64 = mark}};
+void listen(int epoll, int fd, std::uint64_t mark, std::uint32_t events = EPOLLIN) {
+    epoll_event event{.events = events, .data = {.u64 = mark}};
     if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) fail("cannot watch process: epoll_ctl");
 }
 
-constexpr std::uint64_t kStop = 0;  // no process has pid 0
+// No process has these for a pid.
+constexpr std::uint64_t kWake = 0;
+constexpr std::uint64_t kEnd = ~std::uint64_t{0};
+
+constexpr std::int64_t kLongest = 3600 * kSecond;  // of a sleep, in epoll's int of ms
 
 }  // namespace
 
 Watch::Watch()
-    : epoll_(epoll_create1(EPOLL_CLOEXEC)), stop_(eventfd(0, EFD_CLOEXEC)), owner_(getpid()) {
-    if (epoll_ < 0 || stop_ < 0) {
+    : epoll_(epoll_create1(EPOLL_CLOEXEC)), wake_(eventfd(0, EFD_CLOEXEC)), owner_(getpid()) {
+    if (epoll_ < 0 || wake_ < 0) {
         const int saved = errno;
         if (epoll_ >= 0) close(epoll_);
-        if (stop_ >= 0) close(stop_);
+        if (wake_ >= 0) close(wake_);
         throw std::system_error(saved, std::generic_category(),
                                 "cannot make watch: epoll_create1 or eventfd");
     }
@@ -60,11 +65,11 @@ Watch::Watch()
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
-        listen(epoll_, stop_, kStop);
+        listen(epoll_, wake_, kWake);
         thread_ = std::make_unique<std::thread>([this] { run(); });
     } catch (...) {
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
-        close(stop_);
+        close(wake_);
         close(epoll_);
         throw;
     }
@@ -75,10 +80,11 @@ Watch::~Watch() {
     stop();
     // In a child made by fork, a thread that does not exist there may hold the lock.
     if (mutex_.try_lock()) {
-        for (const auto& [pid, entry] : entries_) close(entry.pidfd);
+        for (const auto& [pid, entry] : entries_) release(entry.pidfd);
         mutex_.unlock();
     }
-    close(stop_);
+    if (mine() && !owns(wake_, kWake)) return;
+    close(wake_);
     close(epoll_);
 }
 
@@ -87,12 +93,20 @@ void Watch::stop() {
         // The thread stayed in the parent; its handle here can be neither joined nor destroyed.
         [[maybe_unused]] const std::thread* left = thread_.release();
     } else if (thread_) {
-        const std::uint64_t one = 1;
-        while (write(stop_, &one, sizeof one) < 0 && errno == EINTR) {
+        {
+            const std::lock_guard lock(mutex_);
+            stopping_ = true;
+            if (owns(wake_, kWake)) wake();
         }
         thread_->join();
         thread_.reset();
         noticed_.mark_lost();
+    }
+}
+
+void Watch::wake() const {
+    const std::uint64_t one = 1;
+    while (write(wake_, &one, sizeof one) < 0 && errno == EINTR) {
     }
 }
 
@@ -166,24 +180,89 @@ Outcome Watch::wait(std::uint64_t known, std::int64_t deadline, WaitPolicy& poli
     return noticed_.wait_until(known + 1, deadline, policy);
 }
 
+void Watch::set_end(int socket, Action action) {
+    const std::lock_guard lock(mutex_);
+    at_end_ = std::move(action);
+    listen(epoll_, socket, kEnd, EPOLLRDHUP);
+}
+
+void Watch::beat_every(std::int64_t interval) {
+    const std::lock_guard lock(mutex_);
+    pulse_.emplace(interval, now_ns());
+    wake();
+}
+
+std::int64_t Watch::paused(std::int64_t since) const {
+    const std::lock_guard lock(mutex_);
+    return pulse_ ? pulse_->paused(since, now_ns()) : 0;
+}
+
+bool Watch::broken() const {
+    const std::lock_guard lock(mutex_);
+    return broken_;
+}
+
+// By number a descriptor may have become another file's. What epoll listens to is known by file.
+bool Watch::owns(int fd, std::uint64_t mark) const {
+    epoll_event event{.events = EPOLLIN, .data = {.u64 = mark}};
+    return epoll_ctl(epoll_, EPOLL_CTL_MOD, fd, &event) == 0;
+}
+
+bool Watch::intact() const {
+    return owns(wake_, kWake) && std::ranges::all_of(entries_, [this](const auto& known) {
+               return owns(known.second.pidfd, static_cast<std::uint64_t>(known.first));
+           });
+}
+
+int Watch::until_beat() const {
+    const std::lock_guard lock(mutex_);
+    if (!pulse_) return -1;
+    const std::int64_t left = pulse_->due() - now_ns();
+    return static_cast<int>(std::clamp<std::int64_t>(left, 0, kLongest) / kMillisecond) + 1;
+}
+
+// False if the thread is to end.
+bool Watch::beat(bool listening) {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return false;
+    if (pulse_ && now_ns() >= pulse_->due()) pulse_->beat(now_ns());
+    if (!pulse_) return listening;
+    if (listening && intact()) return true;
+    broken_ = true;
+    for (const auto& [pid, entry] : entries_) {
+        for (const Action& action : entry.actions) action();
+    }
+    return false;
+}
+
 void Watch::run() {
     pthread_setname_np(pthread_self(), "pysampler-watch");
     std::array<epoll_event, 16> events;
     for (;;) {
-        const int count = epoll_wait(epoll_, events.data(), events.size(), -1);
-        if (count < 0 && errno != EINTR) return;
+        const int count = epoll_wait(epoll_, events.data(), events.size(), until_beat());
+        if (!beat(count >= 0 || errno == EINTR)) return;
         for (int i = 0; i < count; ++i) {
             const std::uint64_t mark = events[static_cast<std::size_t>(i)].data.u64;
-            if (mark == kStop) return;
-            notice(static_cast<pid_t>(mark));
+            if (mark == kWake) {
+                std::uint64_t wakes;
+                [[maybe_unused]] const ssize_t got = read(wake_, &wakes, sizeof wakes);
+            } else if (mark == kEnd) {
+                at_end_();
+            } else {
+                notice(static_cast<pid_t>(mark));
+            }
         }
     }
 }
 
-void Watch::drop(std::map<pid_t, Entry>::iterator known) {
+// Closes a pidfd, unless something else has, and the number is another file's.
+void Watch::release(int fd) const {
     // Explicitly: a child forked since holds the pidfd too, so closing ours does not remove it.
-    epoll_ctl(epoll_, EPOLL_CTL_DEL, known->second.pidfd, nullptr);
-    close(known->second.pidfd);
+    if (!mine() || epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr) == 0) close(fd);
+}
+
+void Watch::drop(std::map<pid_t, Entry>::iterator known) {
+    release(known->second.pidfd);
     entries_.erase(known);
 }
 

@@ -1,5 +1,6 @@
 // Watches processes: one thread polls their pidfds, without the GIL, and runs actions at once when
-// a process dies. They mark a flag or a member lost, or end this process with its parent.
+// a process dies. They mark a flag or a member lost, or end this process with its parent. The
+// thread can also notice when this process does not run.
 #pragma once
 
 #include <sys/types.h>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "position.h"
+#include "pulse.h"
 #include "wait.h"
 
 namespace pysampler {
@@ -51,6 +53,17 @@ class Watch {
     // Any number of threads: until there are more than `known` losses. kLost if it was stopped.
     Outcome wait(std::uint64_t known, std::int64_t deadline, WaitPolicy& policy) noexcept;
 
+    // The action runs in the poll thread when the other end of a socket is shut or closed. Once.
+    void set_end(int socket, Action action);
+
+    // From now on the poll thread wakes at this interval. It notices when this process did not run,
+    // and when something else in it has closed the descriptors by which the watch notices ends:
+    // then all actions run, and the watch is broken.
+    void beat_every(std::int64_t interval);
+    // How long this process did not run since then, in ns, as far as is known.
+    std::int64_t paused(std::int64_t since) const;
+    bool broken() const;
+
     // Ends the poll thread and the waits. No action runs afterwards.
     void stop();
 
@@ -64,17 +77,27 @@ class Watch {
     };
 
     void run();
+    bool beat(bool listening);
+    int until_beat() const;
+    void wake() const;
+    bool owns(int fd, std::uint64_t mark) const;
+    bool intact() const;
+    void release(int fd) const;
     void notice(pid_t pid);
     void lose(std::map<pid_t, Entry>::iterator known);
     void put(pid_t pid, Action action, bool replacing);
     void drop(std::map<pid_t, Entry>::iterator known);
 
     int epoll_;
-    int stop_;  // an eventfd
+    int wake_;  // an eventfd
     pid_t owner_;
     mutable std::mutex mutex_;
     std::map<pid_t, Entry> entries_;
     std::vector<Loss> losses_;
+    Action at_end_;
+    std::optional<Pulse> pulse_;
+    bool stopping_ = false;
+    bool broken_ = false;
     OpenPosition noticed_;
     std::unique_ptr<std::thread> thread_;
 };

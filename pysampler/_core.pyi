@@ -225,9 +225,17 @@ class Watch:
         ...
     def _add_pid(self, pid: typing.SupportsInt | typing.SupportsIndex, parts: collections.abc.Sequence[Part], replacing: bool = False) -> None:
         ...
+    def _beat_every(self, interval_ns: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
     def _forget_pid(self, pid: typing.SupportsInt | typing.SupportsIndex) -> bool:
         ...
+    def _is_broken(self) -> bool:
+        ...
+    def _leave_at_end(self, socket: typing.SupportsInt | typing.SupportsIndex, code: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
     def _leave_with_pid(self, pid: typing.SupportsInt | typing.SupportsIndex, code: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def _paused_ns(self, since: typing.SupportsInt | typing.SupportsIndex) -> int:
         ...
     def _settle_pid(self, pid: typing.SupportsInt | typing.SupportsIndex) -> bool:
         ...
@@ -1197,9 +1205,9 @@ class Pidfd:
         """
         Return the descriptor, -1 once it is closed.
         """
-    def kill(self) -> None:
+    def kill(self) -> bool:
         """
-        Send SIGKILL, unless the process has ended.
+        Send SIGKILL, unless the process has ended; return whether that is allowed.
         """
 class Detached:
     def __init__(self, socket: typing.Any) -> None:
@@ -1213,6 +1221,10 @@ class Detached:
     def fileno(self) -> int:
         """
         Return the descriptor, -1 once it is closed.
+        """
+    def shut(self) -> None:
+        """
+        Let the other end see that nothing more will come.
         """
 class Infos:
     def __init__(self) -> None:

@@ -31,6 +31,7 @@ CPP = [
         "loan",
     ),
     *(
+        "pulse",
         "watch",
         "trace",
         "meter",

@@ -32,12 +32,15 @@ class Pidfd : public Descriptor {
 
     bool ended() const { return fileno() < 0 || pidfd_ended(fileno()); }
 
-    void kill() const {
-        if (fileno() < 0) return;
-        if (syscall(SYS_pidfd_send_signal, fileno(), SIGKILL, nullptr, 0) != 0 && errno != ESRCH) {
-            throw std::system_error(errno, std::generic_category(),
-                                    "cannot kill process: pidfd_send_signal");
-        }
+    // False if this process may not: it has dropped its privileges, or something in it has closed
+    // the descriptor.
+    bool kill() const {
+        if (fileno() < 0) return true;
+        if (syscall(SYS_pidfd_send_signal, fileno(), SIGKILL, nullptr, 0) == 0) return true;
+        if (errno == EPERM || errno == EBADF) return false;
+        if (errno == ESRCH) return true;
+        throw std::system_error(errno, std::generic_category(),
+                                "cannot kill process: pidfd_send_signal");
     }
 };
 
@@ -46,6 +49,9 @@ class Pidfd : public Descriptor {
 class Detached : public Descriptor {
  public:
     explicit Detached(const py::object& socket) : Descriptor(socket.attr("detach")().cast<int>()) {}
+
+    // Also where a fork has a copy, which keeps the other end from seeing that this is closed.
+    void shut() const { ::shutdown(fileno(), SHUT_WR); }
 };
 
 // Sends a message and descriptors through a Unix socket, all or nothing.
@@ -98,11 +104,13 @@ void register_process(py::module_& m) {
         .def(py::init<pid_t>(), py::arg("pid"))
         .def("fileno", &Pidfd::fileno, "Return the descriptor, -1 once it is closed.")
         .def("ended", &Pidfd::ended, "Return whether the process has ended.")
-        .def("kill", &Pidfd::kill, "Send SIGKILL, unless the process has ended.")
+        .def("kill", &Pidfd::kill,
+             "Send SIGKILL, unless the process has ended; return whether that is allowed.")
         .def("close", &Pidfd::close, "Close the descriptor.");
     Class<Detached>(m, "Detached")
         .def(py::init<const py::object&>(), py::arg("socket"))
         .def("fileno", &Detached::fileno, "Return the descriptor, -1 once it is closed.")
+        .def("shut", &Detached::shut, "Let the other end see that nothing more will come.")
         .def("close", &Detached::close, "Close the descriptor.");
     m.def("send_descriptors", &send_descriptors, py::arg("socket"), py::arg("message"),
           py::arg("descriptors"),

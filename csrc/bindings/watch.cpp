@@ -44,6 +44,17 @@ class PyWatch {
         open("add to")->add(pid, [code] { _exit(code); });
     }
 
+    // The same when the other end of a socket is shut or closed.
+    void leave_at_end(int socket, int code) {
+        open("add to")->set_end(socket, [code] { _exit(code); });
+    }
+
+    void beat_every(std::int64_t interval_ns) { open("use")->beat_every(interval_ns); }
+    bool broken() const { return watch_ && watch_->broken(); }
+    std::int64_t paused_ns(std::int64_t since) {
+        return watch_ && watch_->mine() ? watch_->paused(since) : 0;
+    }
+
     std::vector<Loss> wait(const py::object& known_losses, const Seconds& timeout,
                            const Nanoseconds& deadline) {
         const std::uint64_t known = whole(known_losses, "wait on watch", "known", 0);
@@ -116,6 +127,10 @@ void register_watch(py::module_& m) {
         .def("_forget_pid", &PyWatch::forget, py::arg("pid"))
         .def("_settle_pid", &PyWatch::settle, py::arg("pid"))
         .def("_leave_with_pid", &PyWatch::leave_with, py::arg("pid"), py::arg("code"))
+        .def("_leave_at_end", &PyWatch::leave_at_end, py::arg("socket"), py::arg("code"))
+        .def("_beat_every", &PyWatch::beat_every, py::arg("interval_ns"))
+        .def("_is_broken", &PyWatch::broken)
+        .def("_paused_ns", &PyWatch::paused_ns, py::arg("since"))
         .def("wait", &PyWatch::wait, py::kw_only(), py::arg("known") = 0, py::arg("timeout") = none,
              py::arg("deadline") = none,
              "Wait until more processes are lost than the caller knows of.\n\n"

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FreeRunningSampler"]
 
+# How long to sleep between two looks whether another thread has left, in seconds.
+_LOOK = 0.001
+
 
 class FreeRunningSampler(Sampler):
     """Base class for samplers whose workers act, with weights from a board, until told to stop.
@@ -334,9 +337,10 @@ class FreeRunningSampler(Sampler):
 
     def _wait_until_left(self, guard: _core.Guard) -> bool:
         """Wait until another thread leaves, which it does once it sees that this is closed."""
-        deadline = now() + int(GRACE * 1e9)
-        while guard.busy and now() < deadline:
-            time.sleep(0.001)
+        for _ in range(int(GRACE / _LOOK)):  # not by the clock: this process may be suspended
+            if not guard.busy:
+                break
+            time.sleep(_LOOK)
         return not guard.busy
 
     def _refusal(self, what: str, got: Any, expected: str) -> ValueError:

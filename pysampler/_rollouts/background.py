@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pysampler._workers.processes import GRACE
-from pysampler.sync import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +18,8 @@ __all__ = ["Background"]
 # between, while another thread is given the GIL, would be handled only when the wait is over: so
 # no wait is longer than this, in seconds.
 _SLICE = 0.1
+# How long to sleep between two looks whether the thread has ended, in seconds.
+_LOOK = 0.0005
 
 
 class Background:
@@ -58,9 +59,10 @@ class Background:
             return False
         # Not with join(): if an exception of a signal handler interrupts it, Python 3.11 believes
         # that the thread has ended.
-        deadline = now() + int(GRACE * 1e9)
-        while not self._ended and now() < deadline:
-            time.sleep(0.0005)
+        for _ in range(int(GRACE / _LOOK)):  # not by the clock: this process may be suspended
+            if self._ended:
+                break
+            time.sleep(_LOOK)
         return bool(self._ended)
 
     def __del__(self) -> None:

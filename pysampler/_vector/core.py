@@ -302,10 +302,10 @@ class VectorCore:
     def _drained(self) -> bool:
         """Wait for all that is in flight, and return whether it came back in time."""
         pool = self.pool
-        deadline = now() + int(GRACE * 1e9)
+        began = now()
         while not pool.closed and pool.pending:
             try:
-                if pool.wait(max(0.0, (deadline - now()) / 1e9)) is None:
+                if not self._back_within(GRACE, began):
                     return False
                 pool.take_all()
             except (EnvError, LostError):
@@ -313,6 +313,23 @@ class VectorCore:
             except (PysamplerError, MemoryError):  # an env is late, or its answer cannot be read
                 return False
         return True
+
+    def _back_within(self, seconds: float, began: int) -> bool:
+        """Wait for what is in flight; return whether it came back in ``seconds`` since then.
+
+        Seconds in which this process was suspended, and the workers perhaps too, do not count. A
+        worker that is stopped alone is not waited for.
+        """
+        pool, stopped = self.pool, False
+        while True:
+            left = seconds - (now() - began - pool.paused_ns(began)) / 1e9
+            if pool.wait(max(0.0, min(left, 1.0))) is not None:
+                return True
+            # Twice: after a suspension of all, workers may go on later than this process.
+            before, stopped = stopped, pool.stopped()
+            if left <= 0 or (before and stopped):
+                return False
+            pool.look_for_late()
 
     # -- commands and results --------------------------------------------------------------------
 
@@ -405,7 +422,7 @@ class VectorCore:
     def _settled(self, timeout: float) -> bool:
         """Wait for what is pending, and return whether it came back in time."""
         try:
-            if self.pool.wait(timeout) is None:
+            if not self._back_within(timeout, now()):
                 return False
             self.pool.take_all()
         except (EnvError, LostError, BusyError, ClosedError):

@@ -13,14 +13,15 @@ import fcntl
 import functools
 import itertools
 import json
+import math
 import os
 import select
 import signal
 import subprocess
 import sys
 import termios
-import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 __all__ = [
+    "STOPPED",
     "Child",
     "OwnProcess",
     "OwnedConnection",
     "Process",
+    "await_answer",
     "await_ends",
     "environment",
     "interpreter",
@@ -44,6 +47,7 @@ __all__ = [
     "reap_unclaimed",
     "socket_pair",
     "start_own",
+    "stopped_error",
 ]
 
 # One thread each for the numerical libraries of a worker, unless the user says otherwise: there is
@@ -58,6 +62,10 @@ _THREADS = (
 )
 # Bytes for the name that ps shows, which is written over the arguments of the process.
 _TITLE_PADDING = "pysampler ".ljust(160, "-")
+# How long to wait for the answer of a process before looking whether it is stopped, in seconds.
+STOPPED = 5.0
+# How long a look is at something that does not answer, in seconds.
+_LOOK = 0.25
 # Signals that a new interpreter has blocked until it can say that it outlives them.
 _BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # The seed of hashes in a new interpreter, unless the user has chosen one: with a random one, each
@@ -91,10 +99,15 @@ class Process:
             return True
         return is_readable(self._pidfd, timeout)
 
-    def kill(self) -> None:
-        """End it, whatever it is doing."""
-        if self._pidfd is not None:
-            self._pidfd.kill()
+    def kill(self) -> bool:
+        """End it, whatever it is doing; return False if this process may not."""
+        return self._pidfd is None or self._pidfd.kill()
+
+    def stopped(self) -> bool:
+        """Return whether it is stopped, as by SIGSTOP."""
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return False
 
     def status(self) -> int | None:
         """Return its exit code, or minus the signal, once it has ended; None if that is unknown."""
@@ -148,13 +161,18 @@ class OwnProcess(Process):
 class Child:
     """A worker process as its parent sees it, and the connection to it."""
 
-    def __init__(self, process: Process, connection: Connection) -> None:
+    def __init__(self, process: Process, connection: OwnedConnection) -> None:
         self.pid = process.pid
         self.connection = connection
         self.ended = process.ended
-        self.kill = process.kill
+        self.stopped = process.stopped
         self.status = process.status
         self._process = process
+
+    def kill(self) -> None:
+        """End it, whatever it is doing."""
+        if not self._process.kill():
+            self.connection.shut()
 
     def release(self) -> None:
         """Close what refers to a worker that has ended. Sends nothing, and may be repeated."""
@@ -162,10 +180,27 @@ class Child:
         self.connection.close()
 
 
-def await_ends(children: Iterable[Child], deadline: float) -> None:
-    """Wait until all children have ended, or until a deadline of time.monotonic()."""
+def await_answer(file: Any, process: Process | Child, name: str) -> None:
+    """Wait until a file can be read from to which a process writes, or raise if it is stopped."""
+    stopped = False
+    while not is_readable(file, STOPPED):
+        before, stopped = stopped, process.stopped()
+        if before and stopped:
+            raise stopped_error(process, name)
+
+
+def stopped_error(process: Process | Child, name: str) -> PysamplerError:
+    """Return the error for a process that is stopped and does not answer."""
+    return PysamplerError(
+        f"cannot start workers: {name} (pid {process.pid}) is stopped; continue it "
+        f"(kill -CONT {process.pid}) and try again"
+    )
+
+
+def await_ends(children: Iterable[Child], left: Callable[[], float]) -> None:
+    """Wait until all children have ended, as long as seconds are left."""
     for child in children:
-        child.ended(deadline - time.monotonic())
+        child.ended(left())
 
 
 def start_own(start: Callable[[], int]) -> OwnProcess:
@@ -304,6 +339,10 @@ class OwnedConnection(Connection):
         self._end = _core.Detached(end)
         super().__init__(self._end.fileno())
 
+    def shut(self) -> None:
+        """Let the other end see that nothing more will come: a worker ends with that."""
+        self._end.shut()
+
     def _close(self) -> None:
         self._end.close()
 
@@ -312,7 +351,9 @@ def is_readable(file: Any, timeout: float = 0) -> bool:
     """Return whether a file or socket can be read from, now or within ``timeout`` seconds."""
     poller = select.poll()
     poller.register(file, select.POLLIN)
-    return bool(poller.poll(max(0.0, timeout) * 1000))
+    # By looks: where this process is suspended, the other end may be too, and go on after it.
+    looks = max(1, math.ceil(timeout / _LOOK))
+    return any(poller.poll(max(0.0, timeout) * 1000 / looks) for _ in range(looks))
 
 
 def is_at_end(connection: Connection) -> bool:

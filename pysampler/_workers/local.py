@@ -190,6 +190,14 @@ class LocalPool:
         """Return no member: this process cannot look while an env is at work."""
         return []
 
+    def paused_ns(self, since: int) -> int:  # noqa: ARG002
+        """Return 0: nothing is waited for."""
+        return 0
+
+    def stopped(self) -> bool:
+        """Return False: this process runs."""
+        return False
+
     def wait(self, timeout: float | None = None) -> list[Answer]:  # noqa: ARG002
         """Return what groups answered besides what is in the frame."""
         return [Answer(group, result) for group, result in self._results.items()]

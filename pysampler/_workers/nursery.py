@@ -36,7 +36,6 @@ from pysampler.errors import ClosedError, PysamplerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from multiprocessing.connection import Connection
 
 __all__ = ["Line", "NoNurseryError", "Nursery", "current", "preload"]
 
@@ -49,7 +48,7 @@ _STATUS_SECONDS = 1.0
 class _ForkedProcess(children.Process):
     """A worker that a nursery has forked, and which reports how it ended."""
 
-    def __init__(self, pid: int, line: Line, connection: Connection) -> None:
+    def __init__(self, pid: int, line: Line, connection: children.OwnedConnection) -> None:
         super().__init__(pid)
         self._line = line
         # The worker may have died and been reaped, and another process may have its pid. It is the
@@ -96,6 +95,7 @@ class Line:
             except OSError as error:
                 raise self._lost() from error
         while number not in self._answers:
+            self.nursery.await_answer(self._socket)
             self._receive()
         kind, _, *content = self._answers.pop(number)
         self.used = self.used or kind == "forked"
@@ -122,14 +122,15 @@ class Line:
         The nursery closes its end once it has reaped them. Waits for that up to ``wait`` seconds.
         """
         if os.getpid() == self._owner and self._socket.fileno() >= 0:
-            wait = 0 if self.nursery.loading() else wait  # imports may take long
+            wait = 0 if self.nursery.busy() else wait
             with contextlib.suppress(OSError):  # a fork may have a copy: shut it down
                 self._socket.shutdown(socket.SHUT_WR)
                 deadline = time.monotonic() + wait
                 while wait > 0 and children.is_readable(self._socket, deadline - time.monotonic()):
                     if not self._socket.recv(1 << 16):
                         break
-        self._socket.close()
+        with contextlib.suppress(OSError):  # something else in this process has closed it
+            self._socket.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_socket"):
@@ -215,6 +216,14 @@ class Nursery:
                             self._loads.pop(number, None)
         return [name for names in list(self._loads.values()) for name in names]
 
+    def busy(self) -> bool:
+        """Return whether it may not answer for long: it imports modules, or is stopped."""
+        return bool(self.loading()) or self._process.stopped()
+
+    def await_answer(self, line: _socket.socket) -> None:
+        """Wait until there is something to read on a line, or raise if the nursery is stopped."""
+        children.await_answer(line, self._process, "the nursery")
+
     def how_it_ended(self) -> str:
         """Return how it ended, as errors say it."""
         if not self._process.ended(_STATUS_SECONDS):
@@ -231,7 +240,7 @@ class Nursery:
         """End it, its workers and what they had started. May be repeated."""
         if os.getpid() != self._owner:
             return
-        if self.loading():  # it would finish its imports first
+        if self.busy():  # it would finish its imports first
             self._end_workers()
             self._process.kill()
         elif self._door.fileno() >= 0:
@@ -271,7 +280,8 @@ class Nursery:
         """Close the door."""
         with contextlib.suppress(OSError):  # forks of this process may have a copy: shut it down
             self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
+        with contextlib.suppress(OSError):  # something else in this process has closed it
+            self._door.close()
 
     def _send(self, request: tuple[Any, ...], fds: Iterable[int]) -> None:
         """Send a request through the door, or raise NoNurseryError."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from pysampler._workers import nursery
@@ -38,6 +38,8 @@ __all__ = ["Pool"]
 _PATIENCE = 60.0
 # How long a pool that ends waits until its workers are reaped, in seconds.
 _REAPING = 2.0
+# How long a worker that is to close may be stopped, in seconds.
+_STOPPED = 1.0
 # How often to look whether a worker that closes has died, in seconds.
 _LOOK = 0.05
 
@@ -242,6 +244,14 @@ class Pool:
         if self._faults.step_timeout is not None:
             self._recovery.look_for_late()
 
+    def paused_ns(self, since: int) -> int:
+        """Return how long this process did not run since then, as when it was suspended, in ns."""
+        return self._recovery.paused_ns(since)
+
+    def stopped(self) -> bool:
+        """Return whether a worker is stopped, as by SIGSTOP."""
+        return any(child.stopped() for child in self._processes.children)
+
     def error_of(self, group: int, failure: Failure) -> EnvError:
         """Return the exception that a member of a group raised, or its worker for it."""
         doing = self._commands.doing(group)
@@ -304,11 +314,13 @@ class Pool:
     def _flush(self) -> None:
         """Wait until all that was sent has gone. What is interrupted goes with the next wait."""
         try:
+            began = now()
             # A worker reads between the steps of its members, however long these are.
             while not self._core.flush(_PATIENCE):
                 self.look_for_late()
-                if not self._recovery.at_work():
+                if not self._recovery.at_work() and not self.paused_ns(began):
                     break
+                began = now()
             else:
                 return
         except LostError as error:
@@ -475,31 +487,45 @@ class Pool:
             raise failed
 
     def _close_workers(self, grace: float) -> EnvError | None:
-        deadline = time.monotonic() + grace
+        began = now()
+
+        def left() -> float:
+            return grace - (now() - began - self.paused_ns(began)) / 1e9
+
         # From here on the end of a worker is no loss.
         children = self._processes.children
         first = dict(zip((groups.start for groups in self._links.groups_of), children, strict=True))
         for child in children:
             self._links.watch.forget(child.pid)
         self._commands.send_last(dict.fromkeys(first, Close()))
-        while not self._closed_by(min(time.monotonic() + _LOOK, deadline)):
+        looks = dict.fromkeys(first, 0)  # in a row that found the worker stopped
+        while not self._closed_within(min(_LOOK, left())):
             for group, child in first.items():
-                if child.ended() and not self._core.is_ready(group):
+                looks[group] = looks[group] + 1 if child.stopped() else 0
+                over = child.ended() or looks[group] * _LOOK >= _STOPPED
+                if over and not self._core.is_ready(group):
                     self._core.take([group])
-            if time.monotonic() >= deadline:
+            if left() <= 0:
                 return None
         failures = [
             (group, said)
-            for group, said, _ in self._received(self._core.messages, _ns(deadline))
+            for group, said, _ in self._received(self._core.messages, now() + int(left() * 1e9))
             if isinstance(said, Failure)
         ]
-        await_ends(children, deadline)
+        stopped = [index for index, child in enumerate(children) if child.stopped()]
+        if stopped:
+            warnings.warn(
+                f"workers {stopped} are stopped (SIGSTOP): they are killed, and their envs are not "
+                "closed",
+                stacklevel=2,
+            )
+        await_ends((child for child in children if not child.stopped()), left)
         return self.error_of(*failures[0]) if failures else None
 
-    def _closed_by(self, deadline: float) -> bool:
+    def _closed_within(self, timeout: float) -> bool:
         """Return whether all that is in flight is back. Losses of before are forgotten."""
         try:
-            return self._core.wait(deadline=_ns(deadline))
+            return self._core.wait(max(0.0, timeout))
         except LostError:
             self._core.forget_losses()
             return False
@@ -523,8 +549,3 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"<pysampler Pool {len(self.shares)} workers{', closed' * self.closed}>"
-
-
-def _ns(at: float) -> int:
-    """Return a time of ``time.monotonic()`` as one of ``now()``."""
-    return int(at * 1e9)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pysampler._workers import nursery
-from pysampler._workers.children import environment
+from pysampler._workers.children import STOPPED, await_answer, environment, stopped_error
 from pysampler._workers.exceptions import error_from
 from pysampler._workers.jobs import Failure
 from pysampler._workers.launcher import Launcher, allow_workers, open_files
@@ -177,14 +177,18 @@ class Processes:
         Raises at once when the first worker fails. Returns when none answers for ``timeout``
         seconds.
         """
+        stopped: set[int] = set()
         with selectors.DefaultSelector() as waiting:
             for index, child in enumerate(self.children):
                 if index not in hosted:
                     waiting.register(child.connection, selectors.EVENT_READ, index)
             while waiting.get_map():
-                ready = waiting.select(timeout)
+                ready = waiting.select(STOPPED if timeout is None else timeout)
                 if timeout is not None and not ready:
                     return
+                before, stopped = stopped, set() if ready else self._stopped(waiting)
+                for index in before & stopped:
+                    raise stopped_error(self.children[index], f"worker {index}")
                 for key, _ in ready:
                     index = key.data
                     waiting.unregister(key.fileobj)
@@ -193,6 +197,10 @@ class Processes:
                     if isinstance(answer, Failure):
                         raise self.error_of(index, answer, "being made")
                     hosted[index] = answer
+
+    def _stopped(self, waiting: selectors.BaseSelector) -> set[int]:
+        """Return those of the workers that are waited for that are stopped, as by SIGSTOP."""
+        return {key.data for key in waiting.get_map().values() if self.children[key.data].stopped()}
 
     def socket_of(self, index: int) -> int:
         """Return the descriptor of the socket to the worker that now has this index."""
@@ -210,6 +218,7 @@ class Processes:
                 self._send(index, attachment, fd)
                 self._send(index, *layout)
         for index, child in enumerate(self.children):
+            await_answer(child.connection, child, f"worker {index}")
             with self._noticing_loss(index):
                 answer = child.connection.recv_bytes()
             if answer != b"attached":

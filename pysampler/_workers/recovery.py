@@ -31,6 +31,8 @@ __all__ = ["MAX_RESTARTS", "RESTART_WINDOW", "Faults", "Recovery"]
 # What users get if they say nothing about how often a worker may be replaced.
 MAX_RESTARTS = 3
 RESTART_WINDOW = 10.0
+# How often this process notices that it runs, within the time that it gives to members.
+_BEATS = 16
 
 _log = logging.getLogger("pysampler")
 
@@ -87,18 +89,32 @@ class Recovery:
         self._reported_late: set[tuple[int, int]] = set()
         # Late workers that this process kills, by index: their pids, and why.
         self._killed: dict[int, tuple[int, str]] = {}
+        patience = min(GRACE, faults.step_timeout or GRACE)
+        links.watch._beat_every(int(patience * 1e9 / _BEATS))
 
     # -- members that do not answer --------------------------------------------------------------
 
     def late(self, patience: int) -> list[tuple[int, int, int]]:
-        """Return (worker, env, since) of members that have been at work for ``patience`` ns."""
-        envs, since = self._links.at_work()
-        begun = now() - patience
+        """Return (worker, env, since) of members that have been at work for ``patience`` ns.
+
+        Time in which this process did not run does not count: the workers may have been suspended
+        with it.
+        """
+        envs, begun = self._links.at_work()
         return [
-            (index, int(env), int(since[index]))
-            for index, env in enumerate(envs)
-            if env in self._shares[index].members and since[index] <= begun
+            (index, int(env), since)
+            for index, (env, since) in enumerate(zip(envs, begun.tolist(), strict=True))
+            if env in self._shares[index].members and self._worked(since, patience) >= patience
         ]
+
+    def _worked(self, since: int, patience: int) -> int:
+        """Return for how long a member has been at work, exactly from ``patience`` on, in ns."""
+        worked = now() - since
+        return worked if worked < patience else worked - self.paused_ns(since)
+
+    def paused_ns(self, since: int) -> int:
+        """Return how long this process did not run since then, as when it was suspended, in ns."""
+        return self._links.watch._paused_ns(since)
 
     def at_work(self) -> bool:
         """Return whether any member is at work."""
@@ -123,9 +139,10 @@ class Recovery:
         patience = int(self.faults.step_timeout * 1e9)
         for index, env, since in self.late(patience):
             pid = self._processes.children[index].pid
+            seconds = self._worked(since, patience) / 1e9
             what = (
-                f"env {env} in worker {index} (pid {pid}) has not answered for "
-                f"{(now() - since) / 1e9:.3g} s, step_timeout is {self.faults.step_timeout:.3g} s"
+                f"env {env} in worker {index} (pid {pid}) has not answered for {seconds:.3g} s, "
+                f"step_timeout is {self.faults.step_timeout:.3g} s"
             )
             if self.faults.on_hang == "restart":
                 # First: a signal handler may raise behind the kill, and it is no other loss.
@@ -140,14 +157,21 @@ class Recovery:
                 self._reported_late.add((index, since))
                 warnings.warn(what, stacklevel=2)
         envs, begun = self._links.at_work()
-        soon = now() - patience
-        at_work = [int(s) for e, s in zip(envs, begun, strict=True) if e >= 0 and s > soon]
-        return min([now(), *at_work]) + patience
+        worked = [
+            self._worked(s, patience) for e, s in zip(envs, begun.tolist(), strict=True) if e >= 0
+        ]
+        return now() + patience - max((ns for ns in worked if 0 < ns < patience), default=0)
 
     # -- workers that are lost -------------------------------------------------------------------
 
     def recover(self, error: LostError) -> None:
         """Replace all lost workers, or end the pool and raise."""
+        if self._links.watch._is_broken():
+            self._end()
+            raise PysamplerError(
+                "cannot go on: something in this process closed file descriptors of pysampler, as "
+                "os.closerange(3, ...) does; do that before envs are made"
+            ) from None
         lost = [i for i, child in enumerate(self._processes.children) if child.ended()]
         if not lost:
             groups_of = enumerate(self._links.groups_of)

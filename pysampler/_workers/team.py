@@ -165,6 +165,14 @@ class Team:
         """Do what is to be done about members of workers that are late."""
         self._workers.look_for_late()
 
+    def paused_ns(self, since: int) -> int:
+        """Return how long this process did not run since then, in ns."""
+        return self._workers.paused_ns(since)
+
+    def stopped(self) -> bool:
+        """Return whether a worker is stopped, as by SIGSTOP."""
+        return self._workers.stopped()
+
     def error_of(self, group: int, failure: Failure) -> EnvError:
         """Return the exception that a member of a group raised, or its host."""
         if group < self._first:

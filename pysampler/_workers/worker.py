@@ -56,7 +56,9 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
     os.register_at_fork(after_in_child=_default_signals)
     with contextlib.suppress(PermissionError):  # an interpreter of its own leads one already
         os.setsid()
-    Watch().leave_with(parent)
+    watch = Watch()
+    watch.leave_with(parent)
+    watch._leave_at_end(fd, code=0)  # where the parent may not send a signal
     connection = Connection(fd)
     try:
         setup: Setup = connection.recv()

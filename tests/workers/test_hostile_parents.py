@@ -1,0 +1,191 @@
+"""Parents that stop, lose privileges, close descriptors or exit while their workers are at work."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import gymnasium as gym
+import pytest
+from made_up import TellingEnv
+from nursery_in_tests import alive, wait_until
+
+import pysampler
+from pysampler._vector import core
+from pysampler._workers import children, nursery
+from pysampler._workers.pool import Pool
+from pysampler.errors import PysamplerError
+
+CONTEXTS = ["nursery", "fork", "spawn"]
+
+
+def run(program, *arguments):
+    """Run a program to its good end, and return what it wrote to stdout and stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+# -- processes that are stopped --------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopping(monkeypatch):
+    """Return a function that stops a process until the end of the test."""
+    monkeypatch.setattr(children, "STOPPED", 0.1)
+    monkeypatch.setattr("pysampler._workers.processes.STOPPED", 0.1)
+    pids = []
+
+    def stop(pid):
+        pids.append(pid)
+        os.kill(pid, signal.SIGSTOP)
+
+    yield stop
+    for pid in pids:
+        if alive(pid):
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_making_envs_names_a_nursery_that_is_stopped(stopping):
+    pysampler.VectorEnv([TellingEnv], num_workers=1).close()
+    pid = nursery.current()._process.pid
+    stopping(pid)
+    with pytest.raises(PysamplerError, match=rf"the nursery \(pid {pid}\) is stopped; continue it"):
+        pysampler.VectorEnv([TellingEnv], num_workers=1)
+    os.kill(pid, signal.SIGCONT)
+    pysampler.VectorEnv([TellingEnv], num_workers=1).close()
+
+
+class Stopping(gym.Wrapper):
+    """Stops its worker when it is made."""
+
+    def __init__(self):
+        super().__init__(TellingEnv())
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.usefixtures("stopping")
+def test_making_envs_names_a_worker_that_is_stopped(context):
+    with pytest.raises(PysamplerError, match=r"cannot start workers: worker 1 \(pid \d+\) is stop"):
+        pysampler.VectorEnv([TellingEnv, Stopping], num_workers=2, context=context)
+
+
+def test_close_does_not_wait_for_a_worker_that_is_stopped(stopping, monkeypatch):
+    monkeypatch.setattr(Pool.close, "__defaults__", (1e6,))
+    envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2)
+    envs.reset()
+    stopping(envs._pool.pids[1])
+    with pytest.warns(UserWarning, match=r"workers \[1\] are stopped \(SIGSTOP\): they are killed"):
+        envs.close()
+
+
+def test_close_does_not_wait_for_the_step_of_a_worker_that_is_stopped(stopping, monkeypatch):
+    monkeypatch.setattr(core, "GRACE", 1e6)
+    envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2)
+    envs.reset()
+    stopping(envs._pool.pids[1])
+    envs.step_async([0, 0])
+    with pytest.warns(UserWarning, match="Calling `close` while waiting"):
+        envs.close()
+
+
+# -- privileges and descriptors that are gone ------------------------------------------------------
+
+PROGRAM = """
+import os, sys, threading, warnings
+import gymnasium as gym
+import pysampler
+from pysampler.errors import PysamplerError
+
+class Hanging(gym.Env):
+    observation_space = action_space = gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+    def step(self, action):
+        while action == 1:
+            threading.Event().wait()
+        return 0, 0.0, False, False, {}
+
+envs = pysampler.VectorEnv([Hanging] * 2, num_workers=2, context=sys.argv[1])
+envs.reset()
+pids = envs._pool.pids
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may take another user id")
+@pytest.mark.parametrize("terminate", [False, True])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_close_after_setuid_ends_workers(context, terminate):
+    program = """
+os.setuid(65534)
+if sys.argv[2] == "True":
+    envs.step_async([0, 1])
+    warnings.simplefilter("ignore")
+    envs.close(terminate=True)
+else:
+    envs.close()
+print(*pids, flush=True)
+"""
+    out, err = run(PROGRAM + program, context, str(terminate))
+    assert err == ""
+    wait_until(lambda: not any(alive(int(pid)) for pid in out.split()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hanging", [0, 1])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_step_names_descriptors_that_something_else_has_closed(context, hanging):
+    program = """
+os.closerange(3, 1000)
+try:
+    envs.step([0, int(sys.argv[2])])
+    while True:
+        envs.step([0, 0])
+except PysamplerError as error:
+    print(error)
+assert envs.closed
+again = pysampler.VectorEnv([Hanging] * 2, num_workers=2, context=sys.argv[1])
+again.reset()
+again.step([0, 0])
+again.close()
+print(*pids)
+"""
+    out, err = run(PROGRAM + program, context, str(hanging))
+    assert err == ""
+    told, pids = out.splitlines()
+    assert "something in this process closed file descriptors of pysampler" in told
+    wait_until(lambda: not any(alive(int(pid)) for pid in pids.split()))
+
+
+# -- exits -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restart", ["raise", "restart"])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_daemon_thread_that_steps_while_the_program_exits_prints_nothing(context, restart):
+    program = """
+fns = [Hanging] * 2
+other = pysampler.VectorEnv(
+    fns, num_workers=2, context=sys.argv[1], on_worker_loss=sys.argv[2]
+)
+other.reset()
+stepped = threading.Event()
+def steps():
+    while True:
+        other.step([0, 0])
+        stepped.set()
+threading.Thread(target=steps, daemon=True).start()
+stepped.wait()
+"""
+    for _ in range(2):
+        assert run(PROGRAM + program, context, restart) == ("", "")
