@@ -82,6 +82,7 @@ def filled(learner, count=200, seed=1):
     ],
     ids=["SAC", "TD3", "in this process", "two workers"],
 )
+@pytest.mark.usefixtures("torch")
 def test_a_short_training_makes_as_many_updates_as_its_steps_pay_for(
     arguments, updates_per_step, tmp_path
 ):
@@ -96,6 +97,7 @@ def test_a_short_training_makes_as_many_updates_as_its_steps_pay_for(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [[], ["--td3"]], ids=" ".join)
+@pytest.mark.usefixtures("torch")
 def test_a_training_goes_on_when_it_was_killed(algorithm, tmp_path):
     arguments = ["--checkpoints", str(tmp_path), "--checkpoint-seconds", "0", *algorithm]
     checkpoints = pysampler.Checkpoints(tmp_path)

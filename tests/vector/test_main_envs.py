@@ -503,7 +503,7 @@ def test_what_envs_here_are_given_is_their_own():
 
 
 def test_envs_that_are_simulated_together_are_all_in_workers():
-    pytest.importorskip("mujoco", reason="native envs")
+    pytest.importorskip("gymnasium.envs.mujoco", reason="native envs")
     with pytest.raises(ValueError, match="main_envs 2 for envs that are simulated together"):
         pysampler.make_vec("HalfCheetah-v5", 4, vector_kwargs={"main_envs": 2, "native": True})
 
