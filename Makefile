@@ -62,6 +62,10 @@ test-faults: $(VENV)/package.stamp $(VENV)/test.stamp $(VENV)/native.stamp  ## k
 	$(BIN)/python tests/faults/fuzz_files.py --seconds 600
 	$(BIN)/python tests/faults/full_disks.py --seconds 300 --out benchmarks/results
 	$(BIN)/python tests/faults/fuzz_primitives.py --seconds 600
+	$(CMAKE) -S . -B build/tsan-module -DPYSAMPLER_SANITIZE=thread -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir)
+	$(BIN)/cmake --build build/tsan-module
+	$(BIN)/python tests/faults/threads.py --module build/tsan-module --seconds 600
 	$(BIN)/python tests/faults/soak.py --out benchmarks/results
 
 lint: $(VENV)/package.stamp $(VENV)/lint.stamp $(VENV)/native.stamp  ## formatters in check mode, linters, types, stubs
