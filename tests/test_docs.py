@@ -78,6 +78,7 @@ def fences(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.timeout(300)  # one page starts hosts on Ray five times
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if fences(page, "python")], ids=lambda page: page.name
 )

@@ -31,3 +31,6 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if "cluster" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.xdist_group("ray"))
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(300))  # Ray starts many processes
