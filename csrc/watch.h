@@ -88,6 +88,7 @@ class Watch {
     void put(pid_t pid, Action action, bool replacing);
     void drop(std::map<pid_t, Entry>::iterator known);
 
+    OpenPosition noticed_;  // first: on cache lines of its own
     int epoll_;
     int wake_;  // an eventfd
     pid_t owner_;
@@ -98,7 +99,6 @@ class Watch {
     std::optional<Pulse> pulse_;
     bool stopping_ = false;
     bool broken_ = false;
-    OpenPosition noticed_;
     std::unique_ptr<std::thread> thread_;
 };
 
