@@ -30,17 +30,10 @@ NOT_OURS = ["--deselect", "tests/test_vec_envs.py::test_subproc_start_method"]
 def main() -> None:
     version = importlib.metadata.version("stable-baselines3")
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "-q",
-            "--no-deps",
-            "--no-binary",
-            ":all:",
-        ]
-        subprocess.run([*command, "-d", folder, f"stable-baselines3=={version}"], check=True)
+        name = "stable-baselines3"
+        source = ["--no-deps", f"--no-binary={name}", f"{name}=={version}"]
+        download = [sys.executable, "-m", "pip", "download", "-q", "-d", folder, *source]
+        subprocess.run(download, check=True)
         (archive,) = Path(folder).glob("*.tar.gz")
         with tarfile.open(archive) as sdist:
             sdist.extractall(folder, filter="data")
