@@ -23,7 +23,8 @@ Pickles::Pickles(const Leaf& rows, const py::object& type)
 
 bool Pickles::is_constant(PyObject* value) {
     if (value == Py_None || PyUnicode_CheckExact(value) || PyBytes_CheckExact(value) ||
-        PyBool_Check(value) || PyLong_CheckExact(value) || PyFloat_CheckExact(value)) {
+        PyBool_Check(value) || PyLong_CheckExact(value) || PyFloat_CheckExact(value) ||
+        PyType_Check(value)) {  // a class is pickled by its name
         return true;
     }
     if (!PyTuple_CheckExact(value)) return is_enum(value);

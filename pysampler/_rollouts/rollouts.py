@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from pysampler._vector.options import VectorOptions
 
 
-__all__ = ["Rollouts"]
+__all__ = ["MOST_HELD", "Rollouts"]
 
 # So many rollouts may be held at a time, if ``keep_last`` does not ask for more.
-_MOST_HELD = 8
+MOST_HELD = 8
 
 
 class Rollouts(Sampler):
@@ -368,7 +368,7 @@ class Rollouts(Sampler):
         if cuda_in_use():  # page-locks all memory that there is an address for
             slots = most
         elif not addresses_are_limited():
-            most = max(most, _MOST_HELD)
+            most = max(most, MOST_HELD)
         size = self.horizon + 1
         prepared = self._prepare_frames(
             *(caller, seed, slots * size),

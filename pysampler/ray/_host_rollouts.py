@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from pysampler import _core
 from pysampler._policies.trees import mapped
 from pysampler._rollouts.rollout import STEP_FIELDS, Ended, Rollout
 
@@ -92,7 +93,7 @@ class Packed:
 
 
 class LearnerBuffer:
-    """Memory for rollouts of several hosts, which is used again and again.
+    """Memory for rollouts of several hosts, which is used again once none of them is held.
 
     Args:
         num_envs: The number of envs of a host.
@@ -103,11 +104,17 @@ class LearnerBuffer:
         self._num_envs = num_envs
         self._room = hosts
         self._fields: dict[str, Any] = {}
+        self._lent: dict[int, _core.Lent] = {}  # by the id of an array, which it keeps alive
+
+    @property
+    def held(self) -> bool:
+        """Whether anything refers to a rollout in it."""
+        return any(array.held for array in self._lent.values())
 
     def reserve(self, hosts: int) -> None:
         """Make room for this many hosts; what lies in the buffer is lost if there was less."""
         if hosts > self._room:
-            self._room, self._fields = hosts, {}
+            self._room, self._fields, self._lent = hosts, {}, {}
 
     def write(self, packed: Packed, position: int) -> None:
         """Copy a host's rollout to its place."""
@@ -165,9 +172,16 @@ class LearnerBuffer:
         """Return the fields of the rollouts of some hosts, side by side."""
         envs = self._envs(position, count)
         fields = {
-            name: mapped(lambda array: array[:, envs], tree) for name, tree in self._fields.items()
+            name: mapped(lambda array: self._view(array)[:, envs], tree)
+            for name, tree in self._fields.items()
         }
         return {"state": None, **fields}
+
+    def _view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if (lent := self._lent.get(id(array))) is None:
+            lent = self._lent[id(array)] = _core.Lent(array, of_this_process=True)
+        view: npt.NDArray[Any] = lent.view()
+        return view
 
 
 def _clear(envs: slice, array: npt.NDArray[Any]) -> None:

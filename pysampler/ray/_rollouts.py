@@ -10,9 +10,11 @@ from pysampler._numbers import whole_number
 from pysampler._policies.normalize import expect_normalizer
 from pysampler._policies.seeds import seed_policy
 from pysampler._rollouts.options import RolloutOptions
+from pysampler._rollouts.rollouts import MOST_HELD
 from pysampler._rollouts.rollouts import Rollouts as LocalRollouts
 from pysampler._vector import arguments
 from pysampler._workers.seeds import seed_globals
+from pysampler.errors import BusyError
 from pysampler.ray._host import HostedSampler
 from pysampler.ray._host_rollouts import HostRollout, HostRollouts, LearnerBuffer, packed
 from pysampler.ray._options import FleetOptions
@@ -117,8 +119,9 @@ class Rollouts(RemoteSampler):
         start_timeout: Seconds that hosts may take to start.
         actor_options: Further options of Ray's actors, such as ``{"num_gpus": 1}`` or
             ``{"resources": {"sampler": 1}}``.
-        keep_last: How many of the newest results of ``take`` stay as they are, instead of being
-            overwritten.
+        keep_last: How many results of ``take`` you keep at a time. None is overwritten while you
+            hold it, or an array or a tensor of it; the next one then takes other memory. There is
+            room for 8 results, or for ``keep_last`` and one more; ``taken.copy()`` keeps others.
         policy_in: Where the policy acts on a host: in "main", its process, or in its "workers".
         overlap: On each host, sample the next rollout while the last one is being sent.
         min_envs: On each host, act as soon as this many envs are ready, instead of all.
@@ -216,7 +219,8 @@ class Rollouts(RemoteSampler):
         )
         # What is on its way to the caller, and the calls whose answers it was copied from.
         self._returning: tuple[HostRollouts, list[tuple[Host, Call]]] | None = None
-        self._buffers = [LearnerBuffer(self.num_envs, 1) for _ in range(options.keep_last)]
+        self._most_held = max(options.keep_last + 1, MOST_HELD)
+        self._buffers: list[LearnerBuffer] = []
         self._publish()
         self._begin()
         if normalize is not None:
@@ -246,8 +250,10 @@ class Rollouts(RemoteSampler):
             timeout: Seconds to wait; then the rollouts that there are, perhaps none, are returned.
 
         Returns:
-            The rollouts, those first whose hosts have waited longest. They hold until ``keep_last``
-            further calls.
+            The rollouts, those first whose hosts have waited longest.
+
+        Raises:
+            BusyError: You hold the results of as many calls as there is room for.
         """
         if min_hosts is not None:
             min_hosts = whole_number("take rollouts", "min_hosts", min_hosts, 1)
@@ -271,9 +277,10 @@ class Rollouts(RemoteSampler):
             self._finish_interrupted()
             taken = None if self._returning is None else self._returning[0]
             if taken is None:
+                buffer = self._free_buffer()
                 self._publish()
                 chosen = self._choose(min_hosts, deadline)[:most]
-                taken = self._received(chosen)
+                taken = self._received(chosen, buffer)
             self._finish_interrupted()
             rest = None
             if self._returning is not None and most is not None and len(taken) > most:
@@ -305,10 +312,23 @@ class Rollouts(RemoteSampler):
         content: Packed = answer.content
         return content
 
-    def _received(self, chosen: list[Host]) -> HostRollouts:
+    def _free_buffer(self) -> LearnerBuffer:
+        """Return a buffer whose rollouts nothing refers to."""
+        for buffer in self._buffers:
+            if not buffer.held:
+                return buffer
+        if len(self._buffers) == self._most_held:
+            raise BusyError(
+                f"cannot take rollouts: you hold the results of {self._most_held} calls, and there "
+                f"is room for {self._most_held}; keep taken.copy(), drop arrays of rollouts that "
+                "you do not need, or pass a larger keep_last"
+            )
+        self._buffers.append(LearnerBuffer(self.num_envs, 1))
+        return self._buffers[-1]
+
+    def _received(self, chosen: list[Host], buffer: LearnerBuffer) -> HostRollouts:
         """Copy the rollouts of these hosts to a buffer."""
         began = now()
-        buffer = self._buffers[0]
         buffer.reserve(max(len(chosen), len(self._fleet.present)))
         for position, host in enumerate(chosen):
             buffer.write(self._head(host), position)
@@ -338,11 +358,8 @@ class Rollouts(RemoteSampler):
         self._took += len(rollouts)
         if rollouts:
             self._lag = float(np.mean([one.lag for one in rollouts]))
-            # One statement: an interrupted call finds the rollouts once more, in the store or here.
-            self._returning, self._buffers = (
-                (taken, [(host, host.calls[0]) for host in chosen]),
-                [*self._buffers[1:], buffer],
-            )
+            # An interrupted call finds the rollouts once more, in the store or here.
+            self._returning = taken, [(host, host.calls[0]) for host in chosen]
         self._receiving_ns += now() - began
         return taken
 

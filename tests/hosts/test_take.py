@@ -19,6 +19,8 @@ from hosts_in_tests import (
     scripted,
 )
 
+from pysampler.errors import BusyError
+
 SECOND = 1_000_000_000
 
 
@@ -199,17 +201,17 @@ def test_infos_may_come_late_or_be_lacking_on_some_hosts(three):
         one.close()
 
 
-def test_results_stay_for_keep_last_calls(simulated):
-    with rollouts(keep_last=3) as some:
+def test_keep_last_makes_room_for_more_results(simulated):
+    with rollouts(keep_last=9) as some:
         kept = []
-        for _ in range(8):
+        for _ in range(10):
             taken = some.take()
             kept.append((taken, taken.copy()))
-            for old, expected in kept[-3:]:
-                for one, other in zip(old, expected, strict=True):
-                    assert_equal(one, other)
-        overwritten, copied = kept[-4]
-        assert (overwritten[0].observations != copied[0].observations).any()
+        for old, expected in kept:
+            for one, other in zip(old, expected, strict=True):
+                assert_equal(one, other)
+        with pytest.raises(BusyError, match="you hold the results of 10 calls"):
+            some.take()
 
 
 def test_copies_stay_as_they_are(simulated):
@@ -282,15 +284,33 @@ class Mixed(Wrapper):
         return *results, {"life": life if number < 5 else life / 2}
 
 
-@pytest.mark.parametrize("keep_last", [1, 2])
 @pytest.mark.parametrize("env", [Life, lambda: Mixed(Life())], ids=["", "infos of two dtypes"])
-def test_the_same_memory_is_used_again(simulated, keep_last, env):
-    with rollouts(env, keep_last=keep_last, info_keys=("life",)) as some:
-        for _ in range(keep_last):
-            some.take()  # by now the dtypes of infos are known
-        before = [addresses(some.take()) for _ in range(keep_last)]
-        for n in range(2 * keep_last):
-            assert addresses(some.take()) == before[n % keep_last]
+def test_memory_is_used_again_once_nothing_refers_to_it(simulated, env):
+    with rollouts(env, info_keys=("life",)) as some:
+        some.take()
+        some.take()  # by now the dtypes of infos are known
+        first = addresses(some.take())
+        assert addresses(some.take()) == first
+        held = some.take().joined.rewards
+        other = addresses(some.take())
+        assert not set(other.values()) & set(first.values())
+        assert addresses(some.take()) == other
+        del held
+        assert addresses(some.take()) == first
+
+
+def test_results_that_are_held_stay_as_they_are(simulated):
+    with rollouts(info_keys=("life",)) as some:
+        held = [some.take() for _ in range(8)]
+        copies = [taken.copy() for taken in held]
+        with pytest.raises(BusyError, match="you hold the results of 8 calls"):
+            some.take()
+        del held[0]
+        numbers = [one.number for one in some.take()]
+        assert numbers == [8] * len(numbers), "the call that failed lost rollouts"
+    for taken, copy in zip(held, copies[1:], strict=True):
+        for one, other in zip(taken, copy, strict=True):
+            assert_equal(one, other)
 
 
 def test_arrays_are_the_learners_own(simulated):
