@@ -1,6 +1,7 @@
 // Parcels: large messages, each in a memfd of its own, whose descriptor is sent through a Unix
 // socket. The memory has no name, and the kernel frees it when the last process that has it ends.
-#include <pybind11/pybind11.h>
+#include <fcntl.h>
+#include <pybind11/numpy.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -8,7 +9,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
+#include <new>
 #include <string_view>
 #include <system_error>
 
@@ -21,6 +24,9 @@ namespace {
 // What is sent with the descriptor: an empty message, if the connection is read as a stream of
 // messages.
 constexpr char kEmpty[4] = {};
+
+// What a receiver needs to read the memory where it is: it never changes or shrinks.
+constexpr int kSeals = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 template <class Call>
 ssize_t retried(Call&& call) {
@@ -59,11 +65,12 @@ struct Message {
 bool send_parcel(int socket, const py::bytes& head, const py::bytes& body) {
     const std::string_view parts[] = {head, body};
     const Released released;
-    const Descriptor memory(memfd_create("pysampler parcel", MFD_CLOEXEC));
+    const Descriptor memory(memfd_create("pysampler parcel", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (memory.fileno() < 0) return false;
     for (const std::string_view part : parts) {
         if (!write_all(memory.fileno(), part)) return false;
     }
+    if (fcntl(memory.fileno(), F_ADD_SEALS, kSeals) != 0) return false;
     Message message;
     cmsghdr* control = CMSG_FIRSTHDR(&message.header);
     control->cmsg_level = SOL_SOCKET;
@@ -87,9 +94,25 @@ Descriptor receive(int socket, Message& message, int flags) {
     return Descriptor(fd);
 }
 
-// Appends the bytes of the next parcel to a list: no signal handler runs between. The message is
-// taken off the socket last: if there is no memory or no descriptor for it, it can be received
-// again.
+// Returns the bytes of a memory where they are, as a read-only array.
+py::array mapped(int memory, std::size_t size) {
+    void* const bytes = mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, memory, 0);
+    if (bytes == MAP_FAILED) throw std::bad_alloc();  // MemoryError
+    struct Mapping {
+        void* bytes;
+        std::size_t size;
+        ~Mapping() { munmap(bytes, size); }
+    };
+    const py::capsule owner(new Mapping{bytes, size},
+                            [](void* mapping) { delete static_cast<Mapping*>(mapping); });
+    py::array_t<std::uint8_t> array(static_cast<py::ssize_t>(size),
+                                    static_cast<const std::uint8_t*>(bytes), owner);
+    array.attr("flags").attr("writeable") = false;
+    return array;
+}
+
+// Appends the next parcel to a list: no signal handler runs between. The message is taken off the
+// socket last: if there is no memory or no descriptor for it, it can be received again.
 void receive_parcel(int socket, py::list& parcels) {
     Message message;
     const Descriptor memory = receive(socket, message, MSG_PEEK);
@@ -100,26 +123,10 @@ void receive_parcel(int socket, py::list& parcels) {
                   ? "cannot receive from worker: too many open files for a large message"
                   : "cannot receive from worker: a large message has no descriptor");
     }
-    const auto size = static_cast<std::size_t>(status.st_size);
-    PyObject* const made = PyBytes_FromStringAndSize(nullptr, status.st_size);
-    if (made == nullptr) throw py::error_already_set();  // MemoryError
-    const auto bytes = py::reinterpret_steal<py::bytes>(made);
-    char* const to = PyBytes_AS_STRING(made);
-    std::size_t at = 0;
-    {
-        const Released released;
-        while (at < size) {
-            const ssize_t some = retried(
-                [&] { return pread(memory.fileno(), to + at, size - at, static_cast<off_t>(at)); });
-            if (some <= 0) break;
-            at += static_cast<std::size_t>(some);
-        }
+    if (fcntl(memory.fileno(), F_GET_SEALS) != kSeals || status.st_size == 0) {
+        raise("LayoutError", "cannot receive from worker: a large message is not complete");
     }
-    if (at < size) {
-        raise("LayoutError", "cannot receive from worker: a large message is cut off, " +
-                                 std::to_string(at) + " bytes, expected " + std::to_string(size));
-    }
-    parcels.append(bytes);
+    parcels.append(mapped(memory.fileno(), static_cast<std::size_t>(status.st_size)));
     Message taken;
     receive(socket, taken, 0);
 }

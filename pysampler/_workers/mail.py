@@ -25,6 +25,8 @@ from pysampler.errors import LayoutError, WaitTimeoutError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from typing_extensions import Buffer
+
 __all__ = ["Inbox", "Outbox"]
 
 _HEAD = struct.Struct("<IIB")
@@ -87,8 +89,8 @@ class Inbox:
         self._groups = groups
         self._socket = socket
         self._received: list[bytes] = []  # parts that are not sorted by group yet
-        self._parcels: list[bytes] = []  # whose records have not been sorted
-        self._parts: dict[int, list[bytes]] = {}  # of the newest message about each group
+        self._parcels: list[Buffer] = []  # whose records have not been sorted
+        self._parts: dict[int, list[Buffer]] = {}  # of the newest message about each group
 
     def read(self, group: int, number: int, deadline: int | None = None) -> bytes | memoryview:
         """Return the message about a group that answers the command of this number.
@@ -99,7 +101,7 @@ class Inbox:
         while not self._is_whole(group, number):
             if not self._received:
                 self._ring.recv_into(self._received, deadline=deadline)
-            part = self._received[0]
+            part: Buffer = self._received[0]
             about, answers, follows = _head(part)
             if about not in self._groups:
                 raise LayoutError("cannot receive from worker: a message about no group of its own")
@@ -116,7 +118,7 @@ class Inbox:
         bodies = [memoryview(part)[_HEAD.size :] for part in self._parts[group]]
         return bodies[0] if len(bodies) == 1 else b"".join(bodies)
 
-    def _parcel(self, about: int, answers: int) -> bytes:
+    def _parcel(self, about: int, answers: int) -> Buffer:
         """Return the parcel that a record announces. Parcels come in the order of their records."""
         while True:
             for parcel in self._parcels:
@@ -137,7 +139,8 @@ class Inbox:
         self._parts.pop(group, None)
 
 
-def _head(part: bytes) -> tuple[int, int, int]:
+def _head(part: Buffer) -> tuple[int, int, int]:
     """Return group, number, and what follows; of a corrupt record, any numbers."""
-    about, number, follows = _HEAD.unpack_from(part[: _HEAD.size].ljust(_HEAD.size, b"\xff"))
+    head = bytes(memoryview(part)[: _HEAD.size])
+    about, number, follows = _HEAD.unpack(head.ljust(_HEAD.size, b"\xff"))
     return about, number, follows

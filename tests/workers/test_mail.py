@@ -2,6 +2,8 @@
 
 import itertools
 import multiprocessing
+import os
+import socket
 import sys
 from pathlib import Path
 
@@ -99,3 +101,17 @@ def test_a_message_whose_memory_is_missing_is_an_error():
     outbox._ring.send(mail._HEAD.pack(0, 1, mail._PARCEL))
     with pytest.raises(LayoutError, match="a large message has no descriptor"):
         inbox.read(0, 1)
+
+
+def test_a_large_message_that_could_still_change_is_refused():
+    outbox, inbox = ends(1)
+    memory = os.memfd_create("not sealed", os.MFD_ALLOW_SEALING)
+    try:
+        os.write(memory, mail._HEAD.pack(0, 1, mail._LAST) + b"x" * 100)
+        with socket.socket(fileno=os.dup(outbox.end.fileno())) as end:
+            socket.send_fds(end, [bytes(4)], [memory])
+        outbox._ring.send(mail._HEAD.pack(0, 1, mail._PARCEL))
+        with pytest.raises(LayoutError, match="a large message is not complete"):
+            inbox.read(0, 1, deadline=now())
+    finally:
+        os.close(memory)
