@@ -86,6 +86,10 @@ class Recovery:
         self.losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in shares]
         # Lost workers, by index, until others are in their place.
         self.replacing: dict[int, WorkerLostError] = {}
+        self._look = 0  # when a member could be late next
+        # Workers that have a step to make and are at no member: when they last moved, and when
+        # that was seen first.
+        self._unbegun: dict[int, tuple[int, int]] = {}
         self._reported_late: set[tuple[int, int]] = set()
         # Late workers that this process kills, by index: their pids, and why.
         self._killed: dict[int, tuple[int, str]] = {}
@@ -95,17 +99,43 @@ class Recovery:
     # -- members that do not answer --------------------------------------------------------------
 
     def late(self, patience: int) -> list[tuple[int, int, int]]:
-        """Return (worker, env, since) of members that have been at work for ``patience`` ns.
+        """Return (worker, env, since) of members that have not answered for ``patience`` ns.
 
         Time in which this process did not run does not count: the workers may have been suspended
         with it.
         """
-        envs, begun = self._links.at_work()
         return [
-            (index, int(env), since)
-            for index, (env, since) in enumerate(zip(envs, begun.tolist(), strict=True))
-            if env in self._shares[index].members and self._worked(since, patience) >= patience
+            (index, env, since)
+            for index, env, since in self._unanswered()
+            if self._worked(since, patience) >= patience
         ]
+
+    def _unanswered(self) -> list[tuple[int, int, int]]:
+        """Return (worker, env, since) of members at work, and of steps that are not begun.
+
+        A worker that has a step to make, and is at no member, moves on at once. If it has not moved
+        since this was looked at before, it is stopped, or hangs outside of its envs.
+        """
+        envs, moved = self._links.at_work()
+        found, unbegun = [], {}
+        for index, (env, since) in enumerate(zip(envs.tolist(), moved.tolist(), strict=True)):
+            members = self._shares[index].members
+            if env in members:
+                found.append((index, env, since))
+            elif self._has_step(index):
+                before = self._unbegun.get(index, (None, 0))
+                unbegun[index] = before if before[0] == since else (since, now())
+                found.append((index, members.start, unbegun[index][1]))
+        self._unbegun = unbegun
+        return found
+
+    def _has_step(self, index: int) -> bool:
+        """Return whether a worker was sent a step that it has not answered."""
+        core, job_of = self._links.core, self._commands.job_of
+        return any(
+            core.in_flight(group) and not core.is_ready(group) and job_of(group) is None
+            for group in self._links.groups_of[index]
+        )
 
     def _worked(self, since: int, patience: int) -> int:
         """Return for how long a member has been at work, exactly from ``patience`` on, in ns."""
@@ -122,16 +152,19 @@ class Recovery:
         return bool((envs >= 0).any())
 
     def wait(self, wait: Callable[..., bool], deadline: int | None) -> bool:
-        """Return whether ``wait`` was over by the deadline, looking for late members meanwhile."""
+        """Return whether ``wait`` was over by the deadline, looking for late members meanwhile.
+
+        Also where each wait is short: who receives some members must hear of the others.
+        """
         if self.faults.step_timeout is None:
             return wait(deadline=deadline)
-        look = now() + int(self.faults.step_timeout * 1e9)
         while True:
-            until = look if deadline is None else min(look, deadline)
-            over = wait(deadline=until)
-            if over or until == deadline:
+            if now() >= self._look:
+                self._look = now() + int(self.faults.step_timeout * 1e9)  # if it raises
+                self._look = self.look_for_late()
+            over = wait(deadline=self._look if deadline is None else min(self._look, deadline))
+            if over or (deadline is not None and self._look >= deadline):
                 return over
-            look = self.look_for_late()
 
     def look_for_late(self) -> int:
         """Do what is to be done about late members; return when the next could be late."""
@@ -156,10 +189,7 @@ class Recovery:
             elif (index, since) not in self._reported_late:
                 self._reported_late.add((index, since))
                 warnings.warn(what, stacklevel=2)
-        envs, begun = self._links.at_work()
-        worked = [
-            self._worked(s, patience) for e, s in zip(envs, begun.tolist(), strict=True) if e >= 0
-        ]
+        worked = [self._worked(since, patience) for _, _, since in self._unanswered()]
         return now() + patience - max((ns for ns in worked if 0 < ns < patience), default=0)
 
     # -- workers that are lost -------------------------------------------------------------------

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from suspended import suspended
 
 import pysampler
 from pysampler._workers.recovery import Recovery
@@ -257,6 +258,38 @@ def test_a_late_env_is_named(hang):
     assert envs.late == [4]
     with pytest.warns(UserWarning, match="pending"):
         envs.close(terminate=True)
+
+
+def test_a_late_env_is_noticed_while_others_go_on():
+    with make(step_timeout=0.3, num_workers=2) as envs:
+        envs.async_reset()
+        envs.recv()
+        envs.send(np.array([0, 0, 0, 0, Counting.HANG, 0]))
+        with pytest.raises(EnvTimeoutError, match="env 4 in worker 1"):
+            while True:
+                ids = envs.recv(min_envs=1)[4]["env_id"]
+                envs.send(np.zeros(len(ids), np.int64), ids)
+        assert len(envs.recv(min_envs=1)[0])  # the others are there still
+        with pytest.warns(UserWarning, match="pending"):
+            envs.close(terminate=True)
+
+
+@pytest.mark.parametrize("on_hang", ["raise", "restart"])
+def test_a_worker_that_stops_between_two_steps_is_late(on_hang):
+    envs = make(step_timeout=0.3, num_workers=2, on_hang=on_hang)
+    envs.reset()
+    step(envs)
+    stopped = envs._pool.pids[1]
+    with suspended([stopped]):
+        if on_hang == "restart":
+            assert envs.step(np.zeros(6, np.int64))[3].tolist() == [False] * 3 + [True] * 3
+            assert envs.stats().losses.tolist() == [0, 1]
+        else:
+            with pytest.raises(EnvTimeoutError, match="env 3 in worker 1"):
+                envs.step(np.zeros(6, np.int64))
+    if on_hang == "raise":
+        envs.step_wait()
+    envs.close()
 
 
 def test_a_late_env_may_be_waited_for(tmp_path):

@@ -1,0 +1,306 @@
+"""Programs, their workers and their parents alone, stopped and continued at random points.
+
+    python tests/faults/suspensions.py --seconds 300 --out benchmarks/results
+
+Each case has a seed, which decides what a program does, and who is stopped when, and for how long.
+Nobody is lost while the whole program is stopped, or the process that made the envs, however long,
+nor while workers are stopped for less than ``step_timeout``. A worker that alone is stopped for
+longer is lost, once. The envs count their steps: none is missing, or made twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import random
+import select
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+import pysampler
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from suspended import continue_, family, stop, suspend
+
+HANG = 120.0  # seconds that a case may take at most
+LIMIT = 1.5  # step_timeout
+WORKERS, ENVS = 2, 4
+
+
+class Counting(gym.Env):
+    """Shows its number and how many steps it has made; works for about a millisecond a step."""
+
+    observation_space = spaces.Box(0, 2.0**40, (2,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, number, folder):
+        self.number, self.steps = number, 0
+        new = folder / f"new-{number}"
+        new.write_text(str(os.getpid()))
+        new.rename(folder / str(number))  # at once
+
+    def _observe(self):
+        return np.array([self.number, self.steps], np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        return self._observe(), {}
+
+    def step(self, action):
+        self.steps += 1
+        end = time.process_time() + 0.001
+        while time.process_time() < end:
+            pass
+        return self._observe(), 0.0, False, False, {}
+
+
+class Make:
+    """Makes an env; can be pickled."""
+
+    def __init__(self, number, folder):
+        self.number, self.folder = number, folder
+
+    def __call__(self):
+        return Counting(self.number, self.folder)
+
+
+class Wrong(Exception):  # noqa: N818
+    """What must not happen."""
+
+
+def policy(observations):
+    return np.zeros(len(observations), np.int64)
+
+
+# -- what a program does: each yields once it has begun, and then after each call ------------------
+
+
+class Follower:
+    """Expects each env's steps in their order; a new env begins again.
+
+    The step in which an env was lost is truncated, and shows what it showed before.
+    """
+
+    def __init__(self):
+        self.last = {}
+
+    def see(self, rows, truncated=()):
+        lost = {number for (number, _), end in zip(rows, truncated, strict=False) if end}
+        for number, steps in rows:
+            before = self.last.get(number, -1)
+            if steps not in (before + 1, 0, before if number in lost else 0):
+                raise Wrong(f"env {number} has made {steps:.0f} steps, after {before:.0f}")
+            self.last[number] = steps
+
+
+def stepping(envs, dice):
+    seen, actions = Follower(), np.zeros(ENVS, np.int64)
+    seen.see(envs.reset()[0])
+    while True:
+        yield
+        observations, _, _, truncated, _ = envs.step(actions)
+        seen.see(observations, truncated)
+
+
+def receiving(envs, dice):
+    seen, least = Follower(), dice.choice([1, 2, "auto"])
+    envs.async_reset()
+    while True:
+        yield
+        observations, _, _, truncated, infos = envs.recv(min_envs=least)
+        seen.see(observations, truncated)
+        ids = infos["env_id"]
+        envs.send(np.zeros(len(ids), np.int64), ids)
+
+
+def sampling(envs, dice, policy_in="main"):
+    seen, overlap = Follower(), dice.random() < 0.3
+    with pysampler.Rollouts(envs, policy, 8, policy_in=policy_in, overlap=overlap) as rollouts:
+        while True:
+            one = next(rollouts)
+            # The first row is the last one of the rollout before.
+            for observations in one.observations[0 if not seen.last else 1 :]:
+                seen.see(observations)
+            yield
+
+
+def sampling_in_workers(envs, dice):
+    yield from sampling(envs, dice, "workers")
+
+
+def acting(envs, dice):
+    with pysampler.Actors(envs, policy, high=64) as actors:
+        while True:
+            if not len(actors.take(8, min_records=8).rows):
+                raise Wrong("actors have ended")
+            yield
+
+
+KINDS = {one.__name__: one for one in (stepping, receiving, sampling, sampling_in_workers, acting)}
+# Whose workers may stop between two steps, where they wait for more than actions.
+FREE = {"sampling_in_workers", "acting"}
+
+
+def program(kind, folder, dice, go, told):
+    """Run a program until the controller closes its end of ``go``; answer what became of it."""
+    answer = {"wrong": None}
+    try:
+        options = {"num_workers": WORKERS, "step_timeout": LIMIT, "on_hang": "restart"}
+        options["groups"] = dice.choice([1, 2])
+        # Each restart is told of, and counted below.
+        options["max_restarts"] = 1000
+        with pysampler.VectorEnv([Make(n, folder) for n in range(ENVS)], **options) as envs:
+            work = KINDS[kind](envs, dice)
+            next(work)
+            os.write(told, b"\n")
+            while not select.select([go], [], [], 0)[0]:
+                next(work)
+            answer["losses"] = envs.stats().losses.tolist()
+            work.close()
+    except BaseException:
+        answer["wrong"] = traceback.format_exc()
+    os.write(told, json.dumps(answer).encode())
+
+
+def making(folder, dice, go, told):
+    """A program that makes and closes envs; none of its workers may be lost."""
+    answer = {"wrong": None, "losses": [0] * WORKERS}
+    try:
+        os.write(told, b"\n")
+        while not select.select([go], [], [], 0)[0]:
+            options = {"num_workers": WORKERS, "step_timeout": LIMIT}
+            with pysampler.VectorEnv([Make(n, folder) for n in range(ENVS)], **options) as envs:
+                stepping_on = stepping(envs, dice)
+                next(stepping_on)
+                next(stepping_on)
+    except BaseException:
+        answer["wrong"] = traceback.format_exc()
+    os.write(told, json.dumps(answer).encode())
+
+
+# -- who is stopped --------------------------------------------------------------------------------
+
+
+def worker_of(folder, number):
+    return int((folder / str(number)).read_text())
+
+
+def attack(child, kind, folder, dice, report, expected):
+    """Stop somebody for a while."""
+    who = dice.choice(["all", "all", "parent", "workers for a moment", "a worker"])
+    if (kind in FREE and who == "a worker") or (kind == "making" and "worker" in who):
+        who = "all"
+    report[who] += 1
+    if who == "all":
+        suspend(family(child), dice.uniform(0.01, 3 * LIMIT))
+    elif who == "parent":
+        suspend([child], dice.uniform(0.01, 3 * LIMIT))
+    elif who == "workers for a moment":
+        firsts = [n * ENVS // WORKERS for n in range(WORKERS)]
+        chosen = dice.sample(firsts, dice.randint(1, WORKERS))
+        suspend([worker_of(folder, n) for n in chosen], dice.uniform(0, LIMIT / 3))
+    else:
+        worker = dice.randrange(WORKERS)
+        first = worker * ENVS // WORKERS
+        pid = worker_of(folder, first)
+        stop([pid])
+        # All its envs are made again: then the program goes on.
+        for number in range(first, first + ENVS // WORKERS):
+            while worker_of(folder, number) == pid:
+                time.sleep(0.01)
+        continue_([pid])
+        expected[worker] += 1
+
+
+def case(seed, report):
+    """Return what went wrong, or None."""
+    dice = random.Random(seed)
+    kind = dice.choice([*KINDS, "making"])
+    report[kind] += 1
+    wait, go = os.pipe()
+    answers, told = os.pipe()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if (child := os.fork()) == 0:
+            os.setsid()
+            faulthandler.dump_traceback_later(HANG, exit=True)
+            os.close(go)
+            if kind == "making":
+                making(folder, dice, wait, told)
+            else:
+                program(kind, folder, dice, wait, told)
+            os._exit(0)
+        os.close(wait)
+        os.close(told)
+        expected = [0] * WORKERS
+        text = os.read(answers, 1)
+        if text == b"\n":
+            for _ in range(dice.randint(1, 4)):
+                time.sleep(dice.uniform(0, 0.3))
+                attack(child, kind, folder, dice, report, expected)
+            time.sleep(dice.uniform(0, 0.3))
+        os.close(go)
+        while part := os.read(answers, 1 << 16):
+            text += part
+        os.close(answers)
+        left = family(child)[1:] if Path(f"/proc/{child}").exists() else []
+        os.waitpid(child, 0)
+        for pid in left:
+            if Path(f"/proc/{pid}").exists():
+                os.kill(pid, signal.SIGKILL)
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return "it hung, or ended without an answer"
+    if answer["wrong"]:
+        return answer["wrong"]
+    if answer["losses"] != expected:
+        return f"losses {answer['losses']}, expected {expected}"
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--case", type=int, help="only the case of this seed")
+    parser.add_argument("--out", type=Path, help="folder to write the table to")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    report, seed = Counter(), args.seed if args.case is None else args.case
+    end = time.monotonic() + args.seconds
+    while time.monotonic() < end:
+        if wrong := case(seed, report):
+            report["wrong"] += 1
+            print(f"WRONG: {wrong}; repeat it with --case {seed}", file=sys.stderr, flush=True)
+        if args.case is not None:
+            break
+        seed += 1
+    attacks = ["all", "parent", "workers for a moment", "a worker"]
+    labels = {name: f"stopped: {name}" for name in attacks}
+    rows = [*KINDS, "making", *attacks, "wrong"]
+    table = "\n".join(f"| {labels.get(row, row)} | {report[row]:,} |" for row in rows)
+    text = f"| | |\n| --- | --- |\n{table}\n"
+    print(text)
+    if args.out is not None:
+        name = f"{time.strftime('%Y-%m-%d')}-suspensions"
+        machine = f"{os.cpu_count()} CPUs, Linux {os.uname().release}"
+        (args.out / f"{name}.md").write_text(
+            f"# Suspensions at random points, {name[:10]}, {machine}\n\n{text}"
+        )
+    return report["wrong"] > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
