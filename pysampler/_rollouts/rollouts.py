@@ -11,6 +11,7 @@ A walker fills the frames: in this process (main_walker.py, ready_walker.py) or 
 from __future__ import annotations
 
 import functools
+import gc
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -314,9 +315,8 @@ class Rollouts(Sampler):
 
     def _free_slot(self, walker: Walker) -> int:
         """Return a slot whose rollout nothing refers to; BusyError if the user holds them all."""
-        for slot in range(self._slots):
-            if not self._builder.held(slot):
-                return slot
+        if (slot := self._unheld_slot()) is not None:
+            return slot
         try:
             if self._slots < self._most_slots:
                 size = self.horizon + 1
@@ -326,11 +326,17 @@ class Rollouts(Sampler):
             why = f"there is room for {self._most_slots}"
         except MemoryError as error:
             why = f"there is no memory for another ({error})"
+        gc.collect()  # cycles of references may hold some, as a kept exception makes them
+        if (slot := self._unheld_slot()) is not None:
+            return slot
         raise BusyError(
             f"cannot sample rollouts: you hold {self._slots} of them, and {why}; keep "
             "rollout.copy(), drop arrays of rollouts that you do not need, or pass a larger "
             "keep_last"
         )
+
+    def _unheld_slot(self) -> int | None:
+        return next((slot for slot in range(self._slots) if not self._builder.held(slot)), None)
 
     def _build(self, walker: Walker) -> Rollout:
         """Return the rollout that a walker has finished."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -314,17 +315,22 @@ class Rollouts(RemoteSampler):
 
     def _free_buffer(self) -> LearnerBuffer:
         """Return a buffer whose rollouts nothing refers to."""
-        for buffer in self._buffers:
-            if not buffer.held:
-                return buffer
-        if len(self._buffers) == self._most_held:
-            raise BusyError(
-                f"cannot take rollouts: you hold the results of {self._most_held} calls, and there "
-                f"is room for {self._most_held}; keep taken.copy(), drop arrays of rollouts that "
-                "you do not need, or pass a larger keep_last"
-            )
-        self._buffers.append(LearnerBuffer(self.num_envs, 1))
-        return self._buffers[-1]
+        if (buffer := self._unheld_buffer()) is not None:
+            return buffer
+        if len(self._buffers) < self._most_held:
+            self._buffers.append(LearnerBuffer(self.num_envs, 1))
+            return self._buffers[-1]
+        gc.collect()  # cycles of references may hold some, as a kept exception makes them
+        if (buffer := self._unheld_buffer()) is not None:
+            return buffer
+        raise BusyError(
+            f"cannot take rollouts: you hold the results of {self._most_held} calls, and there is "
+            f"room for {self._most_held}; keep taken.copy(), drop arrays of rollouts that you do "
+            "not need, or pass a larger keep_last"
+        )
+
+    def _unheld_buffer(self) -> LearnerBuffer | None:
+        return next((buffer for buffer in self._buffers if not buffer.held), None)
 
     def _received(self, chosen: list[Host], buffer: LearnerBuffer) -> HostRollouts:
         """Copy the rollouts of these hosts to a buffer."""

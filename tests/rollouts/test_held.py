@@ -149,6 +149,17 @@ def test_too_many_held_rollouts_are_an_error_that_says_how_to_copy(overlap):
         assert [one.version for one in held] == [*range(1, 14)]
 
 
+def test_rollouts_that_only_garbage_refers_to_are_not_held():
+    with rollouts_of() as rollouts:
+        gc.disable()
+        try:
+            for _ in range(20):
+                cycle = [next(rollouts)]
+                cycle.append(cycle)
+        finally:
+            gc.enable()
+
+
 def test_a_fork_keeps_the_rollout_that_it_was_made_with():
     with rollouts_of() as rollouts:
         rollout = next(rollouts)

@@ -14,6 +14,7 @@ take, and time passes only while something waits. As in Ray
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import itertools
 import pickle
@@ -370,7 +371,7 @@ class SimulatedRay:
         if not self._here(ref):
             raise GetTimeoutError
         if ref.error is not None:
-            raise ref.error
+            raise copy.copy(ref.error)  # as Ray: another one each time
         with untraced():
             return pickle.loads(ref.data, buffers=ref.buffers)
 
