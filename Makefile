@@ -58,6 +58,8 @@ test-faults: $(VENV)/package.stamp $(VENV)/test.stamp $(VENV)/native.stamp  ## k
 	$(BIN)/python tests/faults/campaign.py --seconds 600 --out benchmarks/results >/dev/null
 	$(BIN)/python tests/faults/parent.py --seconds 600 --out benchmarks/results >/dev/null
 	$(BIN)/python tests/faults/forks.py --seconds 300 --out benchmarks/results
+	$(BIN)/python tests/faults/suspensions.py --seconds 600 --out benchmarks/results
+	$(BIN)/python tests/faults/descriptors.py --seconds 300 --out benchmarks/results
 	$(BIN)/python tests/faults/hosts.py --faults 100 --seconds 1800 --out benchmarks/results >/dev/null
 	$(BIN)/python tests/faults/fuzz_envs.py --seconds 600
 	$(BIN)/python tests/faults/fuzz_files.py --seconds 600

@@ -39,21 +39,6 @@ struct CostsInHeader {
 };
 static_assert(sizeof(CostsInHeader) <= sizeof(SegmentHeader::reserved));
 
-class Fd {
- public:
-    explicit Fd(int fd) : fd_(fd) {}
-    Fd(const Fd&) = delete;
-    Fd& operator=(const Fd&) = delete;
-    ~Fd() {
-        if (fd_ >= 0) close(fd_);
-    }
-    int get() const { return fd_; }
-    int take() { return std::exchange(fd_, -1); }
-
- private:
-    int fd_;
-};
-
 [[noreturn]] void fail(const char* what) {
     throw std::system_error(errno, std::generic_category(), what);
 }
@@ -176,15 +161,15 @@ std::shared_ptr<Segment> Segment::create(std::size_t payload, std::size_t room) 
     check_file_size(size);
     check_left(end);
     const WaitCosts& costs = WaitCosts::here();
-    Fd fd(open_memfd());
+    Descriptor fd(open_memfd());
     // Takes the pages now: MemoryError here rather than SIGBUS hours later.
-    take_pages(fd.get(), 0, end);
-    if (ftruncate(fd.get(), static_cast<off_t>(size)) != 0) fail("cannot make segment: ftruncate");
-    std::shared_ptr<Segment> segment(new Segment(fd.get(), map(fd.get(), size), size));
+    take_pages(fd.fileno(), 0, end);
+    if (ftruncate(fd.fileno(), static_cast<off_t>(size)) != 0) fail("cannot make segment: ftruncate");
+    std::shared_ptr<Segment> segment(new Segment(fd.fileno(), map(fd.fileno(), size), size));
     fd.take();
     segment->end_ = end;
     madvise(segment->base_, end, MADV_POPULATE_WRITE);  // 5.14; else the first touch maps a page
-    if (fcntl(segment->fd_, F_ADD_SEALS, kSeals) != 0) fail("cannot seal segment");
+    if (fcntl(segment->fd(), F_ADD_SEALS, kSeals) != 0) fail("cannot seal segment");
     if (getrandom(&segment->id_, sizeof segment->id_, 0) != sizeof segment->id_) {
         fail("cannot make segment: getrandom");
     }
@@ -201,15 +186,15 @@ std::shared_ptr<Segment> Segment::create(std::size_t payload, std::size_t room) 
 }
 
 std::shared_ptr<Segment> Segment::attach(int owned) {
-    Fd fd(owned);
+    Descriptor fd(owned);
     struct stat status;
-    if (fstat(fd.get(), &status) != 0) fail("cannot attach segment");
+    if (fstat(fd.fileno(), &status) != 0) fail("cannot attach segment");
     const auto size = static_cast<std::size_t>(status.st_size);
-    const int seals = fcntl(fd.get(), F_GET_SEALS);
+    const int seals = fcntl(fd.fileno(), F_GET_SEALS);
     if (seals < 0 || (seals & kSeals) != kSeals || size < sizeof(SegmentHeader)) {
         throw LayoutError("cannot attach segment: the file descriptor is not a pysampler segment");
     }
-    std::shared_ptr<Segment> segment(new Segment(fd.get(), map(fd.get(), size), size));
+    std::shared_ptr<Segment> segment(new Segment(fd.fileno(), map(fd.fileno(), size), size));
     fd.take();
     SegmentHeader header;
     std::copy_n(segment->base_, sizeof header, reinterpret_cast<std::byte*>(&header));
@@ -236,7 +221,6 @@ Segment::Segment(int fd, std::byte* base, std::size_t size)
 
 Segment::~Segment() {
     munmap(base_, size_);
-    close(fd_);
 }
 
 bool Segment::mine() const noexcept { return creator_ == getpid(); }
@@ -266,7 +250,7 @@ void Segment::take(std::size_t offset, std::size_t bytes) {
     const std::size_t from = offset / page() * page();
     const std::size_t size = round_up(offset + bytes, page()) - from;
     check_left(size);
-    take_pages(fd_, from, size);
+    take_pages(fd(), from, size);
 }
 
 std::byte* Segment::at(std::size_t offset, std::size_t bytes, std::size_t align) const {
@@ -290,7 +274,7 @@ std::shared_ptr<std::byte> Segment::map_twice(std::size_t offset, std::size_t by
                                      [bytes](std::byte* at) { munmap(at, 2 * bytes); });
     for (std::size_t i = 0; i < 2; ++i) {
         if (mmap(twice.get() + i * bytes, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-                 fd_, static_cast<off_t>(offset)) == MAP_FAILED) {
+                 fd(), static_cast<off_t>(offset)) == MAP_FAILED) {
             fail("cannot map twice");
         }
     }

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "descriptor.h"
 #include "layout.h"
 
 namespace pysampler {
@@ -40,7 +41,7 @@ class Segment {
     Segment& operator=(const Segment&) = delete;
     ~Segment();
 
-    int fd() const noexcept { return fd_; }
+    int fd() const noexcept { return fd_.fileno(); }
     std::size_t size() const noexcept { return size_; }
     std::uint64_t id() const noexcept { return id_; }
     // Bytes not allocated yet, in the process that made it; 0 elsewhere.
@@ -69,7 +70,7 @@ class Segment {
  private:
     Segment(int fd, std::byte* base, std::size_t size);
 
-    int fd_;
+    Descriptor fd_;
     std::byte* base_;
     std::size_t size_;
     std::uint64_t id_ = 0;

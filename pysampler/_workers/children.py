@@ -332,6 +332,27 @@ def socket_pair(kind: int = _socket.SOCK_STREAM) -> tuple[_socket.socket, _socke
     return _socket.socketpair(_socket.AF_UNIX, kind)
 
 
+def identity(file: Any) -> tuple[int, int]:
+    """Return what tells the file behind a descriptor from others that get its number later."""
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino
+
+
+def is_own(file: Any, known: tuple[int, int]) -> bool:
+    """Return whether a descriptor still is what it was: the program may have closed it."""
+    with contextlib.suppress(OSError):
+        return identity(file) == known
+    return False
+
+
+def close_own(end: _socket.socket, known: tuple[int, int]) -> None:
+    """Close a socket, unless its number belongs to a file of the program now."""
+    if is_own(end, known):
+        end.close()
+    else:
+        end.detach()
+
+
 class OwnedConnection(Connection):
     """A connection that owns a descriptor, not just its number: it is closed when dropped."""
 

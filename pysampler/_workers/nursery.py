@@ -80,6 +80,7 @@ class Line:
         self._answers: dict[int, tuple[Any, ...]] = {}  # by the number of their request
         self._ended: dict[int, int] = {}  # status, by pid
         self._socket, theirs = children.socket_pair(socket.SOCK_SEQPACKET)
+        self._identity = children.identity(self._socket)
         with contextlib.closing(theirs):
             nursery.add_line(theirs)
 
@@ -121,7 +122,7 @@ class Line:
 
         The nursery closes its end once it has reaped them. Waits for that up to ``wait`` seconds.
         """
-        if os.getpid() == self._owner and self._socket.fileno() >= 0:
+        if os.getpid() == self._owner and children.is_own(self._socket, self._identity):
             wait = 0 if self.nursery.busy() else wait
             with contextlib.suppress(OSError):  # a fork may have a copy: shut it down
                 self._socket.shutdown(socket.SHUT_WR)
@@ -129,11 +130,10 @@ class Line:
                 while wait > 0 and children.is_readable(self._socket, deadline - time.monotonic()):
                     if not self._socket.recv(1 << 16):
                         break
-        with contextlib.suppress(OSError):  # something else in this process has closed it
-            self._socket.close()
+        children.close_own(self._socket, self._identity)
 
     def __del__(self) -> None:
-        if hasattr(self, "_socket"):
+        if hasattr(self, "_identity"):
             self.close()
 
     def _receive(self) -> None:
@@ -173,6 +173,7 @@ class Nursery:
         self._used = False
         children.open_standard_files()
         self._door, theirs = children.socket_pair(socket.SOCK_SEQPACKET)
+        self._identity = children.identity(self._door)
         with contextlib.closing(theirs):
             start = children.interpreter("pysampler._workers.nursery_process", theirs)
             self._process = children.start_own(start)
@@ -264,7 +265,7 @@ class Nursery:
 
     def close_inherited(self) -> None:
         """Close what a fork of its owner has inherited."""
-        self._door.close()
+        children.close_own(self._door, self._identity)
 
     def __del__(self) -> None:
         if not hasattr(self, "_process") or os.getpid() != self._owner:
@@ -278,10 +279,10 @@ class Nursery:
 
     def _shut(self) -> None:
         """Close the door."""
-        with contextlib.suppress(OSError):  # forks of this process may have a copy: shut it down
-            self._door.shutdown(socket.SHUT_RDWR)
-        with contextlib.suppress(OSError):  # something else in this process has closed it
-            self._door.close()
+        if children.is_own(self._door, self._identity):
+            with contextlib.suppress(OSError):  # forks of this process may have a copy
+                self._door.shutdown(socket.SHUT_RDWR)
+        children.close_own(self._door, self._identity)
 
     def _send(self, request: tuple[Any, ...], fds: Iterable[int]) -> None:
         """Send a request through the door, or raise NoNurseryError."""

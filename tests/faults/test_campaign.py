@@ -38,7 +38,11 @@ def test_nothing_hangs_is_lost_or_left(campaign, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    "fuzzer", ["fuzz_envs.py", "fuzz_files.py", "fuzz_primitives.py", "full_disks.py", "forks.py"]
+    "fuzzer",
+    [
+        *("fuzz_envs.py", "fuzz_files.py", "fuzz_primitives.py", "full_disks.py", "forks.py"),
+        *("suspensions.py", "descriptors.py"),
+    ],
 )
 def test_what_is_hostile_is_told_in_words(fuzzer):
     program = str(Path(__file__).with_name(fuzzer))

@@ -244,8 +244,8 @@ class SpeechlessError(RuntimeError):
 
 class UntraceableError(RuntimeError):
     @property
-    def __notes__(self):
-        raise OSError("no notes")
+    def __suppress_context__(self):
+        raise OSError("no context")
 
 
 def test_exceptions_whose_own_code_raises_are_reported():

@@ -1,0 +1,279 @@
+"""Descriptors that are closed, taken for something else, or used up while envs are stepped.
+
+    python tests/faults/descriptors.py --seconds 300 --out benchmarks/results
+
+Each case has a seed, which decides what a program does, and when something happens to its
+descriptors: one of ours is closed, or becomes a file of the program; all are closed, as code that
+makes daemons does; or no more can be opened for a while. Calls may raise, and then say why. None
+hangs, none returns steps that were not made, and ``close()`` closes no descriptor of the program's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import json
+import os
+import random
+import re
+import resource
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+import pysampler
+from pysampler.errors import PysamplerError
+
+HANG = 60.0  # seconds that a case may take at most
+ENVS = 4
+LARGE = 100_000  # bytes of text, too long for the ring
+
+
+class Counting(gym.Env):
+    """Shows how many steps it has made, and tells long stories."""
+
+    observation_space = spaces.Box(0, 2.0**40, (1,), np.float64)
+    action_space = spaces.Discrete(2)
+    steps = 0
+
+    def _observe(self):
+        return np.array([self.steps], np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        return self._observe(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self._observe(), 0.0, False, False, {"n": self.steps} if action else {}
+
+    def tell(self):
+        return f"{self.steps:>{LARGE}}"
+
+    def count(self):
+        return self.steps
+
+
+class Wrong(Exception):  # noqa: N818
+    """What must not happen."""
+
+
+def policy(observations):
+    return np.zeros(len(observations), np.int64)
+
+
+# -- what a program does: each yields after a call -------------------------------------------------
+
+
+def stepping(dice):
+    with contextlib.ExitStack() as stack:
+        envs = pysampler.VectorEnv([Counting] * ENVS, num_workers=2, on_worker_loss="restart")
+        stack.push(lambda *_: envs.close(terminate=True))
+        envs.reset()
+        last = np.zeros(ENVS)
+        while True:
+            yield
+            kind = dice.choice(["step", "step", "step", "count", "tell"])
+            if kind == "step":
+                steps, _, _, truncated, _ = envs.step(np.full(ENVS, dice.randrange(2)))
+                steps = steps[:, 0]
+                if not ((steps == last + 1) | (steps == 0) | truncated).all():
+                    raise Wrong(f"steps {steps}, after {last}")
+                last = steps
+            else:
+                told = np.array([int(one) for one in envs.call(kind)])
+                if not ((told == last) | (told == 0)).all():
+                    raise Wrong(f"told {told}, after {last}")
+
+
+def sampling(dice):
+    policy_in = dice.choice(["main", "workers"])
+    with pysampler.Rollouts(
+        Counting, policy, 4, num_envs=ENVS, num_workers=2, policy_in=policy_in
+    ) as rollouts:
+        last = 0.0
+        while True:
+            yield
+            one = next(rollouts)
+            if (one.observations[:, :, 0] != last + np.arange(5)[:, None]).any():
+                raise Wrong(f"a rollout that begins with {one.observations[0]}, after {last}")
+            last += 4
+
+
+def making(dice):
+    while True:
+        yield
+        with pysampler.VectorEnv([Counting] * ENVS, num_workers=2) as envs:
+            envs.reset()
+            if (envs.step(np.zeros(ENVS, int))[0] != 1).any():
+                raise Wrong("another step than the first")
+
+
+KINDS = {one.__name__: one for one in (stepping, sampling, making)}
+
+
+# -- what happens to descriptors -------------------------------------------------------------------
+
+
+def open_now():
+    return {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+
+
+def identity(fd):
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+class Descriptors:
+    """Those of the program, which must stay, and what happens to ours."""
+
+    def __init__(self, dice):
+        self._dice = dice
+        self._kept = {fd: identity(fd) for fd in open_now() if identity(fd)}
+        self._limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def ours(self):
+        return sorted(fd for fd in open_now() if identity(fd) and fd not in self._kept)
+
+    def close_one(self):
+        if ours := self.ours():
+            os.close(self._dice.choice(ours))
+
+    def steal_one(self):
+        if ours := self.ours():
+            fd, (mine, other) = self._dice.choice(ours), os.pipe()
+            os.dup2(mine, fd)
+            os.close(mine)
+            os.close(other)
+            self._kept[fd] = identity(fd)
+
+    def close_all(self):
+        """As daemons do; then the program opens files of its own."""
+        ours = self.ours()
+        for fd in ours:
+            os.close(fd)
+        for _ in ours[: self._dice.randrange(len(ours) + 1)]:
+            fd = os.open("/proc/self/stat", os.O_RDONLY)
+            self._kept[fd] = identity(fd)
+
+    def use_up(self):
+        left = max(open_now()) + 1 + self._dice.randrange(3)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (left, self._limit[1]))
+
+    def free(self):
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._limit)
+
+    def lost(self):
+        """Return the program's descriptors that are others now, or closed."""
+        return [fd for fd, before in self._kept.items() if identity(fd) != before]
+
+
+ATTACKS = ["close_one", "steal_one", "close_all", "use_up"]
+
+
+def run(kind, attack, dice):
+    """Run a program to which something happens; return what was wrong, and what was raised."""
+    program = KINDS[kind](dice)
+    descriptors = Descriptors(dice)
+    raised = []
+    at = dice.randrange(1, 6)
+    try:
+        for n in range(at + 6):
+            if n == at:
+                getattr(descriptors, attack)()
+            next(program)
+            if n == at + 3:
+                descriptors.free()
+    except (PysamplerError, OSError, MemoryError, RuntimeError, EOFError) as error:
+        raised.append(f"{type(error).__name__}: {error}")
+    descriptors.free()
+    try:
+        program.close()
+    except (PysamplerError, OSError) as error:
+        raised.append(f"closing: {type(error).__name__}: {error}")
+    del program
+    if lost := descriptors.lost():
+        raise Wrong(f"closed descriptors of the program: {lost}")
+    return raised
+
+
+def case(seed, report):
+    """Return what went wrong, or None."""
+    dice = random.Random(seed)
+    kind, attack = dice.choice([*KINDS]), dice.choice(ATTACKS)
+    report[kind] += 1
+    report[attack] += 1
+    answers, told = os.pipe()
+    if (child := os.fork()) == 0:
+        os.setsid()
+        os.close(answers)
+        faulthandler.dump_traceback_later(HANG, exit=True)
+        answer = {"wrong": None, "raised": []}
+        try:
+            answer["raised"] = run(kind, attack, dice)
+        except BaseException:
+            answer["wrong"] = traceback.format_exc()
+        with contextlib.suppress(OSError):
+            os.write(told, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(told)
+    text = b""
+    while part := os.read(answers, 1 << 16):
+        text += part
+    os.close(answers)
+    os.waitpid(child, 0)
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return f"{kind}, {attack}: it hung, or ended without an answer"
+    report["raised"] += bool(answer["raised"])
+    for line in answer["raised"]:
+        report["raised: " + re.sub("[0-9]+", "0", line)[:100]] += 1
+    return answer["wrong"] and f"{kind}, {attack}: {answer['wrong']}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--case", type=int, help="only the case of this seed")
+    parser.add_argument("--out", type=Path, help="folder to write the table to")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    report, seed = Counter(), args.seed if args.case is None else args.case
+    end = time.monotonic() + args.seconds
+    while time.monotonic() < end:
+        if wrong := case(seed, report):
+            report["wrong"] += 1
+            print(f"WRONG: {wrong}; repeat it with --case {seed}", file=sys.stderr, flush=True)
+        if args.case is not None:
+            break
+        seed += 1
+    rows = [*KINDS, *ATTACKS, "raised", "wrong"]
+    table = "\n".join(f"| {row.replace('_', ' ')} | {report[row]:,} |" for row in rows)
+    text = f"| | |\n| --- | --- |\n{table}\n"
+    print(text)
+    for name, count in report.items():
+        if name.startswith("raised: "):
+            print(f"{count:5} {name[8:]}")
+    if args.out is not None:
+        name = f"{time.strftime('%Y-%m-%d')}-descriptors"
+        machine = f"{os.cpu_count()} CPUs, Linux {os.uname().release}"
+        (args.out / f"{name}.md").write_text(
+            f"# Lost descriptors at random points, {name[:10]}, {machine}\n\n{text}"
+        )
+    return report["wrong"] > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
