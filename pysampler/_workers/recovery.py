@@ -117,15 +117,18 @@ class Recovery:
         since this was looked at before, it is stopped, or hangs outside of its envs.
         """
         envs, moved = self._links.at_work()
-        found, unbegun = [], {}
+        found = []
+        unbegun: dict[int, tuple[int, int]] = {}
         for index, (env, since) in enumerate(zip(envs.tolist(), moved.tolist(), strict=True)):
             members = self._shares[index].members
             if env in members:
                 found.append((index, env, since))
             elif self._has_step(index):
-                before = self._unbegun.get(index, (None, 0))
-                unbegun[index] = before if before[0] == since else (since, now())
-                found.append((index, members.start, unbegun[index][1]))
+                before = self._unbegun.get(index)
+                if before is None or before[0] != since:  # it has moved, or is seen first
+                    before = since, now()
+                unbegun[index] = before
+                found.append((index, members.start, before[1]))
         self._unbegun = unbegun
         return found
 
