@@ -101,6 +101,7 @@ class Transforms:
 def _frozen_copy(wrapper: Any) -> Any:
     """Return a copy of a wrapper whose calls leave the wrapper as it is."""
     copied = copy.copy(wrapper)
+    copied.close = lambda **_: None  # gymnasium 1.1 calls it when an object is dropped
     for name, value in vars(wrapper).items():
         if not isinstance(value, (gym.Space, gym.vector.VectorEnv)):
             with contextlib.suppress(Exception):  # what cannot be copied is shared
