@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import pickle
 from dataclasses import replace
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from pysampler._torch import is_module
-from pysampler._workers.remote import dumps_by_value
+from pysampler._workers.remote import copy_from, dumps_by_value
 
 if TYPE_CHECKING:
     from pysampler._policies.worker_policy import PolicySetup, TakePolicy
@@ -25,7 +24,7 @@ __all__ = ["copied", "fingerprint", "pickled", "send_policy"]
 def copied(policy: Any) -> Any:
     """Return a copy of a policy; a function is copied with what it refers to."""
     try:
-        return copy.deepcopy(policy) if is_module(policy) else pickle.loads(_by_value(policy))
+        return copy.deepcopy(policy) if is_module(policy) else copy_from(_by_value(policy))
     except Exception as error:
         with contextlib.suppress(Exception):
             if (own := copy.deepcopy(policy)) is not policy:

@@ -72,6 +72,7 @@ class StepWith(Repeated):
 
     actions: list[Any]
     doing = "stepping"
+    of_members = True
 
     def run(self, host: EnvHost, block: int, frame: int) -> Leftovers:
         """Do the job in the worker."""
@@ -93,6 +94,7 @@ class Reset(Repeated):
     replaces: Replaced | None = None
     doing = "resetting"
     settles = "group"
+    of_members = True
 
     def run(self, host: EnvHost, block: int, frame: int) -> Leftovers:
         """Do the job in the worker."""

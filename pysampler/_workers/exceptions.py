@@ -12,14 +12,13 @@ from __future__ import annotations
 import contextlib
 import inspect
 import linecache
-import pickle
 import re
 import traceback
 import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pysampler._workers.remote import dumps
+from pysampler._workers.remote import dumps, loads
 from pysampler.errors import EnvError
 
 if TYPE_CHECKING:
@@ -48,14 +47,14 @@ class _Part:
         self._pickled: bytes | None = None
         with contextlib.suppress(Exception):
             pickled = dumps(value)
-            pickle.loads(pickled)
+            loads(pickled)
             self._pickled = pickled
 
     def value(self) -> Any:
         """Return the value in another process, or raise."""
         if self._pickled is None:
             raise TypeError(f"cannot send {self.kind}: it cannot be pickled")
-        return pickle.loads(self._pickled)
+        return loads(self._pickled)
 
 
 class _Sent:
@@ -65,7 +64,7 @@ class _Sent:
         self._pickled: bytes | None = None  # None: pickle does not make the same again
         with contextlib.suppress(Exception):
             pickled = dumps(error)
-            again = pickle.loads(pickled)
+            again = loads(pickled)
             if type(again) is type(error) and _text_of(again) == text:
                 self._pickled = pickled
         self._types = [(kind.__qualname__, _Part(kind)) for kind in type(error).__mro__]
@@ -82,7 +81,7 @@ class _Sent:
                 unknown.append(name)
         if self._pickled is not None:
             with contextlib.suppress(Exception):
-                error = pickle.loads(self._pickled)
+                error = loads(self._pickled)
                 return _Received(error, kinds, unknown, error.args, _attributes(error), [])
         lost: list[str] = []
         args: list[Any] = []

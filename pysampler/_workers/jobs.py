@@ -83,6 +83,8 @@ class Note(_Message):
 class Job(_Message):
     """A task for a group, which answers it."""
 
+    # Whether the first member begins at once: nothing large is unpickled or imported before.
+    of_members: ClassVar[bool] = False
     # Set if this is done in the place of a step or a reset, by members that replace lost ones.
     replaces: Replaced | None = None
     # Which groups have dealt with replaced members after this: none, its group, all of its worker.

@@ -7,7 +7,6 @@ hosts, and as jobs.
 from __future__ import annotations
 
 import contextlib
-import pickle
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from pysampler._workers.jobs import Answer, Close, Failure, LayOut, Replace
 from pysampler._workers.links import Links
 from pysampler._workers.processes import GRACE, Processes, Share
 from pysampler._workers.recovery import Faults, Recovery
+from pysampler._workers.remote import loads
 from pysampler._workers.setup import Layout
 from pysampler.errors import BusyError, EnvError, LostError, PysamplerError, WaitTimeoutError
 from pysampler.sync import Segment, now, usable_cpus
@@ -436,7 +436,7 @@ class Pool:
                 number = self._core.number_of(group)
                 message = self._links.mail[self.worker_of[group]].read(group, number, deadline)
                 try:
-                    said = pickle.loads(message)
+                    said = loads(message)
                 except Exception as error:
                     said = self._unreadable(group, message, error)
                 job = self._commands.job_of(group)
@@ -450,7 +450,7 @@ class Pool:
         by the next wait.
         """
         try:
-            pickle.loads(message)
+            loads(message)
         except Exception as again:
             doing = f"when {self._commands.doing(group)}, in its answer"
             return Failure(None, doing, report(again))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import pickle
 import selectors
 import sys
 import threading
@@ -18,6 +17,7 @@ from pysampler._workers.children import STOPPED, await_answer, environment, stop
 from pysampler._workers.exceptions import error_from
 from pysampler._workers.jobs import Failure
 from pysampler._workers.launcher import Launcher, allow_workers, open_files
+from pysampler._workers.remote import loads
 from pysampler._workers.setup import LoggingSetup, PackedHosts, Setup, send_message
 from pysampler.errors import EnvError, PysamplerError, WorkerLostError
 
@@ -193,7 +193,7 @@ class Processes:
                     index = key.data
                     waiting.unregister(key.fileobj)
                     with self._noticing_loss(index):
-                        answer = pickle.loads(self.children[index].connection.recv_bytes())
+                        answer = loads(self.children[index].connection.recv_bytes())
                     if isinstance(answer, Failure):
                         raise self.error_of(index, answer, "being made")
                     hosted[index] = answer
@@ -222,7 +222,7 @@ class Processes:
             with self._noticing_loss(index):
                 answer = child.connection.recv_bytes()
             if answer != b"attached":
-                raise self.error_of(index, pickle.loads(answer), "starting")
+                raise self.error_of(index, loads(answer), "starting")
 
     def lay_out(self, index: int, layout: tuple[Layout, int]) -> None:
         """Send a worker another layout and the descriptor of its segment."""
@@ -292,7 +292,7 @@ class Processes:
             while child.connection.poll():
                 message = child.connection.recv_bytes()
                 with contextlib.suppress(Exception):
-                    if isinstance(failure := pickle.loads(message), Failure):
+                    if isinstance(failure := loads(message), Failure):
                         return failure
         return None
 

@@ -111,7 +111,7 @@ class Recovery:
         ]
 
     def _unanswered(self) -> list[tuple[int, int, int]]:
-        """Return (worker, env, since) of members at work, and of steps that are not begun.
+        """Return (worker, env, since) of members at work, and of those that are not begun with.
 
         A worker that has a step to make, and is at no member, moves on at once. If it has not moved
         since this was looked at before, it is stopped, or hangs outside of its envs.
@@ -123,7 +123,7 @@ class Recovery:
             members = self._shares[index].members
             if env in members:
                 found.append((index, env, since))
-            elif self._has_step(index):
+            elif self._has_to_begin(index):
                 before = self._unbegun.get(index)
                 if before is None or before[0] != since:  # it has moved, or is seen first
                     before = since, now()
@@ -132,11 +132,13 @@ class Recovery:
         self._unbegun = unbegun
         return found
 
-    def _has_step(self, index: int) -> bool:
-        """Return whether a worker was sent a step that it has not answered."""
+    def _has_to_begin(self, index: int) -> bool:
+        """Return whether a worker was sent what its members do at once, and has not answered."""
         core, job_of = self._links.core, self._commands.job_of
         return any(
-            core.in_flight(group) and not core.is_ready(group) and job_of(group) is None
+            core.in_flight(group)
+            and not core.is_ready(group)
+            and ((job := job_of(group)) is None or job.of_members)
             for group in self._links.groups_of[index]
         )
 
@@ -192,8 +194,12 @@ class Recovery:
             elif (index, since) not in self._reported_late:
                 self._reported_late.add((index, since))
                 warnings.warn(what, stacklevel=2)
-        worked = [self._worked(since, patience) for _, _, since in self._unanswered()]
-        return now() + patience - max((ns for ns in worked if 0 < ns < patience), default=0)
+        worked = [
+            self._worked(since, patience)
+            for index, _, since in self._unanswered()
+            if (index, since) not in self._reported_late
+        ]
+        return now() + max(0, patience - max((ns for ns in worked if ns > 0), default=0))
 
     # -- workers that are lost -------------------------------------------------------------------
 

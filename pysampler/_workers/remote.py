@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import sys
@@ -10,11 +11,14 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+from cloudpickle import cloudpickle as _cloudpickle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["dumps", "dumps_by_value"]
+    from typing_extensions import Buffer
+
+__all__ = ["copy_from", "dumps", "dumps_by_value", "loads"]
 
 
 def dumps(obj: Any) -> bytes:
@@ -23,6 +27,80 @@ def dumps(obj: Any) -> bytes:
         return pickle.dumps(obj, protocol=5)
     except Exception:  # a lambda, a class of __main__, ...
         return bytes(cloudpickle.dumps(obj, protocol=5))
+
+
+class _Reader:
+    """A file whose bytes are elsewhere: ``io.BytesIO`` would copy them, which may be pictures."""
+
+    def __init__(self, content: Buffer) -> None:
+        self._left = memoryview(content)
+
+    def _next(self, size: int) -> memoryview:
+        part, self._left = self._left[:size], self._left[size:]
+        return part
+
+    def read(self, size: int) -> bytes:
+        return bytes(self._next(size))
+
+    def readinto(self, buffer: memoryview) -> int:
+        part = self._next(len(buffer))
+        buffer[: len(part)] = part
+        return len(part)
+
+    def readline(self) -> bytes:
+        at = bytes(self._left).find(b"\n")  # of text protocols, which nobody uses here
+        return self.read(at + 1 if at >= 0 else len(self._left))
+
+
+class _LeavesClasses(pickle.Unpickler):
+    """Unpickles, and changes no class that this process has.
+
+    Of a class that was pickled by value, cloudpickle makes the same one where it is known, and sets
+    its methods and attributes again: to what they were in the other process, or were long ago.
+
+    Args:
+        pickled: The pickle.
+        anew: Whether to make other classes than those that are known.
+    """
+
+    def __init__(self, pickled: Buffer, *, anew: bool) -> None:
+        file = io.BytesIO(pickled) if isinstance(pickled, bytes) else _Reader(pickled)
+        super().__init__(file)
+        self._anew = anew
+        self._made: set[type] = set()  # by this, and not known before
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what a pickle refers to."""
+        found = super().find_class(module, name)
+        if module == _cloudpickle.__name__:
+            if name in ("_make_skeleton_class", "_make_skeleton_enum"):
+                return functools.partial(self._make, found)
+            if name == "_class_setstate":
+                return functools.partial(self._set_state, found)
+        return found
+
+    def _make(self, make: Callable[..., type], *arguments: Any) -> type:
+        *first, tracker_id, extra = arguments
+        known = tracker_id in _cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
+        made = make(*first, None if self._anew else tracker_id, extra)
+        if self._anew or not known:
+            self._made.add(made)
+        return made
+
+    def _set_state(self, set_state: Callable[..., Any], made: type, state: Any) -> type:
+        if made in self._made:
+            set_state(made, state)
+        return made
+
+
+def loads(pickled: Buffer) -> Any:
+    """Return what another process has pickled. Classes that this process has stay as they are."""
+    return _LeavesClasses(pickled, anew=False).load()
+
+
+def copy_from(pickled: Buffer) -> Any:
+    """Return a copy of what this process has pickled by value, with classes of its own."""
+    return _LeavesClasses(pickled, anew=True).load()
 
 
 _NO_FILE = "<dynamic-code>"  # cloudpickle's name for every file

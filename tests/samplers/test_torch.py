@@ -112,6 +112,27 @@ def test_a_policy_of_numpy_is_sent_again_when_it_has_changed(envs):
         assert seen == ([1, 1, 2, 3] if way["overlap"] else [1, 2, 3, 4])
 
 
+def test_the_class_of_a_policy_stays_the_users_own(envs):
+    class Table:
+        bias = 0.0
+
+        def __call__(self, observations):
+            bias = np.full(len(observations), self.bias)
+            return np.zeros((len(observations), 2), np.float32), {"bias": bias}
+
+    call = Table.__call__
+    for way in WAYS:
+        Table.bias = 0.0
+        seen = []
+        with pysampler.Rollouts(envs, Table(), 3, **way) as rollouts:
+            for _ in range(4):
+                Table.bias += 1
+                [bias] = np.unique(next(rollouts).extras["bias"])
+                seen.append(bias)
+        assert seen == ([1, 1, 2, 3] if way["overlap"] else [1, 2, 3, 4])
+        assert Table.__call__ is call
+
+
 def test_random_policies_in_workers_draw_numbers_of_their_own_the_same_every_time(envs):
     class Noisy(torch.nn.Module):
         def forward(self, observations):

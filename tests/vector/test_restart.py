@@ -274,6 +274,14 @@ def test_a_late_env_is_noticed_while_others_go_on():
             envs.close(terminate=True)
 
 
+def test_a_worker_that_stops_before_a_reset_is_late():
+    with make(step_timeout=0.3, num_workers=2, on_hang="restart") as envs:
+        envs.reset()
+        with suspended([envs._pool.pids[1]]):
+            envs.reset()
+        assert envs.stats().losses.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("on_hang", ["raise", "restart"])
 def test_a_worker_that_stops_between_two_steps_is_late(on_hang):
     envs = make(step_timeout=0.3, num_workers=2, on_hang=on_hang)

@@ -1,8 +1,10 @@
 """Objects on their way to another process."""
 
+import enum
 import importlib.util
 import io
 import pickle
+import subprocess
 import sys
 import threading
 
@@ -151,3 +153,58 @@ def test_a_module_is_looked_for_once_on_a_path(module, monkeypatch):
     assert by_value(thing)
     other = module("looked_for", findable=False).Thing
     assert by_value(other)
+
+
+@pytest.fixture
+def stats():
+    """A class that is pickled by value, and has changed since this process pickled it."""
+
+    class Stats:
+        scale = 1.0
+
+        def scaled(self):
+            return self.scale, Kind.ONE
+
+    class Kind(enum.Enum):
+        ONE = 1
+
+    pickled = dumps_by_value(Stats())
+    Stats.scale = 2.0
+    return Stats, pickled
+
+
+def test_an_answer_changes_no_class_of_this_process(stats):
+    kind, pickled = stats
+    method = kind.scaled
+    again = remote.loads(pickled)
+    assert type(again) is kind
+    assert kind.scaled is method
+    assert again.scaled()[0] == kind.scale == 2.0
+
+
+def test_an_answer_brings_classes_that_this_process_lacks(stats):
+    _, pickled = stats
+    program = "import sys; from pysampler._workers.remote import loads\n"
+    program += "print(loads(sys.stdin.buffer.read()).scaled())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=pickled, capture_output=True, check=True
+    )
+    assert done.stdout == b"(1.0, <Kind.ONE: 1>)\n"
+
+
+def test_a_copy_has_classes_of_its_own(stats):
+    kind, _ = stats
+    method = kind.scaled
+    copied = remote.copy_from(dumps_by_value(kind()))
+    assert type(copied) is not kind
+    kind.scale = 3.0
+    assert copied.scaled()[0] == 2.0
+    assert kind.scaled is method
+
+
+def test_large_answers_are_read_where_they_are():
+    sent = {"picture": np.arange(1_000_000), "text": "x" * 100_000, "kind": np.float32}
+    again = remote.loads(memoryview(dumps(sent)))
+    assert (again["picture"] == sent["picture"]).all()
+    assert (again["text"], again["kind"]) == (sent["text"], np.float32)
+    assert remote.loads(memoryview(pickle.dumps(["a", 1], protocol=0))) == ["a", 1]
