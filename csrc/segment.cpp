@@ -164,7 +164,8 @@ std::shared_ptr<Segment> Segment::create(std::size_t payload, std::size_t room) 
     Descriptor fd(open_memfd());
     // Takes the pages now: MemoryError here rather than SIGBUS hours later.
     take_pages(fd.fileno(), 0, end);
-    if (ftruncate(fd.fileno(), static_cast<off_t>(size)) != 0) fail("cannot make segment: ftruncate");
+    if (ftruncate(fd.fileno(), static_cast<off_t>(size)) != 0)
+        fail("cannot make segment: ftruncate");
     std::shared_ptr<Segment> segment(new Segment(fd.fileno(), map(fd.fileno(), size), size));
     fd.take();
     segment->end_ = end;
@@ -219,9 +220,7 @@ std::shared_ptr<Segment> Segment::attach(int owned) {
 Segment::Segment(int fd, std::byte* base, std::size_t size)
     : fd_(fd), base_(base), size_(size), end_(size) {}
 
-Segment::~Segment() {
-    munmap(base_, size_);
-}
+Segment::~Segment() { munmap(base_, size_); }
 
 bool Segment::mine() const noexcept { return creator_ == getpid(); }
 
