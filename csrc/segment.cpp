@@ -189,7 +189,7 @@ std::shared_ptr<Segment> Segment::create(std::size_t payload, std::size_t room) 
 std::shared_ptr<Segment> Segment::attach(int owned) {
     Descriptor fd(owned);
     struct stat status;
-    if (fstat(fd.fileno(), &status) != 0) fail("cannot attach segment");
+    if (fd.fileno() < 0 || fstat(fd.fileno(), &status) != 0) fail("cannot attach segment");
     const auto size = static_cast<std::size_t>(status.st_size);
     const int seals = fcntl(fd.fileno(), F_GET_SEALS);
     if (seals < 0 || (seals & kSeals) != kSeals || size < sizeof(SegmentHeader)) {
