@@ -27,6 +27,7 @@ CPP = [
         "shared_ring",
         "byte_ring",
         "board",
+        "descriptor",
         "segment",
         "loan",
     ),
