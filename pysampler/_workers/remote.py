@@ -48,15 +48,15 @@ class _Reader:
         return len(part)
 
     def readline(self) -> bytes:
-        at = bytes(self._left).find(b"\n")  # of text protocols, which nobody uses here
+        at = bytes(self._left).find(b"\n")  # the unpickler needs it for protocol 0
         return self.read(at + 1 if at >= 0 else len(self._left))
 
 
 class _LeavesClasses(pickle.Unpickler):
     """Unpickles, and changes no class that this process has.
 
-    Of a class that was pickled by value, cloudpickle makes the same one where it is known, and sets
-    its methods and attributes again: to what they were in the other process, or were long ago.
+    Where a process knows a class that was pickled by value, cloudpickle returns that class, and
+    overwrites its methods and attributes with those of the pickle, which may be old.
 
     Args:
         pickled: The pickle.
@@ -81,9 +81,9 @@ class _LeavesClasses(pickle.Unpickler):
 
     def _make(self, make: Callable[..., type], *arguments: Any) -> type:
         *first, tracker_id, extra = arguments
-        known = tracker_id in _cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
+        is_new = self._anew or tracker_id not in _cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
         made = make(*first, None if self._anew else tracker_id, extra)
-        if self._anew or not known:
+        if is_new:
             self._made.add(made)
         return made
 

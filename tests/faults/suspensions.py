@@ -3,9 +3,9 @@
     python tests/faults/suspensions.py --seconds 300 --out benchmarks/results
 
 Each case has a seed, which decides what a program does, and who is stopped when, and for how long.
-Nobody is lost while the whole program is stopped, or the process that made the envs, however long,
-nor while workers are stopped for less than ``step_timeout``. A worker that alone is stopped for
-longer is lost, once. The envs count their steps: none is missing, or made twice.
+No worker may be lost while the whole program is stopped, or the process that made the envs, however
+long, nor while workers are stopped for less than ``step_timeout``. A worker that is stopped alone
+for longer is lost, once. The envs count their steps: none is missing, or made twice.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def policy(observations):
 class Follower:
     """Expects each env's steps in their order; a new env begins again.
 
-    The step in which an env was lost is truncated, and shows what it showed before.
+    A step in which an env is lost is truncated, and repeats the last observation.
     """
 
     def __init__(self):
@@ -158,7 +158,7 @@ def program(kind, folder, dice, go, told):
     try:
         options = {"num_workers": WORKERS, "step_timeout": LIMIT, "on_hang": "restart"}
         options["groups"] = dice.choice([1, 2])
-        # Each restart is told of, and counted below.
+        # The controller counts the restarts.
         options["max_restarts"] = 1000
         with pysampler.VectorEnv([Make(n, folder) for n in range(ENVS)], **options) as envs:
             work = KINDS[kind](envs, dice)
@@ -197,7 +197,7 @@ def worker_of(folder, number):
 
 
 def attack(child, kind, folder, dice, report, expected):
-    """Stop somebody for a while."""
+    """Stop the program, its parent process or workers for a while."""
     who = dice.choice(["all", "all", "parent", "workers for a moment", "a worker"])
     if (kind in FREE and who == "a worker") or (kind == "making" and "worker" in who):
         who = "all"
