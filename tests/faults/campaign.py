@@ -8,13 +8,11 @@ ends when its steps are done or its pool has ended; one in which nothing happens
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import faulthandler
 import functools
 import gc
-import json
 import os
 import random
 import resource
@@ -39,6 +37,9 @@ import pysampler
 from pysampler.envs.mujoco import Task
 from pysampler.errors import EnvError, EnvTimeoutError, PysamplerError, WorkerLostError
 from pysampler.sync import now
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+import campaigns
 
 MARK = "PYSAMPLER_CAMPAIGN"
 HANG = 60.0  # seconds without a step after which a case is one
@@ -627,12 +628,7 @@ def table(report):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--case", type=int, help="only the case of this seed")
-    parser.add_argument("--out", type=Path, help="folder to write the table to")
-    args = parser.parse_args()
+    args = campaigns.parser(__doc__, 600).parse_args()
     if args.case is None:
         report = campaign(args.seconds, args.seed)
     else:
@@ -641,11 +637,7 @@ def main():
     print(text, file=sys.stderr)  # stdout is what envs print to
     for seed, what in report.wrong:
         print(f"WRONG: {what}; repeat it with --case {seed}", file=sys.stderr)
-    if args.out is not None:
-        name = f"{time.strftime('%Y-%m-%d')}-faults"
-        machine = f"{os.cpu_count()} CPUs, Linux {os.uname().release}"
-        (args.out / f"{name}.md").write_text(f"# Faults, {name[:10]}, {machine}\n\n{text}")
-        (args.out / f"{name}.json").write_text(json.dumps(vars(report), indent=1))
+    campaigns.write(args.out, "faults", "Faults", text, report)
     return bool(report.wrong)
 
 

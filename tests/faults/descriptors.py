@@ -10,7 +10,6 @@ hangs, none returns steps that were not made, and ``close()`` closes no descript
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import faulthandler
 import json
@@ -31,6 +30,9 @@ from gymnasium import spaces
 
 import pysampler
 from pysampler.errors import PysamplerError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+import campaigns
 
 HANG = 60.0  # seconds that a case may take at most
 ENVS = 4
@@ -243,12 +245,7 @@ def case(seed, report):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--case", type=int, help="only the case of this seed")
-    parser.add_argument("--out", type=Path, help="folder to write the table to")
-    args = parser.parse_args()
+    args = campaigns.parser(__doc__, 300).parse_args()
     warnings.simplefilter("ignore")
     report, seed = Counter(), args.seed if args.case is None else args.case
     end = time.monotonic() + args.seconds
@@ -266,12 +263,7 @@ def main():
     for name, count in report.items():
         if name.startswith("raised: "):
             print(f"{count:5} {name[8:]}")
-    if args.out is not None:
-        name = f"{time.strftime('%Y-%m-%d')}-descriptors"
-        machine = f"{os.cpu_count()} CPUs, Linux {os.uname().release}"
-        (args.out / f"{name}.md").write_text(
-            f"# Lost descriptors at random points, {name[:10]}, {machine}\n\n{text}"
-        )
+    campaigns.write(args.out, "descriptors", "Lost descriptors at random points", text)
     return report["wrong"] > 0
 
 

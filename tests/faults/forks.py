@@ -10,7 +10,6 @@ were made when they got it: any difference is a fault.
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import os
 import random
@@ -26,6 +25,9 @@ import numpy as np
 from gymnasium import spaces
 
 import pysampler
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+import campaigns
 
 HANG = 120.0  # seconds that a case may take at most
 HELD = 6  # arrays, or sets of them, that a case holds at most
@@ -221,12 +223,7 @@ def case(seed, report):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--case", type=int, help="only the case of this seed")
-    parser.add_argument("--out", type=Path, help="folder to write the table to")
-    args = parser.parse_args()
+    args = campaigns.parser(__doc__, 300).parse_args()
     warnings.simplefilter("ignore")
     report, seed = Counter(), args.seed if args.case is None else args.case
     end = time.monotonic() + args.seconds
@@ -244,12 +241,7 @@ def main():
     rows = [*KINDS, "forks", "wrong in a child", "wrong in the parent"]
     text = "\n".join(["| | |", "| --- | --- |", *(f"| {r} | {report[r]:,} |" for r in rows)]) + "\n"
     print(text)
-    if args.out is not None:
-        name = f"{time.strftime('%Y-%m-%d')}-forks"
-        machine = f"{os.cpu_count()} CPUs, Linux {os.uname().release}"
-        (args.out / f"{name}.md").write_text(
-            f"# Forks at random points, {name[:10]}, {machine}\n\n{text}"
-        )
+    campaigns.write(args.out, "forks", "Forks at random points", text)
     return lost > 0
 
 

@@ -44,6 +44,8 @@ from pysampler._vector.recording import Recorder, Replayer
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests" / "support")]
+import campaigns  # noqa: E402
+
 HANG = 120.0  # seconds that a case may take at most
 INNER = "--inside"  # of the mount namespace
 GROUPS = [range(i, i + 1) for i in range(150)]
@@ -475,11 +477,7 @@ def inside():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--case", type=int, help="only the case of this seed")
-    parser.add_argument("--out", type=Path, help="folder to write the table to")
+    parser = campaigns.parser(__doc__, 300)
     parser.add_argument(INNER, action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if not inside():
@@ -493,11 +491,7 @@ def main():
     print(text)
     for seed, what in report.wrong[:20]:
         print(f"WRONG: {what}; repeat it with --case {seed}", file=sys.stderr)
-    if args.out is not None:
-        name = f"{time.strftime('%Y-%m-%d')}-disks"
-        machine = f"{os.cpu_count()} CPUs, Linux {os.uname().release}"
-        (args.out / f"{name}.md").write_text(f"# Full disks, {name[:10]}, {machine}\n\n{text}")
-        (args.out / f"{name}.json").write_text(json.dumps(vars(report), indent=1))
+    campaigns.write(args.out, "disks", "Full disks", text, report)
     return bool(report.wrong)
 
 

@@ -10,12 +10,10 @@ must be just that. Another pool is there all the time, and must not notice any o
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import contextlib
 import faulthandler
 import gc
-import json
 import os
 import random
 import signal
@@ -36,6 +34,7 @@ import pysampler
 from pysampler.errors import BusyError, ClosedError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+import campaigns
 from interrupts import OURS, Interrupted, at_point
 
 HANG = 60.0  # seconds that a case may take at most
@@ -478,12 +477,7 @@ def table(report):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--case", type=int, help="only the case of this seed")
-    parser.add_argument("--out", type=Path, help="folder to write the table to")
-    args = parser.parse_args()
+    args = campaigns.parser(__doc__, 600).parse_args()
     warnings.simplefilter("ignore")
     if args.case is None:
         report = campaign(args.seconds, args.seed)
@@ -493,13 +487,7 @@ def main():
     print(text)
     for seed, what in report.wrong:
         print(f"WRONG: {what}; repeat it with --case {seed}", file=sys.stderr)
-    if args.out is not None:
-        name = f"{time.strftime('%Y-%m-%d')}-parent"
-        machine = f"{os.cpu_count()} CPUs, Linux {os.uname().release}"
-        (args.out / f"{name}.md").write_text(
-            f"# Attacks on the parent, {name[:10]}, {machine}\n\n{text}"
-        )
-        (args.out / f"{name}.json").write_text(json.dumps(vars(report), indent=1))
+    campaigns.write(args.out, "parent", "Attacks on the parent", text, report)
     return bool(report.wrong)
 
 

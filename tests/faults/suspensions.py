@@ -10,7 +10,6 @@ for longer is lost, once. The envs count their steps: none is missing, or made t
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import json
 import os
@@ -32,6 +31,7 @@ from gymnasium import spaces
 import pysampler
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+import campaigns
 from suspended import continue_, family, stop, suspend
 
 HANG = 120.0  # seconds that a case may take at most
@@ -271,12 +271,7 @@ def case(seed, report):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--case", type=int, help="only the case of this seed")
-    parser.add_argument("--out", type=Path, help="folder to write the table to")
-    args = parser.parse_args()
+    args = campaigns.parser(__doc__, 300).parse_args()
     warnings.simplefilter("ignore")
     report, seed = Counter(), args.seed if args.case is None else args.case
     end = time.monotonic() + args.seconds
@@ -293,12 +288,7 @@ def main():
     table = "\n".join(f"| {labels.get(row, row)} | {report[row]:,} |" for row in rows)
     text = f"| | |\n| --- | --- |\n{table}\n"
     print(text)
-    if args.out is not None:
-        name = f"{time.strftime('%Y-%m-%d')}-suspensions"
-        machine = f"{os.cpu_count()} CPUs, Linux {os.uname().release}"
-        (args.out / f"{name}.md").write_text(
-            f"# Suspensions at random points, {name[:10]}, {machine}\n\n{text}"
-        )
+    campaigns.write(args.out, "suspensions", "Suspensions at random points", text)
     return report["wrong"] > 0
 
 
