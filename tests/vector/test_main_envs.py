@@ -523,7 +523,7 @@ def test_a_cycle_through_steps_of_one_call_is_collected(main_envs):
 
 def test_recv_returns_envs_here_among_those_of_workers_as_they_were_ready(tmp_path):
     """Env 1 is ready first, then env 0 of the worker, then env 2."""
-    stepped = tmp_path / "env 1 has stepped"
+    begun = tmp_path / "env 2 has begun to step"
     vector = []
 
     class One(Scripted):
@@ -533,11 +533,10 @@ def test_recv_returns_envs_here_among_those_of_workers_as_they_were_ready(tmp_pa
 
         def step(self, action):
             if self.number == 0:
-                while not stepped.exists():
+                while not begun.exists():
                     time.sleep(0.001)  # there is nothing to wait on: another process makes it
-            if self.number == 1:
-                stepped.touch()
             if self.number == 2:
+                begun.touch()  # env 1 has come back by now
                 while not vector[0]._pool.core.is_ready(0):
                     time.sleep(0.001)  # a wait would be a call within the call that steps
             return super().step(action)
@@ -548,7 +547,7 @@ def test_recv_returns_envs_here_among_those_of_workers_as_they_were_ready(tmp_pa
     envs.async_reset(seed=1)
     envs.recv()
     for most in (3, 1):
-        stepped.unlink(missing_ok=True)
+        begun.unlink(missing_ok=True)
         envs.send(np.zeros((3, 2), np.float32))
         ids = envs.recv(min_envs=1, max_envs=most)[4]["env_id"]
         assert ids.tolist() == [1, 0, 2][:most]
