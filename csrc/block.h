@@ -13,6 +13,10 @@ class Block {
     // Steps every env of the block: reads actions from this frame, and writes results to it.
     // Returns whether there are results that have no place in the frame.
     virtual bool step(std::uint32_t frame) = 0;
+
+    // The same in the user's process, whose signal handlers may raise an exception in the middle.
+    // Called again with the number of that command, it resumes with the env that was at work.
+    virtual bool step_once(std::uint32_t frame, std::uint32_t /*number*/) { return step(frame); }
 };
 
 }  // namespace pysampler

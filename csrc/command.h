@@ -3,6 +3,8 @@
 //   per worker:  ring of Commands                  parent -> worker: step group g with frame f
 //   per group:   Completion, doorbell's member     worker -> parent: done; a message follows or not
 //
+// The last groups may be the parent's own (pool.h, inline): they have no ring.
+//
 // What has no fixed shape goes through two byte rings beside this for each worker: its inbox and
 // its outbox.
 #pragma once
@@ -59,10 +61,9 @@ class PoolLayout {
     static constexpr std::uint32_t kGroups = 1024;
     static constexpr std::uint64_t kCommands = std::uint64_t{4} * kGroups;
 
-    // `groups`: how many each worker has.
-    explicit PoolLayout(const std::vector<std::uint32_t>& groups)
-        : workers_(groups.size()),
-          groups_(std::accumulate(groups.begin(), groups.end(), std::size_t{0})) {}
+    // `groups`: how many each worker has. `own`: how many the parent runs itself.
+    explicit PoolLayout(const std::vector<std::uint32_t>& groups, std::size_t own = 0)
+        : workers_(groups.size()), groups_(std::accumulate(groups.begin(), groups.end(), own)) {}
 
     std::size_t commands(std::size_t worker) const { return worker * kCommandRing; }
     std::size_t doorbell() const { return workers_ * kCommandRing; }
@@ -87,15 +88,16 @@ class PoolLayout {
 using PoolParts = BasicPoolParts<Linux>;
 
 // The parts of a pool whose part of the segment begins at `base`.
-inline PoolParts pool_parts(std::byte* base, const std::vector<std::uint32_t>& counts) {
-    const PoolLayout layout(counts);
+inline PoolParts pool_parts(std::byte* base, const std::vector<std::uint32_t>& counts,
+                            std::uint32_t own = 0) {
+    const PoolLayout layout(counts, own);
     PoolParts parts{.commands = {},
                     .geometry = PoolLayout::geometry(),
                     .bell = reinterpret_cast<Doorbell::Cell*>(base + layout.doorbell()),
                     .members = reinterpret_cast<Doorbell::Member*>(base + layout.doorbell() +
                                                                    sizeof(Doorbell::Cell)),
                     .completions = reinterpret_cast<Completion*>(base + layout.completions()),
-                    .groups = std::accumulate(counts.begin(), counts.end(), std::uint32_t{0})};
+                    .groups = std::accumulate(counts.begin(), counts.end(), own)};
     for (std::size_t worker = 0; worker < counts.size(); ++worker) {
         auto* cell = reinterpret_cast<RingCell*>(base + layout.commands(worker));
         parts.commands.push_back({cell, reinterpret_cast<Command*>(cell + 1)});

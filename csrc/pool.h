@@ -11,6 +11,11 @@
 // read that. Ring and doorbell order all that is written beside them; the pool adds no word of its
 // own.
 //
+// The last groups may be *inline*: the parent runs their commands itself, in its own thread, before
+// it would wait. They are in flight and ready like others, and posted on the same doorbell.
+//
+//   send()  --- due(), in the order of sending --->  complete_inline()
+//
 // A worker that dies leaves each of its commands done or not: the doorbell says which. Its loss is
 // reported by every wait until renew() or forget_losses(). renew() makes all that it shared anew,
 // so that nothing of it reaches the process that replaces it.
@@ -20,6 +25,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <new>
 #include <optional>
 #include <span>
@@ -53,7 +59,8 @@ class BasicPool {
         std::optional<std::string> message{};
     };
 
-    // `counts`: how many groups each worker has. `weights`: of each group, at least 1.
+    // `counts`: how many groups each worker has. `weights`: of each group, at least 1. Groups
+    // beyond those of the workers are inline.
     BasicPool(const Parts& parts, const std::vector<Inbox>& inboxes,
               const std::vector<std::uint32_t>& counts, const std::vector<std::uint64_t>& weights)
         : parts_(parts),
@@ -69,6 +76,10 @@ class BasicPool {
                 groups_[first].worker = worker;
                 groups_[first].weight = weights[first];
             }
+        }
+        for (; first < groups(); ++first) {
+            groups_[first].worker = workers();
+            groups_[first].weight = weights[first];
         }
     }
 
@@ -94,13 +105,48 @@ class BasicPool {
         group.owed = false;
         group.frame = request.frame;
         ++group.number;
-        workers_[group.worker].sender.send(
-            {request.kind, request.group, request.frame, group.number}, request.message);
+        const Command command{request.kind, request.group, request.frame, group.number};
+        if (group.worker == workers()) {
+            due_.push_back(command);
+        } else {
+            workers_[group.worker].sender.send(command, request.message);
+        }
     }
 
     // A message to a worker, which comes before its next command and has no answer.
     void note(std::uint32_t worker, std::string message) {
         workers_[worker].sender.note(std::move(message));
+    }
+
+    // -- inline groups --------------------------------------------------------------------------
+
+    // What the parent has to do next itself; nullptr if that is nothing. It keeps the content of
+    // notes and jobs, and the pool their order.
+    const Command* due() const { return due_.empty() ? nullptr : &due_.front(); }
+
+    // A note to the parent itself, in the order of its commands.
+    void note_inline() { due_.push_back({Command::kNote, 0, 0, 0}); }
+
+    // What was due first is done. A command's answer has more than what is in the frame, or not.
+    void complete_inline(bool message, std::int64_t now) {
+        const Command done = due_.front();
+        due_.pop_front();
+        if (done.kind == Command::kNote) return;
+        // SYNC: this thread reads it itself.
+        parts_.completions[done.group] = Completion{message ? 1U : 0U};
+        bell_.post(done.group, now);
+    }
+
+    // Forgets the commands that are due: they are not in flight any more. Notes stay.
+    void cancel_inline() {
+        const std::deque<Command> before = std::exchange(due_, {});
+        for (const Command& command : before) {
+            if (command.kind == Command::kNote) {
+                due_.push_back(command);
+            } else {
+                take(command.group);
+            }
+        }
     }
 
     // Until all that was sent has gone. kLost: lost() has the groups of a worker that is. Throws
@@ -241,11 +287,15 @@ class BasicPool {
 
     std::uint32_t pending() const { return pending_; }  // groups in flight
     std::uint64_t pending_weight() const { return pending_weight_; }
-    // Of groups that are back and not taken, whether a wait has found them or not.
+    // Of groups that are back and not taken, whether a wait has found them or not. Inline groups
+    // count: a wait runs them, and waits for nothing.
     std::uint64_t ready_weight() const {
         std::uint64_t weight = 0;
         for (std::uint32_t group = 0; group < groups(); ++group) {
-            if (groups_[group].in_flight && is_ready(group)) weight += groups_[group].weight;
+            const bool is_inline = groups_[group].worker == workers();
+            if (groups_[group].in_flight && (is_inline || is_ready(group))) {
+                weight += groups_[group].weight;
+            }
         }
         return weight;
     }
@@ -340,6 +390,7 @@ class BasicPool {
     BasicDoorbell<Os> bell_;
     std::vector<Group> groups_;
     std::vector<Worker> workers_;
+    std::deque<Command> due_;  // what the parent has to do itself
     std::uint64_t heaviest_;
     std::uint32_t pending_ = 0;
     std::uint64_t pending_weight_ = 0;

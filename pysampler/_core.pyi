@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Round', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TaskRows', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'take_turns', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Batch', 'Block', 'Board', 'ByteRing', 'Call', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TaskRows', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'take_turns', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     """
     What waiting costs on this machine.
@@ -967,11 +967,11 @@ class Block:
         ...
 class Pool:
     @staticmethod
-    def size_of(groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> int:
+    def size_of(groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], own: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
         """
         Bytes it takes in a segment.
         """
-    def __init__(self, segment: Segment, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], weights: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], capacity: typing.SupportsInt | typing.SupportsIndex, policy: WaitPolicy | None = None) -> None:
+    def __init__(self, segment: Segment, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], weights: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], capacity: typing.SupportsInt | typing.SupportsIndex, policy: WaitPolicy | None = None, own: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
         ...
     def __reduce__(self) -> tuple:
         ...
@@ -981,9 +981,17 @@ class Pool:
         """
         Whether a group is new.
         """
+    def cancel_inline(self) -> None:
+        """
+        Forget the inline commands that are due; they are not in flight any more.
+        """
     def close(self) -> None:
         """
         Let go of the memory.
+        """
+    def complete_inline(self, message: bool) -> None:
+        """
+        The job or note that was due is done; whether its answer has to be read.
         """
     def count_waits_in(self, counter: numpy.typing.NDArray[numpy.int64]) -> None:
         """
@@ -1029,6 +1037,10 @@ class Pool:
         """
         Messages to workers, before their next commands: (worker, message) each.
         """
+    def note_inline(self, note: typing.Any) -> None:
+        """
+        Let a note be due, in the order of commands.
+        """
     def number_of(self, group: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
         The number of the last command to a group; a message that answers it has the same.
@@ -1041,13 +1053,25 @@ class Pool:
         """
         Another process takes the place of a dead worker. Its groups in flight are owed.
         """
-    def round(self, frame: typing.SupportsInt | typing.SupportsIndex, patience_ns: typing.SupportsInt | typing.SupportsIndex) -> bool:
+    def round(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
-        Let every group step, wait until all are back, and take them. False if that is not done after patience_ns (negative: no limit), or a message has to be read.
+        Let every group step, wait until all are back, and take them. False if something else is to be done: to look for late members, or to read a message.
+        """
+    def run_inline(self) -> bool:
+        """
+        Step the inline groups that are due, up to a job or a note; return whether nothing is left.
         """
     def send(self, requests: collections.abc.Iterable, settled: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []) -> bool:
         """
         Send commands to groups, to all or none: (group, kind, frame, message or None) each. Groups that are settled are new no more. False if some of it has yet to be flushed.
+        """
+    def set_inline_blocks(self, blocks: list) -> None:
+        """
+        The blocks of the inline groups, which run_inline() steps.
+        """
+    def set_left_over(self, left_over: bool) -> None:
+        """
+        Whether the next inline step has an answer in any case.
         """
     def step(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
@@ -1069,6 +1093,10 @@ class Pool:
         """
         Trace what comes on this track; None: trace nothing.
         """
+    def until(self, deadline: typing.Any) -> typing.Any:
+        """
+        Return how long a wait may last: to its deadline, or until one is to look.
+        """
     def wait(self, timeout: float | None = None, *, deadline: int | None = None) -> bool:
         """
         Until all that is in flight has come back; False at the deadline.
@@ -1080,6 +1108,24 @@ class Pool:
     def worker(self, worker: typing.SupportsInt | typing.SupportsIndex) -> Part:
         """
         What a Watch marks lost when the worker dies.
+        """
+    @property
+    def due(self) -> typing.Any:
+        """
+        The inline command or note to run next: (kind, group, frame, note), or None.
+        """
+    @property
+    def look_at(self) -> int:
+        """
+        When to look for late members next, in ns.
+        """
+    @look_at.setter
+    def look_at(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    @property
+    def look_due(self) -> bool:
+        """
+        Whether it is time for that.
         """
     @property
     def messages(self) -> list[int]:
@@ -1117,7 +1163,7 @@ class Pool:
         How many commands have yet to go.
         """
 class Worker:
-    def __init__(self, segment: Segment, offset: typing.SupportsInt | typing.SupportsIndex, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], index: typing.SupportsInt | typing.SupportsIndex, meter: Meter, policy: WaitPolicy | None = None) -> None:
+    def __init__(self, segment: Segment, offset: typing.SupportsInt | typing.SupportsIndex, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], index: typing.SupportsInt | typing.SupportsIndex, meter: Meter, policy: WaitPolicy | None = None, own: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
         ...
     def __reduce__(self) -> tuple:
         ...
@@ -1292,10 +1338,6 @@ class EnvBlock(Block):
         """
         Step every env, with the actions in the frame or these; return whether something is left over.
         """
-    def step_once(self, frame: typing.SupportsInt | typing.SupportsIndex, token: typing.Any) -> bool:
-        """
-        Step every env, once however often this is called with the same object.
-        """
     def stop(self) -> None:
         """
         End a call that is at work in an env, once that returns; in a signal handler.
@@ -1332,13 +1374,17 @@ class Batch:
         ...
     def __reduce__(self) -> tuple:
         ...
+    def frame_of(self, group: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        The frame that a group uses.
+        """
     def groups_of(self, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.int64]) -> list[int]:
         """
         Return the groups of these envs, which must be whole groups.
         """
-    def next(self, frame: typing.SupportsInt | typing.SupportsIndex) -> int:
+    def next_frame(self) -> int:
         """
-        Return the frame to use after this one: the next that no observation refers to.
+        Return the frame that all envs use next.
         """
     def read(self, frame: typing.SupportsInt | typing.SupportsIndex) -> tuple:
         """
@@ -1348,6 +1394,22 @@ class Batch:
         """
         Return what read() does, for these groups and their frames, in this order.
         """
+    def show(self, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
+        """
+        Note that the caller sees the frames of these groups.
+        """
+    def show_all(self) -> None:
+        """
+        Note that the caller sees the frame of all envs.
+        """
+    def shown(self, group: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        The frame that the caller saw last of a group.
+        """
+    def start(self, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> list[tuple[int, int]]:
+        """
+        Choose the frame that each of these groups uses next: (group, frame) each.
+        """
     def write(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: typing.Any) -> bool:
         """
         Write actions of a common kind to the frame; return whether they are of one.
@@ -1356,19 +1418,63 @@ class Batch:
         """
         Write actions, a row for each env last given to groups_of(), whose groups these are; return whether they are of a common kind.
         """
-class Round:
-    def __init__(self, pool: typing.Any, batch: typing.Any, entry: typing.Any, kept: typing.Any, groups: typing.Any, patience_ns: typing.SupportsInt | typing.SupportsIndex, own: typing.SupportsInt | typing.SupportsIndex) -> None:
+    @property
+    def frame(self) -> int:
+        """
+        The frame that all envs use.
+        """
+class Call:
+    def __init__(self, pool: typing.Any, entry: typing.Any, groups: typing.Any) -> None:
         ...
     def __reduce__(self) -> tuple:
         ...
-    def expect_usual(self) -> None:
+    def arm_fast_path(self) -> None:
         """
-        Let the next step, if no other call comes before it, be done in one call.
+        Let the next step, if no other call comes before it, be done by step().
         """
-    def step(self, core: typing.Any, actions: typing.Any) -> typing.Any:
+    def begin(self, name: typing.Any) -> None:
         """
-        Step all envs, and return the results; None if nothing was sent, False if all was and the rest is to be done.
+        Note that this call is pending, before anything of it is sent.
         """
+    def forget(self) -> None:
+        """
+        Note that nothing is pending or kept.
+        """
+    def keep(self, groups: typing.Any, results: typing.Any, error: typing.Any) -> None:
+        """
+        Keep what has come back.
+        """
+    def step(self, actions: typing.Any) -> typing.Any:
+        """
+        Step all envs: return the results, or whether the actions were sent if Python has to do the rest.
+        """
+    def use(self, batch: typing.Any) -> None:
+        """
+        Use these frames from now on; None: none, until they are laid out anew.
+        """
+    @property
+    def kept(self) -> typing.Any:
+        """
+        What has come back and is on its way to the caller: (groups, results, error), or None.
+        """
+    @property
+    def laid_out(self) -> bool:
+        """
+        Whether there are frames to use.
+        """
+    @property
+    def name(self) -> typing.Any:
+        """
+        The name of the call that was made last; None if it is completed.
+        """
+    @property
+    def returned(self) -> bool:
+        """
+        Whether nothing is kept; to be set right before it is returned.
+        """
+    @returned.setter
+    def returned(self, arg1: bool) -> None:
+        ...
 class PythonBlock(Block):
     """
     Base class of blocks in Python: step(frame) writes results into the frame and returns whether something is left over.

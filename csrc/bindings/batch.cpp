@@ -25,6 +25,7 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
       groups_(std::move(groups)),
       group_of_(envs_),
       frame_of_(groups_.size()),
+      shown_(groups_.size()),
       spare_(spare) {
     for (std::uint32_t group = 0; group < groups_.size(); ++group) {
         const auto [first, count] = groups_[group];
@@ -71,13 +72,34 @@ bool Batch::may_lend(std::uint32_t frame) const {
     return free >= spare_;
 }
 
-std::uint32_t Batch::next(std::uint32_t frame) const {
-    check_frame(frame);
+std::uint32_t Batch::after(std::uint32_t frame) const {
     for (std::uint32_t i = 1; i < count_; ++i) {
         const std::uint32_t other = (frame + i) % count_;
         if (!held(other)) return other;
     }
     return count_ == 1 || held(frame) ? (frame + 1) % count_ : frame;
+}
+
+std::uint32_t Batch::next() const {
+    std::uint32_t frame = frame_;
+    for (std::uint32_t i = 0; i < count_; ++i) {
+        frame = after(frame);
+        if (std::ranges::find(shown_, frame) == shown_.end()) break;
+    }
+    return frame;
+}
+
+Batch::Parts Batch::start(const std::vector<std::uint32_t>& groups) {
+    Parts parts;
+    for (const std::uint32_t group : groups) {
+        frame_of_.at(group) = after(shown_[group]);
+        parts.emplace_back(group, frame_of_[group]);
+    }
+    return parts;
+}
+
+void Batch::show(const std::vector<std::uint32_t>& groups) {
+    for (const std::uint32_t group : groups) shown_.at(group) = frame_of_.at(group);
 }
 
 bool Batch::write(std::uint32_t frame, const py::handle& actions) {
@@ -274,8 +296,22 @@ void register_batch(py::module_& m) {
              py::arg("spare"))
         .def("write", &Batch::write, py::arg("frame"), py::arg("actions"),
              "Write actions of a common kind to the frame; return whether they are of one.")
-        .def("next", &Batch::next, py::arg("frame"),
-             "Return the frame to use after this one: the next that no observation refers to.")
+        .def_property_readonly("frame", &Batch::frame, "The frame that all envs use.")
+        .def(
+            "next_frame",
+            [](Batch& self) {
+                self.use(self.next());
+                return self.frame();
+            },
+            "Return the frame that all envs use next.")
+        .def("frame_of", &Batch::frame_of, py::arg("group"), "The frame that a group uses.")
+        .def("start", &Batch::start, py::arg("groups"),
+             "Choose the frame that each of these groups uses next: (group, frame) each.")
+        .def("show_all", &Batch::show_all, "Note that the caller sees the frame of all envs.")
+        .def("show", &Batch::show, py::arg("groups"),
+             "Note that the caller sees the frames of these groups.")
+        .def("shown", &Batch::shown, py::arg("group"),
+             "The frame that the caller saw last of a group.")
         .def("read", &Batch::read, py::arg("frame"),
              "Return observations, rewards, terminated, truncated, infos, and the keys of infos "
              "whose values do not share a dtype.")

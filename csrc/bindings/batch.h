@@ -1,6 +1,7 @@
 // The parent's side of the frames: actions of all envs in, results of all envs out.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -45,10 +46,26 @@ class Batch {
     // As read().
     py::tuple read_some(const Parts& parts) const;
 
-    // The frame to use after this one: the next one that no observation refers to.
-    std::uint32_t next(std::uint32_t frame) const;
+    // -- which frames are used --
+
+    // The frame that all envs use, and the one to use next: one that no observation refers to, and
+    // that the caller has not seen last, since it is wanted where a worker is lost.
+    std::uint32_t frame() const { return frame_; }
+    std::uint32_t next() const;
+    void use(std::uint32_t frame) { frame_ = frame; }
+    // The same for groups that are sent to one by one.
+    std::uint32_t frame_of(std::uint32_t group) const { return frame_of_.at(group); }
+    Parts start(const std::vector<std::uint32_t>& groups);
+
+    // The caller sees the frames that all envs, or some groups, use.
+    void show_all() { std::ranges::fill(shown_, frame_); }
+    void show(const std::vector<std::uint32_t>& groups);
+    std::uint32_t shown(std::uint32_t group) const { return shown_.at(group); }
 
  private:
+    // The next frame after this one that no observation refers to.
+    std::uint32_t after(std::uint32_t frame) const;
+
     // Large observations are lent instead of copied: the caller gets the rows of the frame, which
     // is not used again as long as anything refers to them. They are copied where fewer than
     // `spare` frames would be left. In bytes of a leaf; smaller ones are copied as fast.
@@ -89,7 +106,9 @@ class Batch {
     Groups groups_;
     std::vector<std::uint32_t> group_of_;  // of each env
     std::vector<std::size_t> chosen_;      // envs last given to groups_of()
-    std::vector<std::uint32_t> frame_of_;  // of each group, in write_some()
+    std::uint32_t frame_ = 0;              // of all envs
+    std::vector<std::uint32_t> frame_of_;  // of each group, where some are sent to
+    std::vector<std::uint32_t> shown_;     // of each group, the frame that the caller saw last
     std::uint32_t spare_;                  // frames that are never lent
 };
 

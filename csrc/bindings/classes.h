@@ -40,8 +40,9 @@ class Class : public py::class_<T, Options...> {
     static_assert(is_bound<T>);
 
  public:
-    Class(py::module_& m, const char* name, const char* doc = nullptr)
-        : py::class_<T, Options...>(m, name, doc) {
+    template <class... Extra>
+    Class(py::module_& m, const char* name, const Extra&... extra)
+        : py::class_<T, Options...>(m, name, extra...) {
         this->def("__reduce__", [name](const py::object&) -> py::tuple {
             throw py::type_error(std::string("cannot pickle or copy ") + name +
                                  ": it stays in the process that made it");

@@ -137,11 +137,11 @@ void EnvBlock::set_options(std::size_t i, const py::object& options, std::int64_
     options_[i].version = version;
 }
 
-bool EnvBlock::step_once(std::uint32_t frame, const py::object& token) {
-    if (token.is(token_)) {
+bool EnvBlock::step_once(std::uint32_t frame, std::uint32_t number) {
+    if (number == number_) {
         start_ = reached_;
     } else {
-        token_ = token;
+        number_ = number;
         reached_ = 0;
     }
     return step_with(frame, std::nullopt);
@@ -390,8 +390,6 @@ void register_env_block(py::module_& m) {
         .def("ended", &EnvBlock::ended, py::arg("i"), "Whether env i is reset by the next step.")
         .def("set_ended", &EnvBlock::set_ended, py::arg("i"), py::arg("ended"),
              "Let the next step reset env i, or not.")
-        .def("step_once", &EnvBlock::step_once, py::arg("frame"), py::arg("token"),
-             "Step every env, once however often this is called with the same object.")
         .def("stop", &EnvBlock::stop,
              "End a call that is at work in an env, once that returns; in a signal handler.")
         .def("leftovers", &EnvBlock::leftovers, "What take_leftovers() would return.")

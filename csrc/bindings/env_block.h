@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,9 +61,7 @@ class EnvBlock : public Block {
     // envs of the frame, object)].
     py::list take_leftovers();
 
-    // A step that is done once however often it is called with the same object: one that an
-    // exception of the user's has ended goes on with the env that was at work.
-    bool step_once(std::uint32_t frame, const py::object& token);
+    bool step_once(std::uint32_t frame, std::uint32_t number) override;
     // Ends a call that is at work in an env, once that returns. In a signal handler.
     void stop() { stopped_ = true; }
     const py::list& leftovers() const { return leftovers_; }
@@ -135,7 +134,7 @@ class EnvBlock : public Block {
     std::size_t start_ = 0;    // where the next call begins
     std::size_t reached_ = 0;  // how many envs have done what was asked for
     bool stopped_ = false;
-    py::object token_;  // of step_once()
+    std::optional<std::uint32_t> number_;  // of the last step_once()
     py::str step_name_ = interned("step"), reset_name_ = interned("reset");
     py::tuple reset_keywords_;
 };

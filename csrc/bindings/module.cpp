@@ -68,7 +68,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, m) {
     register_env_block(m);
     register_lent(m);
     register_batch(m);
-    register_round(m);
+    register_call(m);
     register_python_block(m);
     register_simulations(m);
     register_task_rows(m);

@@ -22,14 +22,15 @@ class PyWorker : public Handle {
  public:
     PyWorker(const PySegment& segment, std::size_t offset, const Groups& counts,
              std::uint32_t index, const std::shared_ptr<Meter>& meter,
-             const std::optional<WaitPolicy>& policy)
-        : PyWorker(Place(segment, py::int_(offset), size_of(counts)), counts, index, meter,
-                   policy) {}
+             const std::optional<WaitPolicy>& policy, std::uint32_t own)
+        : PyWorker(Place(segment, py::int_(offset), size_of(counts, own)), counts, index, meter,
+                   policy, own) {}
 
     PyWorker(const Place& place, const Groups& counts, std::uint32_t index,
-             const std::shared_ptr<Meter>& meter, const std::optional<WaitPolicy>& policy)
+             const std::shared_ptr<Meter>& meter, const std::optional<WaitPolicy>& policy,
+             std::uint32_t own)
         : Handle("worker", place.segment, place.at),
-          worker_(pool_parts(place.memory, counts),
+          worker_(pool_parts(place.memory, counts, own),
                   index < counts.size() ? index : throw py::index_error("no such worker")),
           first_(std::accumulate(counts.begin(), counts.begin() + index, std::uint32_t{0})),
           meter_(meter),
@@ -134,10 +135,8 @@ struct Step {
 struct WholeRound {
     static PyObject* call(PyPool& pool, PyObject* const* args, Py_ssize_t count, PyObject* names) {
         std::uint32_t frame = 0;
-        if (count != 2 || names != nullptr || !small(args[0], frame)) return nullptr;
-        const std::int64_t patience_ns = PyLong_AsLongLong(args[1]);
-        if (patience_ns == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
-        return PyBool_FromLong(pool.round(frame, patience_ns));
+        if (count != 1 || names != nullptr || !small(args[0], frame)) return nullptr;
+        return PyBool_FromLong(pool.round(frame));
     }
 };
 
@@ -160,14 +159,14 @@ void register_pool(py::module_& m) {
     Class<PyPool> pool(m, "Pool");
     pool.def(py::init<const PySegment&, const std::vector<std::uint32_t>&,
                       const std::vector<std::uint64_t>&, std::uint64_t,
-                      const std::optional<WaitPolicy>&>(),
+                      const std::optional<WaitPolicy>&, std::uint32_t>(),
              py::arg("segment"), py::arg("groups"), py::arg("weights"), py::arg("capacity"),
-             py::arg("policy") = std::nullopt)
+             py::arg("policy") = std::nullopt, py::arg("own") = 0)
         .def("step", &PyPool::step, py::arg("frame"),
              "Let every group step. False if some of it has yet to be flushed.")
-        .def("round", &PyPool::round, py::arg("frame"), py::arg("patience_ns"),
-             "Let every group step, wait until all are back, and take them. False if that is not "
-             "done after patience_ns (negative: no limit), or a message has to be read.")
+        .def("round", &PyPool::round, py::arg("frame"),
+             "Let every group step, wait until all are back, and take them. False if something "
+             "else is to be done: to look for late members, or to read a message.")
         .def(
             "step_some", &PyPool::step_some, py::arg("parts"),
             "Let some groups step: (group, frame) each. False if some of it has yet to be flushed.")
@@ -189,6 +188,22 @@ void register_pool(py::module_& m) {
             },
             py::arg("messages"),
             "Messages to workers, before their next commands: (worker, message) each.")
+        .def("set_inline_blocks", &PyPool::set_inline_blocks, py::arg("blocks"),
+             "The blocks of the inline groups, which run_inline() steps.")
+        .def("run_inline", &PyPool::run_inline,
+             "Step the inline groups that are due, up to a job or a note; return whether nothing "
+             "is left.")
+        .def_property_readonly(
+            "due", &PyPool::due,
+            "The inline command or note to run next: (kind, group, frame, note), or None.")
+        .def("note_inline", &PyPool::note_inline, py::arg("note"),
+             "Let a note be due, in the order of commands.")
+        .def("set_left_over", &PyPool::set_left_over, py::arg("left_over"),
+             "Whether the next inline step has an answer in any case.")
+        .def("complete_inline", &PyPool::complete_inline, py::arg("message"),
+             "The job or note that was due is done; whether its answer has to be read.")
+        .def("cancel_inline", &PyPool::cancel_inline,
+             "Forget the inline commands that are due; they are not in flight any more.")
         .def(
             "flush",
             [](PyPool& self, const Seconds& timeout, const Nanoseconds& deadline) {
@@ -215,6 +230,11 @@ void register_pool(py::module_& m) {
         .def("take", &PyPool::take, py::arg("groups"),
              "Groups have come back, or nothing more is expected of them.")
         .def("take_all", &PyPool::take_all, "All that is in flight has come back.")
+        .def_property("look_at", &PyPool::look_at, &PyPool::set_look_at,
+                      "When to look for late members next, in ns.")
+        .def_property_readonly("look_due", &PyPool::look_due, "Whether it is time for that.")
+        .def("until", &PyPool::until, py::arg("deadline"),
+             "Return how long a wait may last: to its deadline, or until one is to look.")
         .def_property_readonly("satisfied", &PyPool::satisfied,
                                "Whether the last wait_some() came to an end before its deadline.")
         .def_property_readonly("ready_weight", &PyPool::ready_weight,
@@ -253,23 +273,26 @@ void register_pool(py::module_& m) {
             "close",
             [](PyPool& self) {
                 self.close();
+                self.release_inline();
                 self.trace_to(nullptr);
                 self.count_waits_in({});
             },
             "Let go of the memory.")
-        .def_static("size_of", &size_of, py::arg("groups"), "Bytes it takes in a segment.")
+        .def_static("size_of", &size_of, py::arg("groups"), py::arg("own") = 0,
+                    "Bytes it takes in a segment.")
         .def("__repr__", &PyPool::state);
     Hot<PyPool, Step>::install(pool, "step");
     Hot<PyPool, WholeRound>::install(pool, "round");
     Hot<PyPool, Timed<&PyPool::wait>>::install(pool, "wait");
+    Hot<PyPool, Plain<&PyPool::run_inline>>::install(pool, "run_inline");
     Hot<PyPool, Plain<&PyPool::has_messages>>::install(pool, "has_messages");
     Hot<PyPool, Plain<&PyPool::any_new>>::install(pool, "any_new");
     Class<PyWorker>(m, "Worker")
         .def(py::init<const PySegment&, std::size_t, const std::vector<std::uint32_t>&,
                       std::uint32_t, const std::shared_ptr<Meter>&,
-                      const std::optional<WaitPolicy>&>(),
+                      const std::optional<WaitPolicy>&, std::uint32_t>(),
              py::arg("segment"), py::arg("offset"), py::arg("groups"), py::arg("index"),
-             py::arg("meter"), py::arg("policy") = std::nullopt)
+             py::arg("meter"), py::arg("policy") = std::nullopt, py::arg("own") = 0)
         .def("serve", &PyWorker::serve, py::arg("blocks"), py::arg("report"), py::arg("flush"),
              "Steps blocks as commanded, until another command comes: (kind, group, frame, "
              "number).")

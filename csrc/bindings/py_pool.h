@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "block.h"
 #include "command.h"
 #include "pool.h"
 #include "support.h"
@@ -18,16 +20,17 @@ namespace pysampler::bindings {
 
 using Groups = std::vector<std::uint32_t>;
 
-// Bytes of a pool's part of the segment; `counts` says how many groups each worker has.
-inline std::size_t size_of(const Groups& counts) {
+// Bytes of a pool's part of the segment. `counts`: how many groups each worker has; `own`: how many
+// this process runs itself.
+inline std::size_t size_of(const Groups& counts, std::uint32_t own) {
     for (const std::uint32_t count : counts) {
         if (count == 0 || count > PoolLayout::kGroups) {
             throw py::value_error("cannot make pool: a worker of " + std::to_string(count) +
                                   " groups, expected 1 to " + std::to_string(PoolLayout::kGroups));
         }
     }
-    if (counts.empty()) throw py::value_error("cannot make pool: no workers");
-    return PoolLayout(counts).bytes();
+    if (counts.empty() && own == 0) throw py::value_error("cannot make pool: no groups");
+    return PoolLayout(counts, own).bytes();
 }
 
 // The parent's end. One thread at a time, but for note().
@@ -39,13 +42,15 @@ class PyPool : public Handle {
  public:
     PyPool(const PySegment& segment, const Groups& counts,
            const std::vector<std::uint64_t>& weights, std::uint64_t capacity,
-           const std::optional<WaitPolicy>& policy)
-        : PyPool(Place(segment, py::none(), size_of(counts)), counts, weights, capacity, policy) {}
+           const std::optional<WaitPolicy>& policy, std::uint32_t own)
+        : PyPool(Place(segment, py::none(), size_of(counts, own)), counts, weights, capacity,
+                 policy, own) {}
 
     PyPool(const Place& place, const Groups& counts, const std::vector<std::uint64_t>& weights,
-           std::uint64_t capacity, const std::optional<WaitPolicy>& policy)
+           std::uint64_t capacity, const std::optional<WaitPolicy>& policy, std::uint32_t own)
         : Handle("pool", place.segment, place.at),
-          parts_(pool_parts(place.memory, counts)),
+          own_(own),
+          parts_(pool_parts(place.memory, counts, own)),
           pool_(parts_, inboxes(*place.segment, counts.size(), capacity), counts,
                 checked(weights, parts_.groups)),
           site_(policy) {
@@ -99,6 +104,65 @@ class PyPool : public Handle {
         for (const auto& [worker, message] : messages) pool_.note(worker, message);
     }
 
+    // -- inline groups --------------------------------------------------------------------------
+
+    // The blocks of the inline groups, in their order, which run_inline() steps.
+    void set_inline_blocks(const py::list& blocks) { inline_blocks_ = py::tuple(blocks); }
+
+    // Steps the inline groups that are due, in the order in which they were sent, up to a job or a
+    // note, which Python runs. Whether nothing is left. What an exception of the user's ends stays
+    // due, and the next call resumes it.
+    bool run_inline() {
+        while (const Command* due = pool_.due()) {
+            if (due->kind != Command::kStep) return false;
+            const Command command = *due;
+            const Turn turn(*this, waiting_, "wait on");
+            const std::uint32_t at = command.group - (pool_.groups() - own_);
+            if (at >= inline_blocks_.size()) throw py::value_error("cannot use pool: no blocks");
+            const py::object block = inline_blocks_[at];
+            const std::uint64_t before = given_up_;
+            const bool left = block.cast<Block&>().step_once(command.frame, command.number);
+            if (given_up_ != before || closed()) {
+                raise("ClosedError", "cannot wait on pool: it was closed meanwhile");
+            }
+            pool_.complete_inline(std::exchange(left_over_, false) || left, now_ns());
+        }
+        return true;
+    }
+
+    // The job or note that is due, as (kind, group, frame, note); None if none is.
+    py::object due() const {
+        const Command* due = pool_.due();
+        if (due == nullptr) return py::none();
+        const py::object note = due->kind == Command::kNote ? notes_.front() : py::none();
+        return py::make_tuple(due->kind, due->group, due->frame, note);
+    }
+    void note_inline(py::object note) {
+        const Pin pin(*this, "send to");
+        notes_.push_back(std::move(note));
+        pool_.note_inline();
+    }
+    // Python has run what was due; whether its answer is more than what is in the frame.
+    void complete_inline(bool message) {
+        const Pin pin(*this, "use");
+        const Command* due = pool_.due();
+        if (due == nullptr) throw py::value_error("cannot use pool: nothing is due");
+        const py::object done = due->kind == Command::kNote ? notes_.front() : py::none();
+        if (due->kind == Command::kNote) notes_.pop_front();
+        pool_.complete_inline(message, now_ns());
+    }
+    // The next inline step has an answer, whatever its block says.
+    void set_left_over(bool left_over) { left_over_ = left_over; }
+    void cancel_inline() {
+        const Pin pin(*this, "use");
+        pool_.cancel_inline();
+    }
+    // Drops what it holds of Python's.
+    void release_inline() {
+        const py::tuple blocks = std::exchange(inline_blocks_, py::tuple());
+        const std::deque<py::object> notes = std::exchange(notes_, {});
+    }
+
     // Until all that was sent has gone. False at the deadline.
     bool flush(const py::handle& timeout, const py::handle& deadline) {
         const std::int64_t until = deadline_of(timeout, deadline);
@@ -122,12 +186,13 @@ class PyPool : public Handle {
         return true;
     }
 
-    // Whether all that is in flight is back by then, and has nothing more to say. The next wait
-    // tells of losses.
-    bool all_back(std::int64_t until) {
+    // Whether all that is in flight is back and has nothing more to say, before one is to look for
+    // late members. Runs the inline groups first. The next wait tells of losses.
+    bool all_back() {
+        if (!run_inline()) return false;
         const Turn turn(*this, waiting_, "wait on");
         messages_.clear();
-        const auto wait = [&](WaitPolicy& policy) { return pool_.wait(until, policy); };
+        const auto wait = [&](WaitPolicy& policy) { return pool_.wait(look_at_, policy); };
         if (outcome_of("wait on", wait) != Outcome::kReady) return false;
         messages_ = pool_.with_message(pool_.pending_weight());
         return messages_.empty();
@@ -135,9 +200,8 @@ class PyPool : public Handle {
 
     // A step of every group, all of which are back by then and taken. False if something is left to
     // be done: to flush, to wait for, to read.
-    bool round(std::uint32_t frame, std::int64_t patience_ns) {
-        if (!step(frame)) return false;
-        if (!all_back(patience_ns < 0 ? kForever : now_ns() + patience_ns)) return false;
+    bool round(std::uint32_t frame) {
+        if (!step(frame) || !all_back()) return false;
         take_all();
         return true;
     }
@@ -164,6 +228,19 @@ class PyPool : public Handle {
     void take_all() {
         const Pin pin(*this, "take from");
         for (std::uint32_t group = 0; group < pool_.groups(); ++group) taken(group);
+    }
+
+    // -- late members ---------------------------------------------------------------------------
+
+    // When Python looks for late members next, in ns; never, by default.
+    void set_look_at(std::int64_t at) { look_at_ = at; }
+    std::int64_t look_at() const { return look_at_; }
+    bool look_due() const { return now_ns() >= look_at_; }
+    // How long a wait may last: to its deadline, or until one is to look.
+    py::object until(const py::object& deadline) const {
+        if (look_at_ == kForever) return deadline;
+        if (deadline.is_none()) return py::int_(look_at_);
+        return py::int_(std::min(deadline.cast<std::int64_t>(), look_at_));
     }
 
     // Whether the last wait_some() came to an end before its deadline.
@@ -326,6 +403,11 @@ class PyPool : public Handle {
         return outcome;
     }
 
+    std::uint32_t own_;  // groups that are inline: the last ones
+    py::tuple inline_blocks_;
+    std::deque<py::object> notes_;  // those that are due
+    bool left_over_ = false;
+    std::int64_t look_at_ = kForever;
     PoolParts parts_;
     std::vector<std::size_t> inboxes_at_;  // offsets, by worker
     Pool pool_;

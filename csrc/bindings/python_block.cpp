@@ -10,6 +10,10 @@ class PythonBlock : public Block {
     bool step(std::uint32_t frame) override {
         PYBIND11_OVERRIDE_PURE(bool, PythonBlock, step, frame);
     }
+    bool step_once(std::uint32_t frame, std::uint32_t number) override {
+        PYBIND11_OVERRIDE_IMPL(bool, PythonBlock, "step_once", frame, number);
+        return Block::step_once(frame, number);
+    }
 };
 
 }  // namespace

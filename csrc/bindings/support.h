@@ -33,7 +33,7 @@ void register_meter(py::module_&);
 void register_env_block(py::module_&);
 void register_lent(py::module_&);
 void register_batch(py::module_&);
-void register_round(py::module_&);
+void register_call(py::module_&);
 void register_python_block(py::module_&);
 void register_simulations(py::module_&);
 void register_task_rows(py::module_&);

@@ -24,7 +24,6 @@ from pysampler._policies.weights import arrays_of
 from pysampler._vector import arguments
 from pysampler._workers.jobs import Failure
 from pysampler._workers.launcher import CONTEXTS
-from pysampler._workers.local import LocalPool
 from pysampler._workers.pool import Pool
 from pysampler._workers.processes import Share
 from pysampler._workers.recovery import MAX_RESTARTS, RESTART_WINDOW
@@ -146,9 +145,8 @@ class Averaging(Uncopyable, Closing):
             return TrainerHost, (make, share.first, entropy)
 
         shares = [Share(index, (1,), "trainer") for index in self._everyone]
-        self._pool: Pool | LocalPool
         if self.workers == 0:
-            self._pool = LocalPool(shares[0], host)
+            self._pool = Pool([], host, shares[0])
         else:
             self._pool = Pool(shares, host, context=context, faults=faults)
         try:
@@ -309,7 +307,7 @@ class Averaging(Uncopyable, Closing):
         entry = self._turn.closing("close")
         with entry:
             if entry.nested:  # a signal handler, in the middle of a round, which ends by it
-                self._pool.give_up_wait()
+                self._pool.interrupt_wait()
             try:
                 self._pool.close()
             finally:

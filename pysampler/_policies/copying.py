@@ -14,9 +14,7 @@ from pysampler._workers.remote import copy_from, dumps_by_value
 
 if TYPE_CHECKING:
     from pysampler._policies.worker_policy import PolicySetup, TakePolicy
-    from pysampler._workers.local import LocalPool
     from pysampler._workers.pool import Pool
-    from pysampler._workers.team import Team
 
 __all__ = ["copied", "fingerprint", "pickled", "send_policy"]
 
@@ -65,6 +63,6 @@ def _by_value(policy: Any) -> bytes:
     return dumps_by_value(policy)
 
 
-def send_policy(pool: Pool | LocalPool | Team, note: type[TakePolicy], setup: PolicySetup) -> None:
+def send_policy(pool: Pool, note: type[TakePolicy], setup: PolicySetup) -> None:
     """Give a policy to the workers of a pool, and to those that will replace lost ones."""
     pool.note(lambda envs: note(replace(setup, first_env=envs.start)), standing=True)

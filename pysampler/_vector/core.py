@@ -1,11 +1,20 @@
-"""The envs of a vector env on their pool and frames, for the vector env and for samplers."""
+"""VectorCore: the state that VectorEnv and the samplers share (pool, frames, pending call).
+
+Who drives the envs asks the core for the next frame, lets the pool command its groups, and reads
+the frame when they are back. ``VectorEnv.step`` does that for all envs at once, ``send`` and
+``recv`` for some, samplers for many frames in a row.
+
+What is pending is known in two places: the pool (``_core.Pool``) knows which groups are at work,
+``_core.Call`` which call of the user they belong to, and what has come back and has not reached the
+caller yet.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import logger
@@ -35,14 +44,12 @@ if TYPE_CHECKING:
     from pysampler._frames.spec import Field, Spec
     from pysampler._vector.lease import Lease
     from pysampler._workers.jobs import Answer, Job
-    from pysampler._workers.local import LocalPool
     from pysampler._workers.pool import Pool
-    from pysampler._workers.team import Team
 
 __all__ = ["Layout", "VectorCore"]
 
-# Calls with a wait of their own, which returns the results after an interrupt. Of all other calls
-# the answers are dropped then.
+# Calls whose results survive an interrupt: the matching wait returns them. Results of all other
+# calls are dropped.
 _WITH_WAIT = "reset", "step", "call", "send"
 
 
@@ -56,14 +63,6 @@ class Layout:
     extras: Sequence[Field] = ()  # fields for what a policy returns
     spare_bytes: int = 0  # in the segment, beside the frames
     reserved: int = 0  # further frames, which have addresses, but no memory before Frames.take()
-
-
-class Kept(NamedTuple):
-    """Results that have come back and are on their way to the caller, or an error instead."""
-
-    groups: Sequence[int]
-    results: Any
-    error: EnvError | None = None
 
 
 class VectorCore:
@@ -88,14 +87,13 @@ class VectorCore:
         num_envs: The number of envs.
         results: Actions in, results out, on the present frames.
         lease: The sampler that uses the envs, or None.
-        state: The call that was made last; ``pending`` is None if it has been completed.
-        kept: Results on their way to the caller.
-        round: Steps all envs in one call, where the call before was a step too.
+        call: The pending call, and what has come back and is on its way to the caller.
+        step_entry: The context of a step, in the guard.
     """
 
     def __init__(
         self,
-        pool: Pool | LocalPool | Team,
+        pool: Pool,
         spec: Spec,
         usual: Layout,
         *,
@@ -111,10 +109,9 @@ class VectorCore:
         self.num_envs = self.groups[-1].stop
         self.all_groups = range(len(self.groups))
         self.everyone = np.arange(self.num_envs)
-        self.state: str | None = None
-        self.kept: Kept | None = None
+        self.step_entry = self.guard.entry("call step")
+        self.call = _core.Call(pool.core, self.step_entry, self.all_groups)
         self.lease: Lease | None = None
-        self.layout_due = False  # the frames are a sampler's, or partly laid out
         self.options_version = 0
         self.hurry = False  # an interrupt closes the envs: those in long steps are not waited for
         self._closed_message = closed_message
@@ -134,8 +131,7 @@ class VectorCore:
         room = 0 if layout.infos == "none" else info_bytes(self.num_envs, count)
         plan = Plan(self.spec, self.num_envs, count, final, tuple(layout.extras), room)
         mode = "DISABLED" if self._resets_itself else layout.autoreset.name
-        self.layout_due = True  # until all of this is done
-        self.round: _core.Round | None = None
+        self.call.use(None)  # until all of this is done
         if layout.reserved > 0:
             segment = Segment(max(1, layout.spare_bytes), plan.size + plan.infos)
             frames = Frames(plan, segment, segment.size - plan.size - plan.infos)
@@ -153,30 +149,17 @@ class VectorCore:
             copy=self._copy,
             final=final,
             restarts=self._restarts,
-            workers=self.pool.core is not None,
+            workers=len(self.pool.shares) > 0,
         )
         results.show_versions = self.options_version > 0
         self.results = results
-        # Called in every step.
-        self.write, self.read_answers = results.batch.write, results.read
-        self.layout_due = False
+        self.call.use(results.batch)
         return frames, segment
 
-    def expect_usual(self, entry: _core.Entry) -> None:
-        """Let the next steps be one call of ``round`` each, if they are like the last one.
-
-        Args:
-            entry: The guard's, for a step.
-        """
-        pool, results = self.pool, self.results
-        if not pool.plain or not results.plain or results.show_versions:
-            return
-        if self.round is None:
-            patience = -1 if pool.patience is None else int(pool.patience * 1e9)
-            self.round = _core.Round(
-                *(pool.core, results.batch, entry, Kept, self.all_groups, patience, pool.own_groups)
-            )
-        self.round.expect_usual()
+    def arm_fast_path(self) -> None:
+        """Let the next step be one call of C++, if this one was usual and no other call comes."""
+        if self.lease is None and self.pool.can_fast_step and self.results.plain:
+            self.call.arm_fast_path()
 
     def announce_columns(self) -> None:
         """Tell the workers of columns of infos that they do not know yet."""
@@ -187,7 +170,8 @@ class VectorCore:
     def next_frame(self) -> int:
         """Return the frame that all envs use next."""
         self.announce_columns()
-        return self.results.next()
+        frame: int = self.results.batch.next_frame()
+        return frame
 
     # -- who may use the envs --------------------------------------------------------------------
 
@@ -214,16 +198,17 @@ class VectorCore:
     @property
     def at_work(self) -> bool:
         """Whether anything is in flight, or has come back and is on its way to the caller."""
-        return self.kept is not None or self.pool.pending > 0
+        return self.call.kept is not None or self.pool.pending > 0
 
     @property
     def pending(self) -> str | None:
         """The last call, if it is pending."""
-        return self.state if self.at_work else None
+        return self.call.name if self.at_work else None
 
     def expect_idle(self, what: str) -> None:
         """Raise AlreadyPendingCallError unless nothing is pending and no sampler has the envs."""
-        if self.state is None and self.lease is None and not self.layout_due:
+        call = self.call
+        if call.name is None and self.lease is None and call.laid_out:
             return
         lease = self.lease
         if lease is not None and not lease.owner_calls:
@@ -233,17 +218,17 @@ class VectorCore:
             raise AlreadyPendingCallError(
                 f"cannot call {what}: {lease.name} have the envs until they are closed", lease.name
             )
-        if self.state not in (None, *_WITH_WAIT) and self.at_work:
+        if call.name not in (None, *_WITH_WAIT) and self.at_work:
             self.drop_work("a call", stopped=True)
-        state = self.pending
-        if self.layout_due:
+        pending = self.pending
+        if not call.laid_out:
             self.drop_work("a call", stopped=True)
             self.lay_out(self._usual)
             return
-        if state is not None:
+        if pending is not None:
             raise AlreadyPendingCallError(
-                f"Calling `{what}` while waiting for a pending call to `{state}` to complete",
-                state,
+                f"Calling `{what}` while waiting for a pending call to `{pending}` to complete",
+                pending,
             )
 
     # -- leases ----------------------------------------------------------------------------------
@@ -274,7 +259,7 @@ class VectorCore:
         self.drop_work(lease.work, stopped=lease.stop())
         if self.closed:
             raise self.closed_error()
-        if self.layout_due or lease.laid_out:
+        if not self.call.laid_out or lease.laid_out:
             self.lay_out(self._usual)
         self.lease = None
 
@@ -289,7 +274,7 @@ class VectorCore:
         if pool.closed:
             return
         pool.drop_standing()
-        pool.drop_due()
+        pool.cancel_inline()
         if not stopped or not self._drained():
             left = pool.pending - pool.ready
             pool.kill()
@@ -297,7 +282,7 @@ class VectorCore:
                 f"the vector env was closed with {what} under way: {left} envs did not return",
                 stacklevel=4,
             )
-        self.state = self.kept = None
+        self.call.forget()
 
     def _drained(self) -> bool:
         """Wait for all that is in flight, and return whether it came back in time."""
@@ -337,15 +322,14 @@ class VectorCore:
         """Return each group with the frame that all envs use."""
         return [(group, self.results.frame) for group in self.all_groups]
 
-    def request(self, jobs: Mapping[int, Job], state: str) -> None:
+    def request(self, jobs: Mapping[int, Job], name: str) -> None:
         """Give groups jobs, on the frame that all envs use.
 
         Args:
             jobs: By group.
-            state: The name of the call, for errors. If it has a wait of its own, it is in
-                ``_WITH_WAIT``.
+            name: The name of the call, for errors. See ``_WITH_WAIT``.
         """
-        self.state = state  # pending as soon as any of it is sent
+        self.call.begin(name)
         self.pool.request(self.parts(), jobs)
 
     def keep(
@@ -356,7 +340,7 @@ class VectorCore:
         Raises:
             WaitTimeoutError: It took longer than ``timeout`` seconds. It stays pending.
         """
-        if self.kept is not None:
+        if self.call.kept is not None:
             return
         answers = self.pool.wait(arguments.seconds(timeout, what))
         if answers is None:
@@ -365,33 +349,31 @@ class VectorCore:
                 "stays so."
             )
         try:
-            self.kept = Kept(self.all_groups, read(answers))
+            self.call.keep(self.all_groups, read(answers), None)
         except EnvError as error:
-            self.kept = Kept(self.all_groups, None, error)
+            self.call.keep(self.all_groups, None, error)
 
     def hand_over(self) -> Any:
         """Return the kept results, or raise the kept error; then nothing of it is pending.
 
-        The caller forgets them (``core.state = core.kept = None``) right after its ``with`` block,
-        in lines where Python runs no signal handlers: an interrupt before that loses nothing.
+        The caller sets ``call.returned`` right after its ``with`` block, in lines where Python runs
+        no signal handlers: an interrupt before that loses nothing.
         """
-        assert self.kept is not None
-        groups, results, error = self.kept
+        assert self.call.kept is not None
+        groups, results, error = self.call.kept
         if groups is self.all_groups:
             self.pool.take_all()
         else:
             self.pool.take(groups)
         if error is None:
             return results
-        if self.state != "send":
-            self.state = None
-        self.kept = None
+        self.call.returned = True
         raise error
 
     @property
     def envs_kept(self) -> int:
         """The number of envs that were taken from the pool and not yet returned."""
-        groups = () if self.kept is None else self.kept.groups
+        groups = () if self.call.kept is None else self.call.kept[0]
         return sum(len(self.groups[g]) for g in groups if not self.pool.is_pending(g))
 
     # -- ending ----------------------------------------------------------------------------------
@@ -412,7 +394,7 @@ class VectorCore:
                 logger.warn(
                     f"Calling `close` while waiting for a pending call to `{pending}` to complete."
                 )
-            self.pool.drop_due()
+            self.pool.cancel_inline()
             terminate = terminate or not self._settled(GRACE if timeout is None else timeout)
         if terminate:
             self.pool.kill()
@@ -434,6 +416,6 @@ class VectorCore:
     def release(self) -> None:
         """Let go of the frames, so that their memory is freed once no view of it is left."""
         self.pool.kill()  # continues where a call was interrupted
-        self.results = self.write = self.read_answers = None  # type: ignore[assignment]
-        self.round = None
-        self.kept = None
+        self.results = None  # type: ignore[assignment]
+        self.call.use(None)
+        self.call.forget()

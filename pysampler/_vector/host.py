@@ -334,13 +334,13 @@ def call(env: gym.Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[
 
 
 def make_host(
-    specs: bytes,
     env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
     first: int,
     sizes: Sequence[int],
-    init: Callable[[], Any] | None = None,
+    specs: bytes,
+    init: Callable[[], Any] | None,
 ) -> EnvHost:
-    """Prepare this process, a worker, and make its envs."""
+    """Prepare this process, and make its envs."""
     prepare(specs, init)
     return EnvHost(env_fns, first, sizes)
 

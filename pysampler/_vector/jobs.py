@@ -96,6 +96,10 @@ class Reset(Repeated):
     settles = "group"
     of_members = True
 
+    def own(self) -> Reset:
+        """Return it with options that the caller cannot change."""
+        return self if self.options is None else replace(self, options=copy.deepcopy(self.options))
+
     def run(self, host: EnvHost, block: int, frame: int) -> Leftovers:
         """Do the job in the worker."""
         options = self.options or [None] * len(self.seeds)
@@ -207,6 +211,10 @@ class SetOptions(Note):
 
     options: dict[int, tuple[Any, int]]
     doing = "setting options"
+
+    def own(self) -> SetOptions:
+        """Return it with options that the caller cannot change."""
+        return SetOptions(copy.deepcopy(self.options))
 
     def apply(self, host: EnvHost) -> None:
         """Set them in the worker."""

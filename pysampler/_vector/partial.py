@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from gymnasium.error import AlreadyPendingCallError
 
-from pysampler._vector.core import Kept
 from pysampler._vector.recording import Recorder, Replayer
 from pysampler._vector.results import first
 from pysampler._vector.tuner import BatchTuner, Way, ways
@@ -57,15 +56,16 @@ class Batches:
     def idle_groups(self, what: str, envs: npt.NDArray[np.int64]) -> Sequence[int]:
         """Return the groups of some envs, or raise unless they are whole and nothing is pending."""
         core = self._core
-        if core.state != "send" or core.lease is not None or core.layout_due:
+        call = core.call
+        if call.name != "send" or core.lease is not None or not call.laid_out:
             core.expect_idle(what)
         try:
             groups = core.results.batch.groups_of(envs)
         except (IndexError, ValueError) as error:
             raise type(error)(f"cannot choose envs: {error}") from None
-        if core.state == "send":
+        if call.name == "send":
             for group in groups:
-                kept = core.kept is not None and group in core.kept.groups
+                kept = call.kept is not None and group in call.kept[0]
                 if kept or core.pool.is_pending(group):
                     raise AlreadyPendingCallError(
                         f"Calling `{what}` for env {core.groups[group][0]} while waiting for a "
@@ -110,15 +110,15 @@ class Batches:
         ``with`` block: an interrupt before that loses nothing.
         """
         core = self._core
-        if core.kept is None:
-            core.kept = self._collect(min_envs, max_envs, deadline, tuner)
-        if core.kept is None:
+        if core.call.kept is None:
+            self._collect(min_envs, max_envs, deadline, tuner)
+        if core.call.kept is None:
             self._note(())
             self.returned += 1  # an empty batch cannot be lost
             if tuner is not None:
                 tuner.received(0)
             return None
-        self._note(core.kept.groups)
+        self._note(core.call.kept[0])
         try:
             results: Stepped = core.hand_over()
         except EnvError:
@@ -130,7 +130,8 @@ class Batches:
 
     def _collect(
         self, min_envs: int, max_envs: int, deadline: int | None, tuner: BatchTuner | None
-    ) -> Kept | None:
+    ) -> None:
+        """Wait for a batch, and keep it; keep nothing if no env was ready at the deadline."""
         core = self._core
         if self._replayer is not None:
             groups, answers = self._next_replayed(self._replayer)
@@ -148,13 +149,12 @@ class Batches:
                     groups, answers = core.pool.wait_some(1, max_envs, None)
         if answers and (failures := core.results.failed(answers)):
             failed = sorted({group for group, _ in failures})
-            return Kept(failed, None, core.pool.error_of(*first(failures)))
-        if not groups:
-            return None
-        try:
-            return Kept(groups, core.results.read_some(groups, answers))
-        except EnvError as error:
-            return Kept(groups, None, error)
+            core.call.keep(failed, None, core.pool.error_of(*first(failures)))
+        elif groups:
+            try:
+                core.call.keep(groups, core.results.read_some(groups, answers), None)
+            except EnvError as error:
+                core.call.keep(groups, None, error)
 
     def _next_replayed(self, replayer: Replayer) -> tuple[list[int], list[Answer]]:
         groups = replayer.read()

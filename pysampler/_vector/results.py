@@ -64,10 +64,7 @@ class Results:
             [None] * frames.envs for _ in range(self._spec.unshaped_observations)
         ]
         self._announced = len(columns)  # of the columns of infos, those that workers know
-        self._frame_of = [0] * len(groups)
-        self._shown: int | list[int] = 0  # the frame the user saw last, of all or by group
         self.show_versions = False  # of options
-        self.frame = 0  # that all envs use
         self.plain = False  # whether all of the last results came from the frame alone
         self._ids = [np.arange(g.start, g.stop) for g in groups]
         self._no_ids = np.zeros(0, np.int64)
@@ -80,13 +77,10 @@ class Results:
         parts = [(group.start, len(group)) for group in groups]
         self.batch = _core.Batch(frames, self._infos.core, copy, parts, spare)
 
-    def next(self) -> int:
-        """Return the frame that all envs use next: one that the user does not see any more."""
-        for _ in range(self.frames.count):
-            self.frame = self.batch.next(self.frame)
-            if isinstance(self._shown, int) or self.frame not in self._shown:
-                break
-        return self.frame
+    @property
+    def frame(self) -> int:
+        """The frame that all envs use."""
+        return self.batch.frame
 
     def new_columns(self) -> list[Column]:
         """Return the columns of infos that were not ``announced`` to the workers yet."""
@@ -103,14 +97,15 @@ class Results:
 
         Args:
             actions: Actions of any dtypes and nesting.
-            envs: The envs they are for, each of which uses the frame that ``start`` chose. None:
-                all envs.
+            envs: The envs they are for, each of which uses the frame that ``batch.start`` chose.
+                None: all envs.
         """
         frame: Any = self.frame
         rows: Any = slice(None)
         count = self.frames.envs
         if envs is not None:
-            frame = np.repeat(self._frame_of, [len(ids) for ids in self._ids])[envs]
+            frame_of = [self.batch.frame_of(group) for group in range(len(self._ids))]
+            frame = np.repeat(frame_of, [len(ids) for ids in self._ids])[envs]
             rows, count = envs, len(envs)
         arrays = checked_actions(self._spec, count, actions)
         if arrays is None:
@@ -120,55 +115,43 @@ class Results:
             self.frames.actions_as(leaf, array.dtype)[frame, rows] = array
         return True
 
-    def start(self, groups: Sequence[int]) -> list[tuple[int, int]]:
-        """Choose the frame that each of these groups uses next.
-
-        It is not the one that the user saw last, which is needed if a worker is lost.
-        """
-        for group in groups:
-            shown = self._shown if isinstance(self._shown, int) else self._shown[group]
-            self._frame_of[group] = self.batch.next(shown)
-        return [(group, self._frame_of[group]) for group in groups]
-
     # -- results ---------------------------------------------------------------------------------
 
     def read(self, answers: Sequence[Answer]) -> Stepped:
         """Return the results of all envs, from the frame that they all use."""
         if answers and (failures := self.failed(answers)):
             raise self._error(failures)
-        rest, final = self._sorted(answers, None) if answers else ([], {})
-        self._shown = self.frame
-        observations, rewards, terminated, truncated, infos, mixed = self.batch.read(self.frame)
+        frame = self.frame
+        rest, final = self._sorted(answers, lambda _: frame) if answers else ([], {})
+        observations, rewards, terminated, truncated, infos, mixed = self.batch.read(frame)
+        self.batch.show_all()
         if self.show_versions:
-            self._add_versions(infos, self.frames.options_versions[self.frame].copy())
-        self.plain = not (answers or mixed or observations is None)
+            self._add_versions(infos, self.frames.options_versions[frame].copy())
+        self.plain = not (answers or mixed or observations is None or self.show_versions)
         if rest or mixed or final:
-            rows = [(self.frame, env) for env in range(self.frames.envs)]
+            rows = [(frame, env) for env in range(self.frames.envs)]
             infos = self._merged(infos, mixed, rows, rest, final)
         if observations is None:
             observations = self.observations()
         return observations, rewards, terminated, truncated, infos
 
     def read_some(self, groups: Sequence[int], answers: Sequence[Answer]) -> Stepped:
-        """Return the results of some groups, each from the frame that ``start`` chose.
+        """Return the results of some groups, each from the frame that ``batch.start`` chose.
 
         None of them has ``failed``. The info ``env_id`` says which env each row belongs to.
         """
-        rest, final = self._sorted(answers, self._frame_of) if answers else ([], {})
-        if isinstance(self._shown, int):
-            self._shown = [self._shown] * len(self._groups)
-        for group in groups:
-            self._shown[group] = self._frame_of[group]
-        observations, rewards, terminated, truncated, infos, mixed = self.batch.read_some(
-            [(group, self._frame_of[group]) for group in groups]
-        )
+        frame_of = self.batch.frame_of
+        rest, final = self._sorted(answers, frame_of) if answers else ([], {})
+        parts = [(group, frame_of(group)) for group in groups]
+        observations, rewards, terminated, truncated, infos, mixed = self.batch.read_some(parts)
+        self.batch.show(groups)
         if rest or mixed or final:
-            rows = [(self._frame_of[group], env) for group in groups for env in self._groups[group]]
+            rows = [(frame, env) for group, frame in parts for env in self._groups[group]]
             infos = self._merged(infos, mixed, rows, rest, final)
         envs = np.concatenate([self._ids[group] for group in groups])
         if observations is None:
             frames = np.concatenate(
-                [np.full(len(self._ids[group]), self._frame_of[group]) for group in groups]
+                [np.full(len(self._ids[group]), frame) for group, frame in parts]
             )
             observations = self._built(
                 lambda leaf: self.frames.observations[leaf][frames, envs],
@@ -176,8 +159,8 @@ class Results:
             )
         if self.show_versions:
             versions = self.frames.options_versions
-            parts = [versions[self._frame_of[g], self._ids[g]] for g in groups]
-            self._add_versions(infos, np.concatenate(parts))
+            of_groups = [versions[frame, self._ids[group]] for group, frame in parts]
+            self._add_versions(infos, np.concatenate(of_groups))
         infos["env_id"] = envs
         infos["_env_id"] = np.ones(len(envs), np.bool_)
         return observations, rewards, terminated, truncated, infos
@@ -289,15 +272,14 @@ class Results:
         return failures
 
     def _sorted(
-        self, answers: Sequence[Answer], frames: Sequence[int] | None
+        self, answers: Sequence[Answer], frame_of: Callable[[int], int]
     ) -> tuple[list[tuple[int, dict[str, Any]]], dict[int, Any]]:
         """Return the infos that came by mail, and by env the last observations of episodes."""
         rest: list[tuple[int, dict[str, Any]]] = []
         final: dict[int, Any] = {}
         for group, said, replaced in answers:
             if replaced is not None:
-                frame = self.frame if frames is None else frames[group]
-                rest += self._ended(group, frame, final, stepping=replaced == "step")
+                rest += self._ended(group, frame_of(group), final, stepping=replaced == "step")
             for kind, env, thing in said:
                 if kind == _BLOCK.INFO:
                     rest.append((env, thing))
@@ -318,7 +300,7 @@ class Results:
         lost: dict[str, Any] = {"worker_lost": True}
         envs = slice(self._groups[group].start, self._groups[group].stop)
         if stepping:
-            seen = self._shown if isinstance(self._shown, int) else self._shown[group]
+            seen = self.batch.shown(group)
             last = self.frames.observations
             if self._final:  # the envs were reset in the same step
                 self.frames.has_final[frame, envs] = FINAL_BY_MAIL

@@ -39,11 +39,9 @@ from pysampler._vector.piped import PipedEnv, check_worker
 from pysampler._vector.registry import registered
 from pysampler._vector.results import first
 from pysampler._workers.jobs import Failure
-from pysampler._workers.local import LocalPool
 from pysampler._workers.pool import Pool
 from pysampler._workers.processes import Share
 from pysampler._workers.recovery import MAX_RESTARTS, RESTART_WINDOW
-from pysampler._workers.team import Team, with_main
 from pysampler._workers.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -219,35 +217,26 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             ]
 
         def make(share: Share) -> tuple[Callable[..., EnvHost], tuple[Any, ...]]:
+            # This process has the specs, and sets itself up.
+            prepared = (b"", None) if share is own else (specs, worker_init)
             if native:
                 from pysampler._vector.mujoco.host import make_task_host  # noqa: PLC0415
 
-                return make_task_host, (
-                    *(specs, functions[0], share.first, share.sizes, worker_init),
-                )
+                return make_task_host, (functions[0], share.first, share.sizes, *prepared)
             chosen = functions[share.first : share.members.stop]
-            return make_host, (specs, chosen, share.first, share.sizes, worker_init)
+            return make_host, (chosen, share.first, share.sizes, *prepared)
 
-        self._pool: Pool | LocalPool | Team
-        if shares:
-            self._pool = Pool(
-                shares,
-                make,
-                context=process,
-                preload=modules,
-                policy=options.policy,
-                faults=faults,
-                restore=Restore(),
-                for_replaced=self._replacements.notes,
-                main=own,
-            )
-        if own is not None:
-            specs, worker_init = b"", None  # of workers
-            if shares:
-                assert isinstance(self._pool, Pool)
-                self._pool = with_main(self._pool, own, make)
-            else:
-                self._pool = LocalPool(own, make)
+        self._pool = Pool(
+            shares,
+            make,
+            own,
+            context=process,
+            preload=modules,
+            policy=options.policy,
+            faults=faults,
+            restore=Restore(),
+            for_replaced=self._replacements.notes,
+        )
         try:
             spec = self._describe(self._pool.descriptions)
             self._pool.descriptions.clear()  # envs' spaces may be large
@@ -265,11 +254,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self.observations = core.results.observations()
             self._batches = Batches(core, record_to, replay_from)
             # Contexts of the calls in which speed counts.
-            self._entries = {
-                name: core.guard.entry(f"call {name}") for name in ("step", "send", "recv")
-            }
+            self._entries = {name: core.guard.entry(f"call {name}") for name in ("send", "recv")}
             if trace is not None:
-                if isinstance(self._pool, LocalPool):
+                if not shares:
                     raise ValueError("cannot make vector env: trace needs workers, there are none")
                 self._tracer = Tracer(trace, self._pool.number)
         except BaseException:
@@ -357,13 +344,18 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         with core.enter("reset_wait"):
             self._expect_pending("reset", "reset_wait")
             observations, _, _, _, infos = self._finish("reset_wait", timeout)
-        core.state = core.kept = None
+        core.call.returned = True
         return observations, infos
 
     # -- step ------------------------------------------------------------------------------------
 
-    # A signal handler may raise an exception nearly anywhere. What has come back is kept until the
-    # lines behind the `with` block, in which Python runs no handler. The next wait returns it.
+    # A step goes through three files. The frame's rows for actions and results are written and read
+    # by core.results (results.py); core.pool (_workers/pool.py) commands the groups of envs, which
+    # wakes the workers, and waits for their completions.
+    #
+    # A signal handler may raise an exception nearly anywhere. So what has come back is kept in
+    # core.call until it is set to be returned, right behind a `with` block, in lines between which
+    # Python runs no handler. If an exception comes before, step_wait() returns the results.
 
     def step(self, actions: Any) -> Stepped:
         """Step all envs.
@@ -375,25 +367,25 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             Observations, rewards, terminated, truncated, infos.
         """
         core = self._core
-        sent = False
-        if core.round is not None and core.lease is None:
-            stepped: Any = core.round.step(core, actions)
-            if stepped:
-                core.state = core.kept = None
-                self.observations = stepped[0]
-                return stepped  # type: ignore[no-any-return]
-            sent = stepped is not None
+        # All of _send() and _finish() in one call of C++ (csrc/bindings/call.cpp), as far as
+        # nothing unusual happens: then it says whether it has sent the commands.
+        results: Any = core.call.step(actions)
+        if type(results) is bool:
+            results = self._step(actions, sent=results)
+        core.call.returned = True
+        self.observations = results[0]
+        return results  # type: ignore[no-any-return]
+
+    def _step(self, actions: Any, *, sent: bool) -> Stepped:
+        core = self._core
         if core.pool.closed:
             raise core.closed_error()
-        with self._entries["step"]:
+        with core.step_entry:
             if not sent:
                 self._send(actions)
-            elif self._step_timeout is not None:
-                core.pool.look_for_late()
             results = self._finish("step_wait", None)
             if not self._check_actions:
-                core.expect_usual(self._entries["step"])
-        core.state = core.kept = None
+                core.arm_fast_path()
         return results
 
     def step_async(self, actions: Any) -> None:
@@ -415,18 +407,18 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         with core.enter("step_wait"):
             self._expect_pending("step", "step_wait")
             results = self._finish("step_wait", timeout)
-        core.state = core.kept = None
+        core.call.returned = True
         return results
 
     def _send(self, actions: Any) -> None:
+        """Write actions to the next frame, and command all groups to step with it."""
         core = self._core
-        if core.state is not None or core.lease is not None or core.layout_due:
-            core.expect_idle("step_async")
+        core.expect_idle("step_async")
         if self._check_actions:
             arguments.refuse_nan(core.spec, self.num_envs, actions)
         frame = core.next_frame()
-        core.state = "step"  # pending as soon as any of it is sent
-        if core.write(frame, actions) or core.results.write(actions):
+        core.call.begin("step")
+        if core.results.batch.write(frame, actions) or core.results.write(actions):
             core.pool.step(frame)
         else:
             self._send_objects(actions, core.everyone, core.parts())
@@ -446,16 +438,16 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._core.pool.request(parts, jobs)
 
     def _finish(self, what: str, timeout: float | None) -> Stepped:
-        """Wait for what is pending, and return it as the results of a step."""
+        """Wait until all groups are back, and read their results from the frame."""
         core = self._core
-        core.keep(what, timeout, core.read_answers)
+        core.keep(what, timeout, core.results.read)
         results: Stepped = core.hand_over()
         self.observations = results[0]
         return results
 
     def _expect_pending(self, state: str, what: str) -> None:
         core = self._core
-        if core.state != state or core.pending is None:
+        if core.call.name != state or core.pending is None:
             prior = "`send` or `async_reset`" if state == "send" else f"`{state}_async`"
             raise NoAsyncCallError(f"Calling `{what}` without any prior call to {prior}.", state)
 
@@ -480,8 +472,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 arguments.refuse_nan(core.spec, len(envs), actions)
             core.announce_columns()
             results = core.results
-            parts = results.start(groups)
-            core.state = "send"
+            parts = results.batch.start(groups)
+            core.call.begin("send")
             if results.batch.write_some(parts, actions) or results.write(actions, envs):
                 core.pool.step_some(parts)
             else:
@@ -520,8 +512,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             for group in groups:
                 rows = [row_of[env] for env in core.groups[group]]
                 jobs[group] = Reset([seeds[row] for row in rows], [each[row] for row in rows])
-            core.state = "send"
-            core.pool.request(core.results.start(groups), jobs)
+            core.call.begin("send")
+            core.pool.request(core.results.batch.start(groups), jobs)
 
     def recv(
         self,
@@ -570,7 +562,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             results = batches.receive(least, most, wait_end, tuner)
         if results is not None:
             batches.returned += 1
-            core.kept = None
+            core.call.returned = True
             return results
         if deadline is not None and not batches.replayed:
             self._timed_return.hold_until(deadline)
@@ -686,7 +678,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         with core.enter("call_wait"):
             self._expect_pending("call", "call_wait")
             answers = self._answers("call_wait", timeout)
-        core.state = core.kept = None
+        core.call.returned = True
         return answers
 
     def apply(
@@ -718,7 +710,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             job = Apply(function, args, f"{name}()", chosen)
             core.request(dict.fromkeys(core.all_groups, job), "apply")
             results = self._answers("apply", None)
-        core.state = core.kept = None
+        core.call.returned = True
         if chosen is None:
             return results
         by_env = dict(zip(sorted(set(chosen)), results, strict=True))
@@ -758,7 +750,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             chosen = [[env for env in envs if env in group] for group in core.groups]
             core.request(dict(enumerate(map(GetStates, chosen))), "get_state")
             states = np.concatenate(self._answers("get_state", None, by_group=True))
-        core.state = core.kept = None
+        core.call.returned = True
         order = np.argsort([env for ids in chosen for env in ids], kind="stable")
         result: npt.NDArray[Any] = states[order[np.argsort(np.argsort(envs, kind="stable"))]]
         return result
@@ -789,7 +781,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 jobs.append(SetStates(ids, states[[row[env] for env in ids]], of_all))
             core.request(dict(enumerate(jobs)), "set_state")
             self._answers("set_state", None)
-        core.state = core.kept = None
+        core.call.returned = True
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return an attribute of each env.
@@ -822,7 +814,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             }
             core.request(jobs, "set_attr")
             self._answers("set_attr", None)
-        core.state = core.kept = None
+        core.call.returned = True
 
     def render(self) -> tuple[RenderFrame, ...] | None:
         """Return what each env renders."""
@@ -866,7 +858,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         finally:
             if self.closed:
                 try:
-                    self._pool.close_here()
+                    self._pool.close_inline()
                 finally:
                     self._core.release()
                     if not self.copy:
@@ -889,7 +881,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         entry = core.guard.closing("call close")
         with entry:
             if entry.nested:
-                core.pool.give_up_wait()
+                core.pool.interrupt_wait()
             try:
                 core.end(timeout, terminate=terminate)
             finally:

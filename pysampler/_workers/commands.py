@@ -28,6 +28,7 @@ class Commands:
         links: The links to the workers.
         restore: What members that replace lost ones do instead of a step.
         replacement_notes: Returns the notes that such members get before anything else.
+        groups: How many there are. Those beyond the workers' are inline: their jobs stay here.
     """
 
     def __init__(
@@ -36,18 +37,20 @@ class Commands:
         links: Links,
         restore: Job | None,
         replacement_notes: Callable[[range], Sequence[Note]],
+        groups: int,
     ) -> None:
         self._shares = shares
         self._links = links
         self._core = links.core
         self._worker_of = [w for w, groups in enumerate(links.groups_of) for _ in groups]
+        self._groups = range(groups)
         self._restore = restore
         self._replacement_notes = replacement_notes
         self._jobs: dict[int, Job] = {}  # of groups whose last command was no step
         self._standing: dict[type[Note], dict[int, bytes]] = {}  # by worker
 
     @property
-    def plain(self) -> bool:
+    def all_steps(self) -> bool:
         """Whether each group's last command was a step, and no group is new."""
         return not (self._jobs or self._core.any_new())
 
@@ -61,8 +64,8 @@ class Commands:
 
     def step(self, frame: int) -> bool:
         """Let every group step, reading actions from the frame and writing results to it."""
-        if not self.plain:
-            return self.step_some([(group, frame) for group in range(len(self._worker_of))])
+        if not self.all_steps:
+            return self.step_some([(group, frame) for group in self._groups])
         return self._core.step(frame)
 
     def step_some(self, parts: Sequence[tuple[int, int]]) -> bool:
@@ -86,7 +89,7 @@ class Commands:
             if job is None:
                 self._jobs.pop(group, None)
             else:
-                self._jobs[group] = job
+                self._jobs[group] = job.own() if self._is_inline(group) else job
         return self._core.send(commands, settled)
 
     def send_last(self, jobs: Mapping[int, Job]) -> None:
@@ -135,13 +138,19 @@ class Commands:
     ) -> tuple[int, int, int, bytes | None]:
         if job is None:
             return group, _STEP, frame, None
-        return group, _REQUEST, frame, dumps_by_value(job)
+        message = None if self._is_inline(group) else dumps_by_value(job)
+        return group, _REQUEST, frame, message
+
+    def _is_inline(self, group: int) -> bool:
+        return group >= len(self._worker_of)
 
     def _for_new(self, group: int, job: Job | None, settled: list[int]) -> Job | None:
         """Return the job of a group whose members may have replaced lost ones.
 
         Groups that need not hear of that again are added to ``settled``.
         """
+        if self._is_inline(group):
+            return job
         if self._core.is_new(group):
             job = self._restore if job is None else job.for_replaced()
         if job is not None and job.settles == "worker":

@@ -15,6 +15,7 @@ from pysampler.errors import WorkerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Self
 
     from pysampler._workers.gauges import WorkerGauges
     from pysampler.sync import Segment
@@ -70,6 +71,13 @@ class _Message:
     doing: str = ""  # what errors call it, such as "resetting"
     # What errors blame for an exception that no member raised, and while doing what.
     culprit: ClassVar[tuple[str, str] | None] = None
+
+    def own(self) -> Self:
+        """Return it for this process, which runs it later: the caller may change its arguments.
+
+        Workers get a pickled copy.
+        """
+        return self
 
 
 class Note(_Message):

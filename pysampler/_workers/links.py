@@ -17,17 +17,18 @@ from pysampler import _core
 from pysampler._workers.about import About
 from pysampler._workers.counters import Counters
 from pysampler._workers.gauges import Gauges
+from pysampler._workers.lanes import ProcessLane
 from pysampler._workers.mail import Inbox
 from pysampler._workers.setup import Attachment, wait_policy
 from pysampler._workers.tracing import TraceMemory
 from pysampler.sync import Segment, Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
-    from pysampler._workers.processes import Share
+    from pysampler._workers.processes import Processes, Share
 
 __all__ = ["Links"]
 
@@ -41,28 +42,29 @@ class Links:
     Args:
         shares: What each worker has.
         policy: How to wait, as ``wait_policy`` takes it.
-        socket_of: Returns the descriptor of the socket to a worker.
-        main: What this process has, if it counts beside the workers.
+        processes: The workers, whose sockets carry large messages.
+        own: What this process runs itself; it counts as the last of the workers.
     """
 
     def __init__(
         self,
         shares: Sequence[Share],
         policy: tuple[int, int] | None,
-        socket_of: Callable[[int], int],
-        main: Share | None = None,
+        processes: Processes,
+        own: Share | None,
     ) -> None:
         workers = len(shares)
-        counted = [*shares] if main is None else [*shares, main]
+        counted = [*shares] if own is None else [*shares, own]
         counts = counted[-1].members.stop, len(counted)
         groups = [len(share.sizes) for share in shares]
-        first = np.cumsum([0, *groups]).tolist()
+        own_groups = 0 if own is None else len(own.sizes)
+        first = list(itertools.accumulate(groups, initial=0))
         self.groups_of = [range(*ends) for ends in itertools.pairwise(first)]
-        self._socket_of = socket_of
+        self._processes = processes
         sizes = Counters.size_of(*counts), Gauges.size_of(len(counted))
         rings = 2 * workers * _core.ByteRing.size_of(_MAIL)
         room = About.room_for(len(counted), sum(len(share.sizes) for share in counted))
-        size = room + sum(sizes) + _core.Pool.size_of(groups) + rings + 4096
+        size = room + sum(sizes) + _core.Pool.size_of(groups, own_groups) + rings + 4096
         trace = TraceMemory(workers)
         segment = Segment(size, trace.size)
         trace_at = trace.begins(segment)
@@ -71,10 +73,10 @@ class Links:
             segment.array((size,), np.dtype(np.uint8), None) for size in sizes
         )
         About.made_here(
-            noun=shares[0].noun,
+            noun=counted[0].noun,
             members=[(share.members.start, share.members.stop) for share in counted],
             groups=[list(share.sizes) for share in counted],
-            main=main is not None,
+            main=own is not None,
             counters=counters_at,
             gauges=gauges_at,
             trace=trace_at,
@@ -84,17 +86,20 @@ class Links:
         self.counters.workers["env"] = -1
         self.gauges = Gauges(len(counted), gauges)
         self.gauges.clear()
-        weights = [size for share in shares for size in share.sizes]
-        self.core = _core.Pool(segment, groups, weights, _MAIL, wait_policy(policy))
+        weights = [size for share in counted for size in share.sizes]
+        self.core = _core.Pool(segment, groups, weights, _MAIL, wait_policy(policy), own_groups)
         self.track = _core.Track(segment, trace_at, workers)  # of this process
         self.core.trace_to(self.track)
         self.core.count_waits_in(self.gauges.waited_ns)
         self._outboxes = [_core.ByteRing(segment, _MAIL) for _ in shares]
-        self.mail = [self._inbox(index) for index in range(workers)]
+        self.lanes = [
+            ProcessLane(index, processes, self.core, self._inbox(index)) for index in range(workers)
+        ]
         self.attachments = [
             Attachment(
                 pool=self.core.offset,
                 groups=groups,
+                own_groups=own_groups,
                 inbox=self.core.inbox(index),
                 outbox=self._outboxes[index].offset,
                 capacity=_MAIL,
@@ -110,7 +115,7 @@ class Links:
         self._parts: list[_core.Part] = []  # which every worker has beside its own
 
     def _inbox(self, index: int) -> Inbox:
-        socket = functools.partial(self._socket_of, index)
+        socket = functools.partial(self._processes.socket_of, index)
         return Inbox(self._outboxes[index], self.groups_of[index], socket)
 
     def at_work(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -141,7 +146,7 @@ class Links:
         self.watch.settle(dead)  # marks must not hit the process that comes next
         self.core.renew(index)
         self._outboxes[index].renew()
-        self.mail[index] = self._inbox(index)
+        self.lanes[index].mail = self._inbox(index)
 
     def close(self) -> None:
         """Let go of the memory. May be repeated."""

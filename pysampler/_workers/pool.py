@@ -1,6 +1,10 @@
-"""The parent's side of workers: sends commands, waits for completions, replaces what was lost.
+"""The pool: sends commands to its lanes, waits for completions, replaces workers that are lost.
 
-A pool does not know what its workers serve, nor what they do: that comes as functions that make
+All lanes (lanes.py) have their groups in one ``_core.Pool``, which knows what is in flight, ready
+and taken, and in which order groups came back. A pool with workers, one without any, and one whose
+last groups this process runs itself are the same class: its callers never ask which they have.
+
+A pool does not know what its lanes serve, nor what they do: that comes as functions that make
 hosts, and as jobs.
 """
 
@@ -8,18 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pysampler._workers import nursery
 from pysampler._workers.children import await_ends
 from pysampler._workers.commands import Commands
 from pysampler._workers.counters import Stats
-from pysampler._workers.exceptions import report
 from pysampler._workers.jobs import Answer, Close, Failure, LayOut, Replace
+from pysampler._workers.lanes import InlineLane
 from pysampler._workers.links import Links
 from pysampler._workers.processes import GRACE, Processes, Share
 from pysampler._workers.recovery import Faults, Recovery
-from pysampler._workers.remote import loads
 from pysampler._workers.setup import Layout
 from pysampler.errors import BusyError, EnvError, LostError, PysamplerError, WaitTimeoutError
 from pysampler.sync import Segment, now, usable_cpus
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from pysampler._workers.counters import Counters
     from pysampler._workers.gauges import Gauges
     from pysampler._workers.jobs import Attach, Job, Note
+    from pysampler._workers.lanes import Lane
+    from pysampler._workers.setup import MakeHost
 
 __all__ = ["Pool"]
 
@@ -49,28 +54,28 @@ def _no_notes(members: range) -> list[Note]:
 
 
 class Pool:
-    """Workers in processes of their own.
+    """Groups of members in worker processes, in this process, or in both.
 
     Any exception of a signal handler may come after any call: what was interrupted is finished by
     the next call, and what has come back is returned again until it is taken.
 
     Args:
         shares: What each worker has.
-        make: Returns the function that makes the host of a worker, and its arguments.
+        make: Returns the function that makes the host of a lane, and its arguments.
+        own: What this process runs itself: the last groups. It counts as the last of the workers.
         context: How processes are started: "nursery", "fork" or "spawn".
         preload: Modules that the nursery imports; None: those that the first workers had to.
         policy: How to wait, as ``wait_policy`` takes it.
         faults: What to do about lost workers and late members.
         restore: What members that replace lost ones do instead of a step.
         for_replaced: Returns the notes that such members get before anything else.
-        main: What this process serves itself, if the pool is part of a team: it counts as the last
-            of the workers.
     """
 
     def __init__(
         self,
         shares: Sequence[Share],
-        make: Callable[[Share], tuple[Callable[..., Any], tuple[Any, ...]]],
+        make: Callable[[Share], MakeHost],
+        own: Share | None = None,
         *,
         context: str = "nursery",
         preload: Sequence[str] | None = None,
@@ -78,27 +83,27 @@ class Pool:
         faults: Faults | None = None,
         restore: Job | None = None,
         for_replaced: Callable[[range], Sequence[Note]] = _no_notes,
-        main: Share | None = None,
     ) -> None:
         self.shares = list(shares)
         self.closed = False  # or its workers are being ended
         self._gone = False  # that is done
-        self.groups = [len(share.sizes) for share in shares]
-        self.members = [part for share in self.shares for part in share.parts]  # of each group
+        everywhere = [*shares, *([] if own is None else [own])]
+        self.groups = [len(share.sizes) for share in everywhere]
+        self.members = [part for share in everywhere for part in share.parts]  # of each group
         self.worker_of = [w for w, count in enumerate(self.groups) for _ in range(count)]
-        self._everyone = self.shares[-1].members.stop
-        self._policy = policy
+        self._everyone = everywhere[-1].members.stop
         self._faults = faults or Faults()
-        self._learn_modules = preload is None and context == "nursery"
+        self._learn_modules = preload is None and context == "nursery" and len(shares) > 0
         self._layouts = 0
-        self._restore = restore
-        self._for_replaced = for_replaced
-        self._main = main
+        self._frames_segment: Segment | None = None
+        self._own = own
         hosts = [make(share) for share in shares]
         new = False  # whether this nursery has made no such hosts yet
-        if context == "nursery":  # what hosts need is imported once, and not in every worker
-            own = {hosts[0][0].__module__, *(() if restore is None else [type(restore).__module__])}
-            new = nursery.preload([*sorted(own), *(preload or ())])
+        if hosts and context == "nursery":  # what hosts need is imported once, and not per worker
+            modules = {
+                *(hosts[0][0].__module__, *(() if restore is None else [type(restore).__module__]))
+            }
+            new = nursery.preload([*sorted(modules), *(preload or ())])
         self._processes = Processes(
             self.shares,
             hosts,
@@ -107,6 +112,39 @@ class Pool:
             one_first=new and self._learn_modules and len(shares) > 2 * usable_cpus(),
         )
         self.descriptions = self._processes.descriptions
+        self._inline: InlineLane | None = None
+        try:
+            if own is not None:
+                self._inline = InlineLane(own, make)
+                self.descriptions.append(self._inline.description)
+            self._link(own, policy, restore, for_replaced)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _link(
+        self,
+        own: Share | None,
+        policy: tuple[int, int] | None,
+        restore: Job | None,
+        for_replaced: Callable[[range], Sequence[Note]],
+    ) -> None:
+        """Make what this process shares with its workers."""
+        links = self._links = Links(self.shares, policy, self._processes, own)
+        self._core = links.core
+        self._commands = Commands(self.shares, links, restore, for_replaced, len(self.members))
+        self._recovery = Recovery(
+            self.shares,
+            self._processes,
+            links,
+            self._commands,
+            self._faults,
+            self._placed,
+            self.kill,
+        )
+        self._lanes: list[Lane] = [*links.lanes]
+        if self._inline is not None:
+            self._lanes.append(self._inline)
 
     def lay_out(self, segment: Segment, attach: Attach) -> None:
         """Let the workers work on what lies in a segment.
@@ -117,9 +155,14 @@ class Pool:
         self._layout = Layout(self._layouts + 1, attach)
         self._frames_segment = segment
         self._layouts += 1
-        if not hasattr(self, "_links"):
+        if self._layouts == 1:
             self._attach()
-            return
+        else:
+            self._lay_out_again()
+        if self._inline is not None:
+            self._inline.lay_out(segment, attach)
+
+    def _lay_out_again(self) -> None:
         self.gauges.clear()
         # A worker that is lost meanwhile, and replaced, begins with this segment.
         self._recovery.finish()
@@ -135,28 +178,22 @@ class Pool:
         self._links.watch_no_more(self.pids)
 
     def _placed(self) -> tuple[Layout, int]:
+        assert self._frames_segment is not None
         return self._layout, self._frames_segment.fd
 
     def _attach(self) -> None:
-        links = self._links = Links(
-            self.shares, self._policy, self._processes.socket_of, self._main
-        )
-        self._core = links.core
-        self._commands = Commands(self.shares, links, self._restore, self._for_replaced)
-        self._recovery = Recovery(
-            self.shares,
-            self._processes,
-            links,
-            self._commands,
-            self._faults,
-            self._placed,
-            self.kill,
-        )
+        links = self._links
         self._processes.attach(links.attachments, links.segment.fd, self._placed())
         for index, pid in enumerate(self.pids):
             links.watch_worker(index, pid)
         if self._learn_modules:
             self._processes.preload()
+        if self._inline is not None:
+            meter = links.counters.meter(len(self.shares))
+            meter.trace_to(links.track)
+            first = len(self.members) - self.groups[-1]
+            gauges = links.gauges.of(len(self.shares))
+            self._inline.attach(self._core, first, meter, gauges)
 
     def watch_also(self, part: _core.Part) -> None:
         """Mark this part as lost when a worker dies, until frames are laid out anew."""
@@ -190,19 +227,9 @@ class Pool:
         return self._links.gauges
 
     @property
-    def own_groups(self) -> int:
-        """The number of groups that this process serves itself."""
-        return 0
-
-    @property
-    def plain(self) -> bool:
+    def can_fast_step(self) -> bool:
         """Whether the next command to each group is like the last one, a step."""
-        return not self._recovery.replacing and self._commands.plain
-
-    @property
-    def patience(self) -> float | None:
-        """The seconds after which a member is late; None if no member ever is."""
-        return self._faults.step_timeout
+        return not self._recovery.replacing and self._commands.all_steps
 
     @property
     def pids(self) -> list[int]:
@@ -228,11 +255,11 @@ class Pool:
         return self._links.counters.busy_seconds()
 
     def stats(self) -> Stats:
-        """Return what members and workers have done; of a team, this process is the last."""
+        """Return what members and workers have done. Groups of this process are the last's."""
         losses = [len(of_worker) for of_worker in self._recovery.losses]
         groups = [share.sizes for share in self.shares]
-        if self._main is not None:
-            losses, groups = [*losses, 0], [*groups, self._main.sizes]
+        if self._own is not None:
+            losses, groups = [*losses, 0], [*groups, self._own.sizes]
         return Stats.of(self._links.counters, groups, losses)
 
     def late(self, patience: int) -> list[tuple[int, int, int]]:
@@ -241,8 +268,7 @@ class Pool:
 
     def look_for_late(self) -> None:
         """Do what is to be done about members that are late."""
-        if self._faults.step_timeout is not None:
-            self._recovery.look_for_late()
+        self._recovery.look_for_late()
 
     def paused_ns(self, since: int) -> int:
         """Return how long this process did not run since then, as when it was suspended, in ns."""
@@ -253,9 +279,8 @@ class Pool:
         return any(child.stopped() for child in self._processes.children)
 
     def error_of(self, group: int, failure: Failure) -> EnvError:
-        """Return the exception that a member of a group raised, or its worker for it."""
-        doing = self._commands.doing(group)
-        return self._processes.error_of(self.worker_of[group], failure, doing)
+        """Return the exception that a member of a group raised, or the host of its lane."""
+        return self._lanes[self.worker_of[group]].error_of(failure, self._commands.doing(group))
 
     # -- commands --------------------------------------------------------------------------------
 
@@ -271,14 +296,12 @@ class Pool:
 
         As ``step``, ``wait`` and ``take_all``, in one call of C++ where nothing unusual happens.
         """
-        if not self.plain:
+        if not self.can_fast_step:
             self.step(frame)
-        elif self._core.round(frame, -1 if self.patience is None else int(self.patience * 1e9)):
+        elif self._core.round(frame):
             return []
         elif self._core.unsent:
             self._flush()
-        else:
-            self.look_for_late()
         answers = self.wait() or []
         self.take_all()
         return answers
@@ -297,15 +320,18 @@ class Pool:
             self._flush()
 
     def note(self, note_for: Callable[[range], Note | None], *, standing: bool = False) -> None:
-        """Send each worker the note for its members, if it has one, before its next command.
+        """Send each lane the note for its members, if it has one, before its next command.
 
         A standing note also goes to workers that replace lost ones, until there is another of the
         same class or ``drop_standing``. Any thread may call this while another samples.
         """
         self._commands.note(note_for, standing=standing)
+        if self._inline is not None and (note := note_for(self._inline.members)) is not None:
+            self._inline.note(note)
 
-    def drop_due(self) -> None:
-        """Do nothing: this process has nothing to do itself."""
+    def cancel_inline(self) -> None:
+        """Forget what this process has yet to run itself; it is not in flight any more."""
+        self._core.cancel_inline()
 
     def drop_standing(self) -> None:
         """Send workers that replace lost ones no standing notes any more."""
@@ -343,6 +369,7 @@ class Pool:
         while True:
             if self._recovery.replacing:
                 self._recovery.finish()
+            self._run_inline()
             try:
                 if not self._recovery.wait(self._core.wait, deadline):
                     return None
@@ -373,6 +400,7 @@ class Pool:
         while True:
             if self._recovery.replacing:
                 self._recovery.finish()
+            self._run_inline()
             try:
                 self._recovery.wait(wait, deadline)
                 if not self._core.has_messages():
@@ -411,19 +439,21 @@ class Pool:
         """Take groups, which have come back and whose answers were received."""
         self._core.take(groups)
         for group in groups:
-            self._links.mail[self.worker_of[group]].drop(group)
+            self._lanes[self.worker_of[group]].drop(group)
+
+    def _run_inline(self) -> None:
+        """Run what this process has to run itself, before it waits for others."""
+        if self._inline is not None:
+            self._inline.run(self._commands.job_of)
 
     def _answers(self, deadline: int | None) -> list[Answer] | None:
         """Return the answers that have come by the deadline; None if late members were looked for.
 
         A worker that hangs in an env sends no more of what its other envs have to say.
         """
-        groups, look = self._core.messages, deadline
-        if self.patience is not None:
-            look = now() + int(self.patience * 1e9)
-            look = look if deadline is None else min(look, deadline)
-        answers = self._received(groups, look)
-        if len(answers) == len(groups) or look == deadline:
+        groups = self._core.messages
+        answers = self._received(groups, self._core.until(deadline))
+        if len(answers) == len(groups) or not self._core.look_due:
             return answers
         self.look_for_late()
         return None
@@ -433,28 +463,11 @@ class Pool:
         answers: list[Answer] = []
         with contextlib.suppress(WaitTimeoutError):
             for group in groups:
-                number = self._core.number_of(group)
-                message = self._links.mail[self.worker_of[group]].read(group, number, deadline)
-                try:
-                    said = loads(message)
-                except Exception as error:
-                    said = self._unreadable(group, message, error)
+                lane, doing = self._lanes[self.worker_of[group]], self._commands.doing(group)
+                answer = lane.answer(group, doing, deadline)
                 job = self._commands.job_of(group)
-                answers.append(Answer(group, said, None if job is None else job.replaces))
+                answers.append(Answer(group, answer, None if job is None else job.replaces))
         return answers
-
-    def _unreadable(self, group: int, message: bytes | memoryview, error: Exception) -> Failure:
-        """Return what is wrong with an answer: this process lacks what the worker has.
-
-        An exception of a signal handler does not come again: it is raised, and the answer is read
-        by the next wait.
-        """
-        try:
-            loads(message)
-        except Exception as again:
-            doing = f"when {self._commands.doing(group)}, in its answer"
-            return Failure(None, doing, report(again))
-        raise error
 
     def _recover(self, error: LostError) -> None:
         """Replace lost workers, or end the pool and raise."""
@@ -464,16 +477,22 @@ class Pool:
 
     # -- ending ----------------------------------------------------------------------------------
 
-    def give_up_wait(self) -> None:
+    def interrupt_wait(self) -> None:
         """End the wait that was interrupted by the signal handler that calls this to close."""
         self._core.give_up_wait()
 
     def close(self, grace: float = GRACE) -> None:
-        """Let the workers close their envs and end.
+        """Let all lanes close their members, and end.
 
         Raises:
-            EnvError: If an env raised in ``close()``.
+            EnvError: If a member raised in ``close()``.
         """
+        try:
+            self._close_all_workers(grace)
+        finally:
+            self.close_inline()
+
+    def _close_all_workers(self, grace: float) -> None:
         failed: EnvError | None = None
         try:
             idle = not (self._core.pending or self._core.unsent or self._recovery.replacing)
@@ -530,8 +549,10 @@ class Pool:
             self._core.forget_losses()
             return False
 
-    def close_here(self) -> None:
-        """Do nothing: no member lives in this process."""
+    def close_inline(self) -> None:
+        """Close the members that live in this process, unless that was done."""
+        if self._inline is not None:
+            self._inline.close()
 
     def kill(self, wait: float = _REAPING) -> None:
         """End the workers, whatever they are doing, and give everything back. May be repeated.
@@ -544,8 +565,10 @@ class Pool:
         self._processes.end(wait)
         if hasattr(self, "_links"):
             self._links.close()
+        if self._frames_segment is not None:
             self._frames_segment.close()
         self._gone = True
 
     def __repr__(self) -> str:
-        return f"<pysampler Pool {len(self.shares)} workers{', closed' * self.closed}>"
+        own = ", inline" * (self._own is not None)
+        return f"<pysampler Pool {len(self.shares)} workers{own}{', closed' * self.closed}>"

@@ -117,7 +117,7 @@ class Processes:
             self._begin(len(shares))
             self._receive_hosted(hosted)
             self.descriptions = [hosted[index][0] for index in range(len(shares))]
-            self._modules: list[str] = hosted[0][1]
+            self._modules: list[str] = hosted[0][1] if hosted else []
             if not replaceable:
                 self._packed = None
         except BaseException:

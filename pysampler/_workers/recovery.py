@@ -86,7 +86,6 @@ class Recovery:
         self.losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in shares]
         # Lost workers, by index, until others are in their place.
         self.replacing: dict[int, WorkerLostError] = {}
-        self._look = 0  # when a member could be late next
         # Workers that have a step to make and are at no member: when they last moved, and when
         # that was seen first.
         self._unbegun: dict[int, tuple[int, int]] = {}
@@ -95,6 +94,8 @@ class Recovery:
         self._killed: dict[int, tuple[int, str]] = {}
         patience = min(GRACE, faults.step_timeout or GRACE)
         links.watch._beat_every(int(patience * 1e9 / _BEATS))
+        if shares and faults.step_timeout is not None:
+            links.core.look_at = 0
 
     # -- members that do not answer --------------------------------------------------------------
 
@@ -161,20 +162,22 @@ class Recovery:
 
         Also where each wait is short: who receives some members must hear of the others.
         """
-        if self.faults.step_timeout is None:
-            return wait(deadline=deadline)
+        core = self._links.core
         while True:
-            if now() >= self._look:
-                self._look = now() + int(self.faults.step_timeout * 1e9)  # if it raises
-                self._look = self.look_for_late()
-            over = wait(deadline=self._look if deadline is None else min(self._look, deadline))
-            if over or (deadline is not None and self._look >= deadline):
-                return over
+            if core.look_due:
+                self.look_for_late()
+            if wait(deadline=core.until(deadline)):
+                return True
+            if deadline is not None and now() >= deadline:
+                return False
 
-    def look_for_late(self) -> int:
-        """Do what is to be done about late members; return when the next could be late."""
-        assert self.faults.step_timeout is not None
+    def look_for_late(self) -> None:
+        """Do what is to be done about late members, and note when the next could be late."""
+        if self.faults.step_timeout is None:
+            return
+        core = self._links.core
         patience = int(self.faults.step_timeout * 1e9)
+        core.look_at = now() + patience  # if this raises
         for index, env, since in self.late(patience):
             pid = self._processes.children[index].pid
             seconds = self._worked(since, patience) / 1e9
@@ -199,7 +202,7 @@ class Recovery:
             for index, _, since in self._unanswered()
             if (index, since) not in self._reported_late
         ]
-        return now() + max(0, patience - max((ns for ns in worked if ns > 0), default=0))
+        core.look_at = now() + max(0, patience - max((ns for ns in worked if ns > 0), default=0))
 
     # -- workers that are lost -------------------------------------------------------------------
 

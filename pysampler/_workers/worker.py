@@ -207,7 +207,9 @@ class _Server:
         self.failed_note: Failure | None = None
         self.first_group = sum(at.groups[: setup.index])
         policy = wait_policy(at.policy)
-        self.core = _core.Worker(segment, at.pool, at.groups, setup.index, meter, policy)
+        self.core = _core.Worker(
+            segment, at.pool, at.groups, setup.index, meter, policy, at.own_groups
+        )
         self.inbox = _core.ByteRing(segment, at.capacity, offset=at.inbox)
         ring = _core.ByteRing(segment, at.capacity, offset=at.outbox)
         self.outbox = Outbox(ring, connection.fileno())

@@ -41,13 +41,15 @@ constexpr std::uint64_t kAll = ~std::uint64_t{0};
 template <class Os = Linux>
 class Fixture {
  public:
-    explicit Fixture(Groups counts, std::vector<std::uint64_t> weights = {})
+    // The last `own` groups are inline.
+    explicit Fixture(Groups counts, std::vector<std::uint64_t> weights = {}, std::uint32_t own = 0)
         : counts_(std::move(counts)),
-          groups_(std::accumulate(counts_.begin(), counts_.end(), std::uint32_t{0})),
-          segment_(Segment::create(PoolLayout(counts_).bytes() +
+          own_(own),
+          groups_(std::accumulate(counts_.begin(), counts_.end(), own)),
+          segment_(Segment::create(PoolLayout(counts_, own).bytes() +
                                    (counts_.size() + 1) * 3 * Segment::page() +
                                    2 * groups_ * sizeof(Record))),
-          base_(segment_->at(segment_->allocate(PoolLayout(counts_).bytes(), kLine), 1)),
+          base_(segment_->at(segment_->allocate(PoolLayout(counts_, own).bytes(), kLine), 1)),
           actions(records()),
           results(records()) {
         for (std::size_t worker = 0; worker < counts_.size(); ++worker) {
@@ -62,7 +64,7 @@ class Fixture {
 
     template <class As>
     BasicPoolParts<As> parts() const {
-        const PoolParts plain = pool_parts(base_, counts_);
+        const PoolParts plain = pool_parts(base_, counts_, own_);
         BasicPoolParts<As> parts{.commands = {},
                                  .geometry = plain.geometry,
                                  .bell = reinterpret_cast<BasicDoorbellCell<As>*>(plain.bell),
@@ -133,6 +135,7 @@ class Fixture {
     }
 
     Groups counts_;
+    std::uint32_t own_;
     std::uint32_t groups_;
     std::shared_ptr<Segment> segment_;
     std::byte* base_;
@@ -188,6 +191,46 @@ TEST(what_is_sent_comes_back_and_may_be_sent_again) {
         for (std::uint32_t group = 0; group < 3; ++group) pool.take(group);
         CHECK(pool.pending() == 0 && pool.wait(0, policy) == Outcome::kReady);
     }
+}
+
+TEST(inline_groups_are_due_in_order_and_ready_like_others) {
+    Fixture fixture({1}, {1, 2, 4}, 2);
+    Pool& pool = *fixture.pool;
+    WaitPolicy policy = parking();
+    for (const std::uint32_t group : {2U, 0U, 1U}) pool.send({group, Command::kStep, 7});
+    pool.note_inline();
+    CHECK(pool.unsent() == 0 && pool.pending_weight() == 7);
+    CHECK(pool.ready_weight() == 6);  // a wait runs them, and waits for nothing
+    CHECK(pool.due()->group == 2 && pool.due()->frame == 7 && pool.due()->number == 1);
+    pool.complete_inline(true, 100);
+    complete_all(fixture.worker(0));
+    CHECK(pool.due()->group == 1);
+    pool.complete_inline(false, now_ns());
+    CHECK(pool.due()->kind == Command::kNote);
+    pool.complete_inline(false, now_ns());
+    CHECK(pool.due() == nullptr);
+    CHECK(pool.wait(kForever, policy) == Outcome::kReady);
+    CHECK((pool.back(kAll) == Groups{2, 0, 1}));
+    CHECK(pool.with_message(kAll) == Groups{2});
+    for (std::uint32_t group = 0; group < 3; ++group) pool.take(group);
+    CHECK(pool.pending() == 0);
+}
+
+TEST(inline_groups_that_are_cancelled_are_not_in_flight) {
+    Fixture fixture({1}, {1, 1, 1}, 2);
+    Pool& pool = *fixture.pool;
+    WaitPolicy policy = parking();
+    for (std::uint32_t group = 0; group < 3; ++group) pool.send({group, Command::kStep, 1});
+    pool.note_inline();
+    pool.complete_inline(false, now_ns());  // group 1
+    pool.cancel_inline();
+    CHECK(pool.in_flight(0) && pool.in_flight(1) && !pool.in_flight(2));
+    CHECK(pool.due()->kind == Command::kNote);
+    complete_all(fixture.worker(0));
+    CHECK(pool.wait(kForever, policy) == Outcome::kReady);
+    CHECK((pool.back(kAll) == Groups{1, 0}));
+    pool.send({2, Command::kStep, 2});  // may be sent to again
+    CHECK(pool.accepts(2) == false && pool.is_ready(2) == false);
 }
 
 TEST(groups_come_back_longest_ready_first_and_up_to_a_weight) {

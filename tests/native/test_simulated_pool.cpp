@@ -300,6 +300,35 @@ struct Full : Shared<1, 2> {
     void end() { world.expect(pool.pending() == 0 || world.killed(1), "something is left"); }
 };
 
+// Group 1 is inline: the parent posts it itself, before it waits for group 0 of a worker.
+struct Inline : Shared<2, 2> {
+    BasicPool<Sim> pool{parts(), {inboxes()[0]}, std::vector<std::uint32_t>{1}, {1, 1}};
+
+    Inline() {
+        world.spawn([this] {
+            Policy policy;
+            for (std::uint32_t step = 1; step <= 2; ++step) {
+                act(pool, 0, step);
+                act(pool, 1, step);
+                world.expect(pool.due() != nullptr && pool.due()->group == 1, "nothing is due");
+                results[1].write(-actions[1].read());
+                pool.complete_inline(false, static_cast<int>(step));
+                world.expect(pool.due() == nullptr && pool.is_ready(1), "still due");
+                world.expect(pool.wait(kForever, policy) == Outcome::kReady, "not back");
+                world.expect(pool.back(kAll).size() == 2, "fewer than all");
+                for (std::uint32_t group = 0; group < 2; ++group) {
+                    check_result(pool, group);
+                    pool.take(group);
+                }
+            }
+            pool.send({0, kEnd, 0});
+            pool.take(0);
+        });
+        world.spawn([this] { serve(0); });
+    }
+    void end() { world.expect(pool.pending() == 0, "something is left"); }
+};
+
 // preemptions, stale reads, kills, early ends of a sleep
 const std::vector<sim::Scenario> kScenarios = {
     sim::scenario<Together>("together", {{2, 0, 0, 0}, {1, 1, 0, 0}}),
@@ -307,6 +336,7 @@ const std::vector<sim::Scenario> kScenarios = {
     sim::scenario<Some>("some", {{2, 0, 0, 0}, {1, 1, 0, 1}}),
     sim::scenario<Replacement>("replacement", {{2, 0, 1, 0}, {1, 1, 1, 0}}),
     sim::scenario<Full>("full", {{2, 0, 0, 0}, {1, 0, 1, 0}, {1, 1, 0, 0}}),
+    sim::scenario<Inline>("inline", {{2, 0, 0, 0}, {1, 1, 0, 1}}),
 };
 
 // Orders that no scenario here would miss.

@@ -117,7 +117,7 @@ def is_native(envs):
     """As its name, its stats and where it steps its envs say."""
     told = "native" in repr(envs)
     assert envs.stats().native == told
-    assert isinstance(envs._pool._host, TaskHost) == told
+    assert isinstance(envs._pool._inline._host, TaskHost) == told
     envs.close()
     return told
 

@@ -332,7 +332,7 @@ def test_ctrl_c_in_a_call_or_a_step_in_this_process_leaves_nothing_pending(group
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    env = envs._pool._host.envs[at]
+    env = envs._pool._inline._host.envs[at]
     for name, act in (
         ("leave", lambda: envs.call("leave")),
         ("step", lambda: envs.step([0] * 4)),

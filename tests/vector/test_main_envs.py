@@ -368,7 +368,7 @@ def test_results_that_an_exception_came_behind_are_not_dropped(main_envs):
         for _ in range(2):
             envs.step([0] * 4)
         # As if a signal handler raised where the call returns.
-        assert envs._core.round.step(envs._core, np.zeros(4, int)) is not None
+        assert isinstance(envs._core.call.step(np.zeros(4, int)), tuple)
         with pytest.raises(gym.error.AlreadyPendingCallError):
             envs.step([0] * 4)
         assert envs.step_wait()[0][:, 1].tolist() == [3] * 4

@@ -382,21 +382,25 @@ def test_sending_nothing_leaves_nothing_pending(workers):
 
 
 class Interrupted(TellingEnv):
-    """Ctrl-C comes while it steps."""
+    """Ctrl-C comes once while it steps."""
+
+    interrupts = 1
 
     def step(self, action):
-        if action == 1:
+        if self.interrupts:
+            self.interrupts = 0
             raise KeyboardInterrupt
-        return super().step(0)
+        return super().step(action)
 
 
-def test_ctrl_c_in_an_env_of_this_process():
+def test_recv_resumes_a_step_in_this_process_after_ctrl_c():
     envs = pysampler.VectorEnv([TellingEnv, Interrupted], num_workers=0, groups=2)
     envs.reset()
+    envs.send(np.zeros(2, np.int64))
     with pytest.raises(KeyboardInterrupt):
-        envs.send(np.array([0, 1]))
-    while envs.pending:
         envs.recv()
+    assert envs.pending == 2
+    assert envs.recv()[4]["env_id"].tolist() == [0, 1]
     envs.send(np.zeros(2, np.int64))
     assert envs.recv()[4]["env_id"].tolist() == [0, 1]
     envs.close()

@@ -485,7 +485,7 @@ class TaskBlock(_core.PythonBlock):
         """Reset simulation ``i`` with these options from its next reset on."""
         self._options[i] = options, version
 
-    def step_once(self, frame: int, token: Any) -> bool:  # noqa: ARG002
+    def step_once(self, frame: int, number: int) -> bool:  # noqa: ARG002
         """Step; one that Ctrl-C has interrupted is repeated as a whole."""
         self._leftovers = []
         return self.step(frame)

@@ -306,12 +306,12 @@ def _copy_fields(source: Any, target: Any) -> None:
 
 
 def make_task_host(
-    specs: bytes,
     make_env: Callable[[], gym.Env[Any, Any]],
     first: int,
     sizes: Sequence[int],
-    init: Callable[[], Any] | None = None,
+    specs: bytes,
+    init: Callable[[], Any] | None,
 ) -> TaskHost:
-    """Prepare this process, a worker, and make its simulations."""
+    """Prepare this process, and make its simulations."""
     prepare(specs, init)
     return TaskHost(make_env, first, sizes)

@@ -1,0 +1,209 @@
+"""Lanes: where the commands of some groups are run, and where their answers come from.
+
+A pool has one lane for each worker process, and one more if this process runs groups itself. All
+lanes have groups in one ``_core.Pool``, so that what is in flight, ready, or taken, and in which
+order groups came back, is one thing for all of them. A lane only knows how its side is reached:
+
+==============  =========================  ============================
+                process                    inline
+==============  =========================  ============================
+runs            a worker process           this thread, when it waits
+woken by        its command ring           nothing
+answers         by mail                    kept here
+ends            with its process           with the pool
+==============  =========================  ============================
+
+An inline lane runs its commands before the pool waits, not when they are sent: workers get theirs
+first, and step meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pysampler import _core
+from pysampler._workers.exceptions import error_from, report
+from pysampler._workers.jobs import Failure, failure_of, is_users
+from pysampler._workers.remote import loads
+from pysampler.errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pysampler._workers.gauges import WorkerGauges
+    from pysampler._workers.jobs import Attach, Host, Job, Note
+    from pysampler._workers.mail import Inbox
+    from pysampler._workers.processes import Processes, Share
+    from pysampler._workers.setup import MakeHost
+    from pysampler.errors import EnvError
+    from pysampler.sync import Segment
+
+__all__ = ["InlineLane", "Lane", "ProcessLane"]
+
+_NOTE: int = _core.Command.NOTE
+
+
+class Lane(Protocol):
+    """What a pool needs of a lane, wherever its groups run."""
+
+    def answer(self, group: int, doing: str, deadline: int | None) -> Any:
+        """Return the answer of a group to its last command; the same again until ``drop``.
+
+        Raises WaitTimeoutError if it has not come whole by the deadline, in ns.
+        """
+
+    def drop(self, group: int) -> None:
+        """Free the answer of a group, which was taken."""
+
+    def error_of(self, failure: Failure, doing: str) -> EnvError:
+        """Return the exception that a member raised, or the host of the lane."""
+
+
+class ProcessLane:
+    """The lane of one worker process, whichever has its index now."""
+
+    def __init__(self, index: int, processes: Processes, core: _core.Pool, mail: Inbox) -> None:
+        self.mail = mail
+        self._index = index
+        self._processes = processes
+        self._core = core
+
+    def answer(self, group: int, doing: str, deadline: int | None) -> Any:
+        """Return what the worker sent. An answer that cannot be unpickled here is a failure."""
+        message = self.mail.read(group, self._core.number_of(group), deadline)
+        try:
+            return loads(message)
+        except Exception as error:
+            # An exception of a signal handler does not come again: it is raised, and the next wait
+            # reads the answer.
+            try:
+                loads(message)
+            except Exception as again:
+                return Failure(None, f"when {doing}, in its answer", report(again))
+            raise error
+
+    def drop(self, group: int) -> None:
+        """Free the memory of the message about a group."""
+        self.mail.drop(group)
+
+    def error_of(self, failure: Failure, doing: str) -> EnvError:
+        """Return the exception, which names the worker."""
+        return self._processes.error_of(self._index, failure, doing)
+
+
+class InlineLane:
+    """The lane of this process: members that the caller's own thread serves.
+
+    Any exception of a signal handler may come while it runs a command. That command stays in
+    flight, and the next wait resumes it: a step with the env that was at work, a job from its
+    beginning.
+
+    Args:
+        share: Its members.
+        make: Returns the function that makes the host, and its arguments.
+    """
+
+    def __init__(self, share: Share, make: Callable[[Share], MakeHost]) -> None:
+        self._share = share
+        self.members = share.members
+        # By group, the number of the command and its answer, beside what is in the frame.
+        self._answers: dict[int, tuple[int, Any]] = {}
+        self._failed_note: Failure | None = None
+        function, arguments = make(share)
+        try:
+            host: Host = function(*arguments)
+            host.here = True
+            self.description: Any = host.describe()
+        except Exception as error:
+            failed = self.error_of(failure_of(error, "being made"), "being made")
+            raise failed from error.__cause__
+        self._host: Host | None = host
+
+    def attach(
+        self, core: _core.Pool, first: int, meter: _core.Meter, gauges: WorkerGauges
+    ) -> None:
+        """Run groups from ``first`` on of a pool; count with this meter and these gauges."""
+        self._core = core
+        self._first = first
+        meter.idle()
+        self._open_host().count_with(meter, gauges)
+
+    def lay_out(self, segment: Segment, attach: Attach) -> None:
+        """Attach the host to a segment, such as one with frames."""
+        host = self._open_host()
+        attach.attach(host, segment)
+        self._core.set_inline_blocks(host.blocks)
+
+    def note(self, note: Note) -> None:
+        """Apply a note to the host before its next command. Any thread."""
+        self._core.note_inline(note.own())
+
+    def run(self, job_of: Callable[[int], Job | None]) -> None:
+        """Run all that is due. The pool steps groups, and calls this for jobs and notes."""
+        while not self._core.run_inline():
+            kind, group, frame, note = self._core.due
+            if kind == _NOTE:
+                self._apply(note)
+            else:
+                job = job_of(group)
+                assert job is not None
+                self._run(job, group, frame)
+
+    def _apply(self, note: Note) -> None:
+        """Apply a note. It has no answer: if it fails, the next answer is the failure."""
+        try:
+            note.apply(self._open_host())
+        except BaseException as error:
+            if is_users(error, here=True):
+                raise
+            self._failed_note = self._failed_note or failure_of(error, note)
+            self._core.set_left_over(left_over=True)
+        self._core.complete_inline(message=False)
+
+    def _run(self, job: Job, group: int, frame: int) -> None:
+        try:
+            answer = job.run(self._open_host(), group - self._first, frame)
+        except BaseException as error:
+            if is_users(error, here=True) or self._host is None:
+                raise
+            answer = failure_of(error, job)
+        self._answers[group] = self._core.number_of(group), self._failed_note or answer
+        self._core.complete_inline(message=True)
+        self._failed_note = None
+
+    def answer(self, group: int, doing: str, deadline: int | None) -> Any:  # noqa: ARG002
+        """Return what a job returned, or the overflow of a step."""
+        number = self._core.number_of(group)
+        known, answer = self._answers.get(group, (None, None))
+        if known == number:
+            return answer
+        answer = self._failed_note or self._open_host().leftovers(group - self._first)
+        self._answers[group] = number, answer
+        self._failed_note = None
+        return answer
+
+    def drop(self, group: int) -> None:
+        """Free the answer of a group."""
+        self._answers.pop(group, None)
+
+    def error_of(self, failure: Failure, doing: str) -> EnvError:
+        """Return the exception, which names no worker."""
+        error = error_from(failure.report, self._share.describe(failure, "", doing))
+        error.env = failure.member
+        return error
+
+    def close(self) -> None:
+        """Close the members unless that was done, or raise EnvError."""
+        host, self._host = self._host, None
+        if host is None:
+            return
+        try:
+            host.close()
+        except Exception as error:
+            raise self.error_of(failure_of(error, "close()"), "closing") from error.__cause__
+
+    def _open_host(self) -> Host:
+        """Return the host; ClosedError if a signal handler has closed it meanwhile."""
+        if self._host is None:
+            raise ClosedError("cannot go on: the envs were closed meanwhile")
+        return self._host
