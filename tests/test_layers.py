@@ -10,12 +10,13 @@ ROOT = Path(__file__).parents[1]
 # The rooms of the package, each of which imports those before it and its own modules. The package
 # itself names everything.
 ROOMS = [
-    *("errors", "_numbers", "_files", "_closing", "_torch", "_core", "envs", "sync"),
+    *("errors", "_numbers", "_files", "_closing", "_torch", "_tasks", "_core", "envs", "sync"),
     *("_workers", "_frames", "_vector", "_policies", "_rollouts", "_actors", "_learning"),
     *("adapters", "ray", "_cli", "__main__"),
 ]
 # Who may import the C++ module.
-NATIVE = set(ROOMS) - {"errors", "_numbers", "_files", "_closing", "_torch", "envs", "adapters"}
+PLAIN = {"errors", "_numbers", "_files", "_closing", "_torch", "_tasks", "envs", "adapters"}
+NATIVE = set(ROOMS) - PLAIN
 # In C++ a header may include those before it in this order.
 CPP = [
     *("layout", "clock", "cgroup", "process", "futex", "deadline", "wait", "waiter", "position"),
@@ -56,8 +57,20 @@ def room_of(path):
 
 
 def imported(path):
-    """The modules of the package that a file imports, as dotted names without ``pysampler.``."""
-    for node in ast.walk(ast.parse((ROOT / "pysampler" / path).read_text())):
+    """Yield the modules of the package that a file names, as dotted names without ``pysampler.``.
+
+    Wherever it does: at the top, in a function, for type checkers alone, or in a string, such as
+    what ``importlib.import_module`` or another interpreter gets. Names of loggers are no modules.
+    """
+    tree = ast.parse((ROOT / "pysampler" / path).read_text())
+    passed_by = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "getLogger":
+            passed_by.update(map(id, node.args))
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            passed_by.add(id(body[0].value))  # a docstring
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names = [node.module or ""]
@@ -65,11 +78,19 @@ def imported(path):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found = () if id(node) in passed_by else re.findall(r"pysampler(?:\.\w+)+", node.value)
+            names = [name for name in found if is_module(name)]
         else:
             continue
         yield from (
             name.removeprefix("pysampler.") for name in names if name.startswith("pysampler.")
         )
+
+
+def is_module(name):
+    path = ROOT / name.replace(".", "/")
+    return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
@@ -81,31 +102,45 @@ def test_a_module_imports_nothing_above_its_room(path):
         assert other != "_core" or room in NATIVE, f"{path} imports {name}"
 
 
-def test_modules_of_a_room_do_not_import_one_another_in_circles():
-    """At run time: what is imported for type checkers alone may be anywhere."""
-    graph = {}
-    for path in MODULES:
-        tree = ast.parse((ROOT / "pysampler" / path).read_text())
-        names = set()
-        for node in tree.body:
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pysampler"):
-                if (ROOT / node.module.replace(".", "/")).is_dir():
-                    names |= {f"{node.module}.{alias.name}" for alias in node.names}
-                else:
-                    names.add(node.module)
-        graph["pysampler." + ".".join(path.with_suffix("").parts)] = names
+def test_modules_do_not_import_one_another_in_circles():
+    """Not for type checkers either: who reads one module has to read the other."""
+    graph = {
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__"): names
+        for path in MODULES
+        if (names := set(imported(path)))
+    }
     order = []
 
     def visit(name, above):
         assert name not in above, f"a circle: {' -> '.join([*above, name])}"
         if name in order:
             return
-        for other in sorted(graph.get(name, ())):
+        for other in sorted(graph.get(name, set()) - {name}):
             visit(other, [*above, name])
         order.append(name)
 
     for name in graph:
         visit(name, [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from pysampler._cli.main import main",
+        "def f():\n    import pysampler._cli.main",
+        "if TYPE_CHECKING:\n    from pysampler._cli import main",
+        "f('pysampler._cli.main')",
+        "CODE = 'from pysampler._cli.main import main; main()'",
+    ],
+)
+def test_imported_sees_every_way_to_name_a_module(line, tmp_path, monkeypatch):
+    (tmp_path / "pysampler").mkdir()
+    (tmp_path / "pysampler" / "one.py").write_text(line)
+    for package in ("pysampler/_cli",):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "main.py").touch()
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert "_cli.main" in set(imported(Path("one.py")))
 
 
 def private_names(path):

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pysampler._numbers import whole_number
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from pysampler._actors.actors import Actors
     from pysampler._actors.records import Records
 
 __all__ = ["Phase", "Phases"]
+
+
+class _Actors(Protocol):
+    """What phases need of actors."""
+
+    @property
+    def passed(self) -> int: ...
+    @property
+    def stopped(self) -> bool: ...
+    def take(self, count: int) -> Records | None: ...
+    def give_back(self, end: int) -> None: ...
+    def wait_full(self) -> int: ...
 
 
 class Phase:
@@ -24,7 +35,7 @@ class Phase:
         full: When there were enough records, in ns of ``now()``.
     """
 
-    def __init__(self, actors: Actors, number: int, count: int, filling: int) -> None:
+    def __init__(self, actors: _Actors, number: int, count: int, filling: int) -> None:
         self.number = number
         self.filling = filling
         self.full = now()
@@ -67,7 +78,7 @@ class Phases(Iterator[Phase]):
         drop: Whether to drop the records of a phase that the learner leaves.
     """
 
-    def __init__(self, actors: Actors, *, drop: bool) -> None:
+    def __init__(self, actors: _Actors, *, drop: bool) -> None:
         self._actors = actors
         self._drop = drop
         self._filling: int | None = now()  # since when, in ns; None during a phase

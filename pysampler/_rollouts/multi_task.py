@@ -15,9 +15,9 @@ from pysampler._policies.sampler import vector_env_of
 from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
 from pysampler._rollouts.collected import Collected
 from pysampler._rollouts.task_rollouts import TaskRollouts
+from pysampler._tasks import TaskWrapper
 from pysampler._vector import arguments
 from pysampler._vector.make import vector_options
-from pysampler.envs.meta.tasks import TaskWrapper
 from pysampler.errors import ClosedError, PysamplerError
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec, VectorizeMode, load_env_creator
 
 from pysampler._numbers import whole_number
-from pysampler._vector.mujoco.choice import choose, knows, maker_of_task, short
+from pysampler._vector.mujoco.choice import choose, short
+from pysampler._vector.mujoco.known import knows, maker_of_task
 from pysampler._vector.vector_env import VectorEnv
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ __all__ = ["Tracer"]
 _BEGIN, _PATIENCE = 30.0, 60.0
 _BEGUN = b"tracing "
 _CODE = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from pysampler._cli.main import main
-sys.exit(main(sys.argv[2:]))
+import json, runpy, sys
+sys.path[:] = json.loads(sys.argv.pop(1))
+runpy.run_module("pysampler", run_name="__main__", alter_sys=True)
 """
 # Processes that write the end of a trace which nothing waits for.
 _ending: list[subprocess.Popen[bytes]] = []

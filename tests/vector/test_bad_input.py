@@ -323,7 +323,7 @@ def test_an_env_that_leaves_in_a_call_is_an_error(workers, kind, groups):
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("first", [True, False])
-def test_ctrl_c_in_a_call_or_a_step_in_this_process_leaves_nothing_pending(groups, first):
+def test_ctrl_c_in_this_process_leaves_a_call_pending_as_with_workers(groups, first):
     fns = [Leaving, Leaving, Leaving, Leaving]
     envs = pysampler.VectorEnv(fns, num_workers=0, groups=groups)
     envs.reset()
@@ -333,15 +333,18 @@ def test_ctrl_c_in_a_call_or_a_step_in_this_process_leaves_nothing_pending(group
         raise KeyboardInterrupt
 
     env = envs._pool._inline._host.envs[at]
-    for name, act in (
-        ("leave", lambda: envs.call("leave")),
-        ("step", lambda: envs.step([0] * 4)),
-        ("reset", envs.reset),
+    for name, act, wait in (
+        ("leave", lambda: envs.call("leave"), envs.call_wait),
+        ("step", lambda: envs.step([0] * 4), envs.step_wait),
+        ("reset", envs.reset, envs.reset_wait),
     ):
         setattr(env, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
             act()
+        with pytest.raises(gym.error.AlreadyPendingCallError):
+            act()
         delattr(env, name)
+        wait()
         act()
     envs.close()
 

@@ -311,14 +311,14 @@ def test_words_for_numbers_are_refused_by_name():
 
 def counting_reads(envs):
     """Count the steps whose results Python reads."""
-    core, reads = envs._core, []
-    read = core.read_answers
+    results, reads = envs._core.results, []
+    read = results.read
 
     def counted(answers):
         reads.append(1)
         return read(answers)
 
-    core.read_answers = counted
+    results.read = counted
     return reads
 
 

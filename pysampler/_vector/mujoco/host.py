@@ -13,7 +13,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from pysampler._vector.host import EnvHost, layers_of, prepare
 from pysampler._vector.mujoco.block import TaskBlock
-from pysampler._vector.mujoco.choice import task_of
+from pysampler._vector.mujoco.known import task_of
 from pysampler.envs.mujoco._checks import cannot_change
 from pysampler.envs.mujoco._fields import STATE, load
 from pysampler.envs.mujoco.env import TaskEnv
