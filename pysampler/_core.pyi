@@ -1013,7 +1013,7 @@ class Pool:
         """
         In a signal handler that interrupted a wait of this thread: end that wait.
         """
-    def has_messages(self) -> bool:
+    def has_mail(self) -> bool:
         """
         Whether there are any.
         """
@@ -1115,6 +1115,11 @@ class Pool:
         The inline command or note to run next: (kind, group, frame, note), or None.
         """
     @property
+    def groups_with_mail(self) -> list[int]:
+        """
+        Groups of which a message follows, after a wait.
+        """
+    @property
     def look_at(self) -> int:
         """
         When to look for late members next, in ns.
@@ -1126,11 +1131,6 @@ class Pool:
     def look_due(self) -> bool:
         """
         Whether it is time for that.
-        """
-    @property
-    def messages(self) -> list[int]:
-        """
-        Groups of which a message follows, after a wait.
         """
     @property
     def offset(self) -> int:
@@ -1382,6 +1382,14 @@ class Batch:
         """
         Return the groups of these envs, which must be whole groups.
         """
+    def mark_all_seen(self) -> None:
+        """
+        Note that the caller sees the frame of all envs.
+        """
+    def mark_seen(self, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
+        """
+        Note that the caller sees the frames of these groups.
+        """
     def next_frame(self) -> int:
         """
         Return the frame that all envs use next.
@@ -1394,15 +1402,7 @@ class Batch:
         """
         Return what read() does, for these groups and their frames, in this order.
         """
-    def show(self, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
-        """
-        Note that the caller sees the frames of these groups.
-        """
-    def show_all(self) -> None:
-        """
-        Note that the caller sees the frame of all envs.
-        """
-    def shown(self, group: typing.SupportsInt | typing.SupportsIndex) -> int:
+    def seen(self, group: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
         The frame that the caller saw last of a group.
         """

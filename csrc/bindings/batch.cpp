@@ -25,7 +25,7 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
       groups_(std::move(groups)),
       group_of_(envs_),
       frame_of_(groups_.size()),
-      shown_(groups_.size()),
+      seen_(groups_.size()),
       spare_(spare) {
     for (std::uint32_t group = 0; group < groups_.size(); ++group) {
         const auto [first, count] = groups_[group];
@@ -84,7 +84,7 @@ std::uint32_t Batch::next() const {
     std::uint32_t frame = frame_;
     for (std::uint32_t i = 0; i < count_; ++i) {
         frame = after(frame);
-        if (std::ranges::find(shown_, frame) == shown_.end()) break;
+        if (std::ranges::find(seen_, frame) == seen_.end()) break;
     }
     return frame;
 }
@@ -92,14 +92,14 @@ std::uint32_t Batch::next() const {
 Batch::Parts Batch::start(const std::vector<std::uint32_t>& groups) {
     Parts parts;
     for (const std::uint32_t group : groups) {
-        frame_of_.at(group) = after(shown_[group]);
+        frame_of_.at(group) = after(seen_[group]);
         parts.emplace_back(group, frame_of_[group]);
     }
     return parts;
 }
 
-void Batch::show(const std::vector<std::uint32_t>& groups) {
-    for (const std::uint32_t group : groups) shown_.at(group) = frame_of_.at(group);
+void Batch::mark_seen(const std::vector<std::uint32_t>& groups) {
+    for (const std::uint32_t group : groups) seen_.at(group) = frame_of_.at(group);
 }
 
 bool Batch::write(std::uint32_t frame, const py::handle& actions) {
@@ -307,10 +307,10 @@ void register_batch(py::module_& m) {
         .def("frame_of", &Batch::frame_of, py::arg("group"), "The frame that a group uses.")
         .def("start", &Batch::start, py::arg("groups"),
              "Choose the frame that each of these groups uses next: (group, frame) each.")
-        .def("show_all", &Batch::show_all, "Note that the caller sees the frame of all envs.")
-        .def("show", &Batch::show, py::arg("groups"),
+        .def("mark_all_seen", &Batch::mark_all_seen, "Note that the caller sees the frame of all envs.")
+        .def("mark_seen", &Batch::mark_seen, py::arg("groups"),
              "Note that the caller sees the frames of these groups.")
-        .def("shown", &Batch::shown, py::arg("group"),
+        .def("seen", &Batch::seen, py::arg("group"),
              "The frame that the caller saw last of a group.")
         .def("read", &Batch::read, py::arg("frame"),
              "Return observations, rewards, terminated, truncated, infos, and the keys of infos "

@@ -58,9 +58,9 @@ class Batch {
     Parts start(const std::vector<std::uint32_t>& groups);
 
     // The caller sees the frames that all envs, or some groups, use.
-    void show_all() { std::ranges::fill(shown_, frame_); }
-    void show(const std::vector<std::uint32_t>& groups);
-    std::uint32_t shown(std::uint32_t group) const { return shown_.at(group); }
+    void mark_all_seen() { std::ranges::fill(seen_, frame_); }
+    void mark_seen(const std::vector<std::uint32_t>& groups);
+    std::uint32_t seen(std::uint32_t group) const { return seen_.at(group); }
 
  private:
     // The next frame after this one that no observation refers to.
@@ -108,7 +108,7 @@ class Batch {
     std::vector<std::size_t> chosen_;      // envs last given to groups_of()
     std::uint32_t frame_ = 0;              // of all envs
     std::vector<std::uint32_t> frame_of_;  // of each group, where some are sent to
-    std::vector<std::uint32_t> shown_;     // of each group, the frame that the caller saw last
+    std::vector<std::uint32_t> seen_;     // of each group, the frame that the caller saw last
     std::uint32_t spare_;                  // frames that are never lent
 };
 

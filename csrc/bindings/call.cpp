@@ -42,8 +42,9 @@ class Call {
     void keep(const py::object& groups, const py::object& results, const py::object& error) {
         kept_ = py::make_tuple(groups, results, error);
     }
-    // The caller gets, or has got, what was kept. Groups that were sent to one by one may still be
-    // pending.
+    // Drops what was kept, since the caller gets it now. The value is ignored: this is a property
+    // since Python runs signal handlers after a call, and not after an assignment. After send(),
+    // other groups may still be pending.
     void set_returned(bool) {
         const py::object kept = std::exchange(kept_, py::none());
         if (!is_send()) name_ = py::none();
@@ -100,6 +101,8 @@ class Call {
     void clear() { kept_ = py::none(); }
 
  private:
+    // Writes the actions, wakes the workers, waits for all groups, and reads. Returns the five
+    // results, or a bool: false, nothing was sent; true, all was, and Python waits and reads.
     py::object step_inside(const py::handle& actions) {
         const py::bool_ not_sent(false), sent(true);
         if (!kept_.is_none()) return not_sent;  // an exception came before the caller had it
@@ -107,12 +110,14 @@ class Call {
         if (!batch_->write(frame, actions)) return not_sent;  // of other types
         batch_->use(frame);
         name_ = step_name_;
-        if (!pool_.step(frame)) return sent;  // a command ring is full
-        if (!pool_.all_back()) return sent;   // lost, late, or with an overflow to read
+        if (!pool_.step(frame)) return sent;  // something has not gone yet: flush it
+        if (!pool_.wait_all_back()) return sent;
         const py::tuple read = read_results(frame);
-        const py::handle observations = read[0], mixed = read[5];
-        if (observations.is_none() || PyObject_IsTrue(mixed.ptr()) != 0) return sent;
-        batch_->show_all();
+        // Observations without a fixed shape come by mail; the values of some keys of infos have
+        // no common dtype.
+        const py::handle observations = read[0], mixed_keys = read[5];
+        if (observations.is_none() || PyObject_IsTrue(mixed_keys.ptr()) != 0) return sent;
+        batch_->mark_all_seen();
         const auto stepped = py::reinterpret_steal<py::object>(PyTuple_GetSlice(read.ptr(), 0, 5));
         if (!stepped) throw py::error_already_set();
         keep(groups_, stepped, py::none());

@@ -260,8 +260,8 @@ void register_pool(py::module_& m) {
              "The frame of the last command to a group.")
         .def("in_flight", &PyPool::in_flight, py::arg("group"), "Whether a command is.")
         .def("is_ready", &PyPool::is_ready, py::arg("group"), "Whether it has come back.")
-        .def("has_messages", &PyPool::has_messages, "Whether there are any.")
-        .def_property_readonly("messages", &PyPool::messages,
+        .def("has_mail", &PyPool::has_mail, "Whether there are any.")
+        .def_property_readonly("groups_with_mail", &PyPool::groups_with_mail,
                                "Groups of which a message follows, after a wait.")
         .def_property_readonly("pending", &PyPool::pending, "How many groups are in flight.")
         .def_property_readonly("offset", &PyPool::offset, "Where it begins in its segment.")
@@ -285,7 +285,7 @@ void register_pool(py::module_& m) {
     Hot<PyPool, WholeRound>::install(pool, "round");
     Hot<PyPool, Timed<&PyPool::wait>>::install(pool, "wait");
     Hot<PyPool, Plain<&PyPool::run_inline>>::install(pool, "run_inline");
-    Hot<PyPool, Plain<&PyPool::has_messages>>::install(pool, "has_messages");
+    Hot<PyPool, Plain<&PyPool::has_mail>>::install(pool, "has_mail");
     Hot<PyPool, Plain<&PyPool::any_new>>::install(pool, "any_new");
     Class<PyWorker>(m, "Worker")
         .def(py::init<const PySegment&, std::size_t, const std::vector<std::uint32_t>&,

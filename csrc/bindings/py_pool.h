@@ -57,7 +57,8 @@ class PyPool : public Handle {
         named("Pool");
     }
 
-    // A step of every group. False if some of it has yet to be flushed.
+    // A step of every group, which wakes each worker that sleeps. False if some of it has yet to be
+    // flushed.
     bool step(std::uint32_t frame) {
         const Pin pin(*this, "send to");
         const Traced sending(track_, TraceKind::kSend, pool_.groups());
@@ -172,50 +173,55 @@ class PyPool : public Handle {
     }
     std::size_t unsent() const { return pool_.unsent(); }
 
-    // Whether all that is in flight is back: take_all() when it has been read. Groups in messages()
+    // Whether all that is in flight is back: take_all() when it has been read. Groups in groups_with_mail()
     // have more to say.
     bool wait(const py::handle& timeout, const py::handle& deadline) {
         const std::int64_t until = deadline_of(timeout, deadline);
         const Turn turn(*this, waiting_, "wait on");
-        messages_.clear();
+        with_mail_.clear();
         if (pool_.pending() == 0) return true;
         if (!in_time("wait on", [&](WaitPolicy& policy) { return pool_.wait(until, policy); })) {
             return false;
         }
-        messages_ = pool_.with_message(pool_.pending_weight());
+        with_mail_ = pool_.with_message(pool_.pending_weight());
         return true;
     }
 
-    // Whether all that is in flight is back and has nothing more to say, before one is to look for
-    // late members. Runs the inline groups first. The next wait tells of losses.
-    bool all_back() {
+    // Runs the inline groups, then waits until the doorbell has every group. True: all are back,
+    // and have no mail. False, and Python's Pool.wait() does the rest:
+    //   - an inline job or note is due,
+    //   - a group has mail: an env's exception, or objects in infos,
+    //   - a worker died,
+    //   - it is time to look for late envs (step_timeout).
+    // Throws what a signal handler raises, and ClosedError if one has closed the pool.
+    bool wait_all_back() {
         if (!run_inline()) return false;
         const Turn turn(*this, waiting_, "wait on");
-        messages_.clear();
+        with_mail_.clear();
         const auto wait = [&](WaitPolicy& policy) { return pool_.wait(look_at_, policy); };
         if (outcome_of("wait on", wait) != Outcome::kReady) return false;
-        messages_ = pool_.with_message(pool_.pending_weight());
-        return messages_.empty();
+        with_mail_ = pool_.with_message(pool_.pending_weight());
+        return with_mail_.empty();
     }
 
     // A step of every group, all of which are back by then and taken. False if something is left to
     // be done: to flush, to wait for, to read.
     bool round(std::uint32_t frame) {
-        if (!step(frame) || !all_back()) return false;
+        if (!step(frame) || !wait_all_back()) return false;
         take_all();
         return true;
     }
 
     // Groups that are back, longest ready first: as soon as their weights make `least` (or all that
-    // is in flight), or at the deadline; no more than `most`, not taken. messages() are those of
+    // is in flight), or at the deadline; no more than `most`, not taken. groups_with_mail() are those of
     // them that have more to say.
     Groups wait_some(std::uint64_t least, std::uint64_t most, const py::handle& deadline) {
         const std::int64_t until = deadline_of(py::none(), deadline);
         const Turn turn(*this, waiting_, "wait on");
-        messages_.clear();
+        with_mail_.clear();
         satisfied_ = in_time(
             "wait on", [&](WaitPolicy& policy) { return pool_.wait_some(least, until, policy); });
-        messages_ = pool_.with_message(most);
+        with_mail_ = pool_.with_message(most);
         return pool_.back(most);
     }
 
@@ -250,8 +256,8 @@ class PyPool : public Handle {
         const Pin pin(*this, "look at");
         return pool_.ready_weight();
     }
-    const Groups& messages() const { return messages_; }
-    bool has_messages() const { return !messages_.empty(); }
+    const Groups& groups_with_mail() const { return with_mail_; }
+    bool has_mail() const { return !with_mail_.empty(); }
     std::uint32_t pending() const { return pool_.pending(); }
     std::uint64_t pending_weight() const { return pool_.pending_weight(); }
     bool in_flight(std::uint32_t group) const { return pool_.in_flight(known(group)); }
@@ -411,7 +417,7 @@ class PyPool : public Handle {
     PoolParts parts_;
     std::vector<std::size_t> inboxes_at_;  // offsets, by worker
     Pool pool_;
-    Groups messages_;
+    Groups with_mail_;
     bool satisfied_ = false;
     std::uint64_t given_up_ = 0;  // how often give_up_wait() ended a wait
     Site site_;

@@ -110,7 +110,7 @@ class VectorCore:
         self.all_groups = range(len(self.groups))
         self.everyone = np.arange(self.num_envs)
         self.step_entry = self.guard.entry("call step")
-        self.call = _core.Call(pool.core, self.step_entry, self.all_groups)
+        self.call = _core.Call(pool.native, self.step_entry, self.all_groups)
         self.lease: Lease | None = None
         self.options_version = 0
         self.hurry = False  # an interrupt closes the envs: those in long steps are not waited for
@@ -332,7 +332,7 @@ class VectorCore:
         self.call.begin(name)
         self.pool.request(self.parts(), jobs)
 
-    def keep(
+    def wait_and_keep(
         self, what: str, timeout: float | None, read: Callable[[Sequence[Answer]], Any]
     ) -> None:
         """Wait until all that is pending has come back, and keep what ``read`` makes of it.

@@ -96,7 +96,7 @@ class Reset(Repeated):
     settles = "group"
     of_members = True
 
-    def own(self) -> Reset:
+    def snapshot(self) -> Reset:
         """Return it with options that the caller cannot change."""
         return self if self.options is None else replace(self, options=copy.deepcopy(self.options))
 
@@ -212,7 +212,7 @@ class SetOptions(Note):
     options: dict[int, tuple[Any, int]]
     doing = "setting options"
 
-    def own(self) -> SetOptions:
+    def snapshot(self) -> SetOptions:
         """Return it with options that the caller cannot change."""
         return SetOptions(copy.deepcopy(self.options))
 

@@ -124,7 +124,7 @@ class Results:
         frame = self.frame
         rest, final = self._sorted(answers, lambda _: frame) if answers else ([], {})
         observations, rewards, terminated, truncated, infos, mixed = self.batch.read(frame)
-        self.batch.show_all()
+        self.batch.mark_all_seen()
         if self.show_versions:
             self._add_versions(infos, self.frames.options_versions[frame].copy())
         self.plain = not (answers or mixed or observations is None or self.show_versions)
@@ -144,7 +144,7 @@ class Results:
         rest, final = self._sorted(answers, frame_of) if answers else ([], {})
         parts = [(group, frame_of(group)) for group in groups]
         observations, rewards, terminated, truncated, infos, mixed = self.batch.read_some(parts)
-        self.batch.show(groups)
+        self.batch.mark_seen(groups)
         if rest or mixed or final:
             rows = [(frame, env) for group, frame in parts for env in self._groups[group]]
             infos = self._merged(infos, mixed, rows, rest, final)
@@ -300,7 +300,7 @@ class Results:
         lost: dict[str, Any] = {"worker_lost": True}
         envs = slice(self._groups[group].start, self._groups[group].stop)
         if stepping:
-            seen = self.batch.shown(group)
+            seen = self.batch.seen(group)
             last = self.frames.observations
             if self._final:  # the envs were reset in the same step
                 self.frames.has_final[frame, envs] = FINAL_BY_MAIL

@@ -345,17 +345,27 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self._expect_pending("reset", "reset_wait")
             observations, _, _, _, infos = self._finish("reset_wait", timeout)
         core.call.returned = True
+        self.observations = observations
         return observations, infos
 
     # -- step ------------------------------------------------------------------------------------
 
-    # A step goes through three files. The frame's rows for actions and results are written and read
-    # by core.results (results.py); core.pool (_workers/pool.py) commands the groups of envs, which
-    # wakes the workers, and waits for their completions.
+    # A step, and where each part of it is:
     #
-    # A signal handler may raise an exception nearly anywhere. So what has come back is kept in
-    # core.call until it is set to be returned, right behind a `with` block, in lines between which
-    # Python runs no handler. If an exception comes before, step_wait() returns the results.
+    #         a usual one, in one call of C++       any other, in Python
+    #  write  Batch::write (bindings/batch.cpp)     the same, or Results.write (results.py)
+    #  wake   PyPool::step (bindings/py_pool.h)     Pool.step (_workers/pool.py), which ends there:
+    #         a command in a worker's ring wakes the worker if it sleeps (csrc/pool.h)
+    #  wait   PyPool::wait_all_back                 Pool.wait
+    #         the last group that is done wakes this process (csrc/doorbell.h)
+    #  read   Batch::read                           Results.read
+    #
+    # A step is usual if the call before it was a step in which nothing happened that only Python
+    # handles. docs/design/waiting.md lists how a wait ends.
+    #
+    # A signal handler may raise between almost any two lines. So results stay in core.call until
+    # `core.call.returned = True`, an assignment, since Python runs no handler between it and the
+    # return, as it would after a call. If an exception comes before it, step_wait() returns them.
 
     def step(self, actions: Any) -> Stepped:
         """Step all envs.
@@ -367,14 +377,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             Observations, rewards, terminated, truncated, infos.
         """
         core = self._core
-        # All of _send() and _finish() in one call of C++ (csrc/bindings/call.cpp), as far as
-        # nothing unusual happens: then it says whether it has sent the commands.
-        results: Any = core.call.step(actions)
-        if type(results) is bool:
+        results: Stepped | bool = core.call.step(actions)  # csrc/bindings/call.cpp
+        if isinstance(results, bool):  # False: nothing is sent. True: Python has to wait and read.
             results = self._step(actions, sent=results)
         core.call.returned = True
         self.observations = results[0]
-        return results  # type: ignore[no-any-return]
+        return results
 
     def _step(self, actions: Any, *, sent: bool) -> Stepped:
         core = self._core
@@ -408,6 +416,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self._expect_pending("step", "step_wait")
             results = self._finish("step_wait", timeout)
         core.call.returned = True
+        self.observations = results[0]
         return results
 
     def _send(self, actions: Any) -> None:
@@ -418,6 +427,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             arguments.refuse_nan(core.spec, self.num_envs, actions)
         frame = core.next_frame()
         core.call.begin("step")
+        # Of the space's dtype or Python's own numbers; else of any dtype; else pickled.
         if core.results.batch.write(frame, actions) or core.results.write(actions):
             core.pool.step(frame)
         else:
@@ -440,9 +450,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def _finish(self, what: str, timeout: float | None) -> Stepped:
         """Wait until all groups are back, and read their results from the frame."""
         core = self._core
-        core.keep(what, timeout, core.results.read)
+        core.wait_and_keep(what, timeout, core.results.read)
         results: Stepped = core.hand_over()
-        self.observations = results[0]
         return results
 
     def _expect_pending(self, state: str, what: str) -> None:
@@ -729,7 +738,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             each = [said_by[group] for group in sorted(said_by)]
             return tuple(each) if by_group else tuple(one for said in each for one in said or ())
 
-        core.keep(what, timeout, read)
+        core.wait_and_keep(what, timeout, read)
         results: tuple[Any, ...] = core.hand_over()
         return results
 

@@ -41,7 +41,7 @@ class Commands:
     ) -> None:
         self._shares = shares
         self._links = links
-        self._core = links.core
+        self._native = links.native
         self._worker_of = [w for w, groups in enumerate(links.groups_of) for _ in groups]
         self._groups = range(groups)
         self._restore = restore
@@ -52,7 +52,7 @@ class Commands:
     @property
     def all_steps(self) -> bool:
         """Whether each group's last command was a step, and no group is new."""
-        return not (self._jobs or self._core.any_new())
+        return not (self._jobs or self._native.any_new())
 
     def job_of(self, group: int) -> Job | None:
         """Return the last job of the group; None if its last command was a step."""
@@ -66,22 +66,22 @@ class Commands:
         """Let every group step, reading actions from the frame and writing results to it."""
         if not self.all_steps:
             return self.step_some([(group, frame) for group in self._groups])
-        return self._core.step(frame)
+        return self._native.step(frame)
 
     def step_some(self, parts: Sequence[tuple[int, int]]) -> bool:
         """Let some groups step, each with its frame."""
-        if self._core.any_new():
+        if self._native.any_new():
             frames = dict(parts)
             return self.send(dict.fromkeys(frames), frames)
         if self._jobs:
             for group, _ in parts:
                 self._jobs.pop(group, None)
-        return self._core.step_some(parts)
+        return self._native.step_some(parts)
 
     def send(self, jobs: Mapping[int, Job | None], frames: Mapping[int, int]) -> bool:
         """Give groups jobs, each with its frame; None is a step. All get theirs, or none."""
         settled: list[int] = []
-        if self._core.any_new():
+        if self._native.any_new():
             jobs = {group: self._for_new(group, job, settled) for group, job in jobs.items()}
         # Pickled before the first is sent: what cannot be leaves no group waiting.
         commands = [self._command(group, job, frames[group]) for group, job in jobs.items()]
@@ -89,13 +89,13 @@ class Commands:
             if job is None:
                 self._jobs.pop(group, None)
             else:
-                self._jobs[group] = job.own() if self._is_inline(group) else job
-        return self._core.send(commands, settled)
+                self._jobs[group] = job.snapshot() if self._is_inline(group) else job
+        return self._native.send(commands, settled)
 
     def send_last(self, jobs: Mapping[int, Job]) -> None:
         """Give groups jobs after which nothing is sent, whether members are new or not."""
         self._jobs.update(jobs)
-        self._core.send([self._command(group, job, 0) for group, job in jobs.items()])
+        self._native.send([self._command(group, job, 0) for group, job in jobs.items()])
 
     def resend(self, index: int, lost: str) -> bool:
         """Give a replaced worker its notes, and what its groups were at when it was lost.
@@ -104,18 +104,18 @@ class Commands:
         """
         notes = self._replacement_notes(self._shares[index].members)
         standing = [by[index] for by in list(self._standing.values()) if index in by]
-        self._core.note([(index, note) for note in (*map(dumps_by_value, notes), *standing)])
+        self._native.note([(index, note) for note in (*map(dumps_by_value, notes), *standing)])
         settled: list[int] = []
         commands = []
         for group in self._links.groups_of[index]:
-            if not self._core.owed(group):
+            if not self._native.owed(group):
                 continue
             job = self._jobs.get(group)
             job = self._for_new(group, None if job is None else job.after_loss(lost), settled)
-            commands.append(self._command(group, job, self._core.frame_of(group)))
+            commands.append(self._command(group, job, self._native.frame_of(group)))
             if job is not None:
                 self._jobs[group] = job
-        return self._core.send(commands, settled)
+        return self._native.send(commands, settled)
 
     def note(self, note_for: Callable[[range], Note | None], *, standing: bool) -> None:
         """Send workers a note before their next command; see ``Pool.note``."""
@@ -127,7 +127,7 @@ class Commands:
         messages = {index: dumps_by_value(note) for index, note in notes.items()}
         for kind in {type(note) for note in notes.values()} if standing else ():
             self._standing[kind] = messages
-        self._core.note(list(messages.items()))
+        self._native.note(list(messages.items()))
 
     def drop_standing(self) -> None:
         """Send workers that replace lost ones no standing notes any more."""
@@ -151,7 +151,7 @@ class Commands:
         """
         if self._is_inline(group):
             return job
-        if self._core.is_new(group):
+        if self._native.is_new(group):
             job = self._restore if job is None else job.for_replaced()
         if job is not None and job.settles == "worker":
             settled += self._links.groups_of[self._worker_of[group]]

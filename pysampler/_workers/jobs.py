@@ -72,7 +72,7 @@ class _Message:
     # What errors blame for an exception that no member raised, and while doing what.
     culprit: ClassVar[tuple[str, str] | None] = None
 
-    def own(self) -> Self:
+    def snapshot(self) -> Self:
         """Return it for this process, which runs it later: the caller may change its arguments.
 
         Workers get a pickled copy.

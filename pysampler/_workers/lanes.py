@@ -62,15 +62,15 @@ class Lane(Protocol):
 class ProcessLane:
     """The lane of one worker process, whichever has its index now."""
 
-    def __init__(self, index: int, processes: Processes, core: _core.Pool, mail: Inbox) -> None:
+    def __init__(self, index: int, processes: Processes, native: _core.Pool, mail: Inbox) -> None:
         self.mail = mail
         self._index = index
         self._processes = processes
-        self._core = core
+        self._native = native
 
     def answer(self, group: int, doing: str, deadline: int | None) -> Any:
         """Return what the worker sent. An answer that cannot be unpickled here is a failure."""
-        message = self.mail.read(group, self._core.number_of(group), deadline)
+        message = self.mail.read(group, self._native.number_of(group), deadline)
         try:
             return loads(message)
         except Exception as error:
@@ -120,10 +120,10 @@ class InlineLane:
         self._host: Host | None = host
 
     def attach(
-        self, core: _core.Pool, first: int, meter: _core.Meter, gauges: WorkerGauges
+        self, native: _core.Pool, first: int, meter: _core.Meter, gauges: WorkerGauges
     ) -> None:
         """Run groups from ``first`` on of a pool; count with this meter and these gauges."""
-        self._core = core
+        self._native = native
         self._first = first
         meter.idle()
         self._open_host().count_with(meter, gauges)
@@ -132,16 +132,16 @@ class InlineLane:
         """Attach the host to a segment, such as one with frames."""
         host = self._open_host()
         attach.attach(host, segment)
-        self._core.set_inline_blocks(host.blocks)
+        self._native.set_inline_blocks(host.blocks)
 
     def note(self, note: Note) -> None:
         """Apply a note to the host before its next command. Any thread."""
-        self._core.note_inline(note.own())
+        self._native.note_inline(note.snapshot())
 
     def run(self, job_of: Callable[[int], Job | None]) -> None:
         """Run all that is due. The pool steps groups, and calls this for jobs and notes."""
-        while not self._core.run_inline():
-            kind, group, frame, note = self._core.due
+        while not self._native.run_inline():
+            kind, group, frame, note = self._native.due
             if kind == _NOTE:
                 self._apply(note)
             else:
@@ -157,8 +157,8 @@ class InlineLane:
             if is_users(error, here=True):
                 raise
             self._failed_note = self._failed_note or failure_of(error, note)
-            self._core.set_left_over(left_over=True)
-        self._core.complete_inline(message=False)
+            self._native.set_left_over(left_over=True)
+        self._native.complete_inline(message=False)
 
     def _run(self, job: Job, group: int, frame: int) -> None:
         try:
@@ -167,13 +167,13 @@ class InlineLane:
             if is_users(error, here=True) or self._host is None:
                 raise
             answer = failure_of(error, job)
-        self._answers[group] = self._core.number_of(group), self._failed_note or answer
-        self._core.complete_inline(message=True)
+        self._answers[group] = self._native.number_of(group), self._failed_note or answer
+        self._native.complete_inline(message=True)
         self._failed_note = None
 
     def answer(self, group: int, doing: str, deadline: int | None) -> Any:  # noqa: ARG002
         """Return what a job returned, or the overflow of a step."""
-        number = self._core.number_of(group)
+        number = self._native.number_of(group)
         known, answer = self._answers.get(group, (None, None))
         if known == number:
             return answer

@@ -87,20 +87,21 @@ class Links:
         self.gauges = Gauges(len(counted), gauges)
         self.gauges.clear()
         weights = [size for share in counted for size in share.sizes]
-        self.core = _core.Pool(segment, groups, weights, _MAIL, wait_policy(policy), own_groups)
+        self.native = _core.Pool(segment, groups, weights, _MAIL, wait_policy(policy), own_groups)
         self.track = _core.Track(segment, trace_at, workers)  # of this process
-        self.core.trace_to(self.track)
-        self.core.count_waits_in(self.gauges.waited_ns)
+        self.native.trace_to(self.track)
+        self.native.count_waits_in(self.gauges.waited_ns)
         self._outboxes = [_core.ByteRing(segment, _MAIL) for _ in shares]
         self.lanes = [
-            ProcessLane(index, processes, self.core, self._inbox(index)) for index in range(workers)
+            ProcessLane(index, processes, self.native, self._inbox(index))
+            for index in range(workers)
         ]
         self.attachments = [
             Attachment(
-                pool=self.core.offset,
+                pool=self.native.offset,
                 groups=groups,
                 own_groups=own_groups,
-                inbox=self.core.inbox(index),
+                inbox=self.native.inbox(index),
                 outbox=self._outboxes[index].offset,
                 capacity=_MAIL,
                 counted=counts,
@@ -126,7 +127,7 @@ class Links:
 
     def watch_worker(self, index: int, pid: int) -> None:
         """Mark all parts of a worker as lost when its process dies."""
-        own = self.core.worker(index), self._outboxes[index].producer()
+        own = self.native.worker(index), self._outboxes[index].producer()
         self.watch.add(pid, *self._parts, *own, alone=True)
 
     def watch_also(self, part: _core.Part, pids: Iterable[int]) -> None:
@@ -144,14 +145,14 @@ class Links:
     def renew(self, index: int, dead: int) -> None:
         """Make all links to a worker anew whose process is known to be dead. May be repeated."""
         self.watch.settle(dead)  # marks must not hit the process that comes next
-        self.core.renew(index)
+        self.native.renew(index)
         self._outboxes[index].renew()
         self.lanes[index].mail = self._inbox(index)
 
     def close(self) -> None:
         """Let go of the memory. May be repeated."""
         self.watch.close()
-        self.core.close()
+        self.native.close()
         for ring in self._outboxes:
             ring.close()
         self.segment.close()

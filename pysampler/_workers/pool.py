@@ -131,7 +131,7 @@ class Pool:
     ) -> None:
         """Make what this process shares with its workers."""
         links = self._links = Links(self.shares, policy, self._processes, own)
-        self._core = links.core
+        self._native = links.native
         self._commands = Commands(self.shares, links, restore, for_replaced, len(self.members))
         self._recovery = Recovery(
             self.shares,
@@ -193,7 +193,7 @@ class Pool:
             meter.trace_to(links.track)
             first = len(self.members) - self.groups[-1]
             gauges = links.gauges.of(len(self.shares))
-            self._inline.attach(self._core, first, meter, gauges)
+            self._inline.attach(self._native, first, meter, gauges)
 
     def watch_also(self, part: _core.Part) -> None:
         """Mark this part as lost when a worker dies, until frames are laid out anew."""
@@ -202,9 +202,9 @@ class Pool:
     # -- states ----------------------------------------------------------------------------------
 
     @property
-    def core(self) -> _core.Pool:
+    def native(self) -> _core.Pool:
         """The commands and completions, for what steps all groups in one call."""
-        return self._core
+        return self._native
 
     @property
     def track(self) -> _core.Track:
@@ -239,16 +239,16 @@ class Pool:
     @property
     def pending(self) -> int:
         """The number of members that are at work, or done and not taken yet."""
-        return self._core.pending_weight
+        return self._native.pending_weight
 
     @property
     def ready(self) -> int:
         """The number of those that are done."""
-        return self._core.ready_weight
+        return self._native.ready_weight
 
     def is_pending(self, group: int) -> bool:
         """Return whether the group has an uncollected command."""
-        return self._core.in_flight(group)
+        return self._native.in_flight(group)
 
     def busy_seconds(self) -> float:
         """Return how long all members together have been at work."""
@@ -298,9 +298,9 @@ class Pool:
         """
         if not self.can_fast_step:
             self.step(frame)
-        elif self._core.round(frame):
+        elif self._native.round(frame):
             return []
-        elif self._core.unsent:
+        elif self._native.unsent:
             self._flush()
         answers = self.wait() or []
         self.take_all()
@@ -331,7 +331,7 @@ class Pool:
 
     def cancel_inline(self) -> None:
         """Forget what this process has yet to run itself; it is not in flight any more."""
-        self._core.cancel_inline()
+        self._native.cancel_inline()
 
     def drop_standing(self) -> None:
         """Send workers that replace lost ones no standing notes any more."""
@@ -342,7 +342,7 @@ class Pool:
         try:
             began = now()
             # A worker reads between the steps of its members, however long these are.
-            while not self._core.flush(_PATIENCE):
+            while not self._native.flush(_PATIENCE):
                 self.look_for_late()
                 if not self._recovery.at_work() and not self.paused_ns(began):
                     break
@@ -371,9 +371,9 @@ class Pool:
                 self._recovery.finish()
             self._run_inline()
             try:
-                if not self._recovery.wait(self._core.wait, deadline):
+                if not self._recovery.wait(self._native.wait, deadline):
                     return None
-                if not self._core.has_messages():
+                if not self._native.has_mail():
                     return []
                 answers = self._answers(deadline)
                 if answers is None:
@@ -381,7 +381,7 @@ class Pool:
             except LostError as error:
                 self._recover(error)
                 continue
-            return None if len(answers) < len(self._core.messages) else answers
+            return None if len(answers) < len(self._native.groups_with_mail) else answers
 
     def wait_some(
         self, least: int, most: int, deadline: int | None
@@ -394,8 +394,8 @@ class Pool:
         groups: list[int] = []
 
         def wait(*, deadline: int | None) -> bool:
-            groups[:] = self._core.wait_some(least, most, deadline=deadline)
-            return self._core.satisfied
+            groups[:] = self._native.wait_some(least, most, deadline=deadline)
+            return self._native.satisfied
 
         while True:
             if self._recovery.replacing:
@@ -403,7 +403,7 @@ class Pool:
             self._run_inline()
             try:
                 self._recovery.wait(wait, deadline)
-                if not self._core.has_messages():
+                if not self._native.has_mail():
                     return groups, []
                 answers = self._answers(deadline)
                 if answers is None:
@@ -411,7 +411,7 @@ class Pool:
             except LostError as error:
                 self._recover(error)
                 continue
-            missing = set(self._core.messages) - {answer.group for answer in answers}
+            missing = set(self._native.groups_with_mail) - {answer.group for answer in answers}
             return [group for group in groups if group not in missing], answers
 
     def wait_for(self, groups: Sequence[int]) -> list[Answer]:
@@ -422,7 +422,7 @@ class Pool:
         while True:
             # In this order: one that comes back in between is not waited for twice.
             ready = self.ready
-            missing = sum(len(self.members[g]) for g in groups if not self._core.is_ready(g))
+            missing = sum(len(self.members[g]) for g in groups if not self._native.is_ready(g))
             deadline = None if missing else 0
             back, answers = self.wait_some(ready + missing, self._everyone, deadline)
             if set(groups) <= set(back):
@@ -433,11 +433,11 @@ class Pool:
 
     def take_all(self) -> None:
         """Take all groups, which have come back and whose answers were received."""
-        self._core.take_all()
+        self._native.take_all()
 
     def take(self, groups: Sequence[int]) -> None:
         """Take groups, which have come back and whose answers were received."""
-        self._core.take(groups)
+        self._native.take(groups)
         for group in groups:
             self._lanes[self.worker_of[group]].drop(group)
 
@@ -451,9 +451,9 @@ class Pool:
 
         A worker that hangs in an env sends no more of what its other envs have to say.
         """
-        groups = self._core.messages
-        answers = self._received(groups, self._core.until(deadline))
-        if len(answers) == len(groups) or not self._core.look_due:
+        groups = self._native.groups_with_mail
+        answers = self._received(groups, self._native.until(deadline))
+        if len(answers) == len(groups) or not self._native.look_due:
             return answers
         self.look_for_late()
         return None
@@ -479,7 +479,7 @@ class Pool:
 
     def interrupt_wait(self) -> None:
         """End the wait that was interrupted by the signal handler that calls this to close."""
-        self._core.give_up_wait()
+        self._native.give_up_wait()
 
     def close(self, grace: float = GRACE) -> None:
         """Let all lanes close their members, and end.
@@ -495,7 +495,7 @@ class Pool:
     def _close_all_workers(self, grace: float) -> None:
         failed: EnvError | None = None
         try:
-            idle = not (self._core.pending or self._core.unsent or self._recovery.replacing)
+            idle = not (self._native.pending or self._native.unsent or self._recovery.replacing)
             if idle and not self.closed:
                 failed = self._close_workers(grace)
         except BusyError:  # a signal handler has come into the reading of a message
@@ -522,13 +522,15 @@ class Pool:
             for group, child in first.items():
                 looks[group] = looks[group] + 1 if child.stopped() else 0
                 over = child.ended() or looks[group] * _LOOK >= _STOPPED
-                if over and not self._core.is_ready(group):
-                    self._core.take([group])
+                if over and not self._native.is_ready(group):
+                    self._native.take([group])
             if left() <= 0:
                 return None
         failures = [
             (group, said)
-            for group, said, _ in self._received(self._core.messages, now() + int(left() * 1e9))
+            for group, said, _ in self._received(
+                self._native.groups_with_mail, now() + int(left() * 1e9)
+            )
             if isinstance(said, Failure)
         ]
         stopped = [index for index, child in enumerate(children) if child.stopped()]
@@ -544,9 +546,9 @@ class Pool:
     def _closed_within(self, timeout: float) -> bool:
         """Return whether all that is in flight is back. Losses of before are forgotten."""
         try:
-            return self._core.wait(max(0.0, timeout))
+            return self._native.wait(max(0.0, timeout))
         except LostError:
-            self._core.forget_losses()
+            self._native.forget_losses()
             return False
 
     def close_inline(self) -> None:

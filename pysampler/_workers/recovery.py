@@ -95,7 +95,7 @@ class Recovery:
         patience = min(GRACE, faults.step_timeout or GRACE)
         links.watch._beat_every(int(patience * 1e9 / _BEATS))
         if shares and faults.step_timeout is not None:
-            links.core.look_at = 0
+            links.native.look_at = 0
 
     # -- members that do not answer --------------------------------------------------------------
 
@@ -135,10 +135,10 @@ class Recovery:
 
     def _has_to_begin(self, index: int) -> bool:
         """Return whether a worker was sent what its members do at once, and has not answered."""
-        core, job_of = self._links.core, self._commands.job_of
+        native, job_of = self._links.native, self._commands.job_of
         return any(
-            core.in_flight(group)
-            and not core.is_ready(group)
+            native.in_flight(group)
+            and not native.is_ready(group)
             and ((job := job_of(group)) is None or job.of_members)
             for group in self._links.groups_of[index]
         )
@@ -162,11 +162,11 @@ class Recovery:
 
         Also where each wait is short: who receives some members must hear of the others.
         """
-        core = self._links.core
+        native = self._links.native
         while True:
-            if core.look_due:
+            if native.look_due:
                 self.look_for_late()
-            if wait(deadline=core.until(deadline)):
+            if wait(deadline=native.until(deadline)):
                 return True
             if deadline is not None and now() >= deadline:
                 return False
@@ -175,9 +175,9 @@ class Recovery:
         """Do what is to be done about late members, and note when the next could be late."""
         if self.faults.step_timeout is None:
             return
-        core = self._links.core
+        native = self._links.native
         patience = int(self.faults.step_timeout * 1e9)
-        core.look_at = now() + patience  # if this raises
+        native.look_at = now() + patience  # if this raises
         for index, env, since in self.late(patience):
             pid = self._processes.children[index].pid
             seconds = self._worked(since, patience) / 1e9
@@ -202,7 +202,7 @@ class Recovery:
             for index, _, since in self._unanswered()
             if (index, since) not in self._reported_late
         ]
-        core.look_at = now() + max(0, patience - max((ns for ns in worked if ns > 0), default=0))
+        native.look_at = now() + max(0, patience - max((ns for ns in worked if ns > 0), default=0))
 
     # -- workers that are lost -------------------------------------------------------------------
 

@@ -537,7 +537,7 @@ def test_recv_returns_envs_here_among_those_of_workers_as_they_were_ready(tmp_pa
                     time.sleep(0.001)  # there is nothing to wait on: another process makes it
             if self.number == 2:
                 begun.touch()  # env 1 has come back by now
-                while not vector[0]._pool.core.is_ready(0):
+                while not vector[0]._pool.native.is_ready(0):
                     time.sleep(0.001)  # a wait would be a call within the call that steps
             return super().step(action)
 
