@@ -105,7 +105,8 @@ class Processes:
         # only once: an interrupted end() must be repeatable.
         weakref.finalize(self, _end, self.children, self._launcher, self._owner)
         self._hosts = hosts
-        allow_workers(len(shares))
+        if shares:
+            allow_workers(len(shares))
         self._packed = None if context == "fork" else PackedHosts(hosts)
         hosted: dict[int, Any] = {}
         try:

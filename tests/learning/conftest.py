@@ -31,7 +31,7 @@ def nothing_left():
 
 
 def collect():
-    """Drop what nothing refers to; the nursery reaps workers once it has imported what it was told."""
+    """Drop garbage. The nursery reaps workers once it has imported its modules."""
     gc.collect()
     while nursery._nurseries and nursery._nurseries[-1].loading():
         pass
