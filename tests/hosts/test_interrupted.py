@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import ray
 from hosts_in_tests import HORIZON, Life, actors, rollouts
-from interrupts import Interrupted, at_each_point, at_point
+from interrupts import Interrupted, at_each_point, at_point, points
 from simulated_ray import SimulatedRay, installed
 
 import pysampler.ray
@@ -144,7 +144,7 @@ BOOKKEEPING = {
 @pytest.mark.parametrize("loss", ["killed", "stopped", "raises"])
 @pytest.mark.parametrize("mode", ["raise", "restart"])
 def test_each_loss_and_each_error_is_told_of_once(monkeypatch, loss, mode):
-    for point in itertools.count(1, 3):
+    for point in points(3):
         with installed(SimulatedRay(), monkeypatch) as simulated:
             told, where, reached = after_a_loss(simulated, loss, mode, point)
             if loss == "raises":
@@ -157,7 +157,7 @@ def test_each_loss_and_each_error_is_told_of_once(monkeypatch, loss, mode):
                 assert told == [], (told, where)
         if not reached:
             break
-    assert point > 40
+    assert point > 100
 
 
 def after_a_loss(simulated, loss, mode, point):

@@ -3,6 +3,9 @@
 Python looks for signals after a call, at the beginning of a function and at the end of a loop's
 body. ``at_each_point`` runs a program again and again, and lets a real signal arrive just before
 the n-th of these points within pysampler: its handler raises there.
+
+One point in four is tried, chosen by PYSAMPLER_FAULT_SEED, which a failing test prints. With
+PYSAMPLER_EVERY_POINT=1 (`make test-faults`) all of them are.
 """
 
 import _thread
@@ -10,6 +13,7 @@ import dis
 import gc
 import itertools
 import os
+import random
 import signal
 import sys
 import warnings
@@ -19,6 +23,9 @@ from pathlib import Path
 import pysampler
 
 OURS = str(Path(pysampler.__file__).parent)
+EVERY_POINT = os.environ.get("PYSAMPLER_EVERY_POINT") == "1"
+SEED = int(os.environ.get("PYSAMPLER_FAULT_SEED", str(random.SystemRandom().randrange(1 << 32))))
+SAMPLED = 4  # one point in so many
 
 
 class Interrupted(BaseException):
@@ -81,12 +88,29 @@ class _Trace:
         return self.inside
 
 
+def points(step=1, first=1):
+    """Yield the numbers of points to try: each ``step``-th, or a sample of those."""
+    if EVERY_POINT:
+        yield from itertools.count(first, step)
+    print(f"PYSAMPLER_FAULT_SEED={SEED}")
+    dice = random.Random(SEED)
+    n = first
+    while True:
+        yield n + step * dice.randrange(SAMPLED)
+        n += step * SAMPLED
+
+
 def at_point(n, program, act=_raise, only=(), also=()):
     """Call a program, and ``act`` as a signal handler at its n-th point.
 
     ``also``: files beside those of pysampler whose points count.
     Returns (whether the program got that far, what it returned or None, where it was).
     """
+    trace, result = _traced(n, program, act, only, also)
+    return trace.left == 0, result, trace.where
+
+
+def _traced(n, program, act, only, also=()):
     trace = _Trace(n, only, also)
     result = None
     gc.freeze()  # what an earlier program left is not finalized at a point of this one
@@ -103,17 +127,17 @@ def at_point(n, program, act=_raise, only=(), also=()):
             sys.settrace(None)
             gc.collect()
             gc.unfreeze()
-    return trace.left == 0, result, trace.where
+    return trace, result
 
 
 def at_each_point(program, check, act=_raise, only=(), step=1, first=1):
-    """Interrupt a program at each of its points in turn; ``check(result, where)`` after each.
+    """Interrupt a program at a sample of its points in turn; ``check(result, where)`` after each.
 
     ``result`` is None where the exception came through. Returns how many points there were.
     """
-    for n in itertools.count(first, step):
-        reached, result, where = at_point(n, program, act, only)
-        check(result, where)
-        if not reached:
+    for n in points(step, first):
+        trace, result = _traced(n, program, act, only)
+        check(result, trace.where)
+        if trace.left:
             break
-    return n - 1
+    return n - trace.left

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import psutil
 import pytest
-from interrupts import at_each_point, at_point, handler
+from interrupts import at_each_point, at_point, handler, points
 from interrupts_in_tests import (
     Counter,
     closing_while_pending,
@@ -166,7 +166,7 @@ def test_a_replacement_that_is_interrupted_goes_on():
         counters(on_worker_loss="restart", max_restarts=999, restart_window=1.0)
     ) as envs:
         envs.reset()
-        for n in range(1, 3000, 7):
+        for n in points(7):
             os.kill(envs._pool.pids[1], signal.SIGKILL)
             reached, results, where = at_point(n, lambda: envs.step([0] * 4))
             if results is None:
@@ -178,7 +178,6 @@ def test_a_replacement_that_is_interrupted_goes_on():
             envs.step([0] * 4)
             if not reached:
                 break
-        assert not reached
 
 
 def workers_alive():
@@ -221,7 +220,7 @@ def test_interrupting_close_leaves_nothing():
     with contextlib.closing(counters()) as other:
         other.reset()
         mine = set(other._pool.pids)
-        for n in range(1, 1000, 7):
+        for n in points(7):
             envs = counters()
             envs.reset()
             reached, _, where = at_point(n, envs.close)
