@@ -9,6 +9,9 @@ TESTS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+CTEST := $(BIN)/ctest --test-dir build/native --output-on-failure -j $$(nproc)
+# All tests that need a Ray cluster run in one process (loadgroup): it takes half a minute to start.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/bindings/*.h csrc/bindings/*.cpp) CMakeLists.txt pyproject.toml
 # ON in CI, which knows its compiler.
 STRICT ?= OFF
@@ -17,7 +20,7 @@ NATIVE_OFF := -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_TESTS=ON -DPYSAMPLE
 FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test test-python test-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
+.PHONY: help demo examples test test-all test-python test-native build-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
   bench-cliffs bench-core bench-actors bench-mujoco bench-hosts bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels \
   contract recipes clean
 
@@ -40,19 +43,24 @@ $(VENV)/package.stamp: $(BIN)/python $(SOURCES)
 demo: $(VENV)/package.stamp $(VENV)/demo.stamp  ## HalfCheetah, sampled by gymnasium and by pysampler side by side
 	$(BIN)/python benchmarks/demo.py
 
-test: test-native test-python  ## every test, native and Python
+test: build-native $(VENV)/package.stamp $(VENV)/$(TEST_GROUP).stamp  ## the quick tests, before each commit
+	$(CTEST) -LE slow
+	$(PYTEST) --quick $(TESTS)
+
+test-all: test-native test-python  ## every test, native and Python, with each pair of parameters
 
 test-python: $(VENV)/package.stamp $(VENV)/$(TEST_GROUP).stamp
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(TESTS)
+	$(PYTEST) --pairs $(TESTS)
 
-test-native: $(VENV)/native.stamp
+test-native: build-native
+	$(CTEST)
+
+build-native: $(VENV)/native.stamp
 	$(CMAKE) -S . -B build/native $(NATIVE_OFF)
 	$(BIN)/cmake --build build/native
-	$(BIN)/ctest --test-dir build/native --output-on-failure
 
-test-faults: $(VENV)/package.stamp $(VENV)/test.stamp $(VENV)/native.stamp  ## kills, signals and damage at random points, at length
-	$(CMAKE) -S . -B build/native $(NATIVE_OFF)
-	$(BIN)/cmake --build build/native
+test-faults: build-native $(VENV)/package.stamp $(VENV)/test.stamp  ## every case of every test; kills, signals and damage at random points, at length
+	PYSAMPLER_EVERY_POINT=1 $(PYTEST)
 	PYSAMPLER_FAULT_ROUNDS=1000 $(BIN)/ctest --test-dir build/native --output-on-failure -V -R 'faults|kill_points'
 	PYSAMPLER_FAULT_ROUNDS=300 $(BIN)/python -m pytest tests/faults/test_kills.py -s
 	$(BIN)/python tests/faults/campaign.py --seconds 600 --out benchmarks/results >/dev/null

@@ -1,19 +1,110 @@
-"""What every test may rely on, however the tests were started."""
+"""What every test may rely on, however the tests were started, and the sets of the Makefile.
+
+``pytest`` runs every case. ``--pairs`` (``make test-all``) runs each pair of values of two
+parameters, and of slow tests each value; ``--quick`` (``make test``) no slow tests, and of others
+each value.
+"""
 
 import os
 import signal
+from collections import defaultdict
 
 import pytest
+from _pytest.runner import runtestprotocol
+from covering import covering
 
 # Tests run beside each other. Threads of a matrix product wait for each other by spinning, and
 # where something else has their CPU that takes twenty times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A new test is quick unless it says that it is slow: this keeps the quick set from growing old.
+# Tests are marked slow from a quarter of a second, so this is no limit that a test comes close to.
+LIMIT = 1.0
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("sets of tests")
+    group.addoption(
+        "--quick",
+        action="store_true",
+        help="no slow tests, each value of a parameter once, and a limit on the time of a test",
+    )
+    group.addoption(
+        "--pairs",
+        action="store_true",
+        help="each pair of values of two parameters once, and of slow tests each value",
+    )
 
 
 def pytest_configure():
     # A shell without job control starts what runs in the background with Ctrl-C ignored.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _values(item):
+    """Return which value a case has of each parameter; names of one ``parametrize`` are one."""
+    params = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    values = {}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0]
+        names = tuple(names.replace(" ", "").split(",") if isinstance(names, str) else names)
+        values[names] = tuple(id(params.pop(name)) for name in names)
+    return values | {(name,): id(value) for name, value in params.items()}  # of fixtures
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    quick = config.getoption("quick")
+    if not quick and not config.getoption("pairs"):
+        return
+    cases = defaultdict(list)
+    for item in items:
+        slow = item.get_closest_marker("slow") is not None
+        if not (quick and slow):
+            cases[item.nodeid.partition("[")[0], slow].append(item)
+    kept = set()
+    for (_, slow), same in cases.items():
+        size = 1 if quick or slow else 2
+        kept.update(same[at] for at in covering([_values(item) for item in same], size))
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    """With --quick, fail a test that takes too long twice.
+
+    The first test that needs workers or torch waits while a fork server imports it for all, and any
+    test may lose its CPU to another program: neither happens twice.
+    """
+    if not item.config.getoption("quick"):
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    if _too_long(reports):
+        item._initrequest()  # fresh fixtures
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        for report in _too_long(reports):
+            report.outcome = "failed"
+            report.longrepr = (
+                f"{item.nodeid} took {report.duration:.1f} s, expected at most {_limit():.1f} s in "
+                "the quick set: mark it slow, and only `make test-all` runs it"
+            )
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def _too_long(reports):
+    limit = _limit()
+    return [one for one in reports if one.when == "call" and one.passed and one.duration > limit]
+
+
+def _limit():
+    """Scale the limit by how many programs there are for a CPU: beside them a test takes longer."""
+    return LIMIT * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def _signals():

@@ -209,6 +209,7 @@ def test_a_policy_without_weights_cannot_be_published():
             actors.publish({"w": np.zeros(3)})
 
 
+@pytest.mark.slow
 def test_a_module_acts_with_what_was_published():
     torch = pytest.importorskip("torch", reason="modules")
     module = torch.nn.Linear(4, 2).double()

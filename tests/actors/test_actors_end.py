@@ -291,6 +291,7 @@ def test_weights_are_whole_while_workers_are_killed():
         assert envs.stats().losses.sum() == 3
 
 
+@pytest.mark.slow
 def test_the_program_ends_well_whatever_is_under_way():
     script = """
         import numpy as np, pysampler

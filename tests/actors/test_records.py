@@ -64,6 +64,7 @@ def made_up(rewards, terminated, truncated):
     return Records(rows, SimpleNamespace(steps=steps))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(data=st.data(), count=st.integers(1, 4), steps=st.integers(1, 8))
 def test_advantages_of_records_are_what_the_definition_says(data, count, steps):

@@ -144,6 +144,7 @@ def test_full_disk_leaves_whole_rows_of_episodes(tmp_path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_it_writes_returns_and_whole_videos(tmp_path):
     ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos")
     options = {"folder": tmp_path / "some" / "where", "video_every": 3, "repeat": True}
@@ -176,6 +177,7 @@ def test_a_watcher_that_is_killed_is_replaced():
                 os.sched_yield()
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_watcher_that_is_killed_waits_for_the_next():
     with pysampler.Watcher(Says(), Told, repeat=True) as watcher:
         watcher.wait(1)
@@ -310,6 +312,7 @@ def in_threads(*functions):
     assert raised == []
 
 
+@pytest.mark.slow
 def test_threads_may_look_at_it_while_others_publish():
     with (
         pysampler.Actors(Told, Says(), num_envs=2) as actors,
@@ -326,6 +329,7 @@ def test_threads_may_look_at_it_while_others_publish():
         assert len(watcher.curve) >= 200
 
 
+@pytest.mark.slow
 def test_it_may_be_made_and_closed_while_another_thread_publishes():
     def cycle():
         with pysampler.Watcher(actors, Told) as watcher:
@@ -355,6 +359,7 @@ def test_it_may_be_made_and_closed_while_another_thread_publishes():
         assert actors._followers == []
 
 
+@pytest.mark.slow
 def test_it_may_be_closed_while_another_thread_looks():
     for _ in range(10):
         with pysampler.Watcher(Says(), Told, repeat=True) as watcher:

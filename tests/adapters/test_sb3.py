@@ -146,6 +146,7 @@ def masked(tells="method", envs=4):
     return VecEnv([lambda: OneAllowed(tells=tells)] * envs, num_workers=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tells", ["method", "info"])
 def test_masks_come_with_the_steps_and_are_those_of_the_env(tells):
     envs = masked(tells)

@@ -76,6 +76,7 @@ def wait_until(true):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_all_contenders_are_measured():
     done = completed(*BENCH, "CartPole-v1", "--envs", "4", "--seconds", "0.5", "--json")
     told = json.loads(done.stdout)
@@ -88,6 +89,7 @@ def test_all_contenders_are_measured():
     assert told["advice"]
 
 
+@pytest.mark.slow
 def test_the_table_fills_on_a_terminal(folder):
     status, shown = on_screen(
         *BENCH, "levels.py:make", "--envs", "2", "--workers", "2", "--seconds", "0.5"
@@ -102,6 +104,7 @@ def test_the_table_fills_on_a_terminal(folder):
     assert last[10] != ""  # the advice
 
 
+@pytest.mark.slow
 def test_one_that_does_not_run_is_told_and_the_others_are_measured(folder):
     """Without rich too, as plain text."""
     command = ["bench", "levels:only_as_main", "--envs", "2", "--seconds", "0.3"]
@@ -116,6 +119,7 @@ def test_one_that_does_not_run_is_told_and_the_others_are_measured(folder):
     assert all("[" in line for line in lines[4:8])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "why"),
     [
@@ -174,6 +178,7 @@ def test_c_code_that_hangs_has_no_line(folder, capsys):
     assert line == "pysampler: cannot measure stuck:make: it hangs: no answer within 10 s\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all(folder):
     """A terminal sends it to the command, whose contenders are in sessions of their own."""
     command = []
@@ -194,6 +199,7 @@ def is_command(pid):
     return b"pysampler\0bench\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["hangs", "steps"])
 def test_nothing_outlives_a_command_that_is_killed(folder, at):
     """Neither while an env hangs, nor while all contenders have processes."""

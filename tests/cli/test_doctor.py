@@ -51,6 +51,7 @@ def test_the_hash_seed_here_and_in_workers_is_said(seed, found, monkeypatch):
     assert doctor._hash_seed()[1].startswith(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 200])
 def test_lines_fit_the_terminal(columns):
     status, shown = on_screen(*DOCTOR, columns=columns)
@@ -61,12 +62,14 @@ def test_lines_fit_the_terminal(columns):
     assert max(map(len, lines)) <= columns
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_very_narrow_gets_lines_of_60():
     status, shown = on_screen(*DOCTOR, columns=10)
     assert status == 0
     assert max(map(len, plain(shown).splitlines())) <= 60
 
 
+@pytest.mark.slow
 def test_without_rich_it_is_plain_text():
     program = "import sys; sys.modules['rich'] = None; from pysampler._cli.main import main; "
     status, shown = on_screen("-c", program + "sys.exit(main(['doctor']))")
@@ -75,6 +78,7 @@ def test_without_rich_it_is_plain_text():
     assert shown.startswith("versions")
 
 
+@pytest.mark.slow
 def test_limits_that_are_too_low_are_broken():
     done = subprocess.run(
         [sys.executable, *DOCTOR, "--workers", "100000000"],
@@ -100,6 +104,7 @@ def test_a_look_that_fails_is_told_and_the_others_go_on(monkeypatch, capsys):
     assert findings["shared memory"]["found"] == "OSError: told to"
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error():
     done = subprocess.run(
         f"{sys.executable} -m pysampler doctor | head -1",
@@ -113,6 +118,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["doctor", "--help"]])
 def test_help_fits_a_screen(arguments):
     status, shown = on_screen("-m", "pysampler", *arguments)

@@ -130,6 +130,7 @@ def test_workers_that_act_for_rollouts_are_not_said_to_wait():
         rollouts.close()
 
 
+@pytest.mark.slow
 def test_workers_that_get_no_cpu_are_said_to_wait_for_one():
     burn = [sys.executable, "-c", "while True: pass"]
     cpu = min(os.sched_getaffinity(0))
@@ -314,6 +315,7 @@ def test_memory_that_may_shrink_is_not_mapped():
 # -- terminals -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_names_cannot_command_the_terminal():
     evil = type("E\x1b[2Jvil\x07", (Scripted,), {})
     envs = pysampler.VectorEnv([functools.partial(evil, ".")] * 2, num_workers=1)
@@ -324,6 +326,7 @@ def test_names_cannot_command_the_terminal():
     assert "\x1b" not in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("columns", "lines"), [(20, 3), (1, 1), (200, 5)])
 def test_a_small_terminal_gets_what_fits(columns, lines):
     with four(num_workers=2) as envs:
@@ -343,6 +346,7 @@ def interrupt_top():
     child.send_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_a_terminal_without_pictures_is_told_so():
     status, shown = on_screen(*TOP, kind="dumb")
     assert status == 2
@@ -352,6 +356,7 @@ def test_a_terminal_without_pictures_is_told_so():
 NO_TERMINAL = "pysampler: top needs a terminal; pysampler dump prints once, --json for programs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "status", "told"),
     [

@@ -98,6 +98,7 @@ def dumped(*arguments):
     return pool
 
 
+@pytest.mark.slow
 def test_it_shows_what_each_worker_does():
     envs = pysampler.VectorEnv([functools.partial(Gated, None, 1e-4)] * 6, num_workers=2)
     with stepping(envs):
@@ -112,6 +113,7 @@ def test_it_shows_what_each_worker_does():
     envs.close()
 
 
+@pytest.mark.slow
 def test_an_env_that_is_slow_is_named_and_a_program_that_is():
     times = [1e-4, 1e-4, 1e-4, 5e-3]
     envs = pysampler.VectorEnv([functools.partial(Gated, None, t) for t in times], num_workers=2)
@@ -125,6 +127,7 @@ def test_an_env_that_is_slow_is_named_and_a_program_that_is():
     envs.close()
 
 
+@pytest.mark.slow
 def test_a_worker_is_named_by_its_pid_too():
     envs = pysampler.VectorEnv([Gated] * 2, num_workers=2)
     pool = dumped(str(envs._pool.pids[1]), "--seconds", "0.01")
@@ -133,6 +136,7 @@ def test_a_worker_is_named_by_its_pid_too():
     envs.close()
 
 
+@pytest.mark.slow
 def test_an_env_that_hangs_is_named_and_how_to_see_its_stack(tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
@@ -169,6 +173,7 @@ def test_memory_is_mapped_to_be_read_only():
     envs.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_has_ended_is_told():
     envs = pysampler.VectorEnv([Gated] * 2, num_workers=2)
     pid = envs._pool.pids[1]
@@ -204,6 +209,7 @@ def test_what_cannot_be_looked_at_is_one_line(capsys, monkeypatch):
     envs.close()
 
 
+@pytest.mark.slow
 def test_top_needs_a_terminal():
     done = subprocess.run(
         [sys.executable, "-m", "pysampler", "top"],
@@ -218,6 +224,7 @@ def test_top_needs_a_terminal():
     )
 
 
+@pytest.mark.slow
 def test_top_ends_with_the_program(tmp_path):
     """It shows the workers meanwhile."""
     program = tmp_path / "program.py"
@@ -244,6 +251,7 @@ def test_top_ends_with_the_program(tmp_path):
     assert shown.rstrip().endswith(f"program {child.pid} has no workers any more")
 
 
+@pytest.mark.slow
 def test_top_waits_while_the_only_worker_is_replaced(tmp_path):
     """The envs of the other worker take a while to be made: meanwhile there is none."""
     program = tmp_path / "program.py"

@@ -84,6 +84,7 @@ def program():
         process.stdin.close()
 
 
+@pytest.mark.slow
 def test_each_step_reset_command_and_wait_is_a_slice(tmp_path):
     with counting(tmp_path / "run.pftrace") as envs:
         stepped(envs)
@@ -106,6 +107,7 @@ def test_each_step_reset_command_and_wait_is_a_slice(tmp_path):
     assert len(main.named("wait for 2 groups")) >= STEPS + 1
 
 
+@pytest.mark.slow
 def test_arrows_go_from_a_command_to_what_it_made_and_to_what_read_it(tmp_path):
     with counting(tmp_path / "run.pftrace") as envs:
         stepped(envs)
@@ -127,6 +129,7 @@ def test_arrows_go_from_a_command_to_what_it_made_and_to_what_read_it(tmp_path):
         assert [senders[flow] for flow in order] == sends
 
 
+@pytest.mark.slow
 def test_json_has_the_same_slices(tmp_path):
     for path in (tmp_path / "run.pftrace", tmp_path / "run.json"):
         with counting(path) as envs:
@@ -144,6 +147,7 @@ def test_json_has_the_same_slices(tmp_path):
     assert set(phases["t"]) <= set(phases["s"]) == set(phases["f"])
 
 
+@pytest.mark.slow
 def test_json_is_merged_with_what_torch_says(tmp_path):
     torch = pytest.importorskip("torch")
     ours, its, both = (tmp_path / name for name in ("ours.json", "its.json", "both.json"))
@@ -173,6 +177,7 @@ def test_what_is_no_trace_is_not_merged(tmp_path, capsys):
     assert "-o FILE" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy_in", ["main", "workers"])
 def test_the_policy_is_a_slice_where_it_acts(tmp_path, policy_in):
     def policy(observations):
@@ -220,6 +225,7 @@ def test_envs_of_the_main_process_are_on_its_track(tmp_path):
     assert {one.name for one in main.named("step")} == {"step 2", "step 3"}
 
 
+@pytest.mark.slow
 def test_a_running_program_is_traced_until_ctrl_c(program, tmp_path):
     path = tmp_path / "run.pftrace"
     code, shown = on_screen(
@@ -238,6 +244,7 @@ def test_a_running_program_is_traced_until_ctrl_c(program, tmp_path):
     assert max(speed) > 0
 
 
+@pytest.mark.slow
 def test_a_program_that_is_killed_leaves_a_whole_trace(program, tmp_path):
     path = tmp_path / "run.pftrace"
     code, shown = on_screen(

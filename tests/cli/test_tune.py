@@ -57,6 +57,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_choice_is_tried():
     done = completed(
         *(*TUNE, "CartPole-v1", "--envs", "4", "--workers", "2", "--seconds", "1"),
@@ -90,6 +91,7 @@ def test_a_script_is_run_until_it_makes_a_vector_env(folder):
     assert not (folder / "went-on").exists()
 
 
+@pytest.mark.slow
 def test_envs_are_made_where_and_as_the_script_makes_them(folder):
     """It changes its folder and its environment; modules of the first folder are none of its."""
     (folder / "queue.py").write_text("1 / 0")
@@ -134,6 +136,7 @@ OF_SB3_TOO = "from stable_baselines3.common.env_util import make_vec_env"
 OURS = "from pysampler.adapters.sb3 import VecEnv"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "what"),
     [
@@ -222,6 +225,7 @@ def test_what_cannot_be_tuned_is_one_line(folder, capsys, arguments, why):
     assert line.startswith(f"pysampler: {why}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_outlives_a_command_that_is_ended(folder, end):
     script = [str(folder / "train.py"), "--script-args=--hang"]
@@ -358,6 +362,7 @@ def test_busy_machine_is_told_in_each_case():
         assert told in advice_of(SETTING, CHOICES, {**finals, "default": loaded}, loaded)[0]
 
 
+@pytest.mark.slow
 def test_what_other_programs_use_is_measured_while_contenders_rest():
     command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as burner:

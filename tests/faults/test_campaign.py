@@ -1,7 +1,8 @@
-"""A minute of each fault campaign, against workers and their parent, and a little of each fuzzer.
+"""A short run of the fault campaign, and a few cases of the other campaigns and of each fuzzer.
 
-PYSAMPLER_FAULT_SECONDS and PYSAMPLER_FAULT_SEED set how long the campaigns take, and which cases;
-what they print says how to repeat a single one.
+`make test-faults` runs them for long: here they show that they still work. PYSAMPLER_FAULT_SECONDS
+and PYSAMPLER_FAULT_SEED set how long the campaign takes, and which cases; what it prints says how
+to repeat a single one.
 """
 
 import os
@@ -12,16 +13,15 @@ from pathlib import Path
 import pytest
 from programs import completed
 
-SECONDS = os.environ.get("PYSAMPLER_FAULT_SECONDS", "60")
+SECONDS = os.environ.get("PYSAMPLER_FAULT_SECONDS", "20")
 SEED = os.environ.get("PYSAMPLER_FAULT_SEED")
 
 
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.timeout(float(SECONDS) + 180)
-@pytest.mark.parametrize("campaign", ["campaign.py", "parent.py"])
-def test_nothing_hangs_is_lost_or_left(campaign, tmp_path):
-    program = str(Path(__file__).with_name(campaign))
+def test_nothing_hangs_is_lost_or_left(tmp_path):
+    program = str(Path(__file__).with_name("campaign.py"))
     command = [sys.executable, program, "--seconds", SECONDS, "--out", str(tmp_path)]
     if SEED is not None:
         command += ["--seed", SEED]
@@ -41,9 +41,9 @@ def test_nothing_hangs_is_lost_or_left(campaign, tmp_path):
     "fuzzer",
     [
         *("fuzz_envs.py", "fuzz_files.py", "fuzz_primitives.py", "full_disks.py", "forks.py"),
-        *("suspensions.py", "descriptors.py"),
+        *("suspensions.py", "descriptors.py", "parent.py"),
     ],
 )
 def test_what_is_hostile_is_told_in_words(fuzzer):
     program = str(Path(__file__).with_name(fuzzer))
-    print(completed(program, "--seconds", "15", "--seed", SEED or "1").stdout)
+    print(completed(program, "--seconds", "1", "--seed", SEED or "1").stdout)

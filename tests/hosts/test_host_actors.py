@@ -118,6 +118,7 @@ def test_the_host_that_has_waited_longest_is_first(simulated):
         assert order == [0, 1] * 4
 
 
+@pytest.mark.slow
 def test_records_hold_until_the_next_take_and_copies_stay(simulated):
     with actors() as some:
         records = some.take(16, min_records=16)
@@ -202,6 +203,7 @@ def test_a_policy_without_weights_cannot_be_published(simulated):
         assert (some.take(8).version == some.take(8).version).all()
 
 
+@pytest.mark.slow
 def test_more_versions_than_a_host_has_room_for_at_first(simulated):
     acts = Weighted()
     with publishing(acts, hosts=1) as some:

@@ -136,6 +136,7 @@ def test_there_are_at_most_so_many_hosts(auto, monkeypatch):
     assert asked[1:] == [{"bundles": []}]
 
 
+@pytest.mark.slow
 def test_a_node_that_joins_may_be_in_use_for_long(auto):
     with rollouts(hosts="auto", start_timeout=20) as some:
         node = auto.add_node()

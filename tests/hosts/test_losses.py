@@ -114,6 +114,7 @@ def test_without_a_timeout_a_host_may_take_for_ever(simulated):
 # -- "restart" -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_lost_host_starts_again_with_new_envs(simulated, lose, caplog):
     check = Continuity()
     with rollouts(on_host_loss="restart", host_timeout=30) as some:
@@ -231,6 +232,7 @@ def test_an_env_that_ends_its_process_in_the_constructor_does_not_do_so_for_ever
         assert len(begun) == 4
 
 
+@pytest.mark.slow
 def test_a_host_that_hangs_while_it_makes_its_envs_is_killed(simulated):
     with rollouts(on_host_loss="restart", start_timeout=20, max_restarts=1) as some:
         some.take()
@@ -360,6 +362,7 @@ def test_an_env_that_cannot_be_made_is_an_error_of_the_constructor(simulated):
     assert simulated.groups == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_worker_loss", ["raise", "restart"])
 @pytest.mark.parametrize("on_host_loss", ["raise", "restart"])
 def test_a_lost_worker(simulated, on_host_loss, on_worker_loss):

@@ -324,6 +324,7 @@ def test_arrays_are_the_learners_own(simulated):
                 assert getattr(one.ended, name).flags.writeable, name
 
 
+@pytest.mark.slow
 def test_what_the_learner_keeps_pins_nothing_in_the_store(simulated):
     kept = []
     with rollouts() as some:

@@ -191,6 +191,7 @@ def test_goals_go_on_after_truncation_and_stop_at_termination(dqn):
         torch.testing.assert_close(goal.float(), torch.as_tensor(expected[index]).float())
 
 
+@pytest.mark.slow
 def test_an_update_moves_the_values_of_the_actions_taken_to_the_goals(dqn):
     learner, _ = learner_of(dqn, n_step=1, gamma=0.0, rate=1e-3)
     images = np.random.default_rng(1).integers(0, 256, (6, 4, 6, 5), dtype=np.uint8)

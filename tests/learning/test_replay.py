@@ -353,6 +353,7 @@ def state_of(replay):
     return added, [array.tolist() for array in arrays]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["add", "update"])
 @pytest.mark.parametrize("count", [3, 11])
 def test_an_interrupted_call_is_made_as_a_whole_or_not_at_all(what, count):

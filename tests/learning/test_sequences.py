@@ -33,6 +33,7 @@ def around(rows, kept, at, burn_in, length, *, beyond_ends):
     return [None] * (burn_in - len(before)) + before + after + [None] * (length - len(after))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -114,6 +115,7 @@ def test_records_between_which_some_are_missing_are_not_joined():
         assert tuple(row[mask]) in {(0, 1), (2, 3)}
 
 
+@pytest.mark.slow
 def test_a_state_that_was_stored_is_that_of_the_first_step():
     """As of actors whose policy is recurrent and returns it under another name, too."""
 

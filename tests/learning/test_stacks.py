@@ -55,6 +55,7 @@ def make(capacity, depth, **options):
     return ReplayBuffer(capacity, like, **options)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -120,6 +121,7 @@ def test_what_is_drawn_is_what_a_plain_buffer_draws(alpha):
                 buffer.update(batch.indices, batch.fields["number"] % 7 + 0.1)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),

@@ -16,6 +16,7 @@ from mujoco_in_tests import (
     assert_equal,
     compare,
     drawn_actions,
+    each,
     identical,
     one_by_one,
     together,
@@ -102,7 +103,7 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("env_id", each(IDS))
 def test_no_argument_is_forgotten_here(env_id):
     """Tests of all envs have the others: the models, the cameras."""
     names = set(AWAY[env_id.removesuffix("-v5")]) | {"frame_skip"}
@@ -117,6 +118,7 @@ def test_no_argument_is_forgotten_here(env_id):
     assert cameras == CAMERA.keys() | {"camera_name"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("env_id", "name", "value"), SINGLE + MORE)
 def test_one_argument(env_id, name, value):
     assert_equal(env_id, {name: value})
@@ -138,7 +140,7 @@ CAMERA = {
 }
 
 
-@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("env_id", each(IDS))
 def test_what_a_camera_sees_changes_nothing(env_id):
     for mode in ("rgb_array", "depth_array"):
         assert_equal(env_id, {**CAMERA, "render_mode": mode}, steps=3)

@@ -13,6 +13,7 @@ from mujoco_in_tests import (
     IDS,
     compare,
     drawn_actions,
+    each,
     identical,
     one_by_one,
     ordinary,
@@ -55,7 +56,7 @@ def test_attributes_are_those_of_each_env(workers, groups):
         assert ours.np_random_seed == (2, 3, 4, 5)
 
 
-@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("env_id", each(IDS))
 def test_methods_see_the_state_of_each_env(env_id):
     """What follows from the state, and what a task reads of the last step."""
     names = ["state_vector", "_get_obs", "_get_reset_info"]
@@ -317,7 +318,7 @@ def without_gl(monkeypatch):
     monkeypatch.setattr(mujoco_rendering, "OffScreenViewer", Viewer)
 
 
-@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("env_id", each(IDS))
 def test_pictures_of_each_env_after_a_reset(env_id, without_gl):
     mode = {"render_mode": "rgb_array"}
     with stepped(env_id, arguments=mode) as (ours, theirs):

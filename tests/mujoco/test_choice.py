@@ -6,12 +6,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
-from mujoco_in_tests import CHEETAH, IDS, META_IDS, identical, is_native, made
+from mujoco_in_tests import CHEETAH, IDS, META_IDS, each, identical, is_native, made
 
 import pysampler
 
 
-@pytest.mark.parametrize("env_id", [*IDS, *META_IDS])
+@pytest.mark.parametrize("env_id", each([*IDS, *META_IDS]))
 @pytest.mark.parametrize("native", ["auto", True])
 def test_gymnasiums_envs_are_simulated_together(env_id, native):
     assert is_native(made(env_id, native))

@@ -17,6 +17,7 @@ from mujoco_in_tests import (
     SAME_STEP,
     compare,
     drawn_actions,
+    each,
     identical,
     one_by_one,
     ordinary,
@@ -106,7 +107,7 @@ def _copied(arguments):
     return {name: dict(v) if name == "options" else v for name, v in arguments.items()}
 
 
-@pytest.mark.parametrize("env_id", META_IDS)
+@pytest.mark.parametrize("env_id", each(META_IDS))
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
 def test_envs_of_many_tasks(env_id, mode):
     """The tasks of single resets, and of all that follow, automatic or not."""
@@ -126,7 +127,7 @@ def test_envs_of_many_tasks(env_id, mode):
 DTYPES = ["f2", "f4", "f8", "g", "i1", "i4", "i8", "u1", "u8", "?"]
 
 
-@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("env_id", each(IDS))
 @pytest.mark.filterwarnings("ignore")  # of overflows, and gymnasium's of rewards
 def test_actions_of_any_dtype(env_id):
     stack, ours, theirs = both(env_id, 3, NEXT_STEP, SHORT)
@@ -166,7 +167,7 @@ def test_actions_of_any_kind(kind, workers):
         compare(ours, theirs, [KINDS[kind](row.astype(np.float64)) for row in drawn])
 
 
-@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("env_id", each(IDS))
 @pytest.mark.parametrize("odd", [np.nan, np.inf, 1e30], ids=str)
 @pytest.mark.filterwarnings("ignore")
 def test_actions_that_make_no_sense(env_id, odd):

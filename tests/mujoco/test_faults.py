@@ -99,6 +99,7 @@ def test_all_that_follows_is_what_ordinary_envs_do(env_id, mode):
         identical(*(envs.reset(seed=8) for envs in pair))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_reset_is_done_by_the_successors(mode):
     with running(CHEETAH, autoreset_mode=mode) as pair:
@@ -249,6 +250,7 @@ class Deadly(Task):
         return draw(rngs, lambda rng: rng.uniform(-1, 1, 1)), np.zeros((len(ids), 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "mode"), [("reward", DISABLED), ("terminated", NEXT_STEP), ("observe", SAME_STEP)]
 )

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 from gymnasium.envs.mujoco.mujoco_env import MujocoEnv
-from mujoco_in_tests import IDS, arguments_of, assert_equal
+from mujoco_in_tests import IDS, arguments_of, assert_equal, each
 
 
 def altered(env_id, tmp_path, change):
@@ -63,11 +63,12 @@ MODELS = [slower, with_a_ball, with_memory]
 SIZED = ["HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Swimmer-v5", "Ant-v5", "Humanoid-v5"]
 
 
-@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("env_id", each(IDS))
 def test_another_model(env_id, tmp_path):
     assert_equal(env_id, altered(env_id, tmp_path, slower))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", [*SIZED, "HumanoidStandup-v5"])
 @pytest.mark.parametrize("change", [with_a_ball, with_memory], ids=lambda one: one.__name__)
 def test_a_model_of_another_size(env_id, change, tmp_path):

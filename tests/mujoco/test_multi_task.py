@@ -3,7 +3,7 @@
 import mujoco
 import numpy as np
 import pytest
-from mujoco_in_tests import META_IDS, identical
+from mujoco_in_tests import META_IDS, each, identical
 
 import pysampler
 from pysampler.envs.mujoco import Task, draw
@@ -38,7 +38,7 @@ def sampled(env_id, native, **options):
         return seen
 
 
-@pytest.mark.parametrize("env_id", META_IDS)
+@pytest.mark.parametrize("env_id", each(META_IDS))
 def test_a_sampler_of_many_tasks(env_id):
     ours, theirs = sampled(env_id, native=True), sampled(env_id, native=False)
     for one, other in zip(ours, theirs, strict=True):
@@ -48,7 +48,7 @@ def test_a_sampler_of_many_tasks(env_id):
             assert one == other
 
 
-@pytest.mark.parametrize("env_id", META_IDS)
+@pytest.mark.parametrize("env_id", each(META_IDS))
 def test_it_is_what_happens_without_being_asked_for(env_id):
     with pysampler.MultiTaskSampler(
         env_id, policy, num_envs=2, vector_kwargs={"num_workers": 0}

@@ -38,6 +38,7 @@ def row_of_infos(infos, at):
     return {name: row_of_infos(infos[name], at) for name in names if infos[f"_{name}"][at]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
 @pytest.mark.parametrize(("workers", "groups"), [(0, 3), (1, 7), (2, 1), (2, 3), (5, 2)])
 def test_each_env_goes_its_own_way_as_it_would_in_step(mode, workers, groups):
@@ -202,6 +203,7 @@ def acted(make, steps=60, **options):
     return {env: rows[:steps] for env, rows in by_env(batches).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "groups"), [(0, 2), (1, 1), (2, 2)])
 def test_actors(workers, groups):
     """Each env by itself: how records of several interleave is chance."""

@@ -16,6 +16,7 @@ from mujoco_in_tests import (
     NEXT_STEP,
     SAME_STEP,
     drawn_actions,
+    each,
     identical,
     together,
     walk,
@@ -34,7 +35,7 @@ def walking(env_id=CHEETAH, count=5, arguments=None, steps=7, **options):
         yield envs, actions[steps:]
 
 
-@pytest.mark.parametrize("env_id", [*IDS, *META_IDS])
+@pytest.mark.parametrize("env_id", each([*IDS, *META_IDS]))
 @pytest.mark.parametrize("mode", MODES)
 def test_envs_go_on_from_a_state_as_they_did_before(env_id, mode):
     """Ends, automatic resets and what they draw included; and the derived fields that lag."""

@@ -103,6 +103,7 @@ def one_by_one(count=5, mode=NEXT_STEP, **arguments):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("workers", "groups"), [(0, 2), (1, 1), (2, 2), (5, 1)])
 def test_it_is_what_its_ordinary_env_is(mode, workers, groups):

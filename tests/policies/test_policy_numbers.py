@@ -67,12 +67,14 @@ def expect_own_numbers(policy, seed, context="nursery"):
     assert np.array_equal(*runs[:2]) == (seed is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 7, [1, None, 3, 4]], ids=str)
 @pytest.mark.parametrize("policy", RANDOM, ids=named)
 def test_workers_draw_numbers_of_their_own(policy, seed):
     expect_own_numbers(policy, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_draw_numbers_of_their_own_however_they_are_started(context):
     expect_own_numbers(OfTorch(), None, context)
@@ -117,6 +119,7 @@ def test_a_policy_with_generators_acts_alike_everywhere():
         np.testing.assert_array_equal(run, runs[0], err_msg=str(way))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [OfTorch(), with_generators], ids=named)
 def test_who_takes_the_place_of_a_lost_worker_draws_other_numbers(policy):
     envs = pysampler.VectorEnv([Scripted] * 4, num_workers=2, on_worker_loss="restart")
@@ -205,6 +208,7 @@ class Seeded(HeldGenerator):
         self.generator = np.random.default_rng(number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -284,6 +288,7 @@ class Narrow(HeldGenerator):
         return self.act(observations)[:, :1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [narrow, Narrow()])
 def test_a_seeded_run_repeats_where_a_worker_is_replaced(policy, tmp_path):
     runs = []

@@ -130,6 +130,7 @@ def test_the_usual_loop_uses_the_memory_of_two_rollouts():
         assert len(addresses) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 def test_too_many_held_rollouts_are_an_error_that_says_how_to_copy(overlap):
     with rollouts_of(overlap=overlap) as rollouts:

@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import scripted
+from covering import ways
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -102,7 +103,7 @@ def test_wherever_workers_come_from(context, where):
     assert_equal(copies, slow_rollout([functools.partial(Scripted, "..t")] * 4, policy, 10, seed=3))
 
 
-@pytest.mark.parametrize("way", WAYS, ids=name_of)
+@pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
 def test_a_state_is_kept_by_env_and_begins_anew_with_episodes(way):
     env_fns = [functools.partial(Scripted, script) for script in SCRIPTS]
     rollouts = sampled(env_fns, Counting(), 3, **way)
@@ -114,7 +115,7 @@ def test_a_state_is_kept_by_env_and_begins_anew_with_episodes(way):
     np.testing.assert_array_equal(seen, [state["seen"][0] for state in expected["states"]])
 
 
-@pytest.mark.parametrize("way", WAYS, ids=name_of)
+@pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
 def test_infos_that_are_asked_for_are_those_of_the_step_not_of_the_reset_after_it(way):
     env_fns = [functools.partial(Scripted, script) for script in SCRIPTS]
     rollouts = sampled(env_fns, policy, 3, info_keys=("life", "half"), **way)
@@ -143,7 +144,7 @@ class NestedInfos(gym.Wrapper):
         )
 
 
-@pytest.mark.parametrize("way", WAYS, ids=name_of)
+@pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
 def test_dicts_of_infos_are_dicts_of_arrays(way):
     env_fns = [lambda s=script: NestedInfos(Scripted(s)) for script in SCRIPTS]
     rollouts = sampled(env_fns, policy, 3, info_keys=("all",), **way)
@@ -171,7 +172,7 @@ class OneArray(gym.Wrapper):
         return *results, {"array": self.array, "mixed": mixed}
 
 
-@pytest.mark.parametrize("way", WAYS, ids=name_of)
+@pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
 def test_infos_are_those_of_their_step_before_they_have_a_column(way):
     env_fns = [lambda s=script: OneArray(Scripted(s)) for script in SCRIPTS]
     rollouts = sampled(env_fns, policy, 3, info_keys=("array", "mixed"), **way)
@@ -192,7 +193,7 @@ class AtItsEnd(gym.Wrapper):
         return *results, {"end": info["life"], "in": {"it": info["half"]}} if over else {}
 
 
-@pytest.mark.parametrize("way", WAYS, ids=name_of)
+@pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
 def test_where_an_env_gave_no_info_there_is_none_of_an_earlier_rollout(way):
     scripts = ["......t.......................", "........c...................t."]
     env_fns = [functools.partial(lambda s: AtItsEnd(Scripted(s)), one) for one in scripts]
@@ -223,7 +224,7 @@ def giving(gives):
     return [lambda s=script: Gives(Scripted(s), gives) for script in SCRIPTS]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=name_of)
+@pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
 def test_large_arrays_in_infos_are_kept(way):
     env_fns = giving(lambda life: {"large": np.full(2000, life), "small": life})
     for rollout in sampled(env_fns, policy, 3, info_keys=("large", "small"), **way):
@@ -255,7 +256,7 @@ def test_infos_that_are_left_out_are_told_of_once_wherever_they_are(way):
     assert sorted(told) == ["info['in']['list'] is a list", "info['name'] is a str"]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=name_of)
+@pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
 def test_returns_of_gymnasiums_wrapper_are_those_that_are_counted(way):
     env_fns = [
         lambda s=script: gym.wrappers.RecordEpisodeStatistics(Scripted(s)) for script in SCRIPTS

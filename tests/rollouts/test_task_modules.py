@@ -146,6 +146,7 @@ class Switches(gym.Env):
         return np.zeros(3, np.float32), float(action.sum()), False, False, {}
 
 
+@pytest.mark.slow
 def test_draws_of_bits_become_those_of_the_space():
     class Bits(torch.nn.Module):
         def forward(self, observations):

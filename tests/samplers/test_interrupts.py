@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from interrupts import Interrupted, at_each_point, at_point, handler
+from interrupts import Interrupted, at_each_point, at_point, handler, points
 from interrupts_in_tests import (
     Counter,
     Slow,
@@ -216,6 +216,7 @@ def test_an_exception_of_a_handler_is_not_a_trainers():
         averaging.round(1)
 
 
+@pytest.mark.slow
 def test_an_exception_of_a_handler_does_not_close_actors():
     with contextlib.closing(counters()) as envs, pysampler.Actors(envs, policy) as actors:
         actors.take(4)
@@ -234,7 +235,7 @@ def test_an_exception_of_a_handler_does_not_close_actors():
 @pytest.mark.parametrize("overlap", [False, True])
 def test_rollouts_begin_anew_wherever_their_reset_was_interrupted(overlap):
     with contextlib.closing(counters()) as envs:
-        for n in itertools.count(1, 7):
+        for n in points(7):
             some = pysampler.Rollouts(envs, policy, 4, overlap=overlap)
             reached, _, where = at_point(n, lambda one=some: next(one))
             for _ in range(2):

@@ -57,6 +57,7 @@ def envs():
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_a_rollout_is_of_the_weights_there_were_when_it_was_started(way, envs):
     net = Net()
@@ -76,6 +77,7 @@ def test_a_rollout_is_of_the_weights_there_were_when_it_was_started(way, envs):
     assert seen == ([1.0, 1.0, 2.0, 3.0, 4.0] if way["overlap"] else [1.0, 2.0, 3.0, 4.0, 5.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", [Net(), Recurrent()], ids=["plain", "recurrent"])
 def test_it_makes_the_same_in_each_place(net):
     results = []
@@ -133,6 +135,7 @@ def test_the_class_of_a_policy_stays_the_users_own(envs):
         assert Table.__call__ is call
 
 
+@pytest.mark.slow
 def test_random_policies_in_workers_draw_numbers_of_their_own_the_same_every_time(envs):
     class Noisy(torch.nn.Module):
         def forward(self, observations):

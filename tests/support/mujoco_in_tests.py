@@ -6,6 +6,7 @@ import inspect
 
 import gymnasium as gym
 import numpy as np
+import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import same
 
@@ -23,6 +24,13 @@ IDS = [
 ]
 META_IDS = ["HalfCheetahDir-v5", "HalfCheetahVel-v5", "AntDir-v5", "AntVel-v5"]
 CHEETAH = "HalfCheetah-v5"
+# The quick set has one that never terminates and one that soon does.
+QUICK = CHEETAH, "InvertedPendulum-v5", "HalfCheetahVel-v5"
+
+
+def each(env_ids):
+    """Return parameters for env ids: most of them are slow, all together."""
+    return [pytest.param(one, marks=[] if one in QUICK else [pytest.mark.slow]) for one in env_ids]
 
 
 def together(env_id, count=3, arguments=None, wrappers=None, **vector_kwargs):

@@ -118,6 +118,7 @@ print("well")
 """
 
 
+@pytest.mark.slow
 def test_closing_under_a_waiter_crashes_no_thread():
     assert run(CLOSE) == "well\n"
 
@@ -188,6 +189,7 @@ print("well")
 """
 
 
+@pytest.mark.slow
 def test_a_handle_that_is_closed_while_an_argument_is_converted_says_so():
     assert completed("-c", CONVERT).stdout == "well\n"
 
@@ -212,6 +214,7 @@ assert ring.capacity == 4096
 """
 
 
+@pytest.mark.slow
 def test_an_argument_is_converted_once():
     completed("-c", TWO_SIZES)
 
@@ -231,6 +234,7 @@ threading.Thread(target=sync.Watch().wait, daemon=True).start()
 """
 
 
+@pytest.mark.slow
 def test_waiting_daemon_threads_do_not_spoil_the_exit():
     assert run(EXIT) == ""
 
@@ -344,6 +348,7 @@ def test_taking_no_member_takes_none():
     assert bell.take(np.array(1)) == 1
 
 
+@pytest.mark.slow
 def test_a_doorbell_does_not_wait_for_more_than_are_left():
     bell = sync.Doorbell(3)
     bell.post(0)

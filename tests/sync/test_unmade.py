@@ -67,6 +67,7 @@ def test_what_has_no_place_in_another_process_does_not_pickle(make):
             pickle.dumps(make(), protocol)
 
 
+@pytest.mark.slow
 def test_a_subinterpreter_is_refused():
     program = """
 try:

@@ -635,6 +635,7 @@ print("well")
 """
 
 
+@pytest.mark.slow
 def test_values_that_empty_the_dict_they_came_in_crash_nothing():
     # What is freed is overwritten at once.
     assert completed("-c", EMPTIES, env=os.environ | {"PYTHONMALLOC": "debug"}).stdout == "well\n"

@@ -157,6 +157,7 @@ def test_gymnasium_makes_it_where_it_was_installed():
     envs.close()
 
 
+@pytest.mark.slow
 def test_make_vec_makes_what_gymnasium_makes():
     kwargs = {"wrappers": (wrappers.TimeAwareObservation,), "max_episode_steps": 7}
     ours = pysampler.make_vec("CartPole-v1", 3, **kwargs)

@@ -124,15 +124,15 @@ def made_by_gymnasium():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("env_id", list(made_by_gymnasium()))
-def test_every_env_of_gymnasium(env_id):
+@pytest.mark.parametrize(("mode", "workers"), zip(MODES, (1, 2, 5), strict=True))
+def test_every_env_of_gymnasium(env_id, mode, workers):
     try:
         gym.make(env_id).close()
     except (gym.error.Error, ImportError) as error:
         pytest.skip(str(error))
     images = "CarRacing" in env_id  # each step draws one
     fns = [functools.partial(gym.make, env_id)] * (2 if images else 5)
-    for mode, workers in zip(MODES, (1, 2, 5), strict=True):
-        run_both(fns, mode, 100 if images else 300, num_workers=workers)
+    run_both(fns, mode, 100 if images else 300, num_workers=workers)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -375,6 +375,7 @@ def test_results_that_an_exception_came_behind_are_not_dropped(main_envs):
         assert envs.step([0] * 4)[0][:, 1].tolist() == [4] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_nothing_stays_mapped_when_it_is_closed(num_workers):
     def mapped():

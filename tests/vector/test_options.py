@@ -167,6 +167,7 @@ def run(delays, **kwargs):
     return batches
 
 
+@pytest.mark.slow
 def test_a_run_repeats_exactly(tmp_path):
     path = tmp_path / "recording"
     recorded = run(delays=True, record_to=path)
@@ -206,6 +207,7 @@ def test_full_disk_leaves_a_recording_of_whole_batches_and_names_it(tmp_path, ro
     replayed.close(terminate=True)
 
 
+@pytest.mark.slow
 def test_a_recording_of_something_else_is_refused(tmp_path):
     path = tmp_path / "recording"
     run(delays=False, record_to=path)
@@ -272,6 +274,7 @@ def replayed(path, count):
 BATCHES = [[0], [2, 1], [], [199], list(range(200)), [7, 150]]
 
 
+@pytest.mark.slow
 def test_batches_come_back_up_to_the_first_that_is_damaged(tmp_path):
     path = tmp_path / "recording"
     record(path, 200, BATCHES)

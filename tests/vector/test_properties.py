@@ -55,6 +55,7 @@ def compare(env_fns, mode, workers, steps=12):
         theirs.close()
 
 
+@pytest.mark.slow
 @quick
 @given(nested, nested, st.sampled_from([AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]))
 def test_any_space_in_process(observation, action, mode):
@@ -130,6 +131,7 @@ def outcome(make, steps):
         envs.close()
 
 
+@pytest.mark.slow
 @settings(quick, max_examples=300)
 @given(
     st.lists(st.lists(infos, min_size=1, max_size=5), min_size=1, max_size=4),

@@ -186,7 +186,9 @@ def test_options_of_lost_envs_are_those_of_their_successors():
     envs.close()
 
 
-@pytest.mark.parametrize("context", ["nursery", "fork", "spawn"])
+@pytest.mark.parametrize(
+    "context", ["nursery", "fork", pytest.param("spawn", marks=pytest.mark.slow)]
+)
 def test_every_context_can_replace(context):
     envs = make(context=context)
     envs.reset(seed=0)

@@ -613,6 +613,7 @@ def test_what_an_episode_ended_with_is_what_it_was_before_the_reset(workers):
     envs.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_steps_envs_imports_no_samplers():
     told = completed(
         "-c",
@@ -653,6 +654,7 @@ def test_a_worker_that_steps_envs_imports_no_samplers():
         }, line
 
 
+@pytest.mark.slow
 def test_a_worker_finds_in_its_nursery_what_it_needs_of_pysampler():
     told = completed(
         "-c",

@@ -326,6 +326,7 @@ def test_pools_in_cycles_do_not_stop_their_own_collection():
     assert out == "well\n"
 
 
+@pytest.mark.slow
 def test_a_nursery_that_dies_at_an_import_is_not_asked_for_it_again(tmp_path, monkeypatch):
     monkeypatch.setattr(nursery, "_nurseries", [])
     monkeypatch.setattr(nursery, "_deadly", set())
@@ -409,6 +410,7 @@ def test_children_that_an_exception_came_past_are_reaped_by_the_next_start():
     wait_until(lambda: not zombies())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["nursery", "spawn"])
 def test_no_descriptor_is_lost_where_an_exception_comes_into_the_library(context):
     """Between a descriptor and the object that closes it runs no Python, ours or another's."""
@@ -438,6 +440,7 @@ def test_no_descriptor_is_lost_where_an_exception_comes_into_the_library(context
     assert n > 10
 
 
+@pytest.mark.slow
 def test_a_nursery_with_no_descriptor_left_for_another_pool_goes_on_for_those_it_has(capfd):
     first = pysampler.VectorEnv([TellingEnv], num_workers=1)
     one = nursery._nurseries[-1]

@@ -166,6 +166,7 @@ print(*pids)
     wait_until(lambda: not any(alive(int(pid)) for pid in pids.split()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_files_that_got_the_numbers_of_closed_descriptors_stay_open(context):
     program = """

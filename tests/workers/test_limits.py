@@ -47,6 +47,7 @@ def run(program, *prefix, **kwargs):
     return done.stdout.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_too_few_file_descriptors():
     """However few there are; and when there are enough again, it works."""
     told = run("""
@@ -66,6 +67,7 @@ print(sorted(t.split(":")[0] for t in told))
     assert "'OSError'" in told
 
 
+@pytest.mark.slow
 def test_the_limit_on_open_files_is_raised_for_workers_and_stays_as_it_was_in_them():
     told = run("""
 limit(resource.RLIMIT_NOFILE, me.num_fds() + 8)
@@ -79,6 +81,7 @@ print(before < after, set(theirs) == {before})
     assert told == "True True"
 
 
+@pytest.mark.slow
 def test_too_many_workers_for_the_hard_limit_on_open_files():
     told = run("""
 resource.setrlimit(resource.RLIMIT_NOFILE, (me.num_fds() + 8,) * 2)
@@ -88,6 +91,7 @@ print(attempt())
     assert "raise it (ulimit -Hn), or pass a smaller num_workers" in told
 
 
+@pytest.mark.slow
 def test_too_little_memory():
     told = run("""
 use()
@@ -135,6 +139,7 @@ def test_workers_without_proc_say_what_is_missing():
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() == 0, reason="the limit on processes does not bind root")
 def test_too_few_processes():
     told = run("""
@@ -144,6 +149,7 @@ print(attempt())
     assert "cannot" in told
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare"
 )
@@ -162,6 +168,7 @@ def test_nowhere_to_write():
     assert run("print(attempt())", "unshare", "--mount", "sh", "-c", shell, "sh") == "works"
 
 
+@pytest.mark.slow
 def test_one_cpu():
     told = run("""
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
@@ -194,6 +201,7 @@ def refused(call):
 """
 
 
+@pytest.mark.slow
 def test_an_answer_for_which_there_is_no_memory_is_received_when_there_is():
     assert (
         run(
@@ -213,6 +221,7 @@ print("received")
     )
 
 
+@pytest.mark.slow
 def test_an_answer_for_which_there_is_no_descriptor_is_received_when_there_is():
     assert (
         run(
@@ -232,6 +241,7 @@ print("received")
     )
 
 
+@pytest.mark.slow
 def test_a_vector_env_whose_answers_have_no_memory_is_closed_and_its_workers_end():
     assert (
         run(

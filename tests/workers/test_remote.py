@@ -182,6 +182,7 @@ def test_an_answer_changes_no_class_of_this_process(stats):
     assert again.scaled()[0] == kind.scale == 2.0
 
 
+@pytest.mark.slow
 def test_an_answer_brings_classes_that_this_process_lacks(stats):
     _, pickled = stats
     program = "import sys; from pysampler._workers.remote import loads\n"

@@ -1,0 +1,38 @@
+"""Fewer cases of parametrized tests: each value once, or each pair of values once."""
+
+import itertools
+
+import pytest
+
+
+def covering(cases, size):
+    """Return the indices of cases that together have each combination of ``size`` values.
+
+    ``cases``: for each case a dict from parameters to values. Tests with fewer parameters than
+    ``size`` keep all their cases.
+    """
+    left = []
+    for case in cases:
+        count = min(size, len(case))
+        left.append(set(itertools.combinations(sorted(case.items()), count)))
+    chosen = []
+    while any(left):
+        best = max(range(len(left)), key=lambda at: len(left[at]))
+        chosen.append(best)
+        covered = left[best].copy()
+        for combinations in left:
+            combinations -= covered
+    return sorted(chosen)
+
+
+def ways(options):
+    """Return parameters for dicts of options: each pair of options is in one of them.
+
+    Those beyond each option once are marked slow.
+    """
+    cases = [{name: repr(value) for name, value in one.items()} for one in options]
+    quick = covering(cases, 1)
+    return [
+        pytest.param(options[at], marks=[] if at in quick else [pytest.mark.slow])
+        for at in sorted({*quick, *covering(cases, 2)})
+    ]
