@@ -79,12 +79,13 @@ test-faults: build-native $(VENV)/package.stamp $(VENV)/test.stamp  ## every cas
 	$(BIN)/python tests/faults/threads.py --module build/tsan-module --seconds 600
 	$(BIN)/python tests/faults/soak.py --out benchmarks/results
 
-lint: $(VENV)/package.stamp $(VENV)/lint.stamp $(VENV)/native.stamp  ## formatters in check mode, linters, types, stubs
+lint: $(VENV)/package.stamp $(VENV)/lint.stamp $(VENV)/native.stamp  ## formatters in check mode, linters, types, stubs, lines of code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(shell git ls-files '*.h' '*.cpp')
 	$(BIN)/python tests/stubs.py --check
+	$(BIN)/python tests/size.py
 	$(CMAKE) -S . -B build/lint -DPYSAMPLER_BUILD_TESTS=ON -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 	  -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) >/dev/null
 	printf '%s\n' csrc/*.cpp csrc/bindings/*.cpp tests/native/test_layout.cpp | \

@@ -1,0 +1,84 @@
+"""Prints how many lines of code there are: of each package, of C++, of tests.
+
+Blank lines, comments and docstrings are not code, and neither is ``pysampler/_core.pyi``, which a
+tool makes.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
+}
+WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+
+
+def lines_of_python(source: str) -> int:
+    """Return how many lines of code a module has."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
+            docstring = node.body[0]
+            lines.difference_update(range(docstring.lineno, docstring.end_lineno + 1))
+    return len(lines)
+
+
+def lines_of_cpp(source: str) -> int:
+    """Return how many lines of code a file has; ours has no comments between ``/*`` and ``*/``."""
+    lines = map(str.strip, source.splitlines())
+    return sum(bool(line) and not line.startswith("//") for line in lines)
+
+
+def room_of(path: Path) -> str:
+    """Return the row of the table that a file is counted in; empty if it is in none."""
+    name = path.as_posix()
+    if path.suffix in {".h", ".cpp"}:
+        parts = [part for part in ("csrc/bindings", "csrc", "tests") if name.startswith(part)]
+        return f"{parts[0]} (C++)" if parts else ""
+    if path.suffix != ".py":
+        return ""
+    if path.parts[0] == "pysampler":
+        return "/".join(path.parts[:2] if len(path.parts) > 2 else path.parts[:1])
+    return path.parts[0]
+
+
+def sizes() -> Counter[str]:
+    """Return the lines of code of each row."""
+    found: Counter[str] = Counter()
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    for path in map(Path, listed.splitlines()):
+        if (room := room_of(path)) and (ROOT / path).exists():
+            count = lines_of_python if path.suffix == ".py" else lines_of_cpp
+            found[room] += count((ROOT / path).read_text())
+    return found
+
+
+def main() -> int:
+    found = sizes()
+    package = sum(lines for room, lines in found.items() if room.startswith("pysampler"))
+    for room, lines in sorted(found.items()):
+        print(f"{room:24} {lines:7,}")
+    print(f"{'pysampler in all':24} {package:7,}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
