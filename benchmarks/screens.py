@@ -186,7 +186,7 @@ def main() -> None:
         time.sleep(3)  # until its workers have begun
         picture("top", "pysampler top", screen_of("top", str(pid), lines=16, seconds=5))
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            arguments = ["trace", str(pid), "--seconds", "2", "--json", "-o", "run.json"]
+            arguments = ["trace", str(pid), "--seconds", "2", "-o", "run.json"]
             picture("trace", "pysampler trace", screen_of(*arguments, lines=16))
             draw_trace(Path("run.json"), rounds=3.3)
     picture("bench", "pysampler bench", screen_of("bench", "CartPole-v1", lines=30))

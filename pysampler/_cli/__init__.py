@@ -5,7 +5,7 @@
 - ``doctor``, which reads files of the kernel with ``kernel``
 - ``top`` (and dump), which finds ``programs``, and says with ``look`` what happened in them
 - ``trace``, which reads slices with ``recorder``, puts them together with ``rounds``, and writes
-  them as ``perfetto`` or ``chrome`` has them
+  them as ``chrome`` has them
 - ``bench`` and ``tune``, whose ``contenders`` take ``turns`` in processes of their own; ``sources``
   says where envs come from (``scripts``: which a script makes, in a ``script_process``),
   ``choices`` what is tried, and ``measuring`` has what both share

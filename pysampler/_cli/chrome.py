@@ -6,6 +6,8 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pysampler import _core
 from pysampler._cli.rounds import PROGRAM
 from pysampler._files import atomic_write
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    import numpy as np
     import numpy.typing as npt
 
     from pysampler._cli.trace_file import TraceFile
@@ -23,77 +24,64 @@ if TYPE_CHECKING:
 __all__ = ["ChromeWriter", "merge"]
 
 # What an arrow does at a slice: it begins there, or ends there, or else goes through.
-_PHASES = {_core.Track.SEND: "s", _core.Track.READ: "f", PROGRAM: "f"}
-# Threads of ours have numbers that no thread of the system has, beside those of torch.profiler.
-_THREADS = 1 << 40
-_FILE = 1 << 32  # numbers of one file that is merged with others
+_PHASES = {_core.Track.SEND: b"s", _core.Track.READ: b"f", PROGRAM: b"f"}
+# Our tracks have larger numbers than any thread of the system (pid_max is at most 1 << 22), since
+# torch.profiler writes those, and numbers of 32 bits, which is what viewers read.
+_THREADS = _FILE_THREADS = 1 << 23
+_FILE_FLOWS = 1 << 32  # numbers of arrows of one file that is merged with others
+_IDS = 1 << 32  # of slices of one kind
+_ROWS = 100  # slices after which the file may end
 
 
 class ChromeWriter:
     """Writes tracks of slices and of numbers.
 
-    Times are in us since ``baseTimeNanoseconds``, which is a time of the system's clock, as those
-    of torch.profiler are.
+    Times are those of ``now()`` in us. ``baseTimeNanoseconds`` is the system's time at which that
+    clock was 0, so that ``merge`` can align them with those of torch.profiler. NumPy formats whole
+    arrays of slices at once, because a loop could not keep up with many workers: numbers and names
+    are padded with blanks, so that all rows have the same length.
 
     Args:
         file: Where it is written to.
+        pid: The process that the tracks belong to.
+        name: The name of that process.
         name_of: Returns the name of a slice of a kind and an id.
-
-    Attributes:
-        quick: Whether slices are written as quickly as they come.
-        slice_bytes: How many bytes a slice takes in the file, about.
     """
 
-    quick = False
-    slice_bytes = 155
+    slice_bytes = 100  # how many bytes a slice takes in the file, about
 
-    def __init__(self, file: TraceFile, name_of: Callable[[int, int], str]) -> None:
+    def __init__(
+        self, file: TraceFile, pid: int, name: str, name_of: Callable[[int, int], str]
+    ) -> None:
         self._file = file
+        self._pid = pid
         self._name_of = name_of
-        self._pids: dict[int, int] = {}  # of processes, by number
-        self._process_of: dict[int, int] = {}  # pids, by track
-        unix = time.time_ns()
-        base = unix // 1_000_000_000 * 1_000_000_000
-        self._offset = unix - now() - base  # what is added to times of ours
         file.end = b"\n]}\n"
-        self._write(
-            f'{{"displayTimeUnit": "ms", "baseTimeNanoseconds": {base}, "traceEvents": [\n'
-            '{"ph": "M", "name": "trace", "pid": 0}'
-        )
+        base = time.time_ns() - now()
+        self._write(f'{{"displayTimeUnit":"ms","baseTimeNanoseconds":{base},"traceEvents":[\n')
+        self._write(_json({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}))
 
-    def process(self, number: int, pid: int, name: str) -> None:
-        """Add a process, which has tracks."""
-        self._pids[number] = pid
-        self._event({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
-
-    def track(self, number: int, name: str, process: int) -> None:
+    def track(self, number: int, name: str) -> None:
         """Add a track of slices."""
-        pid = self._process_of[number] = self._pids[process]
-        place = {"pid": pid, "tid": _THREADS + number}
+        place = {"pid": self._pid, "tid": _THREADS + number}
         self._event({"ph": "M", "name": "thread_name", **place, "args": {"name": name}})
         index = {"sort_index": number}
         self._event({"ph": "M", "name": "thread_sort_index", **place, "args": index})
 
     def counter(
-        self,
-        number: int,  # noqa: ARG002
-        name: str,
-        process: int,
-        at: npt.NDArray[np.int64],
-        values: npt.NDArray[np.float64],
+        self, name: str, at: npt.NDArray[np.int64], values: npt.NDArray[np.float64]
     ) -> None:
         """Add a track of numbers, each from a time on."""
-        pid = self._pids[process]
-        for ns, value in zip(at.tolist(), values.tolist(), strict=True):
+        for us, value in zip((at / 1e3).tolist(), values.tolist(), strict=True):
             args = {"value": value}
-            self._event({"ph": "C", "name": name, "pid": pid, "ts": self._us(ns), "args": args})
+            self._event({"ph": "C", "name": name, "pid": self._pid, "ts": us, "args": args})
 
     def slices(
         self,
         number: int,
         slices: npt.NDArray[Any],
         flows: npt.NDArray[np.uint64] | None = None,
-        phases: Iterable[str] | None = None,
+        phases: npt.NDArray[np.bytes_] | None = None,
     ) -> None:
         """Add slices to a track, of which none overlaps another in part.
 
@@ -104,33 +92,71 @@ class ChromeWriter:
             phases: Whether these begin ("s"), end ("f") or go on ("t") at each slice; by default
                 that is so for each kind.
         """
-        place = f'"pid": {self._process_of[number]}, "tid": {_THREADS + number}'
-        columns = (slices[name].tolist() for name in ("begin", "end", "kind", "id"))
-        arrows: Iterable[list[int]] = [[]] * len(slices) if flows is None else flows.tolist()
+        if len(slices) == 0:
+            return
+        place = f'"pid":{self._pid},"tid":{_THREADS + number},"ts":'.encode()
+        begins = slices["begin"]
+        durations = _us(slices["end"] - begins)
+        head = b',\n{"ph":"X","name":'
+        self._rows(head, self._names(slices), place, _us(begins), b',"dur":', durations, b"}")
+        if flows is None:
+            return
         if phases is None:
-            phases = [_PHASES.get(kind, "t") for kind in slices["kind"].tolist()]
-        for begin, end, kind, id_, own, phase in zip(*columns, arrows, phases, strict=True):
-            name, ts = json.dumps(self._name_of(kind, id_)), self._us(begin)
-            self._write(
-                f',\n{{"ph": "X", "cat": "pysampler", "name": {name}, {place}, "ts": {ts}, '
-                f'"dur": {(end - begin) / 1e3:.3f}}}'
-            )
-            for flow in filter(None, own):
-                self._write(
-                    f',\n{{"ph": "{phase}", "cat": "pysampler", "name": "command", {place}, '
-                    f'"ts": {ts}, "id": {flow}, "bp": "e"}}'
-                )
+            kinds = slices["kind"].tolist()
+            phases = np.array([_PHASES.get(kind, b"t") for kind in kinds])
+        for column in flows.T:
+            own = column != 0
+            phase, ids = phases[own].view(np.uint8).reshape(-1, 1), _digits(column[own])
+            about = b'","cat":"pysampler","name":"command","bp":"e",'
+            at = _us(begins[own])
+            self._rows(b',\n{"ph":"', phase, about + place, at, b',"id":', ids, b"}")
 
-    def _us(self, ns: int) -> str:
-        return f"{(ns + self._offset) / 1e3:.3f}"
+    def _names(self, slices: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+        """Return the names of slices in JSON, and a comma after each."""
+        keys = slices["kind"].astype(np.int64) * _IDS + slices["id"]
+        keys, rows = np.unique(keys, return_inverse=True)
+        names = [json.dumps(self._name_of(*divmod(key, _IDS))) + "," for key in keys.tolist()]
+        width = max(map(len, names))
+        padded = "".join(name.ljust(width) for name in names).encode()
+        return np.frombuffer(padded, np.uint8).reshape(-1, width)[rows]
+
+    def _rows(self, *parts: bytes | npt.NDArray[np.uint8]) -> None:
+        """Write rows of these columns; bytes are the same in each row."""
+        count = next(len(part) for part in parts if not isinstance(part, bytes))
+        columns = [
+            np.broadcast_to(np.frombuffer(part, np.uint8), (count, len(part)))
+            if isinstance(part, bytes)
+            else part
+            for part in parts
+        ]
+        whole = np.concatenate(columns, axis=1)
+        for at in range(0, count, _ROWS):
+            self._file.write(whole[at : at + _ROWS].tobytes())
 
     def _event(self, event: dict[str, Any]) -> None:
-        if "ts" in event:
-            event["ts"] = float(event["ts"])
-        self._write(",\n" + json.dumps(event))
+        self._write(",\n" + _json(event))
 
     def _write(self, text: str) -> None:
         self._file.write(text.encode())
+
+
+def _json(event: dict[str, Any]) -> str:
+    return json.dumps(event, separators=(",", ":"))
+
+
+def _digits(numbers: npt.NDArray[Any], least: int = 1) -> npt.NDArray[np.uint8]:
+    """Return rows of digits, at least so many in each, and blanks before them."""
+    numbers = numbers.astype(np.int64)
+    count = max(least, len(str(numbers.max(initial=0))))
+    powers = 10 ** np.arange(count - 1, -1, -1)
+    found = (numbers[:, None] // powers % 10 + ord("0")).astype(np.uint8)
+    found[:, : count - least][numbers[:, None] < powers[: count - least]] = ord(" ")
+    return found
+
+
+def _us(ns: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Return rows of digits: times in us, with three digits behind the point."""
+    return np.insert(_digits(ns, 4), -3, ord("."), axis=1)
 
 
 def merge(paths: Iterable[Path], into: Path) -> int:
@@ -167,6 +193,6 @@ def merge(paths: Iterable[Path], into: Path) -> int:
 def _renumber(event: dict[str, Any], number: int) -> None:
     """Give tracks and arrows of ours other numbers than those of another file have."""
     if isinstance(event.get("tid"), int) and event["tid"] >= _THREADS:
-        event["tid"] += number * _FILE
+        event["tid"] += number * _FILE_THREADS
     if event.get("cat") == "pysampler" and "id" in event:
-        event["id"] += number * _FILE
+        event["id"] += number * _FILE_FLOWS

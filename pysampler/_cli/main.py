@@ -42,11 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (what, add_arguments, run) in _COMMANDS.items():
         one = commands.add_parser(name, help=what, description=what)
-        as_json = "print JSON, for programs"
-        if name == "trace":
-            as_json = "write JSON, as torch.profiler does"
-        if name != "top":
-            one.add_argument("--json", action="store_true", help=as_json)
+        if name not in ("top", "trace"):
+            one.add_argument("--json", action="store_true", help="print JSON, for programs")
         add_arguments(one)
         one.set_defaults(run=run)
     options = parser.parse_args(arguments)

@@ -17,7 +17,6 @@ import numpy as np
 from pysampler import _core
 from pysampler._cli.chrome import ChromeWriter, merge
 from pysampler._cli.measuring import positive
-from pysampler._cli.perfetto import PerfettoWriter
 from pysampler._cli.programs import AttachError, find, is_running
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.rounds import (
@@ -76,9 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "pid", type=int, nargs="?", help="of the program or of a worker; none: the only one"
     )
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="default: trace-PID.pftrace, or .json"
-    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: trace-PID.json")
     parser.add_argument("--seconds", type=seconds, help="for how long (default: 5)")
     parser.add_argument(
         "--megabytes", type=positive, default=1000, help="end at this size (default: %(default)s)"
@@ -88,11 +85,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="instead: join traces in JSON, such as one of --json and one of torch.profiler",
+        help="instead: join traces, such as one of ours and one of torch.profiler",
     )
     # For VectorEnv(trace=...): one pool, until there is something to read from stdin, or its end.
     parser.add_argument("--pool", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)  # it always is
 
 
 def run(options: argparse.Namespace) -> int:
@@ -120,12 +118,12 @@ def _merged(options: argparse.Namespace) -> int:
 
 def _traced(options: argparse.Namespace) -> int:
     program = _chosen(find(options.pid), options.pool)
-    path = options.output or Path(f"trace-{program.pid}.{'json' if options.json else 'pftrace'}")
+    path = options.output or Path(f"trace-{program.pid}.json")
     say = _say_to(sys.stderr if options.until_eof else sys.stdout)
     with contextlib.ExitStack() as stack:
         pools = [stack.enter_context(contextlib.closing(_PoolTrace(p))) for p in program.pools]
         file = stack.enter_context(open_trace(path))
-        trace = _Trace(program, pools, file, json=options.json)
+        trace = _Trace(program, pools, file)
         stack.callback(trace.stop)
         trace.read()
         end = _End(options)
@@ -221,7 +219,6 @@ class _Trace:
         program: The program.
         pools: Its pools.
         file: Where it is written to.
-        json: Whether it is JSON.
 
     Attributes:
         count: The number of slices.
@@ -229,14 +226,11 @@ class _Trace:
         flows: The number of the next arrow.
     """
 
-    def __init__(
-        self, program: Program, pools: Sequence[_PoolTrace], file: TraceFile, *, json: bool
-    ) -> None:
-        self.writer = (ChromeWriter if json else PerfettoWriter)(file, _name_of)
-        self._process = 1
-        self.writer.process(self._process, program.pid, f"pysampler: {program.command[:100]}")
+    def __init__(self, program: Program, pools: Sequence[_PoolTrace], file: TraceFile) -> None:
+        name = f"pysampler: {program.command[:100]}"
+        self.writer = ChromeWriter(file, program.pid, name, _name_of)
         self._pools: dict[int, _PoolTrace] = {}  # by the numbers of their segments
-        self._numbers = itertools.count(2)
+        self._numbers = itertools.count(1)
         self.count, self.flows = 0, 1
         for pool in pools:
             self._add(pool)
@@ -268,11 +262,10 @@ class _Trace:
         for pool in self._pools.values():
             self.count += pool.read()
 
-    def write(self, *, all_of_it: bool = False) -> None:
-        """Write what was read of envs, unless that takes longer than reading it."""
+    def write(self) -> None:
+        """Write what was read of envs."""
         for pool in self._pools.values():
-            if all_of_it or self.writer.quick:
-                pool.write(self.writer)
+            pool.write(self.writer)
 
     def stop(self) -> None:
         """Ask for no more slices."""
@@ -282,7 +275,7 @@ class _Trace:
     def close(self) -> None:
         """Write all the rest."""
         self.read()
-        self.write(all_of_it=True)
+        self.write()
         for pool in self._pools.values():
             pool.write_links(self)
 
@@ -293,14 +286,8 @@ class _Trace:
     def add_track(self, name: str) -> int:
         """Add a track; return its number."""
         number = next(self._numbers)
-        self.writer.track(number, name, self._process)
+        self.writer.track(number, name)
         return number
-
-    def add_counter(
-        self, name: str, at: npt.NDArray[np.int64], values: npt.NDArray[np.float64]
-    ) -> None:
-        """Add a track of numbers, each from a time on."""
-        self.writer.counter(next(self._numbers), name, self._process, at, values)
 
 
 class _PoolTrace:
@@ -345,7 +332,7 @@ class _PoolTrace:
                 new.append(slices)
         return sum(map(len, read))
 
-    def write(self, writer: PerfettoWriter | ChromeWriter) -> None:
+    def write(self, writer: ChromeWriter) -> None:
         """Write slices of envs."""
         for number, new, rest in zip(self._tracks, self._new, self._rest, strict=True):
             slices = _joined(new)
@@ -376,7 +363,7 @@ class _PoolTrace:
                     if at >= 0:
                         arrows[at].append(flow)
             # The results of some commands, such as the last, are not read.
-            phases = np.where(readers < 0, "f", np.where(senders < 0, "s", "t"))
+            phases = np.where(readers < 0, b"f", np.where(senders < 0, b"s", b"t"))
             flows[(senders < 0) & (readers < 0)] = 0
             writer.slices(number, own, flows[:, None], phases)
             inside = all_of_them[np.isin(all_of_them["kind"], [_KIND.POLICY, _KIND.ROOM])]
@@ -391,8 +378,8 @@ class _PoolTrace:
         seconds = np.diff(at) / 1e9
         speed, work = np.diff(steps) / seconds, np.diff(busy) / seconds
         at = at[:-1]
-        trace.add_counter(f"env steps/s, {self._name}", at, speed)
-        trace.add_counter(f"workers at work, {self._name}", at, work)
+        trace.writer.counter(f"env steps/s, {self._name}", at, speed)
+        trace.writer.counter(f"workers at work, {self._name}", at, work)
 
     def summary(self) -> list[str]:
         """Return lines on where the rounds went; none if there were none of all envs."""

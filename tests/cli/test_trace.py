@@ -86,9 +86,9 @@ def program():
 
 @pytest.mark.slow
 def test_each_step_reset_command_and_wait_is_a_slice(tmp_path):
-    with counting(tmp_path / "run.pftrace") as envs:
+    with counting(tmp_path / "run.json") as envs:
         stepped(envs)
-    tracks = traces.read(tmp_path / "run.pftrace")
+    tracks = traces.read(tmp_path / "run.json")
     for index, name in enumerate(WORKERS):
         worker = tracks[name]
         # An episode ends with the tenth step, and the step after that resets the env.
@@ -109,9 +109,9 @@ def test_each_step_reset_command_and_wait_is_a_slice(tmp_path):
 
 @pytest.mark.slow
 def test_arrows_go_from_a_command_to_what_it_made_and_to_what_read_it(tmp_path):
-    with counting(tmp_path / "run.pftrace") as envs:
+    with counting(tmp_path / "run.json") as envs:
         stepped(envs)
-    tracks = traces.read(tmp_path / "run.pftrace")
+    tracks = traces.read(tmp_path / "run.json")
     main = tracks[MAIN]
     senders = {flow: one for one in main.named("send") for flow in one.flows}
     readers = {flow: one for one in main.named("read", "program") for flow in one.flows}
@@ -127,24 +127,6 @@ def test_arrows_go_from_a_command_to_what_it_made_and_to_what_read_it(tmp_path):
     for name in WORKERS:
         order = [one.flows[0] for one in tracks[name].named("group", "job")]
         assert [senders[flow] for flow in order] == sends
-
-
-@pytest.mark.slow
-def test_json_has_the_same_slices(tmp_path):
-    for path in (tmp_path / "run.pftrace", tmp_path / "run.json"):
-        with counting(path) as envs:
-            stepped(envs)
-    tracks = traces.read(tmp_path / "run.pftrace")
-    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
-    threads = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}
-    own = [one for one in events if one["ph"] == "X"]
-    for name in (MAIN, *WORKERS):
-        there = sorted(one["name"] for one in own if threads[one["tid"]] == name)
-        shown = sorted(one.name for one in tracks[name].slices)
-        drop = "program", "waits for a command"  # these are only shown where they are long enough
-        assert [one for one in there if one not in drop] == [o for o in shown if o not in drop]
-    phases = {phase: [one["id"] for one in events if one["ph"] == phase] for phase in "stf"}
-    assert set(phases["t"]) <= set(phases["s"]) == set(phases["f"])
 
 
 @pytest.mark.slow
@@ -184,11 +166,11 @@ def test_the_policy_is_a_slice_where_it_acts(tmp_path, policy_in):
         return np.zeros(len(observations), int)
 
     with (
-        counting(tmp_path / "run.pftrace") as envs,
+        counting(tmp_path / "run.json") as envs,
         Rollouts(envs, policy, 8, policy_in=policy_in) as rollouts,
     ):
         next(iter(rollouts))
-    tracks = traces.read(tmp_path / "run.pftrace")
+    tracks = traces.read(tmp_path / "run.json")
     acted = {name: len(tracks[name].named("policy")) for name in (MAIN, *WORKERS)}
     here, there = (8, 0) if policy_in == "main" else (0, 8)
     assert acted[MAIN] <= here  # the first answer comes from the trial of the policy
@@ -201,14 +183,14 @@ def test_actors_and_their_learner_wait_for_one_another(tmp_path):
         return np.zeros(len(observations), int)
 
     with (
-        counting(tmp_path / "run.pftrace") as envs,
+        counting(tmp_path / "run.json") as envs,
         Actors(envs, policy, high=16, low=4) as actors,
     ):
         while actors.stats().ready < 16:
             time.sleep(0.001)  # a ring that becomes full tells actors alone
         actors.take(100)
         actors.take(4, min_records=4)
-    tracks = traces.read(tmp_path / "run.pftrace")
+    tracks = traces.read(tmp_path / "run.json")
     assert tracks[MAIN].named("waits for records")
     assert tracks[MAIN].named("program")
     waits = [tracks[name].named("waits for room") for name in WORKERS]
@@ -218,7 +200,7 @@ def test_actors_and_their_learner_wait_for_one_another(tmp_path):
 
 
 def test_envs_of_the_main_process_are_on_its_track(tmp_path):
-    path = tmp_path / "run.pftrace"
+    path = tmp_path / "run.json"
     with VectorEnv([Counting] * 4, num_workers=1, main_envs=2, trace=path) as envs:
         stepped(envs)
     main = traces.read(path)[MAIN]
@@ -227,7 +209,7 @@ def test_envs_of_the_main_process_are_on_its_track(tmp_path):
 
 @pytest.mark.slow
 def test_a_running_program_is_traced_until_ctrl_c(program, tmp_path):
-    path = tmp_path / "run.pftrace"
+    path = tmp_path / "run.json"
     code, shown = on_screen(
         *("-m", "pysampler", "trace", str(program.pid), "-o", str(path), "--seconds", "100"),
         once=("slices ", lambda: None),
@@ -246,7 +228,7 @@ def test_a_running_program_is_traced_until_ctrl_c(program, tmp_path):
 
 @pytest.mark.slow
 def test_a_program_that_is_killed_leaves_a_whole_trace(program, tmp_path):
-    path = tmp_path / "run.pftrace"
+    path = tmp_path / "run.json"
     code, shown = on_screen(
         *("-m", "pysampler", "trace", str(program.pid), "-o", str(path), "--seconds", "100"),
         once=("slices ", program.kill),
@@ -257,7 +239,7 @@ def test_a_program_that_is_killed_leaves_a_whole_trace(program, tmp_path):
 
 
 def test_a_vector_env_that_is_dropped_ends_its_trace(tmp_path):
-    path = tmp_path / "run.pftrace"
+    path = tmp_path / "run.json"
     envs = stepped(counting(path))
     tracer = envs._tracer
     child = os.fork()  # holds the tracer's stdin open
@@ -273,7 +255,7 @@ def test_a_vector_env_that_is_dropped_ends_its_trace(tmp_path):
 
 
 def test_a_fork_that_ends_does_not_end_the_trace(tmp_path):
-    path = tmp_path / "run.pftrace"
+    path = tmp_path / "run.json"
     with counting(path) as envs:
         stepped(envs)
         child = os.fork()
@@ -289,13 +271,13 @@ def test_a_fork_that_ends_does_not_end_the_trace(tmp_path):
 def test_modules_of_the_current_directory_do_not_reach_the_tracer(tmp_path, monkeypatch):
     (tmp_path / "select.py").write_text("raise ImportError('another select')")
     monkeypatch.chdir(tmp_path)
-    with counting("run.pftrace") as envs:
+    with counting("run.json") as envs:
         stepped(envs)
-    assert traces.read("run.pftrace")[MAIN].named("send")
+    assert traces.read("run.json")[MAIN].named("send")
 
 
 def test_arrows_of_groups_that_are_sent_to_one_by_one(tmp_path):
-    path = tmp_path / "run.pftrace"
+    path = tmp_path / "run.json"
     with counting(path, groups=2) as envs:
         envs.reset(seed=1)
         for _ in range(10):
@@ -414,14 +396,14 @@ def test_a_trace_that_cannot_be_is_refused(tmp_path):
         return str(caught.value)
 
     with pytest.raises(ValueError, match="trace needs workers"):
-        VectorEnv([Counting] * 2, num_workers=0, trace=tmp_path / "run.pftrace")
-    assert "No such file or directory" in refused(tmp_path / "absent" / "run.pftrace")
+        VectorEnv([Counting] * 2, num_workers=0, trace=tmp_path / "run.json")
+    assert "No such file or directory" in refused(tmp_path / "absent" / "run.json")
     os.mkfifo(tmp_path / "pipe")
     assert "No such device or address" in refused(tmp_path / "pipe")
-    with counting(tmp_path / "run.pftrace") as envs:
+    with counting(tmp_path / "run.json") as envs:
         stepped(envs)
-        assert "another trace is being written" in refused(tmp_path / "run.pftrace")
-    assert traces.read(tmp_path / "run.pftrace")[MAIN].named("send")
+        assert "another trace is being written" in refused(tmp_path / "run.json")
+    assert traces.read(tmp_path / "run.json")[MAIN].named("send")
     assert os.getpid() not in [one.pid for one in programs()]
 
 
@@ -460,8 +442,8 @@ def test_each_arrow_in_json_has_a_beginning_and_an_end(tmp_path):
     assert orders <= {"stf", "sf"}
 
 
-@pytest.mark.parametrize("name", ["run.pftrace", "run.json"])
-def test_full_disk_warns_and_leaves_a_trace_that_opens(tmp_path, name):
+def test_full_disk_warns_and_leaves_a_trace_that_opens(tmp_path):
+    name = "run.json"
     with small_disk(tmp_path / "disk", 1 << 16) as disk:
         envs = counting(disk / name)
         stepped(envs, 500)
@@ -470,12 +452,7 @@ def test_full_disk_warns_and_leaves_a_trace_that_opens(tmp_path, name):
         (warning,) = caught
         expected = f"trace {disk / name} ends early: No space left on device"
         assert str(warning.message) == expected
-        if name == "run.json":
-            events = json.loads((disk / name).read_bytes())["traceEvents"]
-        else:
-            trace = traces.perfetto.Trace()
-            trace.ParseFromString((disk / name).read_bytes())
-            events = [one for one in trace.packet if one.HasField("track_event")]
+        events = json.loads((disk / name).read_bytes())["traceEvents"]
         assert len(events) > 200
 
 
@@ -486,9 +463,9 @@ def test_tracer_that_cannot_write_at_all_warns(tmp_path):
 
 
 def test_tracer_that_is_killed_is_told_of(tmp_path):
-    envs = counting(tmp_path / "run.pftrace")
+    envs = counting(tmp_path / "run.json")
     envs._tracer._process.kill()
-    with pytest.warns(RuntimeWarning, match="run.pftrace ends early: .* has ended with -9"):
+    with pytest.warns(RuntimeWarning, match="run.json ends early: .* has ended with -9"):
         envs.close()
 
 

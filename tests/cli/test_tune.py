@@ -104,13 +104,13 @@ def test_envs_are_made_where_and_as_the_script_makes_them(folder):
         "def make():\n"
         "    open('level.txt'), os.environ['OF_SCRIPT']\n"
         "    return gymnasium.make('CartPole-v1')\n"
-        "pysampler.VectorEnv([make] * 2, autoreset_mode='Disabled', trace='of-script.pftrace')\n"
+        "pysampler.VectorEnv([make] * 2, autoreset_mode='Disabled', trace='of-script.json')\n"
     )
     done = completed("-P", *TUNE, "inner/train.py", "--seconds", "1", "--json")
     told = json.loads(done.stdout)
     assert told["lines"][1].endswith(")")
     assert told["choices"]["default"]["steps_per_second"] > 0
-    assert not list(inner.glob("*.pftrace"))
+    assert not list(inner.glob("*.json"))
 
 
 def test_arguments_are_written_as_a_program_has_them():

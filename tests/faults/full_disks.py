@@ -211,7 +211,7 @@ class Counting(gym.Env):
 
 
 def traces(dice, disk):
-    path = disk.path / dice.choice(["run.json", "run.pftrace"])
+    path = disk.path / "run.json"
     if dice.random() < 0.1:
         fault = disk.spoil(dice, 1 << 12)
         make = lambda: pysampler.VectorEnv([Counting], num_workers=1, trace=path).close()  # noqa: E731
@@ -246,13 +246,7 @@ def traces(dice, disk):
 def trace_events(path):
     if not path.stat().st_size:
         return 0
-    if path.suffix == ".json":
-        return len(json.loads(path.read_bytes())["traceEvents"])
-    from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as perfetto
-
-    trace = perfetto.Trace()
-    trace.ParseFromString(path.read_bytes())
-    return len(trace.packet)
+    return len(json.loads(path.read_bytes())["traceEvents"])
 
 
 def merges(dice, disk):
