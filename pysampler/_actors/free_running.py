@@ -177,7 +177,7 @@ class FreeRunningSampler(Sampler):
         self.settings = Settings(shared, num_envs)
         if self._normalization is not None:
             first_envs = [self._core.groups[group].start for group in self._first_groups]
-            update = self._counts and self._normalization.update
+            update = self._counts and self._normalization.statistics.update
             self._statistics = SharedStatistics(
                 self._normalization, first_envs, segment, update=update
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -36,6 +36,7 @@ __all__ = [
     "Normalizer",
     "arrays_of_moments",
     "expect_normalizer",
+    "merged",
     "moments_of_arrays",
     "normalization_of",
 ]
@@ -77,6 +78,11 @@ class Moments:
         return Moments(self.mean + delta * other.count / count, squares / count, count)
 
 
+def merged(moments: Mapping[str, Moments], seen: Mapping[str, Moments]) -> dict[str, Moments]:
+    """Return ``moments`` with the rows of ``seen``, which may lack some names, merged in."""
+    return {**moments, **{name: moments[name].merged(new) for name, new in seen.items()}}
+
+
 @dataclass
 class Statistics:
     """What is known so far.
@@ -84,72 +90,63 @@ class Statistics:
     Attributes:
         moments: By name, those that are normalised with. Each is replaced as a whole.
         update: Whether to count what is normalised.
+        gamma: The discount factor of returns.
+        epsilon: What is added to variances.
     """
 
     moments: dict[str, Moments]
     update: bool
+    gamma: float
+    epsilon: float
+
+    def copy(self, *, update: bool) -> Statistics:
+        """Return a copy that counts for itself."""
+        return replace(self, moments=dict(self.moments), update=update)
+
+    def normalized(self, name: str, rows: Array) -> Array:
+        """Return rows normalised by the moments of this name, in their own dtype."""
+        return ((rows - self.moments[name].mean) / self.scale(name)).astype(rows.dtype)
+
+    def scale(self, name: str) -> Array:
+        """Return the standard deviation of this name, which is never 0."""
+        return np.asarray(np.sqrt(self.moments[name].variance + self.epsilon))
 
 
+@dataclass
 class Normalization:
-    """Normalises, and counts what it normalises.
-
-    Args:
-        gamma: The discount factor of returns.
-        epsilon: What is added to variances.
-        statistics: What is known so far.
-        names: By leaf of the observations, the name of its moments; others are left alone.
+    """Normalises what envs return where it lies in the frames, and counts it.
 
     Attributes:
         statistics: What is known so far.
-        names: By leaf of the observations, the name of its moments.
+        names: By leaf of the observations, the name of its moments; others are left alone.
         seen: By name, the moments of what was counted here; None if that is not kept.
     """
 
-    def __init__(
-        self, gamma: float, epsilon: float, statistics: Statistics, names: dict[int, str]
-    ) -> None:
-        self.gamma = gamma
-        self.epsilon = epsilon
-        self.statistics = statistics
-        self.names = names
-        self.seen: dict[str, Moments] | None = None
-
-    @property
-    def moments(self) -> dict[str, Moments]:
-        """The moments of the statistics."""
-        return self.statistics.moments
-
-    @moments.setter
-    def moments(self, moments: dict[str, Moments]) -> None:
-        self.statistics.moments = moments
-
-    @property
-    def update(self) -> bool:
-        """Whether to count what is normalised."""
-        return self.statistics.update
+    statistics: Statistics
+    names: dict[int, str]
+    seen: dict[str, Moments] | None = None
 
     def copy(self, *, update: bool, keep_seen: bool = False) -> Normalization:
         """Return one that begins with the same moments, and counts for itself."""
-        statistics = Statistics(dict(self.moments), update)
-        own = Normalization(self.gamma, self.epsilon, statistics, self.names)
-        own.seen = self.nothing_seen() if keep_seen else None
-        return own
+        seen = self.nothing_seen() if keep_seen else None
+        return Normalization(self.statistics.copy(update=update), self.names, seen)
 
     def nothing_seen(self) -> dict[str, Moments]:
         """Return moments of no rows."""
-        return {name: Moments.initial(one.mean.shape, 0.0) for name, one in self.moments.items()}
+        known = self.statistics.moments
+        return {name: Moments.initial(one.mean.shape, 0.0) for name, one in known.items()}
 
     def add(self, seen: Mapping[str, Moments]) -> None:
         """Count what was seen elsewhere."""
-        for name, new in seen.items():
-            _merge(self.moments, name, new)
-            if self.seen is not None:
-                _merge(self.seen, name, new)
+        self.statistics.moments = merged(self.statistics.moments, seen)
+        if self.seen is not None:
+            self.seen = merged(self.seen, seen)
 
     @property
     def fields(self) -> tuple[Field, ...]:
         """The hidden fields of the frames: normalised rewards, and discounted returns so far."""
-        return (Field((), np.dtype(np.float64)),) * 2 if _RETURNS in self.moments else ()
+        has_rewards = _RETURNS in self.statistics.moments
+        return (Field((), np.dtype(np.float64)),) * 2 if has_rewards else ()
 
     def observations(self, leaves: Sequence[Array], *, final: bool = False) -> list[Array]:
         """Return the leaves of a batch of observations normalised, after counting them.
@@ -161,28 +158,17 @@ class Normalization:
             rows = leaves[leaf]
             if not final:
                 self._count(name, rows)
-            normalised[leaf] = self.normalised(name, rows)
+            normalised[leaf] = self.statistics.normalized(name, rows)
         return normalised
-
-    def normalised(self, name: str, rows: Array) -> Array:
-        """Return rows normalised by the moments of this name, in their own dtype."""
-        moments = self.moments[name]
-        scale = np.sqrt(moments.variance + self.epsilon)
-        return ((rows - moments.mean) / scale).astype(rows.dtype)
 
     def rewards(self, rewards: Array, returns: Array, counted: Array) -> Array:
         """Return normalised rewards, after counting the discounted ``returns`` of some rows."""
         self._count(_RETURNS, returns[counted])
-        scale = np.sqrt(self.moments[_RETURNS].variance + self.epsilon)
-        return rewards / scale
+        return np.asarray(rewards / self.statistics.scale(_RETURNS))
 
     def _count(self, name: str, rows: Array) -> None:
-        if not self.update or len(rows) == 0:
-            return
-        new = Moments.of(rows)
-        _merge(self.moments, name, new)
-        if self.seen is not None:
-            _merge(self.seen, name, new)
+        if self.statistics.update and len(rows) > 0:
+            self.add({name: Moments.of(rows)})
 
     def begin_episodes(self, frames: Frames, at: At, envs: Rows) -> None:
         """Normalise the observations of a reset, where they lie in a frame."""
@@ -206,14 +192,10 @@ class Normalization:
             rewards, lost = frames.rewards[at, envs], has_final == LOST
             terminated = frames.terminated[at, envs]
             # As in gymnasium, the return of an episode that terminates is its last reward.
-            so_far = returns[at - 1, envs] * self.gamma * (1 - terminated) + rewards
+            so_far = returns[at - 1, envs] * self.statistics.gamma * (1 - terminated) + rewards
             normalised[at, envs] = self.rewards(rewards, so_far, ~lost)
             so_far[terminated | frames.truncated[at, envs]] = 0
             returns[at, envs] = so_far
-
-
-def _merge(moments: dict[str, Moments], name: str, new: Moments) -> None:
-    moments[name] = moments[name].merged(new)
 
 
 class Normalizer:
@@ -274,8 +256,8 @@ class Normalizer:
             raise ValueError(f"cannot normalize: gamma {gamma!r}, expected 0 to 1")
         if not (is_real(epsilon, 0) and 0 < epsilon < np.inf):
             raise ValueError(f"cannot normalize: epsilon {epsilon!r}, expected more than 0")
-        self._gamma, self._epsilon = float(gamma), float(epsilon)
-        self._statistics = Statistics({}, true_or_false("normalize", "update", update))
+        update = true_or_false("normalize", "update", update)
+        self._statistics = Statistics({}, update, float(gamma), float(epsilon))
         self._user: weakref.ref[Any] | None = None  # the sampler that counts with it, or did
 
     @property
@@ -326,12 +308,12 @@ class Normalizer:
             )
         if array.dtype.kind != "f":
             array = array.astype(np.float64)
-        return self._bound({}).normalised(name, array)
+        return self._statistics.normalized(name, array)
 
     def frozen(self) -> Self:
         """Return a normalizer with these statistics, which stay as they are: for evaluation."""
         own = copy.copy(self)
-        own._statistics = Statistics(dict(self._statistics.moments), update=False)
+        own._statistics = self._statistics.copy(update=False)
         own._user = None
         return own
 
@@ -356,10 +338,6 @@ class Normalizer:
         if current and shapes != expected:
             raise ValueError(f"cannot load statistics: of {shapes}, expected {expected}")
         self._statistics.moments = moments
-
-    def _bound(self, names: dict[int, str]) -> Normalization:
-        """Return what normalises the leaves of these names, with the common statistics."""
-        return Normalization(self._gamma, self._epsilon, self._statistics, names)
 
     def claim(self, sampler: Any) -> None:
         """Let a sampler count with these statistics, until it is closed."""
@@ -465,4 +443,4 @@ def _bound(normalizer: Normalizer, spec: Spec, purpose: str) -> Normalization:
                 f"cannot {purpose}: the normalizer has statistics of {known}, expected {shapes}"
             )
         statistics.moments = {name: Moments.initial(shape) for name, shape in shapes.items()}
-    return normalizer._bound(names)
+    return Normalization(statistics, names)

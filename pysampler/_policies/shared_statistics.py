@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pysampler._policies.normalize import arrays_of_moments, moments_of_arrays
+from pysampler._policies.normalize import arrays_of_moments, merged, moments_of_arrays
 from pysampler.sync import Board
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ class SharedStatistics:
         *,
         update: bool,
     ) -> None:
-        like = arrays_of_moments(normalization.moments)
+        like = arrays_of_moments(normalization.statistics.moments)
         self._normalization = normalization
         self._update = update
-        self._before = dict(normalization.moments)  # the workers began
+        self._before = dict(normalization.statistics.moments)  # the workers began
         self._common = Board(like, segment)
         self._common.publish(like)
         self._of_workers = {env: Board(like, segment) for env in first_envs}
@@ -52,7 +52,7 @@ class SharedStatistics:
     @staticmethod
     def size_of(normalization: Normalization, workers: int) -> int:
         """Return how many bytes of a segment the boards take."""
-        like = arrays_of_moments(normalization.moments).values()
+        like = arrays_of_moments(normalization.statistics.moments).values()
         return (sum(array.nbytes + 8 for array in like) * 3 + _BOARD_OVERHEAD) * (workers + 1)
 
     def place(self) -> StatisticsPlace:
@@ -65,17 +65,16 @@ class SharedStatistics:
         """Merge what all workers have handed over."""
         if not self._update:
             return
-        merged = dict(self._before)
+        moments = self._before
         for board in self._of_workers.values():
             version, arrays = board.read()
             if version > 0:
-                for name, seen in moments_of_arrays(arrays).items():
-                    merged[name] = merged[name].merged(seen)
-        self._normalization.moments = merged
+                moments = merged(moments, moments_of_arrays(arrays))
+        self._normalization.statistics.moments = moments
 
     def publish(self) -> None:
         """Give the workers the statistics as they are now."""
-        self._common.publish(arrays_of_moments(self._normalization.moments))
+        self._common.publish(arrays_of_moments(self._normalization.statistics.moments))
 
 
 @dataclass(frozen=True)
@@ -120,10 +119,13 @@ class WorkerStatistics:
         if self._common.version != self._version:
             version, arrays = self._common.read()
             if version > 0:  # or else it was overwritten in each of many tries
-                self._version, self.normalization.moments = version, moments_of_arrays(arrays)
+                self._version, self.normalization.statistics.moments = (
+                    version,
+                    moments_of_arrays(arrays),
+                )
 
     def hand_over(self) -> None:
         """Publish what was seen."""
         assert self.normalization.seen is not None
-        if self.normalization.update:
+        if self.normalization.statistics.update:
             self._own.publish(arrays_of_moments(self.normalization.seen))

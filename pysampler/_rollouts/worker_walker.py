@@ -78,7 +78,7 @@ class WorkerWalker(Walker):
     def _own_normalization(self) -> Normalization | None:
         """Return what normalises for one group, beginning with the statistics of all."""
         common = self.policy.normalization
-        return common and common.copy(update=common.update, keep_seen=True)
+        return common and common.copy(update=common.statistics.update, keep_seen=True)
 
     def finish(self) -> None:
         """Wait until the workers have filled the frames."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pysampler._frames.spec import spec_of
 from pysampler._policies.normalize import (
     arrays_of_moments,
+    merged,
     moments_of_arrays,
     normalization_of,
 )
@@ -67,12 +68,12 @@ class DriverStatistics:
         spec = spec_of(observation_space, action_space).shaped
         normalization = normalization_of(normalizer, spec, doing)
         assert normalization is not None
-        self._normalization = normalization
+        self._statistics = normalization.statistics
         self._included: dict[int, int] = {}  # by host
 
     def for_host(self, host: int, number: int) -> CommonStatistics:
         """Return what to send a host before the rollout of this number."""
-        common = self._normalization
+        common = self._statistics
         included = self._included.get(host, -1)
         return CommonStatistics(arrays_of_moments(common.moments), common.update, number, included)
 
@@ -80,11 +81,9 @@ class DriverStatistics:
         """Count, once, what a host has seen in a rollout."""
         if number <= self._included.get(host, -1):
             return
-        statistics, merged = self._normalization.statistics, dict(self._normalization.moments)
-        for name, moments in moments_of_arrays(seen).items():
-            merged[name] = merged[name].merged(moments)
+        moments = merged(self._statistics.moments, moments_of_arrays(seen))
         # One statement without a call: if this is interrupted, the next call goes on from here.
-        statistics.moments, self._included[host] = merged, number
+        self._statistics.moments, self._included[host] = moments, number
 
 
 class HostStatistics:
@@ -104,7 +103,7 @@ class HostStatistics:
         while pending and pending[0][0] <= common.included:
             pending.popleft()
         own.seen = None
-        own.moments = moments_of_arrays(common.moments)
+        own.statistics.moments = moments_of_arrays(common.moments)
         own.statistics.update = common.update
         for _, seen in pending:
             own.add(seen)
