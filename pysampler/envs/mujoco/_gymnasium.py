@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from pysampler.envs.mujoco.task import Simulations
+
     Array = npt.NDArray[Any]
 
-__all__ = ["GymnasiumTask", "between", "dot", "flat", "norm", "squares"]
+__all__ = ["GymnasiumTask", "NoisyTask", "between", "dot", "flat", "norm", "place", "squares"]
 
 # NumPy 1 computes a Python number times one float32 in float64, but not times an array of float32.
 _NUMPY_1 = np.lib.NumpyVersion(np.__version__) < "2.0.0"
@@ -62,6 +64,25 @@ class GymnasiumTask(Task):
     def normal(self, rngs: Sequence[np.random.Generator], size: int) -> Array:
         """Draw from a normal distribution, ``reset_noise_scale`` wide."""
         return self.reset_noise_scale * draw(rngs, lambda rng: rng.standard_normal(size))
+
+
+class NoisyTask(GymnasiumTask):
+    """Base class of tasks whose speeds are drawn from a normal distribution."""
+
+    def reset(self, rngs: Sequence[np.random.Generator], ids: Array) -> tuple[Array, Array]:  # noqa: ARG002
+        """Begin near the initial state."""
+        positions = self.init_qpos + self.uniform(rngs, self.model.nq)
+        return positions, self.init_qvel + self.normal(rngs, self.model.nv)
+
+
+def place(d: Simulations) -> dict[str, Array]:
+    """Return x, y, and the distance from where these are zero."""
+    x_and_y = d.qpos[:, :2].copy()
+    return {
+        "x_position": x_and_y[:, 0],
+        "y_position": x_and_y[:, 1],
+        "distance_from_origin": norm(x_and_y),
+    }
 
 
 def between(values: Array, limits: tuple[float, float]) -> Array:

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler.envs.mujoco._gymnasium import GymnasiumTask, flat, norm, squares
+from pysampler.envs.mujoco._gymnasium import NoisyTask, flat, place, squares
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import mujoco
     import numpy.typing as npt
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Ant"]
 
 
-class Ant(GymnasiumTask):
+class Ant(NoisyTask):
     """Walk forward on four legs: gymnasium's Ant-v5, whose arguments it takes."""
 
     fields = ("xpos", "cfrc_ext")
@@ -105,19 +103,6 @@ class Ant(GymnasiumTask):
         """Return which are not healthy."""
         return ~self.healthy if self.terminate_when_unhealthy else False
 
-    def reset(self, rngs: Sequence[np.random.Generator], ids: Array) -> tuple[Array, Array]:  # noqa: ARG002
-        """Begin near the initial state."""
-        model = self.model
-        return (
-            self.init_qpos + self.uniform(rngs, model.nq),
-            self.init_qvel + self.normal(rngs, model.nv),
-        )
-
     def reset_info(self, d: Simulations) -> Infos:
         """Return x, y, and the distance from where these are zero."""
-        position = d.qpos[:, :2].copy()
-        return {
-            "x_position": position[:, 0],
-            "y_position": position[:, 1],
-            "distance_from_origin": norm(position),
-        }
+        return place(d)

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler.envs.mujoco._gymnasium import GymnasiumTask, squares
+from pysampler.envs.mujoco._gymnasium import NoisyTask, squares
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import mujoco
     import numpy.typing as npt
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["HalfCheetah"]
 
 
-class HalfCheetah(GymnasiumTask):
+class HalfCheetah(NoisyTask):
     """Run as fast as possible: gymnasium's HalfCheetah-v5, whose arguments it takes."""
 
     def __init__(
@@ -66,14 +64,6 @@ class HalfCheetah(GymnasiumTask):
     def progress(self, d: Simulations, velocity: Array) -> Array:  # noqa: ARG002 - tasks look at it
         """Return what is rewarded of a velocity: all of it."""
         return velocity
-
-    def reset(self, rngs: Sequence[np.random.Generator], ids: Array) -> tuple[Array, Array]:  # noqa: ARG002
-        """Begin near the initial state."""
-        model = self.model
-        return (
-            self.init_qpos + self.uniform(rngs, model.nq),
-            self.init_qvel + self.normal(rngs, model.nv),
-        )
 
     def reset_info(self, d: Simulations) -> Infos:
         """Return x."""

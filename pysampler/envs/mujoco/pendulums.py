@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler.envs.mujoco._gymnasium import GymnasiumTask
+from pysampler.envs.mujoco._gymnasium import GymnasiumTask, NoisyTask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import mujoco
     import numpy.typing as npt
 
@@ -51,7 +49,7 @@ class InvertedPendulum(GymnasiumTask):
         return self.fallen
 
 
-class InvertedDoublePendulum(GymnasiumTask):
+class InvertedDoublePendulum(NoisyTask):
     """Balance two poles: gymnasium's InvertedDoublePendulum-v5, whose arguments it takes."""
 
     fields = ("site_xpos", "qfrc_constraint")
@@ -93,11 +91,3 @@ class InvertedDoublePendulum(GymnasiumTask):
     def terminated(self, d: Simulations) -> Array:  # noqa: ARG002 - reward has looked
         """Return in which the tip is too low."""
         return self.fallen
-
-    def reset(self, rngs: Sequence[np.random.Generator], ids: Array) -> tuple[Array, Array]:  # noqa: ARG002
-        """Begin near the initial state."""
-        model = self.model
-        return (
-            self.init_qpos + self.uniform(rngs, model.nq),
-            self.init_qvel + self.normal(rngs, model.nv),
-        )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler.envs.mujoco._gymnasium import GymnasiumTask, norm, squares
+from pysampler.envs.mujoco._gymnasium import GymnasiumTask, place, squares
 
 if TYPE_CHECKING:
     import mujoco
@@ -63,9 +63,4 @@ class Swimmer(GymnasiumTask):
 
     def reset_info(self, d: Simulations) -> Infos:
         """Return x, y, and the distance from where these are zero."""
-        position = d.qpos[:, :2].copy()
-        return {
-            "x_position": position[:, 0],
-            "y_position": position[:, 1],
-            "distance_from_origin": norm(position),
-        }
+        return place(d)
