@@ -12,7 +12,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._actors.free_running_policy import FreeRunningJob
-from pysampler._actors.settings import Settings, expect_settings, setting_array
+from pysampler._actors.settings import Settings, setting_arrays
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.copying import copied, pickled, send_policy
 from pysampler._policies.normalize import normalization_of
@@ -87,12 +87,7 @@ class FreeRunningSampler(Sampler):
         leave_out: Sequence[str],
     ) -> None:
         count = envs.num_envs
-        self._given_settings = {
-            name: np.broadcast_to(setting_array(self._purpose, name, value, count), count).astype(
-                np.float64
-            )
-            for name, value in expect_settings(self._purpose, settings).items()
-        }
+        self._given_settings = setting_arrays(self._purpose, settings, count)
         self.settings = Settings(self._given_settings, count)
         self.leave_out = leave_out
         self._spec = visible_spec(self._purpose, envs, leave_out)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["Settings", "expect_settings", "setting_array"]
+__all__ = ["Settings", "setting_arrays"]
 
 
-def expect_settings(doing: str, settings: Any) -> Mapping[str, Any]:
-    """Return the settings that a user gave, or raise ValueError unless they are a dict by name."""
+def setting_arrays(doing: str, settings: Any, num_envs: int) -> dict[str, npt.NDArray[np.float64]]:
+    """Return the settings that a user gave, a number for each env, or raise ValueError."""
     if settings is None:
         return {}
     if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
@@ -29,11 +29,11 @@ def expect_settings(doing: str, settings: Any) -> Mapping[str, Any]:
         raise ValueError(
             f"cannot {doing}: settings {settings!r}, expected other names than {reserved[0]!r}"
         )
-    return settings
+    return {name: setting_array(doing, name, value, num_envs) for name, value in settings.items()}
 
 
-def setting_array(doing: str, name: str, value: Any, num_envs: int) -> npt.NDArray[Any]:
-    """Return the value of a setting as an array: one number, or one for each env."""
+def setting_array(doing: str, name: str, value: Any, num_envs: int) -> npt.NDArray[np.float64]:
+    """Return a setting as an array with a number for each env, or raise ValueError."""
     expected = (
         f"cannot {doing}: setting {name!r} {value!r}, expected a number, or one for each of "
         f"{num_envs} envs"
@@ -44,7 +44,7 @@ def setting_array(doing: str, name: str, value: Any, num_envs: int) -> npt.NDArr
         raise ValueError(expected) from None
     if array.dtype.kind not in "biuf" or array.shape not in ((), (num_envs,)):
         raise ValueError(expected)
-    return array
+    return np.broadcast_to(array, num_envs).astype(np.float64)
 
 
 class Settings(Mapping[str, "npt.NDArray[Any]"]):
@@ -63,7 +63,10 @@ class Settings(Mapping[str, "npt.NDArray[Any]"]):
     def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
         if name not in self._arrays:
             raise KeyError(f"no setting {name!r}, expected one of {sorted(self._arrays)}")
-        self._arrays[name][:] = setting_array("change setting", name, value, self._num_envs)
+        self._change(name, setting_array("change setting", name, value, self._num_envs))
+
+    def _change(self, name: str, array: npt.NDArray[np.float64]) -> None:
+        self._arrays[name][:] = array
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)

@@ -10,7 +10,6 @@ import numpy as np
 from pysampler._actors.actors import Actors as LocalActors
 from pysampler._actors.options import counts_to_take, default_high, share_of_time, watermarks
 from pysampler._actors.records import Records
-from pysampler._actors.settings import expect_settings
 from pysampler._numbers import is_real, whole_number
 from pysampler._policies.weights import chosen_weights, has_weights, weights_of, without_weights
 from pysampler._vector import arguments
@@ -193,7 +192,7 @@ class Actors(RemoteSampler):
             raise ValueError(f"cannot act: send_every {send_every!r}, expected seconds >= 0")
         self._send_every = float(send_every)
         self.settings = HostSettings(
-            expect_settings("act", settings),
+            settings,
             count,
             1 if options.hosts == "auto" else options.hosts,
             weakly(self._tell),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from pysampler._actors.settings import setting_array
+from pysampler._actors.settings import Settings, setting_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Mapping
 
+    import numpy as np
     import numpy.typing as npt
 
     from pysampler._actors.actors import Actors
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["HostSettings"]
 
 
-class HostSettings(Mapping[str, "npt.NDArray[np.float64]"]):
+class HostSettings(Settings):
     """Arrays by name, with a number for each env. Assigning to a name sends it to the hosts.
 
     Args:
@@ -32,20 +30,15 @@ class HostSettings(Mapping[str, "npt.NDArray[np.float64]"]):
 
     def __init__(
         self,
-        given: Mapping[str, npt.ArrayLike],
+        given: Mapping[str, npt.ArrayLike] | None,
         num_envs: int,
         hosts: int,
         tell: Callable[[Callable[[int], Callable[[Actors], None]]], None],
     ) -> None:
-        self._num_envs = num_envs
-        self._hosts = hosts
+        count = hosts * num_envs
+        super().__init__(setting_arrays("act", given, count), count)
+        self._envs_of_host = num_envs
         self._tell = tell
-        self._arrays = {name: self._checked("act", name, value) for name, value in given.items()}
-
-    def _checked(self, doing: str, name: str, value: Any) -> npt.NDArray[np.float64]:
-        """Return the value as an array with a number for each env of all hosts."""
-        count = self._hosts * self._num_envs
-        return np.broadcast_to(setting_array(doing, name, value, count), count).astype(np.float64)
 
     def of_host(self, index: int) -> dict[str, npt.NDArray[np.float64]]:
         """Return the settings for the envs of a host."""
@@ -56,26 +49,15 @@ class HostSettings(Mapping[str, "npt.NDArray[np.float64]"]):
         return functools.partial(_set, self.of_host(index))
 
     def _rows(self, array: npt.NDArray[np.float64], index: int) -> npt.NDArray[np.float64]:
-        first = index % self._hosts * self._num_envs
-        return array[first : first + self._num_envs]
+        first = index * self._envs_of_host % self._num_envs
+        return array[first : first + self._envs_of_host]
 
     def __getitem__(self, name: str) -> npt.NDArray[np.float64]:
         return self._arrays[name].copy()
 
-    def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
-        if name not in self._arrays:
-            raise KeyError(f"no setting {name!r}, expected one of {sorted(self._arrays)}")
-        array = self._arrays[name] = self._checked("change setting", name, value)
+    def _change(self, name: str, array: npt.NDArray[np.float64]) -> None:
+        self._arrays[name] = array
         self._tell(lambda index: functools.partial(_set, {name: self._rows(array, index)}))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    def __repr__(self) -> str:
-        return f"<pysampler settings {self._arrays}>"
 
 
 def _set(rows: dict[str, npt.NDArray[np.float64]], actors: Actors) -> None:
