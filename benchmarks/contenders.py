@@ -16,6 +16,8 @@ import numpy as np
 from envs import CASES, Case
 from running import answer
 
+from pysampler._cli.contenders import plain_loop
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -68,23 +70,9 @@ def ideal(case: Case, seconds: float) -> Callable[[], dict[str, float]]:
     return measure
 
 
-def stepper(case: Case) -> Callable[[], None]:
+def stepper(case: Case) -> Callable[[], int]:
     """Return a function that steps the envs of one worker, as a plain loop."""
-    envs = [case.make() for _ in range(case.envs // case.workers)]
-    for seed, env in enumerate(envs):
-        env.reset(seed=seed)
-    actions = [[env.action_space.sample() for env in envs] for _ in range(64)]
-    at = 0
-
-    def step() -> None:
-        nonlocal at
-        at += 1
-        for env, action in zip(envs, actions[at % 64], strict=True):
-            _, _, terminated, truncated, _ = env.step(action)
-            if terminated or truncated:
-                env.reset()
-
-    return step
+    return plain_loop([case.make() for _ in range(case.envs // case.workers)])
 
 
 def _alone(case: Case, pipe: Any, seconds: float) -> None:

@@ -7,15 +7,14 @@ import datetime
 import json
 import os
 import platform
-import select
-import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pysampler._cli.turns import Answerer, MeasureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,58 +22,26 @@ if TYPE_CHECKING:
 LIMIT = 60.0  # seconds within which a contender must answer
 
 
-class Contender:
+class Contender(Answerer):
     """A program that prints "ready", then answers each line of JSON with another.
 
-    Its whole process group is ended with it. ``trouble`` is the reason why it no longer answers.
+    ``trouble`` is the reason why it no longer answers.
     """
 
     def __init__(self, program: Path | str, *arguments: Any) -> None:
+        super().__init__([str(program), *map(str, arguments)], LIMIT)
         self.trouble = ""
-        # Not a pipe, which would become full and block the program.
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        self._process = subprocess.Popen(
-            [sys.executable, str(program), *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            start_new_session=True,
-        )
-        if self._line() != "ready":
-            self.trouble = self.trouble or self._last_error()
+        self._without_trouble(lambda: self.line(LIMIT))
 
     def measure(self, **cell: Any) -> dict[str, Any] | None:
         """Return the answer to a request; None if the contender is, or comes, in trouble."""
-        if self.trouble:
-            return None
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(cell).encode() + b"\n")
-        self._process.stdin.flush()
-        line = self._line()
-        if not line:
-            self.trouble = self.trouble or self._last_error()
-            return None
-        result: dict[str, Any] = json.loads(line)
-        return result
+        return None if self.trouble else self._without_trouble(lambda: self.request(cell))
 
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], LIMIT)[0]:
-            self.trouble = f"hung: no answer within {LIMIT:.0f} s"
-            self.end()
-            return ""
-        return self._process.stdout.readline().decode().strip()
-
-    def _last_error(self) -> str:
-        self.end()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:120] if lines else "ended"
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+    def _without_trouble(self, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except MeasureError as error:
+            self.trouble = str(error)
 
 
 def answer(make: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]]) -> None:
@@ -82,7 +49,6 @@ def answer(make: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]]) -> No
     out = os.fdopen(os.dup(1), "w", buffering=1)
     # What envs print must not mix with the answers.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     measure = make()
     print("ready", file=out)
     with contextlib.suppress(BrokenPipeError):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pysampler._cli.sources import EnvSource
 
-__all__ = ["BusyPolicy", "end_with", "error_line", "main"]
+__all__ = ["BusyPolicy", "end_with", "error_line", "main", "plain_loop"]
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _BUSY = 0.7  # an env that uses less of a CPU may wait for something else
@@ -127,7 +127,7 @@ class Ideal:
 def _step_alone(functions: list[Callable[[], gym.Env[Any, Any]]], pipe: Connection) -> None:
     """Step these envs whenever the pipe says for how long."""
     try:
-        step = _plain_loop([function() for function in functions])
+        step = plain_loop([function() for function in functions])
         pipe.send([])
         while True:
             pipe.send(_run(step, pipe.recv()))
@@ -137,7 +137,7 @@ def _step_alone(functions: list[Callable[[], gym.Env[Any, Any]]], pipe: Connecti
         pipe.send(error_line(error))
 
 
-def _plain_loop(envs: list[gym.Env[Any, Any]]) -> Callable[[], int]:
+def plain_loop(envs: list[gym.Env[Any, Any]]) -> Callable[[], int]:
     """Reset envs, and return a function that steps each of them once."""
     for seed, env in enumerate(envs):
         env.reset(seed=seed)
@@ -322,7 +322,7 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
     for name in ("reset", "step", "action_space"):
         if not hasattr(env, name):
             raise SourceError(f"{type(env).__name__} is no gymnasium env: it has no {name}")
-    step = _plain_loop([env])
+    step = plain_loop([env])
     _run(step, 0.01)
     before = resource.getrusage(resource.RUSAGE_SELF)
     steps, took = _run(step, 0.05)

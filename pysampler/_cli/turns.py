@@ -23,10 +23,19 @@ from pysampler._cli.hangs import ASK, PATIENCE
 from pysampler._cli.kernel import busy_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Self
 
-__all__ = ["Contender", "MeasureError", "Measured", "Spread", "rate_of", "started", "take_turns"]
+__all__ = [
+    "Answerer",
+    "Contender",
+    "MeasureError",
+    "Measured",
+    "Spread",
+    "rate_of",
+    "started",
+    "take_turns",
+]
 
 _REST = 0.05  # seconds
 _PROGRAM = "from pysampler._cli.contenders import main; main()"
@@ -104,24 +113,22 @@ class Measured:
         }
 
 
-class Contender:
-    """A process that makes and steps envs when it is asked to.
+class Answerer:
+    """A process that answers each line of JSON with another. It is ended with its session.
 
     Args:
-        name: What it is called.
-        source: What makes the envs, as the process reads it.
+        arguments: Those of the Python that it runs.
         limit: Seconds within which it must answer.
     """
 
-    def __init__(self, name: str, source: str, limit: float) -> None:
-        self.name = name
+    def __init__(self, arguments: Sequence[str], limit: float) -> None:
         self._limit = limit
         self._rest = b""
         self._ended = False
         # Not a pipe, which would become full and block the process.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), source],
+            [sys.executable, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -129,19 +136,20 @@ class Contender:
             start_new_session=True,
         )
 
-    def ask(self, do: str, **request: Any) -> dict[str, Any]:
+    def request(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a request, or raise MeasureError; then it is ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, which its answer says
-            self._process.stdin.write(json.dumps({"do": do, **request}).encode() + b"\n")
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._line(self._limit + request.get("seconds", 0.0)))
+        answer: dict[str, Any] = json.loads(self.line(self._limit + request.get("seconds", 0.0)))
         if "error" in answer:
             self.end()
             raise MeasureError(answer["error"])
         return answer
 
-    def _line(self, limit: float) -> bytes:
+    def line(self, limit: float) -> bytes:
+        """Return the next line that it prints, or raise MeasureError."""
         line = self._line_until(time.monotonic() + limit)
         if line is None:
             place = self._where()
@@ -198,6 +206,24 @@ class Contender:
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+
+class Contender(Answerer):
+    """A process that makes and steps envs when it is asked to.
+
+    Args:
+        name: What it is called.
+        source: What makes the envs, as the process reads it.
+        limit: Seconds within which it must answer.
+    """
+
+    def __init__(self, name: str, source: str, limit: float) -> None:
+        self.name = name
+        super().__init__(["-P", "-c", _PROGRAM, str(os.getpid()), source], limit)
+
+    def ask(self, do: str, **request: Any) -> dict[str, Any]:
+        """Return the answer to a request, or raise MeasureError; then it is ended."""
+        return self.request({"do": do, **request})
 
 
 @contextlib.contextmanager
