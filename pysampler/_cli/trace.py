@@ -90,7 +90,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # For VectorEnv(trace=...): one pool, until there is something to read from stdin, or its end.
     parser.add_argument("--pool", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)  # it always is
 
 
 def run(options: argparse.Namespace) -> int:

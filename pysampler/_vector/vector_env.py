@@ -123,8 +123,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             sets up what the program has set in modules (``cfg.SIZE = 5``), which workers import
             anew. The level and format of the root logger are taken over without it.
         trace: A file to which another process writes when each env stepped, and who waited for
-            what, until ``close``; it opens in ui.perfetto.dev, or as JSON (``*.json``) beside what
-            ``torch.profiler`` writes. It ends at 1,000 MB.
+            what, until ``close``. It is JSON, as ``torch.profiler`` writes, for ui.perfetto.dev. It
+            ends at 1,000 MB.
 
     >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 8, num_workers=2)
     >>> envs

@@ -31,7 +31,7 @@ class Tracer:
     """Writes what the processes of a pool do to a file, until it is closed or this process ends.
 
     Args:
-        path: The file; as JSON if it ends so.
+        path: The file.
         pool: The number of the pool's segment.
 
     Raises:
@@ -42,10 +42,9 @@ class Tracer:
         _reap()
         self._path = os.fspath(path)
         self._owner = os.getpid()
-        as_json = ["--json"] if self._path.endswith(".json") else []
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         places = json.dumps([place for place in sys.path if isinstance(place, str)])
-        trace = ["trace", str(self._owner), "--pool", str(pool), "--until-eof", *as_json]
+        trace = ["trace", str(self._owner), "--pool", str(pool), "--until-eof"]
         self._process = subprocess.Popen(
             [sys.executable, *flags, "-P", "-c", _CODE, places, *trace, f"--output={self._path}"],
             stdin=subprocess.PIPE,
