@@ -142,7 +142,7 @@ class BasicDoorbell {
 
     // The waiting thread, from a signal handler that runs inside its wait: gives that wait up, so
     // that another may begin. The first one's policy must end it before it checks again.
-    void give_up_wait() noexcept { cell_->posts.leave(); }
+    void interrupt_wait() noexcept { cell_->posts.leave(); }
 
     // How many posts the waiter sleeps for. A member passes this to the policy of its own waits:
     // policy.set_busy([&] { return bell.wanted(); }).

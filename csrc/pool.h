@@ -306,7 +306,7 @@ class BasicPool {
     std::uint32_t number_of(std::uint32_t group) const { return groups_[group].number; }
 
     // As a doorbell's.
-    void give_up_wait() noexcept { bell_.give_up_wait(); }
+    void interrupt_wait() noexcept { bell_.interrupt_wait(); }
     std::uint64_t waiter() const noexcept { return bell_.waiter(); }
 
  private:

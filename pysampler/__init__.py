@@ -8,9 +8,9 @@ A tour of the code, from the bottom up:
   died). ``csrc/bindings/`` makes ``pysampler._core`` of them.
 - ``sync`` makes that usable: handles that pickle, NumPy views, errors. ``errors`` has the one tree
   of exceptions.
-- ``_workers``: pools of processes that run jobs; recovery, the nursery, the worker's loop, mail.
+- ``_workers``: the pool and its lanes; recovery, the fork server, the worker's loop, mail.
 - ``_frames``: a space as fields, frames in shared memory, columns of infos.
-- ``_vector``: gymnasium's vector env on a pool, the host of Python envs, partial batches.
+- ``_vector``: gymnasium's vector env on a pool, servers of Python envs, partial batches.
 - ``_policies``: calling and checking a policy; its weights, states and random numbers.
 - ``_rollouts`` and ``_actors``: samplers, which are two ways to walk the frames.
 - ``_learning``: a replay buffer, averaging, checkpoints.
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from pysampler._actors.phases import Phase, Phases
     from pysampler._actors.records import Records
     from pysampler._actors.watcher import Watcher
-    from pysampler._learning.averaging import Averaging, Round
+    from pysampler._learning.averaging import Averaging, AveragingRound
     from pysampler._learning.batch import Batch
     from pysampler._learning.checkpoints import Checkpoints
     from pysampler._learning.episode_statistics import EpisodeStatistics
@@ -76,6 +76,7 @@ __all__ = [
     "ActorStats",
     "Actors",
     "Averaging",
+    "AveragingRound",
     "Batch",
     "BatchChoice",
     "BusyError",
@@ -103,7 +104,6 @@ __all__ = [
     "ReplayBuffer",
     "Rollout",
     "Rollouts",
-    "Round",
     "Sequences",
     "Stats",
     "StopActors",
@@ -146,7 +146,7 @@ _HOMES = {
     "ReplayBuffer": "_learning.replay",
     "Rollout": "_rollouts.rollout",
     "Rollouts": "_rollouts.rollouts",
-    "Round": "_learning.averaging",
+    "AveragingRound": "_learning.averaging",
     "Sequences": "_learning.sequences",
     "Stats": "_workers.counters",
     "Times": "_workers.counters",

@@ -1009,10 +1009,6 @@ class Pool:
         """
         The frame of the last command to a group.
         """
-    def give_up_wait(self) -> None:
-        """
-        In a signal handler that interrupted a wait of this thread: end that wait.
-        """
     def has_mail(self) -> bool:
         """
         Whether there are any.
@@ -1024,6 +1020,10 @@ class Pool:
     def inbox(self, worker: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
         Where a worker's inbox begins.
+        """
+    def interrupt_wait(self) -> None:
+        """
+        In a signal handler that interrupted a wait of this thread: end that wait.
         """
     def is_new(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
@@ -1069,7 +1069,7 @@ class Pool:
         """
         The blocks of the inline groups, which run_inline() steps.
         """
-    def set_left_over(self, left_over: bool) -> None:
+    def set_overflow(self, overflow: bool) -> None:
         """
         Whether the next inline step has an answer in any case.
         """
@@ -1175,7 +1175,7 @@ class Worker:
         """
         Steps blocks as commanded, until another command comes: (kind, group, frame, number).
         """
-    def set_left_over(self, left_over: bool) -> None:
+    def set_overflow(self, overflow: bool) -> None:
         """
         Whether the next step is to be reported in any case.
         """
@@ -1310,9 +1310,9 @@ class EnvBlock(Block):
         """
         Whether env i is reset by the next step.
         """
-    def leftovers(self) -> list:
+    def peek_overflow(self) -> list:
         """
-        What take_leftovers() would return.
+        What take_overflow() would return.
         """
     def replace(self, seeds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
         """
@@ -1342,7 +1342,7 @@ class EnvBlock(Block):
         """
         End a call that is at work in an env, once that returns; in a signal handler.
         """
-    def take_leftovers(self) -> list:
+    def take_overflow(self) -> list:
         """
         Return and forget what had no place in the frame: (kind, env, object) each.
         """
@@ -1608,7 +1608,7 @@ def sleep_until(deadline: typing.Any) -> None:
     Args:
         deadline: A time of now(), in ns.
     """
-def take_turns(act: typing.Any, block: typing.Any, left_over: typing.Any, after_step: typing.Any, begin: typing.SupportsInt | typing.SupportsIndex, end: typing.SupportsInt | typing.SupportsIndex, steps: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], stopped: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], track: typing.Any) -> int:
+def take_turns(act: typing.Any, block: typing.Any, overflow: typing.Any, after_step: typing.Any, begin: typing.SupportsInt | typing.SupportsIndex, end: typing.SupportsInt | typing.SupportsIndex, steps: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], stopped: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], track: typing.Any) -> int:
     """
     Let a policy act and a block step from a frame to another; return the ns that the policy took.
     """

@@ -41,7 +41,7 @@ def lines_of_cpp(source: str) -> int:
     return sum(bool(line) and not line.startswith("//") for line in lines)
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     """Return the row of the table that a file is counted in; empty if it is in none."""
     name = path.as_posix()
     if path.suffix in {".h", ".cpp"}:
@@ -65,7 +65,7 @@ def sizes() -> Counter[str]:
         text=True,
     ).stdout
     for path in map(Path, listed.splitlines()):
-        if (room := room_of(path)) and (ROOT / path).exists():
+        if (room := package_of(path)) and (ROOT / path).exists():
             count = lines_of_python if path.suffix == ".py" else lines_of_cpp
             found[room] += count((ROOT / path).read_text())
     return found

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# The rooms of the package, each of which imports those before it and its own modules. The package
+# The packages of the package, each of which imports those before it and its own modules. The package
 # itself names everything.
-ROOMS = [
+PACKAGES = [
     *("errors", "_numbers", "_files", "_closing", "_torch", "_tasks", "_core", "envs", "sync"),
     *("_workers", "_frames", "_vector", "_policies", "_rollouts", "_actors", "_learning"),
     *("adapters", "ray", "_cli", "__main__"),
 ]
 # Who may import the C++ module.
 PLAIN = {"errors", "_numbers", "_files", "_closing", "_torch", "_tasks", "envs", "adapters"}
-NATIVE = set(ROOMS) - PLAIN
+NATIVE = set(PACKAGES) - PLAIN
 # In C++ a header may include those before it in this order.
 CPP = [
     *("layout", "clock", "cgroup", "process", "futex", "deadline", "wait", "waiter", "position"),
@@ -52,7 +52,7 @@ MODULES = sorted(
 )
 
 
-def room_of(path):
+def package_of(path):
     return path.parts[0].removesuffix(".py")
 
 
@@ -94,12 +94,12 @@ def is_module(name):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
-def test_a_module_imports_nothing_above_its_room(path):
-    room = room_of(path)
+def test_a_module_imports_nothing_above_its_package(path):
+    package = package_of(path)
     for name in imported(path):
         other = name.partition(".")[0]
-        assert ROOMS.index(other) <= ROOMS.index(room), f"{path} imports {name}"
-        assert other != "_core" or room in NATIVE, f"{path} imports {name}"
+        assert PACKAGES.index(other) <= PACKAGES.index(package), f"{path} imports {name}"
+        assert other != "_core" or package in NATIVE, f"{path} imports {name}"
 
 
 def test_modules_do_not_import_one_another_in_circles():
@@ -167,12 +167,12 @@ def test_no_module_uses_a_private_name_of_an_object_of_another_module():
         assert not foreign, f"{path}: private names of other modules, and the lines: {foreign}"
 
 
-def test_every_room_says_what_it_knows():
-    rooms = {room_of(path) for path in MODULES}
-    assert rooms == set(ROOMS) - {"_core"}
-    assert len([room for room in rooms if (ROOT / "pysampler" / room).is_dir()]) <= 12
-    for room in rooms:
-        path = ROOT / "pysampler" / room
+def test_every_package_says_what_it_knows():
+    packages = {package_of(path) for path in MODULES}
+    assert packages == set(PACKAGES) - {"_core"}
+    assert len([package for package in packages if (ROOT / "pysampler" / package).is_dir()]) <= 12
+    for package in packages:
+        path = ROOT / "pysampler" / package
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         assert ast.get_docstring(ast.parse(path.read_text())), path
 

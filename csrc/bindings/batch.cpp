@@ -307,7 +307,8 @@ void register_batch(py::module_& m) {
         .def("frame_of", &Batch::frame_of, py::arg("group"), "The frame that a group uses.")
         .def("start", &Batch::start, py::arg("groups"),
              "Choose the frame that each of these groups uses next: (group, frame) each.")
-        .def("mark_all_seen", &Batch::mark_all_seen, "Note that the caller sees the frame of all envs.")
+        .def("mark_all_seen", &Batch::mark_all_seen,
+             "Note that the caller sees the frame of all envs.")
         .def("mark_seen", &Batch::mark_seen, py::arg("groups"),
              "Note that the caller sees the frames of these groups.")
         .def("seen", &Batch::seen, py::arg("group"),

@@ -108,7 +108,7 @@ class Batch {
     std::vector<std::size_t> chosen_;      // envs last given to groups_of()
     std::uint32_t frame_ = 0;              // of all envs
     std::vector<std::uint32_t> frame_of_;  // of each group, where some are sent to
-    std::vector<std::uint32_t> seen_;     // of each group, the frame that the caller saw last
+    std::vector<std::uint32_t> seen_;      // of each group, the frame that the caller saw last
     std::uint32_t spare_;                  // frames that are never lent
 };
 

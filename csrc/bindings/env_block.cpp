@@ -95,7 +95,7 @@ bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& act
             actions ? py::object((*actions)[i]) : action_.load(frame, first_ + i, action_leaves_);
         step_one(frame, i, action.ptr());
     });
-    return !leftovers_.empty();
+    return !overflow_.empty();
 }
 
 bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
@@ -109,7 +109,7 @@ bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
         reset_one(frame, i, py::object(call[py::int_(0)]).ptr(),
                   py::object(call[py::int_(1)]).ptr());
     });
-    return !leftovers_.empty();
+    return !overflow_.empty();
 }
 
 void EnvBlock::replace(const std::vector<std::uint64_t>& seeds) {
@@ -128,7 +128,7 @@ bool EnvBlock::restore(std::uint32_t frame) {
             clear_results(frame, i);
         }
     });
-    return !leftovers_.empty();
+    return !overflow_.empty();
 }
 
 void EnvBlock::set_options(std::size_t i, const py::object& options, std::int64_t version) {
@@ -147,13 +147,13 @@ bool EnvBlock::step_once(std::uint32_t frame, std::uint32_t number) {
     return step_with(frame, std::nullopt);
 }
 
-py::list EnvBlock::take_leftovers() { return std::exchange(leftovers_, py::list()); }
+py::list EnvBlock::take_overflow() { return std::exchange(overflow_, py::list()); }
 
 void EnvBlock::begin(std::uint32_t frame) {
     if (frame >= static_cast<std::size_t>(rewards_.shape(0)))
         throw py::index_error("cannot use frame " + std::to_string(frame) + ": no such frame");
     if (start_ != 0) return;  // goes on
-    leftovers_ = py::list();
+    overflow_ = py::list();
     if (keep_ != KeepInfos::kNone) infos_->clear(frame, first_, count_);
     std::memset(has_final_.mutable_data(frame, first_), 0, count_);
 }
@@ -358,8 +358,8 @@ void EnvBlock::store_info(std::uint32_t frame, std::size_t i, PyObject* info) {
     if (auto rest = infos_->store(frame, first_ + i, info, nullptr)) leave(kInfo, i, *rest);
 }
 
-void EnvBlock::leave(Leftover kind, std::size_t i, const py::object& object) {
-    leftovers_.append(py::make_tuple(static_cast<int>(kind), first_ + i, object));
+void EnvBlock::leave(OverflowKind kind, std::size_t i, const py::object& object) {
+    overflow_.append(py::make_tuple(static_cast<int>(kind), first_ + i, object));
 }
 
 void register_env_block(py::module_& m) {
@@ -392,8 +392,8 @@ void register_env_block(py::module_& m) {
              "Let the next step reset env i, or not.")
         .def("stop", &EnvBlock::stop,
              "End a call that is at work in an env, once that returns; in a signal handler.")
-        .def("leftovers", &EnvBlock::leftovers, "What take_leftovers() would return.")
-        .def("take_leftovers", &EnvBlock::take_leftovers,
+        .def("peek_overflow", &EnvBlock::peek_overflow, "What take_overflow() would return.")
+        .def("take_overflow", &EnvBlock::take_overflow,
              "Return and forget what had no place in the frame: (kind, env, object) each.");
     block.attr("INFO") = static_cast<int>(EnvBlock::kInfo);
     block.attr("FINAL_OBS") = static_cast<int>(EnvBlock::kFinalObs);

@@ -23,7 +23,7 @@ enum class KeepInfos { kNone, kFinal, kAll };
 class EnvBlock : public Block {
  public:
     // Kinds of results that have no place in the frame.
-    enum Leftover { kInfo = 0, kFinalObs = 1, kUnshapedObs = 2, kError = 3 };
+    enum OverflowKind { kInfo = 0, kFinalObs = 1, kUnshapedObs = 2, kError = 3 };
 
     // `frames` is a Frames of pysampler._frames; `first` is the index of the block's first env
     // among its envs. `here`: this is the user's process, whose signal handlers raise exceptions
@@ -57,14 +57,14 @@ class EnvBlock : public Block {
     bool ended(std::size_t i) const { return ended_.at(i); }
     void set_ended(std::size_t i, bool ended) { ended_.at(i) = ended; }
 
-    // Returns and forgets the results that have no place in the frame: [(Leftover, index among the
-    // envs of the frame, object)].
-    py::list take_leftovers();
+    // Returns and forgets the results that have no place in the frame: [(OverflowKind, index among
+    // the envs of the frame, object)].
+    py::list take_overflow();
 
     bool step_once(std::uint32_t frame, std::uint32_t number) override;
     // Ends a call that is at work in an env, once that returns. In a signal handler.
     void stop() { stopped_ = true; }
-    const py::list& leftovers() const { return leftovers_; }
+    const py::list& peek_overflow() const { return overflow_; }
 
  private:
     void use_action_types(std::uint32_t frame);
@@ -82,7 +82,7 @@ class EnvBlock : public Block {
     static py::object copied(PyObject* value);
     void store_info(std::uint32_t frame, std::size_t i, PyObject* info);
     void begin(std::uint32_t frame);
-    void leave(Leftover kind, std::size_t i, const py::object& object);
+    void leave(OverflowKind kind, std::size_t i, const py::object& object);
     template <class Work>
     void for_each(std::uint32_t frame, Work&& work);
     bool is_users(const py::error_already_set& error) const;
@@ -130,7 +130,7 @@ class EnvBlock : public Block {
     enum class Call { kNothing, kStep, kReset };
     Call call_ = Call::kNothing;  // of the env that works now
     std::int64_t began_ = 0;
-    py::list leftovers_;
+    py::list overflow_;
     std::size_t start_ = 0;    // where the next call begins
     std::size_t reached_ = 0;  // how many envs have done what was asked for
     bool stopped_ = false;

@@ -132,10 +132,10 @@ std::atomic_ref<std::int64_t> cell(py::array_t<std::int64_t>& array) {
 }
 
 // Lets a policy act and its block step from frame `begin` to `end`, until `stopped`. After each
-// step that left something over, `left_over(frame)` returns whether an env raised, which ends it;
+// step that left something over, `overflow(frame)` returns whether an env raised, which ends it;
 // then comes `after_step(frame)`, unless that is None, then `steps` is increased. The policy's
 // calls are traced to `given`, unless that is None. Returns the ns that the policy took.
-std::int64_t take_turns(const py::object& act, const py::object& block, const py::object& left_over,
+std::int64_t take_turns(const py::object& act, const py::object& block, const py::object& overflow,
                         const py::object& after_step, std::uint32_t begin, std::uint32_t end,
                         py::array_t<std::int64_t> steps, py::array_t<std::int64_t> stopped,
                         const py::object& given) {
@@ -150,7 +150,7 @@ std::int64_t take_turns(const py::object& act, const py::object& block, const py
         policy_ns += acted - began;
         if (track) track->add(TraceKind::kPolicy, 0, began, acted);
         ++at;
-        if (envs.step(at) && left_over(at).cast<bool>()) break;
+        if (envs.step(at) && overflow(at).cast<bool>()) break;
         if (!after_step.is_none()) after_step(at);
         // Last: a replacement of this worker finds all up to here in the frames. Relaxed is enough
         // after the end of a process; release keeps the compiler from moving it up.
@@ -174,7 +174,7 @@ void register_policy_rows(py::module_& m) {
              py::arg("count"))
         .def("act", &PolicyRows::act, py::arg("frame"),
              "Call the policy with the observations in a frame, and write what it returns.");
-    m.def("take_turns", &take_turns, py::arg("act"), py::arg("block"), py::arg("left_over"),
+    m.def("take_turns", &take_turns, py::arg("act"), py::arg("block"), py::arg("overflow"),
           py::arg("after_step"), py::arg("begin"), py::arg("end"), py::arg("steps"),
           py::arg("stopped"), py::arg("track"),
           "Let a policy act and a block step from a frame to another; return the ns that the "

@@ -72,7 +72,7 @@ class PyWorker : public Handle {
             }
             const std::int64_t began = arrived();
             bool left = all[command->group - first_]->step(command->frame);
-            left |= std::exchange(left_over_, false);
+            left |= std::exchange(has_overflow_, false);
             // Before the completion: the parent that it wakes finds the message, and does not wait
             // for it on a CPU that this worker needs to send it.
             if (left) unsent = report(command->group, command->number).cast<bool>();
@@ -87,7 +87,7 @@ class PyWorker : public Handle {
     }
 
     // The next step has something left over, whatever its block says.
-    void set_left_over(bool left_over) { left_over_ = left_over; }
+    void set_overflow(bool overflow) { has_overflow_ = overflow; }
 
  private:
     // When a command arrived; 0 if that is not traced.
@@ -120,7 +120,7 @@ class PyWorker : public Handle {
     std::shared_ptr<Meter> meter_;
     Site site_;
     Side serving_;
-    bool left_over_ = false;
+    bool has_overflow_ = false;
     std::int64_t job_began_ = 0;
 };
 
@@ -198,7 +198,7 @@ void register_pool(py::module_& m) {
             "The inline command or note to run next: (kind, group, frame, note), or None.")
         .def("note_inline", &PyPool::note_inline, py::arg("note"),
              "Let a note be due, in the order of commands.")
-        .def("set_left_over", &PyPool::set_left_over, py::arg("left_over"),
+        .def("set_overflow", &PyPool::set_overflow, py::arg("overflow"),
              "Whether the next inline step has an answer in any case.")
         .def("complete_inline", &PyPool::complete_inline, py::arg("message"),
              "The job or note that was due is done; whether its answer has to be read.")
@@ -251,7 +251,7 @@ void register_pool(py::module_& m) {
         .def("forget_losses", &PyPool::forget_losses, "Do not tell of losses again.")
         .def("number_of", &PyPool::number_of, py::arg("group"),
              "The number of the last command to a group; a message that answers it has the same.")
-        .def("give_up_wait", &PyPool::give_up_wait,
+        .def("interrupt_wait", &PyPool::interrupt_wait,
              "In a signal handler that interrupted a wait of this thread: end that wait.")
         .def("inbox", &PyPool::inbox, py::arg("worker"), "Where a worker's inbox begins.")
         .def("worker", &PyPool::worker, py::arg("worker"),
@@ -298,7 +298,7 @@ void register_pool(py::module_& m) {
              "number).")
         .def("complete", &PyWorker::complete, py::arg("group"), py::arg("message"),
              "The group is done; whether a message follows.")
-        .def("set_left_over", &PyWorker::set_left_over, py::arg("left_over"),
+        .def("set_overflow", &PyWorker::set_overflow, py::arg("overflow"),
              "Whether the next step is to be reported in any case.");
     Class<Command> command(m, "Command");
     command.attr("STEP") = static_cast<std::uint32_t>(Command::kStep);

@@ -126,7 +126,7 @@ class PyPool : public Handle {
             if (given_up_ != before || closed()) {
                 raise("ClosedError", "cannot wait on pool: it was closed meanwhile");
             }
-            pool_.complete_inline(std::exchange(left_over_, false) || left, now_ns());
+            pool_.complete_inline(std::exchange(has_overflow_, false) || left, now_ns());
         }
         return true;
     }
@@ -153,7 +153,7 @@ class PyPool : public Handle {
         pool_.complete_inline(message, now_ns());
     }
     // The next inline step has an answer, whatever its block says.
-    void set_left_over(bool left_over) { left_over_ = left_over; }
+    void set_overflow(bool overflow) { has_overflow_ = overflow; }
     void cancel_inline() {
         const Pin pin(*this, "use");
         pool_.cancel_inline();
@@ -173,8 +173,8 @@ class PyPool : public Handle {
     }
     std::size_t unsent() const { return pool_.unsent(); }
 
-    // Whether all that is in flight is back: take_all() when it has been read. Groups in groups_with_mail()
-    // have more to say.
+    // Whether all that is in flight is back: take_all() when it has been read. Groups in
+    // groups_with_mail() have more to say.
     bool wait(const py::handle& timeout, const py::handle& deadline) {
         const std::int64_t until = deadline_of(timeout, deadline);
         const Turn turn(*this, waiting_, "wait on");
@@ -213,8 +213,8 @@ class PyPool : public Handle {
     }
 
     // Groups that are back, longest ready first: as soon as their weights make `least` (or all that
-    // is in flight), or at the deadline; no more than `most`, not taken. groups_with_mail() are those of
-    // them that have more to say.
+    // is in flight), or at the deadline; no more than `most`, not taken. groups_with_mail() are
+    // those of them that have more to say.
     Groups wait_some(std::uint64_t least, std::uint64_t most, const py::handle& deadline) {
         const std::int64_t until = deadline_of(py::none(), deadline);
         const Turn turn(*this, waiting_, "wait on");
@@ -286,11 +286,11 @@ class PyPool : public Handle {
 
     // In a signal handler: the wait that it interrupted ends with a ClosedError once the handler
     // returns, and the handler itself may wait.
-    void give_up_wait() {
+    void interrupt_wait() {
         if (waiting_.by() != self_id()) return;
         ++given_up_;
         waiting_.leave();
-        pool_.give_up_wait();
+        pool_.interrupt_wait();
     }
 
     std::size_t inbox(std::uint32_t worker) const {
@@ -412,14 +412,14 @@ class PyPool : public Handle {
     std::uint32_t own_;  // groups that are inline: the last ones
     py::tuple inline_blocks_;
     std::deque<py::object> notes_;  // those that are due
-    bool left_over_ = false;
+    bool has_overflow_ = false;
     std::int64_t look_at_ = kForever;
     PoolParts parts_;
     std::vector<std::size_t> inboxes_at_;  // offsets, by worker
     Pool pool_;
     Groups with_mail_;
     bool satisfied_ = false;
-    std::uint64_t given_up_ = 0;  // how often give_up_wait() ended a wait
+    std::uint64_t given_up_ = 0;  // how often interrupt_wait() ended a wait
     Site site_;
     Side waiting_;
     std::shared_ptr<Track> track_;

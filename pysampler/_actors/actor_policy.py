@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pysampler._actors.records import RecordLayout
     from pysampler._policies.warm_up import EpisodesSoFar
-    from pysampler._vector.host import EnvHost
+    from pysampler._vector.env_server import EnvServer
 
 __all__ = ["ActorSetup", "TakeActorPolicy"]
 
@@ -69,15 +69,15 @@ class ActorPolicy(FreeRunningPolicy):
         return self._packer
 
     def run(
-        self, host: EnvHost, group: int, setup: ActorSetup, *, is_replacement: bool
+        self, server: EnvServer, group: int, setup: ActorSetup, *, is_replacement: bool
     ) -> RolloutReport:
         """Act and hand over records until told to stop, or for ``max_steps``."""
-        envs = envs_of(host)
+        envs = envs_of(server)
         packer, progress = self._prepared_packer(setup, envs), self._progress
         single_steps = setup.layout.steps is None
         report = RolloutReport()
         if is_replacement:
-            if not self._restore(host, report):
+            if not self._restore(server, report):
                 return report
             packer.begin_episodes()
             self._at = self._packed = 0
@@ -96,7 +96,7 @@ class ActorPolicy(FreeRunningPolicy):
                 break
             report.policy_ns += took
             progress.acting_ns[group] += took
-            if not self._step(host, at + 1, report):
+            if not self._step(server, at + 1, report):
                 break
             self._at = at = at + 1
             steps_made += 1

@@ -30,7 +30,7 @@ from pysampler._policies.weights import (
 from pysampler._policies.worker_policy import PolicySetup
 from pysampler._vector.results import first
 from pysampler._workers.jobs import Failure
-from pysampler._workers.processes import GRACE
+from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
 from pysampler.errors import BusyError, ClosedError, PysamplerError
 from pysampler.sync import Board, now
 
@@ -285,7 +285,7 @@ class FreeRunningSampler(Sampler):
                     else:
                         failures += [
                             (group, content)
-                            for *_, content in report.leftovers
+                            for *_, content in report.overflow
                             if isinstance(content, Failure)
                         ]
                 if failures:  # not taken: if this is interrupted, the next check raises it
@@ -326,13 +326,17 @@ class FreeRunningSampler(Sampler):
 
     def _end(self) -> bool:
         self._request_stop()
-        if self._begin_lock.acquire(timeout=GRACE):  # once another thread has left begin()
+        if self._begin_lock.acquire(
+            timeout=SHUTDOWN_TIMEOUT_S
+        ):  # once another thread has left begin()
             self._begin_lock.release()
         return self._wait_until_left(self._check_guard)
 
     def _wait_until_left(self, guard: _core.Guard) -> bool:
         """Wait until another thread leaves, which it does once it sees that this is closed."""
-        for _ in range(int(GRACE / _LOOK)):  # not by the clock: this process may be suspended
+        for _ in range(
+            int(SHUTDOWN_TIMEOUT_S / _LOOK)
+        ):  # not by the clock: this process may be suspended
             if not guard.busy:
                 break
             time.sleep(_LOOK)

@@ -10,7 +10,7 @@ from pysampler._workers.jobs import Repeated
 from pysampler.errors import StopActors
 
 if TYPE_CHECKING:
-    from pysampler._vector.host import EnvHost
+    from pysampler._vector.env_server import EnvServer
 
 __all__ = ["CHECK_SECONDS", "FreeRunningJob", "FreeRunningPolicy", "envs_of"]
 
@@ -21,36 +21,38 @@ CHECK_SECONDS = 0.05
 class FreeRunningPolicy(WorkerPolicy):
     """Base class for policies that act for all envs of a worker until they are told to stop."""
 
-    def run(self, host: EnvHost, group: int, setup: Any, *, is_replacement: bool) -> RolloutReport:
+    def run(
+        self, server: EnvServer, group: int, setup: Any, *, is_replacement: bool
+    ) -> RolloutReport:
         """Act until told to stop.
 
         Args:
-            host: The envs.
+            server: The envs.
             group: The first group of the worker, whose counters report what it does.
             setup: What the parent sent with the job.
             is_replacement: Whether the envs replace lost ones and have not acted yet.
         """
         raise NotImplementedError
 
-    def _restore(self, host: EnvHost, report: RolloutReport) -> bool:
+    def _restore(self, server: EnvServer, report: RolloutReport) -> bool:
         """Reset envs that replace lost ones, in the first frame; return whether none raised."""
         failed = False
-        for index, block in enumerate(host.blocks):
+        for index, block in enumerate(server.blocks):
             block.restore(1)
-            failed = report.add_leftovers(1, host.left_over(index)) or failed
-        envs = envs_of(host)
+            failed = report.add_overflow(1, server.take_overflow(index)) or failed
+        envs = envs_of(server)
         self.carry(1, 0, envs)
         self._policy.after_reset(0, envs)
         if failed:
             self._stop_if_requested(report)
         return not failed
 
-    def _step(self, host: EnvHost, at: int, report: RolloutReport) -> bool:
+    def _step(self, server: EnvServer, at: int, report: RolloutReport) -> bool:
         """Step all envs, with frame ``at`` for the results; return whether none raised."""
         failed = False
-        for index, block in enumerate(host.blocks):
+        for index, block in enumerate(server.blocks):
             if block.step(at):
-                failed = report.add_leftovers(at, host.left_over(index)) or failed
+                failed = report.add_overflow(at, server.take_overflow(index)) or failed
         if failed:
             self._stop_if_requested(report)
         return not failed
@@ -58,11 +60,11 @@ class FreeRunningPolicy(WorkerPolicy):
     def _stop_if_requested(self, report: RolloutReport) -> None:
         """Stop all workers if an env raised StopActors, which is no error."""
         errors = [
-            left for left in report.leftovers if not isinstance(left[3].report.error, StopActors)
+            left for left in report.overflow if not isinstance(left[3].report.error, StopActors)
         ]
-        if len(errors) < len(report.leftovers):
+        if len(errors) < len(report.overflow):
             self._progress.stop()
-            report.leftovers = errors
+            report.overflow = errors
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,14 @@ class FreeRunningJob(Repeated):
     culprit = ("the policy", "acting")
     settles = "worker"
 
-    def run(self, host: EnvHost, block: int, frame: int) -> RolloutReport:  # noqa: ARG002
+    def run(self, server: EnvServer, block: int, frame: int) -> RolloutReport:  # noqa: ARG002
         """Act in the worker."""
-        policy: FreeRunningPolicy | None = host.acting
+        policy: FreeRunningPolicy | None = server.acting
         assert policy is not None
-        is_replacement, host.replaced = bool(host.replaced), set()
-        return policy.run(host, self.group, self.setup, is_replacement=is_replacement)
+        is_replacement, server.replaced = bool(server.replaced), set()
+        return policy.run(server, self.group, self.setup, is_replacement=is_replacement)
 
 
-def envs_of(host: EnvHost) -> slice:
+def envs_of(server: EnvServer) -> slice:
     """Return the envs of a worker as a slice of all envs."""
-    return slice(host.first, host.first + host.count)
+    return slice(server.first, server.first + server.count)

@@ -18,7 +18,7 @@ from pysampler.sync import now
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from pysampler._vector.host import EnvHost
+    from pysampler._vector.env_server import EnvServer
     from pysampler.sync import Segment
 
 __all__ = ["EPISODE", "TakeWatcherPolicy", "WatcherSetup", "WatcherState"]
@@ -86,7 +86,7 @@ class WatcherPolicy(FreeRunningPolicy):
 
     def run(
         self,
-        host: EnvHost,
+        server: EnvServer,
         group: int,  # noqa: ARG002
         setup: WatcherSetup,
         *,
@@ -97,7 +97,7 @@ class WatcherPolicy(FreeRunningPolicy):
         ring = setup.ring.attach(self._segment)
         state = WatcherState(self._segment, setup.state)
         report = RolloutReport()
-        if is_replacement and not self._restore(host, report):
+        if is_replacement and not self._restore(server, report):
             return report
         while not self._progress.stopped:
             requested = state.videos_requested > state.videos_made
@@ -114,9 +114,9 @@ class WatcherPolicy(FreeRunningPolicy):
             video = NoVideo()
             if setup.folder is not None and (requested or (every and number % every == 0)):
                 path = setup.folder / f"episode-{number:06}.mp4"
-                video = Video(host.envs[0], host.first, path, setup.fps)
+                video = Video(server.envs[0], server.first, path, setup.fps)
             with video:
-                if not self._run_episode(host, episode, video, report):
+                if not self._run_episode(server, episode, video, report):
                     return report
             episode["seconds"] = (now() - began) / 1e9
             state.episodes += 1
@@ -129,10 +129,10 @@ class WatcherPolicy(FreeRunningPolicy):
         return report
 
     def _run_episode(
-        self, host: EnvHost, episode: npt.NDArray[Any], video: NoVideo, report: RolloutReport
+        self, server: EnvServer, episode: npt.NDArray[Any], video: NoVideo, report: RolloutReport
     ) -> bool:
         """Run an episode between the first two frames; return whether it has ended."""
-        frames, envs = self._frames, envs_of(host)
+        frames, envs = self._frames, envs_of(server)
         video.shoot()
         while not self._progress.stopped:
             try:
@@ -140,7 +140,7 @@ class WatcherPolicy(FreeRunningPolicy):
             except StopActors:
                 self._progress.stop()
                 return False
-            if not self._step(host, 1, report):
+            if not self._step(server, 1, report):
                 return False
             self._policy.after_step(1, envs)
             self.carry(1, 0, envs)

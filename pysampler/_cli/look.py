@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._cli.programs import Pool
-    from pysampler._workers.about import About
+    from pysampler._workers.manifest import SegmentManifest
 
 __all__ = ["Look", "PoolLooks", "WorkerLook"]
 
@@ -199,7 +199,7 @@ def _verdict(
     steps: _Since,
     resets: _Since,
     seconds: float,
-    about: About,
+    about: SegmentManifest,
 ) -> str:
     """Return what limits the pool."""
     noun = about.noun
@@ -244,7 +244,7 @@ def _verdict(
 
 
 def _limit_of_envs(
-    workers: list[WorkerLook], busy: float, steps: _Since, resets: _Since, about: About
+    workers: list[WorkerLook], busy: float, steps: _Since, resets: _Since, about: SegmentManifest
 ) -> str:
     """Return why envs take most of the time."""
     noun = about.noun

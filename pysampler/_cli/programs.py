@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pysampler._workers.about import About
 from pysampler._workers.counters import Counters
 from pysampler._workers.gauges import Gauges
 from pysampler._workers.header import HEADER, LAYOUT, MAGIC
+from pysampler._workers.manifest import SegmentManifest
 from pysampler._workers.tracing import TraceMemory
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Pool:
 
     number: int
     name: str
-    about: About
+    about: SegmentManifest
     counters: Counters
     gauges: Gauges
     memory: npt.NDArray[np.uint8]
@@ -233,7 +233,7 @@ def _attach(pid: int, name: str) -> tuple[int, Pool]:
         except AttachError as error:
             why = str(error)
             continue
-        about = About.read(memory)
+        about = SegmentManifest.read(memory)
         if about is None:
             continue
         counts = about.members[-1][1], len(about.members)

@@ -18,14 +18,14 @@ import numpy as np
 from pysampler import _core
 from pysampler._closing import Closing, Uncopyable
 from pysampler._learning.mean_weights import difference, fields_of, mean_of, name_with_nan
-from pysampler._learning.trainers import AttachBoards, HandIn, Train, TrainerHost, UseBoards
+from pysampler._learning.trainers import AttachBoards, HandIn, Train, TrainerServer, UseBoards
 from pysampler._numbers import whole_number
 from pysampler._policies.weights import arrays_of
 from pysampler._vector import arguments
 from pysampler._workers.jobs import Failure
 from pysampler._workers.launcher import CONTEXTS
 from pysampler._workers.pool import Pool
-from pysampler._workers.processes import Share
+from pysampler._workers.processes import WorkerAssignment
 from pysampler._workers.recovery import MAX_RESTARTS, RESTART_WINDOW
 from pysampler._workers.remote import dumps_by_value
 from pysampler.errors import ClosedError, EnvError, LostError, WaitTimeoutError
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from pysampler._policies.weights import Weights
     from pysampler._workers.jobs import Answer, Job
 
-__all__ = ["Averaging", "Round"]
+__all__ = ["Averaging", "AveragingRound"]
 
 _BUFFERS = 2  # of a board: the newest version, and room for the next
 _BOARD_OVERHEAD = 1024  # bytes that a board takes beside its arrays, with what aligns it
 
 
 @dataclass(frozen=True)
-class Round:
+class AveragingRound:
     """What became of a round of averaging.
 
     Attributes:
@@ -116,7 +116,7 @@ class Averaging(Uncopyable, Closing):
         make: Callable[[int, int], Any],
         workers: int,
         *,
-        context: str = "nursery",
+        context: str = "forkserver",
         on_worker_loss: arguments.OnLoss = "raise",
         max_restarts: int = MAX_RESTARTS,
         restart_window: float = RESTART_WINDOW,
@@ -141,14 +141,14 @@ class Averaging(Uncopyable, Closing):
         self._everyone = range(max(self.workers, 1))
         entropy = np.random.SeedSequence(seed).entropy
 
-        def host(share: Share) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-            return TrainerHost, (make, share.first, entropy)
+        def server(assignment: WorkerAssignment) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+            return TrainerServer, (make, assignment.first, entropy)
 
-        shares = [Share(index, (1,), "trainer") for index in self._everyone]
+        assignments = [WorkerAssignment(index, (1,), "trainer") for index in self._everyone]
         if self.workers == 0:
-            self._pool = Pool([], host, shares[0])
+            self._pool = Pool([], server, assignments[0])
         else:
-            self._pool = Pool(shares, host, context=context, faults=faults)
+            self._pool = Pool(assignments, server, context=context, faults=faults)
         try:
             descriptions: list[Any] = self._pool.descriptions
             self._lay_out([one.fields for one in descriptions])
@@ -190,7 +190,7 @@ class Averaging(Uncopyable, Closing):
             raise ValueError(f"cannot set weights: {name} has nan, expected numbers")
         self._weights = arrays
 
-    def round(self, steps: int, timeout: float | None = None) -> Round:
+    def round(self, steps: int, timeout: float | None = None) -> AveragingRound:
         """Let every trainer take the average and train; average their weights.
 
         Args:
@@ -221,7 +221,7 @@ class Averaging(Uncopyable, Closing):
                 if self._pool.closed:
                     self._end()
 
-    def _round(self, steps: int, deadline: int | None) -> Round:
+    def _round(self, steps: int, deadline: int | None) -> AveragingRound:
         list(self._answers(deadline))  # of a round that was interrupted: they are dropped
         began = now()
         self._boards[-1].publish(self._weights)
@@ -232,7 +232,7 @@ class Averaging(Uncopyable, Closing):
         results = [answers.get(index, ({}, 0.0)) for index in self._everyone]
         training = np.array([seconds for _, seconds in results])
         waiting = (now() - began) / 1e9 - training
-        return Round(
+        return AveragingRound(
             self._rounds,
             [report for report, _ in results],
             [index for index in self._everyone if index not in answers],
@@ -241,7 +241,7 @@ class Averaging(Uncopyable, Closing):
 
     def rounds(
         self, steps: int, count: int | None = None, timeout: float | None = None
-    ) -> Iterator[Round]:
+    ) -> Iterator[AveragingRound]:
         """Iterate over rounds.
 
         Args:

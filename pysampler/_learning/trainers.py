@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from pysampler._workers.gauges import WorkerGauges
     from pysampler.sync import Board, Segment
 
-__all__ = ["AttachBoards", "HandIn", "Train", "TrainerHost", "UseBoards"]
+__all__ = ["AttachBoards", "HandIn", "Train", "TrainerServer", "UseBoards"]
 
 
 @dataclass(frozen=True)
-class Description:
+class TrainerDescription:
     """What the parent must know of a trainer before it can lay out boards."""
 
     name: str
     fields: Fields
 
 
-class TrainerHost:
-    """The host of trainer ``index``, whose one group is never stepped."""
+class TrainerServer:
+    """The env server of trainer ``index``, whose one group is never stepped."""
 
     here = False
 
@@ -56,17 +56,17 @@ class TrainerHost:
             self._tensors = {name for name, value in state.items() if is_tensor(value)}
             self._fields = fields_of(arrays_of(state))
 
-    def describe(self) -> Description:
+    def describe(self) -> TrainerDescription:
         """Return the class of the trainer, and the fields of its weights."""
-        return Description(type(self.trainer).__name__, self._fields)
+        return TrainerDescription(type(self.trainer).__name__, self._fields)
 
     def count_with(self, meter: Any, gauges: WorkerGauges) -> None:
         """Do nothing: a round says how long it took."""
 
-    def left_over(self, block: int) -> None:
+    def take_overflow(self, block: int) -> None:
         """Return nothing: there are no steps."""
 
-    leftovers = left_over
+    peek_overflow = take_overflow
 
     def replace(self, seeds: Sequence[int]) -> None:
         """Do nothing: the trainer was created as a replacement."""
@@ -130,9 +130,9 @@ class TrainerHost:
 class AttachBoards:
     """Give trainers the segment that boards lie in."""
 
-    def attach(self, host: TrainerHost, segment: Segment) -> None:
-        """Give the segment to a host."""
-        host.attach(segment)
+    def attach(self, server: TrainerServer, segment: Segment) -> None:
+        """Give the segment to an env server."""
+        server.attach(segment)
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,9 @@ class UseBoards(Note):
     own: Any
     doing = "attaching boards"
 
-    def apply(self, host: TrainerHost) -> None:
-        """Give the boards to a host."""
-        host.use(self.fields, self.average, self.own)
+    def apply(self, server: TrainerServer) -> None:
+        """Give the boards to an env server."""
+        server.use(self.fields, self.average, self.own)
 
 
 class _TrainerJob(Job):
@@ -161,7 +161,7 @@ class _TrainerJob(Job):
 class _NoAnswer(Repeated):
     doing: str
 
-    def run(self, host: TrainerHost, block: int, frame: int) -> None:
+    def run(self, server: TrainerServer, block: int, frame: int) -> None:
         """Do nothing."""
 
 
@@ -172,9 +172,9 @@ class Train(_TrainerJob):
     steps: int
     doing = "training"
 
-    def run(self, host: TrainerHost, block: int, frame: int) -> Any:  # noqa: ARG002
+    def run(self, server: TrainerServer, block: int, frame: int) -> Any:  # noqa: ARG002
         """Train in the worker."""
-        return host.train(self.steps)
+        return server.train(self.steps)
 
 
 @dataclass(frozen=True)
@@ -183,6 +183,6 @@ class HandIn(_TrainerJob):
 
     doing = "handing in weights of"
 
-    def run(self, host: TrainerHost, block: int, frame: int) -> int:  # noqa: ARG002
+    def run(self, server: TrainerServer, block: int, frame: int) -> int:  # noqa: ARG002
         """Hand in from the worker."""
-        return host.hand_in()
+        return server.hand_in()

@@ -66,7 +66,7 @@ class PolicyDevice:
         """Return a tree with its tensors on the CPU, in ``acting``, once all have arrived."""
         if not self.is_gpu:
             return returned
-        fetched = _on_host(returned, self.device)
+        fetched = _on_cpu(returned, self.device)
         self._stream.synchronize()
         return fetched
 
@@ -79,14 +79,14 @@ def _begin_copy(tensor: Any, device: Any) -> Any:
     return tensor.detach().to("cpu", non_blocking=tensor.device == device)
 
 
-def _on_host(value: Any, device: Any) -> Any:
+def _on_cpu(value: Any, device: Any) -> Any:
     """Begin to copy the tensors of what a policy returned, whatever they lie in."""
     if is_tensor(value):
         return _begin_copy(value, device)
     if isinstance(value, Mapping):
-        return {key: _on_host(one, device) for key, one in value.items()}
+        return {key: _on_cpu(one, device) for key, one in value.items()}
     if isinstance(value, (tuple, list)):
-        parts = [_on_host(one, device) for one in value]
+        parts = [_on_cpu(one, device) for one in value]
         return parts if isinstance(value, list) else tuple(parts)
     return value
 

@@ -23,12 +23,12 @@ from pysampler._policies.seeds import entropy_from
 from pysampler._policies.warm_up import EpisodesSoFar, warm_up
 from pysampler._torch import needs_torch
 from pysampler._vector import arguments
-from pysampler._vector.core import Layout
+from pysampler._vector.core import FrameLayout
 from pysampler._vector.lease import Lease
 from pysampler._vector.make import EnvMaker, make_vec, vector_options
 from pysampler._vector.transforms import Transforms, unwrapped
 from pysampler._vector.vector_env import VectorEnv, core_of
-from pysampler._workers import nursery
+from pysampler._workers import fork_server
 from pysampler.errors import ClosedError, EnvError, LostError
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Sampler(Uncopyable, Interruptible):
         lease.laid_out = True
         hidden = () if normalization is None else normalization.fields
         fields = *outputs.fields, *hidden
-        layout = Layout(count, AutoresetMode.SAME_STEP, infos, fields, spare, reserved)
+        layout = FrameLayout(count, AutoresetMode.SAME_STEP, infos, fields, spare, reserved)
         frames, segment = core.lay_out(layout)
         for leaf, rows in zip(frames.observations, received, strict=True):
             leaf[0] = rows
@@ -369,9 +369,9 @@ def vector_env_of(
         return
     # Admits spaces that gymnasium does not know: a sampler leaves them out, or refuses them itself.
     options = {"shared_memory": False, **vector_options(purpose, vector_kwargs)}
-    clean = options.get("context") in (None, "nursery") and options.get("num_workers") != 0
+    clean = options.get("context") in (None, "forkserver") and options.get("num_workers") != 0
     if needs_torch(policy_in_workers) and clean and options.get("preload") is None:
-        nursery.preload(["torch"])  # once, and not in every worker
+        fork_server.preload(["torch"])  # once, and not in every worker
     if makes_envs(envs):
         if num_envs is None:
             raise ValueError(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pysampler._policies.calling import PolicyOutputs
     from pysampler._policies.normalize import Moments, Normalization
     from pysampler._policies.shared_statistics import StatisticsPlace
-    from pysampler._vector.host import EnvHost
+    from pysampler._vector.env_server import EnvServer
     from pysampler._workers.gauges import WorkerGauges
     from pysampler.sync import Segment
 
@@ -69,7 +69,7 @@ class RolloutReport:
     """What a worker reports of a rollout beside what lies in its frames."""
 
     # (frame, kind, env, infos or failure): what has no place in a frame.
-    leftovers: list[tuple[int, int, int, Any]] = field(default_factory=list)
+    overflow: list[tuple[int, int, int, Any]] = field(default_factory=list)
     restored: bool = False  # the envs took the place of lost ones in one of the steps
     # The rollout goes on once this is read: infos had keys whose columns are yet to be made. Frames
     # outlive this worker, and what it has yet to report does not.
@@ -77,15 +77,15 @@ class RolloutReport:
     policy_ns: int = 0
     seen: dict[str, Moments] | None = None  # of the normalization
 
-    def add_leftovers(self, frame: int, leftovers: list[tuple[int, int, Any]]) -> bool:
+    def add_overflow(self, frame: int, overflow: list[tuple[int, int, Any]]) -> bool:
         """Add infos and failures of a step; return whether an env raised."""
         wanted = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
-        self.leftovers += [
+        self.overflow += [
             (frame, kind, env, copied_infos(left) if kind == _core.EnvBlock.INFO else left)
-            for kind, env, left in leftovers
+            for kind, env, left in overflow
             if kind in wanted
         ]
-        return any(kind == _core.EnvBlock.ERROR for kind, _, _ in leftovers)
+        return any(kind == _core.EnvBlock.ERROR for kind, _, _ in overflow)
 
 
 def _keys_and_types(infos: dict[Any, Any], path: tuple[Any, ...] = ()) -> Iterator[Any]:
@@ -194,7 +194,7 @@ class WorkerPolicy:
     def roll_out(
         self,
         block: _core.EnvBlock,
-        take_leftovers: Callable[[], list[tuple[int, int, Any]]],
+        take_overflow: Callable[[], list[tuple[int, int, Any]]],
         envs: slice,
         group: int,
         frame: int,
@@ -226,19 +226,19 @@ class WorkerPolicy:
         if replacements and at < end:
             report.policy_ns += self._timed(act, at)
             block.restore(at + 1)
-            failed = report.add_leftovers(at + 1, take_leftovers())
+            failed = report.add_overflow(at + 1, take_overflow())
             end_lost_episodes(self._frames, at, envs)
             report.restored = True
             at += 1
             policy.after_step(at, envs)
             progress.steps[group] = at - frame
 
-        def add_leftovers(at: int) -> bool:
+        def add_overflow(at: int) -> bool:
             """Return whether to end here: an env raised, or there are infos to be reported."""
-            leftovers = take_leftovers()
-            if report.add_leftovers(at, leftovers):
+            overflow = take_overflow()
+            if report.add_overflow(at, overflow):
                 return True
-            if at == end or not self._are_new(leftovers):
+            if at == end or not self._are_new(overflow):
                 return False
             report.unfinished = True
             policy.after_step(at, envs)
@@ -248,7 +248,7 @@ class WorkerPolicy:
             report.policy_ns += _core.take_turns(
                 act,
                 block,
-                add_leftovers,
+                add_overflow,
                 (lambda at: policy.after_step(at, envs)) if policy.needs_after_step else None,
                 *(at, end, *progress.cells(group), self._track),
             )
@@ -256,13 +256,13 @@ class WorkerPolicy:
             report.seen = policy.normalization.seen
         return report
 
-    def _are_new(self, leftovers: list[tuple[int, int, Any]]) -> bool:
+    def _are_new(self, overflow: list[tuple[int, int, Any]]) -> bool:
         """Return whether infos have keys and types that were not reported before."""
         reported = self._reported
         if reported is None or len(reported) >= _MAX_REPORTED:
             return False
         before = len(reported)
-        for kind, _, left in leftovers:
+        for kind, _, left in overflow:
             if kind == _core.EnvBlock.INFO:
                 reported.update(_keys_and_types(left))
         return len(reported) > before
@@ -285,14 +285,14 @@ class TakePolicy(Note):
     culprit = ("the policy", "when it was taken over")
     policy_class: ClassVar[type[WorkerPolicy]] = WorkerPolicy
 
-    def apply(self, host: EnvHost) -> None:
-        """Let the policy act for the envs of a host."""
-        before: WorkerPolicy | None = host.acting
-        seeds = host.seeds if before is None and host.replaced else ()
-        host.acting = self.policy_class(
-            *(self.setup, host.frames, host.segment, before, host.gauges),
+    def apply(self, server: EnvServer) -> None:
+        """Let the policy act for the envs of an env server."""
+        before: WorkerPolicy | None = server.acting
+        seeds = server.seeds if before is None and server.replaced else ()
+        server.acting = self.policy_class(
+            *(self.setup, server.frames, server.segment, before, server.gauges),
             replacement_seeds=seeds,
-            track=host.track,
+            track=server.track,
         )
 
 
@@ -309,23 +309,23 @@ class RolloutJob(Repeated):
     culprit = ("the policy", "acting")
     settles = "group"
 
-    def run(self, host: EnvHost, block: int, frame: int) -> RolloutReport:
+    def run(self, server: EnvServer, block: int, frame: int) -> RolloutReport:
         """Act and step in the worker."""
-        policy: WorkerPolicy | None = host.acting
+        policy: WorkerPolicy | None = server.acting
         assert policy is not None
-        rows = host.rows(block)
+        rows = server.rows(block)
         report = policy.roll_out(
-            host.blocks[block],
-            lambda: host.left_over(block),
-            slice(host.first + rows.start, host.first + rows.stop),
+            server.blocks[block],
+            lambda: server.take_overflow(block),
+            slice(server.first + rows.start, server.first + rows.stop),
             self.group,
             frame,
             self.steps,
             last=self.last,
             resumes=self.resumes,
-            replacements=block in host.replaced,
+            replacements=block in server.replaced,
             normalization=self.normalization,
         )
         if report.restored:  # or else in the next rollout: this one was complete
-            host.replaced.discard(block)
+            server.replaced.discard(block)
         return report

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from pysampler._workers.processes import GRACE
+from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,9 @@ class Background:
             return False
         # Not with join(): if an exception of a signal handler interrupts it, Python 3.11 believes
         # that the thread has ended.
-        for _ in range(int(GRACE / _LOOK)):  # not by the clock: this process may be suspended
+        for _ in range(
+            int(SHUTDOWN_TIMEOUT_S / _LOOK)
+        ):  # not by the clock: this process may be suspended
             if self._ended:
                 break
             time.sleep(_LOOK)

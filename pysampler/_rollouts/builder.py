@@ -1,4 +1,4 @@
-"""Builds rollouts from the frames that a walker has filled."""
+"""Builds rollouts from the frames that a runner has filled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._frames.spec import Spec
-    from pysampler._rollouts.walker import Walker, WalkerSetup
+    from pysampler._rollouts.runner import RolloutRunner, RunnerSetup
 
 __all__ = ["RolloutBuilder"]
 
@@ -31,17 +31,17 @@ class RolloutBuilder:
     free again once nothing refers to an array of that rollout.
 
     Args:
-        setup: What the walker was made with.
+        setup: What the runner was made with.
         spec: The spaces that the policy sees.
     """
 
-    def __init__(self, setup: WalkerSetup, spec: Spec) -> None:
+    def __init__(self, setup: RunnerSetup, spec: Spec) -> None:
         self._core = setup.core
         self._num_workers = setup.num_workers
         self._options = setup.options
         self._spec = spec
         self._tally = Tally(setup.prepared.so_far)
-        # By slot, then by the id of the array of all frames, which lives as long as the walker.
+        # By slot, then by the id of the array of all frames, which lives as long as the runner.
         self._lent: defaultdict[int, dict[int | str, _core.Lent]] = defaultdict(dict)
         self._busy = setup.core.pool.busy_seconds()  # of all envs together, up to the last rollout
 
@@ -67,12 +67,12 @@ class RolloutBuilder:
         return {name: lent[name].view() for name in ("starts", "valid", "lost")}
 
     def build(
-        self, walker: Walker, slot: int, *, version: int, lag: int, learner_seconds: float
+        self, runner: RolloutRunner, slot: int, *, version: int, lag: int, learner_seconds: float
     ) -> Rollout:
-        """Return the rollout that a walker has filled, as views of the frames.
+        """Return the rollout that a runner has filled, as views of the frames.
 
         Args:
-            walker: The walker.
+            runner: The runner.
             slot: The slot that the rollout lies in.
             version: The version of the policy.
             lag: How many rollouts old the policy is.
@@ -80,16 +80,16 @@ class RolloutBuilder:
         """
         horizon, frames, policy, spec = (
             self._options.horizon,
-            walker.frames,
-            walker.policy,
+            runner.frames,
+            runner.policy,
             self._spec,
         )
         base = slot * (horizon + 1)
         steps = slice(base + 1, base + 1 + horizon)
         if self._options.reset_each:
             self._tally.begin_episodes()
-        marks = self._tally.count(frames, steps, walker.lengths, self._marks(slot, frames.envs))
-        mailed_infos, walker.mailed_infos = walker.mailed_infos, []
+        marks = self._tally.count(frames, steps, runner.lengths, self._marks(slot, frames.envs))
+        mailed_infos, runner.mailed_infos = runner.mailed_infos, []
         infos, info_masks = info_arrays(
             *(self._options.info_keys, self._core.results, frames, steps, mailed_infos),
             *(marks["starts"][1:], marks["valid"]),
@@ -124,14 +124,14 @@ class RolloutBuilder:
             options=observed(frames.options_versions),
             version=version,
             lag=lag,
-            seconds={**self._seconds(walker), "learner": learner_seconds},
+            seconds={**self._seconds(runner), "learner": learner_seconds},
             memory=frames.memory,
             **marks,
         )
 
-    def _seconds(self, walker: Walker) -> dict[str, float]:
+    def _seconds(self, runner: RolloutRunner) -> dict[str, float]:
         """Return where the time since the last rollout went."""
         busy_before, self._busy = self._busy, self._core.pool.busy_seconds()
         per_worker = (self._busy - busy_before) / max(1, self._num_workers)
-        seconds, walker.seconds = walker.seconds, dict.fromkeys(walker.seconds, 0.0)
+        seconds, runner.seconds = runner.seconds, dict.fromkeys(runner.seconds, 0.0)
         return {**seconds, "envs": per_worker}

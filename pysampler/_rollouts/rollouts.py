@@ -4,8 +4,8 @@ A rollout is T + 1 frames in a row. Frame t holds the newest results of the envs
 what the policy returned for them; its actions lie in frame t + 1, where the step that they are for
 writes its results. The last observations of a rollout are copied to the first frame of the next.
 
-A walker fills the frames: in this process (main_walker.py, ready_walker.py) or in the workers
-(worker_walker.py). A builder makes rollouts of them (builder.py).
+A runner fills the frames: in this process (main_runner.py, ready_runner.py) or in the workers
+(worker_runner.py). A builder makes rollouts of them (builder.py).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
 from pysampler._policies.weights import weights_of
 from pysampler._rollouts.builder import RolloutBuilder
 from pysampler._rollouts.cuda import cuda_in_use, register_memory, wait_for_copies
-from pysampler._rollouts.main_walker import TurnWalker
+from pysampler._rollouts.main_runner import TurnRunner
 from pysampler._rollouts.options import RolloutOptions
-from pysampler._rollouts.ready_walker import ReadyWalker
-from pysampler._rollouts.walker import WalkerSetup
-from pysampler._rollouts.worker_walker import WorkerWalker
+from pysampler._rollouts.ready_runner import ReadyRunner
+from pysampler._rollouts.runner import RunnerSetup
+from pysampler._rollouts.worker_runner import WorkerRunner
 from pysampler._torch import is_module
 from pysampler._vector.make import vector_options
 from pysampler._vector.vector_env import core_of
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pysampler._policies.normalize import Normalization, Normalizer
     from pysampler._rollouts.options import PolicyIn
     from pysampler._rollouts.rollout import Rollout
-    from pysampler._rollouts.walker import Walker
+    from pysampler._rollouts.runner import RolloutRunner
     from pysampler._vector.options import VectorOptions
 
 
@@ -205,8 +205,8 @@ class Rollouts(Sampler):
         self._slots = 0  # rollouts that the frames have memory for
         self._most_slots = 0  # rollouts that they may have memory for
         self._slot = 0  # of the rollout that was begun last
-        self._walker: Walker | None = None
-        self._ending_walker: Walker | None = None
+        self._runner: RolloutRunner | None = None
+        self._ending_runner: RolloutRunner | None = None
         self._started = False  # a rollout has been started and not been finished
         self._interrupted = False  # the last call returned no rollout
         self._version = 0
@@ -269,15 +269,15 @@ class Rollouts(Sampler):
             if self._start_error is not None:
                 error, self._start_error = self._start_error, None
                 raise error
-            walker = self._prepared_walker()
+            runner = self._prepared_runner()
             if not self._started:
-                self._start(walker, 0)
-            walker.finish()
+                self._start(runner, 0)
+            runner.finish()
             self._started = False
-            rollout = self._build(walker)
+            rollout = self._build(runner)
             if self._options.overlap:
                 try:
-                    self._start(walker, 1)
+                    self._start(runner, 1)
                 except BusyError:  # no slot is free yet: perhaps one is when it is needed
                     pass
                 except Exception as error:  # the next call raises it: this rollout is complete
@@ -294,33 +294,33 @@ class Rollouts(Sampler):
 
     # -- a rollout -------------------------------------------------------------------------------
 
-    def _start(self, walker: Walker, lag: int) -> None:
+    def _start(self, runner: RolloutRunner, lag: int) -> None:
         """Begin to fill a free slot, with the policy as it is now."""
-        self._slot = self._free_slot(walker)
+        self._slot = self._free_slot(runner)
         self._core.announce_columns()
         self._lag = lag
         self._version += 1
         self._started = True
-        caller = walker.policy.caller
+        caller = runner.policy.caller
         caller.find_device()
         if caller.on_gpu:
-            register_memory(walker.frames.memory)
-        wait_for_copies(walker.frames.memory)
-        walker.start(self._slot * (self.horizon + 1))
+            register_memory(runner.frames.memory)
+        wait_for_copies(runner.frames.memory)
+        runner.start(self._slot * (self.horizon + 1))
 
     def _expect_free_slot(self) -> None:
         """Raise BusyError if the next rollout has no room, before anything of it is begun."""
-        if self._walker is not None and not self._started:
-            self._free_slot(self._walker)
+        if self._runner is not None and not self._started:
+            self._free_slot(self._runner)
 
-    def _free_slot(self, walker: Walker) -> int:
+    def _free_slot(self, runner: RolloutRunner) -> int:
         """Return a slot whose rollout nothing refers to; BusyError if the user holds them all."""
         if (slot := self._unheld_slot()) is not None:
             return slot
         try:
             if self._slots < self._most_slots:
                 size = self.horizon + 1
-                walker.frames.take(range(self._slots * size, (self._slots + 1) * size))
+                runner.frames.take(range(self._slots * size, (self._slots + 1) * size))
                 self._slots += 1
                 return self._slots - 1
             why = f"there is room for {self._most_slots}"
@@ -338,10 +338,10 @@ class Rollouts(Sampler):
     def _unheld_slot(self) -> int | None:
         return next((slot for slot in range(self._slots) if not self._builder.held(slot)), None)
 
-    def _build(self, walker: Walker) -> Rollout:
-        """Return the rollout that a walker has finished."""
+    def _build(self, runner: RolloutRunner) -> Rollout:
+        """Return the rollout that a runner has finished."""
         return self._builder.build(
-            *(walker, self._slot),
+            *(runner, self._slot),
             version=self._version,
             lag=self._lag,
             learner_seconds=self._learner_seconds,
@@ -349,15 +349,15 @@ class Rollouts(Sampler):
 
     # -- beginning and ending --------------------------------------------------------------------
 
-    def _prepared_walker(self) -> Walker:
-        """Return the walker; at first reset the envs and lay out frames for it."""
-        if self._walker is None:
+    def _prepared_runner(self) -> RolloutRunner:
+        """Return the runner; at first reset the envs and lay out frames for it."""
+        if self._runner is None:
             self._prepare()
-        assert self._walker is not None
-        return self._walker
+        assert self._runner is not None
+        return self._runner
 
     def _prepare(self) -> None:
-        if self._ending_walker is not None or self._core.at_work:  # a call was interrupted
+        if self._ending_runner is not None or self._core.at_work:  # a call was interrupted
             self._drop()
         policy, caller = self._policy, self._caller
         if self._options.policy_in == "workers":
@@ -391,35 +391,35 @@ class Rollouts(Sampler):
         self._restarts += 1
         self._slots, self._most_slots = slots, most
         self._started = False
-        setup = WalkerSetup(
+        setup = RunnerSetup(
             *(self._core, self.envs.num_workers, policy, self._options),
             *(prepared, entropy, weights, self._make_caller),
         )
         self._builder = RolloutBuilder(setup, self._spec)
-        self._walker = self._make_walker(setup)
-        self._lease.stop = functools.partial(_end, weakref.ref(self._walker))
+        self._runner = self._make_runner(setup)
+        self._lease.stop = functools.partial(_end, weakref.ref(self._runner))
 
-    def _make_walker(self, setup: WalkerSetup) -> Walker:
+    def _make_runner(self, setup: RunnerSetup) -> RolloutRunner:
         if self._options.policy_in == "workers":
-            return WorkerWalker(setup)
-        return ReadyWalker(setup) if self._options.as_ready else TurnWalker(setup)
+            return WorkerRunner(setup)
+        return ReadyRunner(setup) if self._options.as_ready else TurnRunner(setup)
 
     def _request_stop(self) -> None:
-        if self._walker is not None:
-            self._walker.stop()
+        if self._runner is not None:
+            self._runner.stop()
 
     def _abandon(self) -> None:
         """Drop the rollout under way without waiting: the next use of the envs waits instead."""
         self._request_stop()
-        self._ending_walker = self._walker or self._ending_walker
+        self._ending_runner = self._runner or self._ending_runner
         self._started = False
-        self._walker = None
+        self._runner = None
         self._returned_at = None
 
     def _end(self) -> bool:
         self._abandon()  # first: an interrupted end is repeated
-        ended = self._ending_walker is None or self._ending_walker.end()
-        self._ending_walker = None
+        ended = self._ending_runner is None or self._ending_runner.end()
+        self._ending_runner = None
         return ended
 
     def let_go(self) -> None:
@@ -459,7 +459,7 @@ class Rollouts(Sampler):
         )
 
 
-def _end(walker_ref: Callable[[], Walker | None]) -> bool:
-    """End a walker: for the lease, which must not refer to the vector env."""
-    walker = walker_ref()
-    return walker is None or walker.end()
+def _end(runner_ref: Callable[[], RolloutRunner | None]) -> bool:
+    """End a runner: for the lease, which must not refer to the vector env."""
+    runner = runner_ref()
+    return runner is None or runner.end()

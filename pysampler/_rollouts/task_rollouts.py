@@ -11,7 +11,7 @@ from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.signatures import takes_by_name
 from pysampler._policies.trees import batch_from, mapped
 from pysampler._rollouts.collected import RESERVED
-from pysampler._rollouts.ready_walker import ReadyWalker
+from pysampler._rollouts.ready_runner import ReadyRunner
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler._vector import arguments
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pysampler._frames.spec import Spec
     from pysampler._policies.calling import Arrays, Outputs, PolicyOutputs, Rows
     from pysampler._rollouts.rollout import Rollout
-    from pysampler._rollouts.walker import WalkerSetup
+    from pysampler._rollouts.runner import RunnerSetup
 
 __all__ = ["TaskRollouts"]
 
@@ -56,7 +56,7 @@ class TaskRollouts(Rollouts):
     task_of: npt.NDArray[np.int64]
     params: Any = None
     opened = False
-    _walker: ReadyWalker | None  # with reset_each each env is acted for once it is ready
+    _runner: ReadyRunner | None  # with reset_each each env is acted for once it is ready
     _waiting: npt.NDArray[np.bool_]  # which envs wait for actions
 
     @property
@@ -67,8 +67,8 @@ class TaskRollouts(Rollouts):
     def _make_caller(self, policy: Any) -> PolicyCaller:
         return _TaskCaller(policy, self._spec, self)
 
-    def _make_walker(self, setup: WalkerSetup) -> ReadyWalker:
-        return ReadyWalker(setup)
+    def _make_runner(self, setup: RunnerSetup) -> ReadyRunner:
+        return ReadyRunner(setup)
 
     def open(self) -> None:
         """Begin the next rollout."""
@@ -87,8 +87,8 @@ class TaskRollouts(Rollouts):
             extras: What the policy would return beside them.
             envs: Some of the envs that wait; None: all.
         """
-        walker = self._walker
-        if walker is None or not self.opened or not self._waiting.any():
+        runner = self._runner
+        if runner is None or not self.opened or not self._waiting.any():
             raise ValueError("cannot send actions: no env waits for any; call step_recv() first")
         waiting = np.flatnonzero(self._waiting)
         chosen = waiting if envs is None else arguments.env_ids(envs)
@@ -96,9 +96,9 @@ class TaskRollouts(Rollouts):
             raise ValueError(f"cannot send actions: env {min(wrong)} does not wait for one")
         if len(np.unique(chosen)) != len(chosen):
             raise ValueError("cannot send actions: two for the same env")
-        outputs = walker.policy.caller.checked((actions, extras), len(chosen))
+        outputs = runner.policy.caller.checked((actions, extras), len(chosen))
         with self._core.enter("step_send"):
-            walker.policy.write(walker.frames_of(chosen), chosen, *outputs)
+            runner.policy.write(runner.frames_of(chosen), chosen, *outputs)
             self._waiting[chosen] = False
             answered = np.zeros_like(self._waiting)
             answered[chosen] = True
@@ -108,21 +108,21 @@ class TaskRollouts(Rollouts):
                 if answered[rows].any() and not self._waiting[rows].any()
             ]
             if done:
-                self._or_drop(lambda: walker.step(done))
+                self._or_drop(lambda: runner.step(done))
 
     def finish(self) -> Rollout:
         """Return the rollout, once ``receive`` has returned None."""
-        assert self._walker is not None
+        assert self._runner is not None
         self.opened = self._started = False
-        return self._build(self._walker)
+        return self._build(self._runner)
 
     def _open(self) -> None:
-        if self._walker is None:
+        if self._runner is None:
             self._prepare()
-        assert self._walker is not None
-        self._start(self._walker, 0)
-        self._waiting = np.zeros(self._walker.frames.envs, bool)
-        self._add_waiting(self._walker.open())
+        assert self._runner is not None
+        self._start(self._runner, 0)
+        self._waiting = np.zeros(self._runner.frames.envs, bool)
+        self._add_waiting(self._runner.open())
         self.opened = True
 
     def _add_waiting(self, groups: list[int]) -> None:
@@ -130,36 +130,36 @@ class TaskRollouts(Rollouts):
             self._waiting[_rows_of(self._core.groups[group])] = True
 
     def _receive(self, deadline: int | None) -> Received | None:
-        walker = self._walker
-        if walker is None or not self.opened:
+        runner = self._runner
+        if runner is None or not self.opened:
             return None
         with self._core.enter("step_recv"):
-            while not self._waiting.any() or walker.at_work:
-                if walker.finished:
+            while not self._waiting.any() or runner.at_work:
+                if runner.finished:
                     return None
                 waiting = int(self._waiting.sum())
-                self._add_waiting(walker.unfinished(walker.receive(deadline, waiting)))
+                self._add_waiting(runner.unfinished(runner.receive(deadline, waiting)))
                 if self._waiting.any():
                     break
         envs = np.flatnonzero(self._waiting)
-        at, frames = walker.frames_of(envs), walker.frames
+        at, frames = runner.frames_of(envs), runner.frames
         observations = batch_from(
             self._spec.observation_tree,
             lambda leaf: frames.observations[leaf][at, envs],
         )
-        stepped = walker.lengths[envs] > 0  # the others have only been reset
+        stepped = runner.lengths[envs] > 0  # the others have only been reset
         return Received(
             envs,
             observations,
-            np.where(stepped, walker.policy.rewards[at, envs], 0.0),
+            np.where(stepped, runner.policy.rewards[at, envs], 0.0),
             stepped & frames.terminated[at, envs],
             stepped & frames.truncated[at, envs],
-            self._infos_of(walker, at, envs),
+            self._infos_of(runner, at, envs),
         )
 
     def _infos_of(
         self,
-        walker: ReadyWalker,
+        runner: ReadyRunner,
         at: npt.NDArray[np.int64],
         envs: npt.NDArray[np.int64],
     ) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class TaskRollouts(Rollouts):
             return {}
         rows = list(zip(at.tolist(), envs.tolist(), strict=True))
         results = self._core.results
-        return results.infos_of(rows, self._options.info_keys, walker.mailed_infos)
+        return results.infos_of(rows, self._options.info_keys, runner.mailed_infos)
 
     def _or_drop(self, work: Callable[[], _T]) -> _T:
         """Call ``work``; drop the rollout if that raises."""

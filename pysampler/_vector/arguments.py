@@ -15,7 +15,7 @@ from gymnasium.vector.utils.shared_memory import create_shared_memory
 from pysampler._frames.spec import Spec, leaves
 from pysampler._numbers import is_real, whole_number
 from pysampler._workers.launcher import CONTEXTS
-from pysampler._workers.processes import Share
+from pysampler._workers.processes import WorkerAssignment
 from pysampler._workers.recovery import Faults
 from pysampler.sync import now, usable_cpus
 
@@ -132,7 +132,7 @@ def autoreset_mode(given: str | AutoresetMode) -> AutoresetMode:
 def context(given: str | None) -> str:
     """Return where workers come from, or raise ValueError."""
     if given in (None, "forkserver"):
-        return "nursery"
+        return "forkserver"
     _one_of("context", given, (*CONTEXTS, "forkserver"))
     return given
 
@@ -167,11 +167,11 @@ def max_concurrency(given: int | None) -> int | None:
     return given
 
 
-def shares(envs: int, workers: int, groups: int, first: int = 0) -> list[Share]:
+def assignments(envs: int, workers: int, groups: int, first: int = 0) -> list[WorkerAssignment]:
     """Divide the envs from ``first`` on among workers and groups, in order, evenly if possible."""
     all_shares = []
     for count in _parts(envs, workers):
-        all_shares.append(Share(first, tuple(_parts(count, min(groups, count)))))
+        all_shares.append(WorkerAssignment(first, tuple(_parts(count, min(groups, count)))))
         first += count
     return all_shares
 

@@ -27,7 +27,7 @@ from pysampler._vector import arguments
 from pysampler._vector.errors import VectorClosedError, VectorTimeoutError
 from pysampler._vector.jobs import AddColumns, AttachFrames
 from pysampler._vector.results import Results
-from pysampler._workers.processes import GRACE
+from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
 from pysampler.errors import (
     BusyError,
     ClosedError,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pysampler._workers.jobs import Answer, Job
     from pysampler._workers.pool import Pool
 
-__all__ = ["Layout", "VectorCore"]
+__all__ = ["FrameLayout", "VectorCore"]
 
 # Calls whose results survive an interrupt: the matching wait returns them. Results of all other
 # calls are dropped.
@@ -54,7 +54,7 @@ _WITH_WAIT = "reset", "step", "call", "send"
 
 
 @dataclass(frozen=True)
-class Layout:
+class FrameLayout:
     """What the frames hold, and how the envs write to them."""
 
     frames: int
@@ -95,7 +95,7 @@ class VectorCore:
         self,
         pool: Pool,
         spec: Spec,
-        usual: Layout,
+        usual: FrameLayout,
         *,
         copy: bool,
         restarts: bool,
@@ -123,7 +123,7 @@ class VectorCore:
 
     # -- frames ----------------------------------------------------------------------------------
 
-    def lay_out(self, layout: Layout) -> tuple[Frames, Segment]:
+    def lay_out(self, layout: FrameLayout) -> tuple[Frames, Segment]:
         """Let the envs work on frames in a new segment, and return both."""
         final = layout.autoreset == AutoresetMode.SAME_STEP
         columns: list[Column] = []
@@ -149,7 +149,7 @@ class VectorCore:
             copy=self._copy,
             final=final,
             restarts=self._restarts,
-            workers=len(self.pool.shares) > 0,
+            workers=len(self.pool.assignments) > 0,
         )
         results.show_versions = self.options_version > 0
         self.results = results
@@ -290,7 +290,7 @@ class VectorCore:
         began = now()
         while not pool.closed and pool.pending:
             try:
-                if not self._back_within(GRACE, began):
+                if not self._back_within(SHUTDOWN_TIMEOUT_S, began):
                     return False
                 pool.take_all()
             except (EnvError, LostError):
@@ -382,7 +382,7 @@ class VectorCore:
         """End the workers, after what is pending or at once.
 
         Args:
-            timeout: Seconds to wait for what is pending; None is ``GRACE``.
+            timeout: Seconds to wait for what is pending; None is ``SHUTDOWN_TIMEOUT_S``.
             terminate: Whether to end them at once.
         """
         if (lease := self.lease) is not None:
@@ -395,7 +395,9 @@ class VectorCore:
                     f"Calling `close` while waiting for a pending call to `{pending}` to complete."
                 )
             self.pool.cancel_inline()
-            terminate = terminate or not self._settled(GRACE if timeout is None else timeout)
+            terminate = terminate or not self._settled(
+                SHUTDOWN_TIMEOUT_S if timeout is None else timeout
+            )
         if terminate:
             self.pool.kill()
         else:

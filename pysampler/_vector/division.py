@@ -13,7 +13,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._numbers import whole_number
 from pysampler._vector import arguments
-from pysampler._vector.host import expect_env
+from pysampler._vector.env_server import expect_env
 from pysampler._workers.counters import with_unit
 from pysampler._workers.exceptions import error_from, report
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import gymnasium as gym
 
-    from pysampler._workers.processes import Share
+    from pysampler._workers.processes import WorkerAssignment
 
 __all__ = ["Division", "divide", "fastest"]
 
@@ -34,7 +34,7 @@ _LONG = 20  # times the shortest step; what a step takes beyond that does not co
 _PARTS = 5  # of the trial, each with a mean
 # Seconds that a step of all envs costs beside theirs: in this process, and to send to workers that
 # are awake and to read what they have written.
-_HERE, _SEND, _READ = 5e-6, 2e-6, 3e-6
+INLINE_STEP_COST_S, _SEND, _READ = 5e-6, 2e-6, 3e-6
 # A division that is slower by less than this share is as good, if it uses fewer processes or leaves
 # this one free.
 _CLOSE = 0.05
@@ -69,14 +69,16 @@ class Division:
             f"should take {with_unit(self.round_seconds)}, less than with other numbers"
         )
 
-    def shares(self, envs: int, groups: int) -> tuple[list[Share], Share | None]:
+    def assignments(
+        self, envs: int, groups: int
+    ) -> tuple[list[WorkerAssignment], WorkerAssignment | None]:
         """Return what each worker has, and what this process has."""
         if self.num_workers == 0:
-            return [], arguments.shares(envs, 1, groups)[0]
-        away = arguments.shares(envs - self.main_envs, self.num_workers, groups)
+            return [], arguments.assignments(envs, 1, groups)[0]
+        away = arguments.assignments(envs - self.main_envs, self.num_workers, groups)
         if self.main_envs == 0:
             return away, None
-        return away, arguments.shares(self.main_envs, 1, groups, envs - self.main_envs)[0]
+        return away, arguments.assignments(self.main_envs, 1, groups, envs - self.main_envs)[0]
 
 
 def divide(
@@ -163,7 +165,7 @@ def fastest(envs: int, cpus: int, seconds: float) -> Division:
 def _round(envs: int, workers: int, own: int, seconds: float) -> float:
     """Return how long a step of all envs should take, in seconds."""
     if workers == 0:
-        return _HERE + envs * seconds
+        return INLINE_STEP_COST_S + envs * seconds
     costs = _core.wait_costs()
     # This process stays awake where there is a CPU for it, beside those of the workers.
     notice = costs.park_ns / 1e9 if workers >= costs.cpus else 0.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-import pysampler._frames.spec  # noqa: F401 - plans need it: a nursery imports it once for all workers
+import pysampler._frames.spec  # noqa: F401 - plans need it: a fork server imports it once for all workers
 from pysampler._frames.frames import Frames
 from pysampler._workers.jobs import Job, Note, Repeated, Replace, Replaced
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Plan
     from pysampler._frames.infos import Column
-    from pysampler._vector.host import EnvHost, Leftovers
+    from pysampler._vector.env_server import EnvServer, Overflow
     from pysampler.sync import Segment
 
 __all__ = [
@@ -45,10 +45,10 @@ class AttachFrames:
     infos: str  # which of them are kept
     columns: Sequence[Column]
 
-    def attach(self, host: EnvHost, segment: Segment) -> None:
+    def attach(self, server: EnvServer, segment: Segment) -> None:
         """Give the envs the frames in a segment."""
         frames = Frames(self.plan, segment, self.offset)
-        host.attach(frames, segment, self.autoreset, self.infos, self.columns)
+        server.attach(frames, segment, self.autoreset, self.infos, self.columns)
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class Restore(Repeated):
     replaces: Replaced | None = "step"
     settles = "group"
 
-    def run(self, host: EnvHost, block: int, frame: int) -> Leftovers:
+    def run(self, server: EnvServer, block: int, frame: int) -> Overflow:
         """Do the job in the worker."""
-        host.replaced.discard(block)
-        host.blocks[block].restore(frame)
-        return host.left_over(block)
+        server.replaced.discard(block)
+        server.blocks[block].restore(frame)
+        return server.take_overflow(block)
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class StepWith(Repeated):
     doing = "stepping"
     of_members = True
 
-    def run(self, host: EnvHost, block: int, frame: int) -> Leftovers:
+    def run(self, server: EnvServer, block: int, frame: int) -> Overflow:
         """Do the job in the worker."""
-        host.blocks[block].step(frame, self.actions)
-        return host.left_over(block)
+        server.blocks[block].step(frame, self.actions)
+        return server.take_overflow(block)
 
     def for_replaced(self) -> Job:
         """Restore the envs: those that were lost had begun the step."""
@@ -100,7 +100,7 @@ class Reset(Repeated):
         """Return it with options that the caller cannot change."""
         return self if self.options is None else replace(self, options=copy.deepcopy(self.options))
 
-    def run(self, host: EnvHost, block: int, frame: int) -> Leftovers:
+    def run(self, server: EnvServer, block: int, frame: int) -> Overflow:
         """Do the job in the worker."""
         options = self.options or [None] * len(self.seeds)
         calls: list[tuple[int | None, dict[str, Any] | None] | None] = [
@@ -108,9 +108,9 @@ class Reset(Repeated):
         ]
         if self.mask is not None:
             calls = [call if reset else None for call, reset in zip(calls, self.mask, strict=True)]
-        host.replaced.discard(block)
-        host.blocks[block].reset(frame, calls)
-        return host.left_over(block)
+        server.replaced.discard(block)
+        server.blocks[block].reset(frame, calls)
+        return server.take_overflow(block)
 
     def for_replaced(self) -> Job:
         """Reset all envs of the group: none of the new ones has been reset yet."""
@@ -131,13 +131,13 @@ class Apply(Job):
         """What the envs were doing, in errors."""
         return f"calling {self.what} of"
 
-    def run(self, host: EnvHost, block: int, frame: int) -> list[Any]:  # noqa: ARG002
+    def run(self, server: EnvServer, block: int, frame: int) -> list[Any]:  # noqa: ARG002
         """Do the job in the worker."""
         results = []
-        for i in host.rows(block):
-            if self.envs is None or host.first + i in self.envs:
-                with host.using(i, self.what) as env:
-                    results.append(host.kept(self.function(env, *self.args)))
+        for i in server.rows(block):
+            if self.envs is None or server.first + i in self.envs:
+                with server.using(i, self.what) as env:
+                    results.append(server.kept(self.function(env, *self.args)))
         return results
 
 
@@ -148,9 +148,9 @@ class GetStates(Job):
     envs: Sequence[int]
     doing = "getting states of"
 
-    def run(self, host: EnvHost, block: int, frame: int) -> Any:  # noqa: ARG002
+    def run(self, server: EnvServer, block: int, frame: int) -> Any:  # noqa: ARG002
         """Do the job in the worker."""
-        return host.states(block, [env - host.first for env in self.envs])
+        return server.states(block, [env - server.first for env in self.envs])
 
 
 @dataclass(frozen=True)
@@ -167,11 +167,11 @@ class SetStates(Job):
         """Whether envs that replace lost ones need no reset after this."""
         return "group" if self.of_all else "none"
 
-    def run(self, host: EnvHost, block: int, frame: int) -> None:  # noqa: ARG002
+    def run(self, server: EnvServer, block: int, frame: int) -> None:  # noqa: ARG002
         """Do the job in the worker."""
-        host.set_states(block, [env - host.first for env in self.envs], self.states)
+        server.set_states(block, [env - server.first for env in self.envs], self.states)
         if self.of_all:
-            host.replaced.discard(block)
+            server.replaced.discard(block)
 
 
 @dataclass(frozen=True)
@@ -186,10 +186,10 @@ class SetAttribute(Job):
         """What the envs were doing, in errors."""
         return f"setting {self.name} of"
 
-    def run(self, host: EnvHost, block: int, frame: int) -> None:  # noqa: ARG002
+    def run(self, server: EnvServer, block: int, frame: int) -> None:  # noqa: ARG002
         """Do the job in the worker."""
-        for i, value in zip(host.rows(block), self.values, strict=True):
-            with host.using(i, f"set_attr({self.name!r})") as env:
+        for i, value in zip(server.rows(block), self.values, strict=True):
+            with server.using(i, f"set_attr({self.name!r})") as env:
                 env.set_wrapper_attr(self.name, value)
 
 
@@ -200,9 +200,9 @@ class AddColumns(Note):
     columns: Sequence[Column]
     doing = "adding columns of infos"
 
-    def apply(self, host: EnvHost) -> None:
+    def apply(self, server: EnvServer) -> None:
         """Add them in the worker."""
-        host.add_columns(self.columns)
+        server.add_columns(self.columns)
 
 
 @dataclass(frozen=True)
@@ -216,12 +216,12 @@ class SetOptions(Note):
         """Return it with options that the caller cannot change."""
         return SetOptions(copy.deepcopy(self.options))
 
-    def apply(self, host: EnvHost) -> None:
+    def apply(self, server: EnvServer) -> None:
         """Set them in the worker."""
-        for block, env_block in enumerate(host.blocks):
-            for place, i in enumerate(host.rows(block)):
-                if host.first + i in self.options:
-                    options, version = self.options[host.first + i]
+        for block, env_block in enumerate(server.blocks):
+            for place, i in enumerate(server.rows(block)):
+                if server.first + i in self.options:
+                    options, version = self.options[server.first + i]
                     env_block.set_options(place, copy.deepcopy(options), version)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gymnasium.error import AlreadyPendingCallError
 
-from pysampler._vector.recording import Recorder, Replayer
+from pysampler._vector.recording import BatchRecorder, BatchReplayer
 from pysampler._vector.results import first
 from pysampler._vector.tuner import BatchTuner, Way, ways
 from pysampler.errors import EnvError, RecordingError
@@ -45,8 +45,8 @@ class Batches:
         self.returned = 0  # batches so far
         self._tuners: dict[tuple[int | None, int, bool], BatchTuner] = {}
         self._tuner: BatchTuner | None = None  # that was used last
-        self._replayer = None if replay_from is None else Replayer(replay_from, core.groups)
-        self._recorder = None if record_to is None else Recorder(record_to, core.groups)
+        self._replayer = None if replay_from is None else BatchReplayer(replay_from, core.groups)
+        self._recorder = None if record_to is None else BatchRecorder(record_to, core.groups)
 
     @property
     def replayed(self) -> bool:
@@ -156,7 +156,7 @@ class Batches:
             except EnvError as error:
                 core.call.keep(groups, None, error)
 
-    def _next_replayed(self, replayer: Replayer) -> tuple[list[int], list[Answer]]:
+    def _next_replayed(self, replayer: BatchReplayer) -> tuple[list[int], list[Answer]]:
         groups = replayer.read()
         if idle := [group for group in groups if not self._core.pool.is_pending(group)]:
             raise RecordingError(

@@ -42,7 +42,7 @@ def check_worker(worker: Callable[..., None]) -> int:
 
 
 class PipedEnv:
-    """An env that a worker function serves, with those methods of an env that a host calls."""
+    """An env that a worker function runs, with those methods of an env that an env server calls."""
 
     def __init__(
         self,

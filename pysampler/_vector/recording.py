@@ -22,13 +22,13 @@ from pysampler.errors import RecordingError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Recorder", "Replayer"]
+__all__ = ["BatchRecorder", "BatchReplayer"]
 
 _FORMAT = "pysampler recording 2"
 _LONGEST_HEADER = 1 << 20
 
 
-class Recorder:
+class BatchRecorder:
     """Writes batches to a file, each at once and without a buffer that a fork could write, too.
 
     A batch that the disk has no room for is an OSError, and may be written again.
@@ -70,7 +70,7 @@ class Recorder:
         self._file.close()
 
 
-class Replayer:
+class BatchReplayer:
     """Reads batches from a file that a ``Recorder`` wrote."""
 
     def __init__(self, path: str | os.PathLike[str], groups: Sequence[range]) -> None:

@@ -353,7 +353,7 @@ def _batching(what: str) -> Iterator[None]:
 
 
 def first(failures: Sequence[tuple[int, Failure]]) -> tuple[int, Failure]:
-    """Return the failure of the first env, or of the host itself if there is one."""
+    """Return the failure of the first env, or of the env server itself if there is one."""
     return min(failures, key=_env_of)
 
 

@@ -20,9 +20,9 @@ from pysampler._closing import Uncopyable, ends_by_signal
 from pysampler._frames.spec import Spaces, spec_of
 from pysampler._numbers import true_or_false
 from pysampler._vector import arguments
-from pysampler._vector.core import Layout, VectorCore
+from pysampler._vector.core import FrameLayout, VectorCore
 from pysampler._vector.division import divide
-from pysampler._vector.host import Description, EnvHost, call, make_host
+from pysampler._vector.env_server import EnvDescription, EnvServer, call, make_server
 from pysampler._vector.jobs import (
     Apply,
     GetStates,
@@ -40,7 +40,7 @@ from pysampler._vector.registry import registered
 from pysampler._vector.results import first
 from pysampler._workers.jobs import Failure
 from pysampler._workers.pool import Pool
-from pysampler._workers.processes import Share
+from pysampler._workers.processes import WorkerAssignment
 from pysampler._workers.recovery import MAX_RESTARTS, RESTART_WINDOW
 from pysampler._workers.tracer import Tracer
 
@@ -74,7 +74,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             gymnasium does not know.
         copy: Whether returned observations are copies. Large observations are not copied either
             way: a frame that is still referred to is not written again.
-        context: Where workers come from. None or "nursery": they are forked from a clean
+        context: Where workers come from. None or "forkserver": they are forked from a clean
             interpreter. "fork": from this process. "spawn": each is an interpreter of its own.
         daemon: Ignored: workers always end with this process, and may have children.
         worker: A worker function as gymnasium's. It runs in a thread of the process that its env
@@ -101,7 +101,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             sleeps; "spin", "yield" and "park" are fixed.
         infos: "all"; "final" keeps those of steps that end an episode, "none" none. ``final_obs``
             is always there where envs are reset in the step that ends their episode.
-        preload: Names of modules that the nursery imports before it forks workers. By default,
+        preload: Names of modules that the fork server imports before it forks workers. By default,
             modules of installed packages that the first vector env imported are preloaded for later
             ones; with more than two workers for each CPU, those that its first worker imported are
             preloaded for the others. If a module creates a random generator while it is imported,
@@ -204,7 +204,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.num_workers = self.division.num_workers
         process = arguments.context(context)
         modules = arguments.preload(preload)
-        shares, own = self.division.shares(self.num_envs, groups)
+        assignments, own = self.division.assignments(self.num_envs, groups)
         specs = registered() if self.num_workers > 0 and process != "fork" else b""
 
         if worker is not None:
@@ -216,18 +216,23 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 for i, env_fn in enumerate(functions)
             ]
 
-        def make(share: Share) -> tuple[Callable[..., EnvHost], tuple[Any, ...]]:
+        def make(assignment: WorkerAssignment) -> tuple[Callable[..., EnvServer], tuple[Any, ...]]:
             # This process has the specs, and sets itself up.
-            prepared = (b"", None) if share is own else (specs, worker_init)
+            prepared = (b"", None) if assignment is own else (specs, worker_init)
             if native:
-                from pysampler._vector.mujoco.host import make_task_host  # noqa: PLC0415
+                from pysampler._vector.mujoco.env_server import make_task_server  # noqa: PLC0415
 
-                return make_task_host, (functions[0], share.first, share.sizes, *prepared)
-            chosen = functions[share.first : share.members.stop]
-            return make_host, (chosen, share.first, share.sizes, *prepared)
+                return make_task_server, (
+                    functions[0],
+                    assignment.first,
+                    assignment.sizes,
+                    *prepared,
+                )
+            chosen = functions[assignment.first : assignment.members.stop]
+            return make_server, (chosen, assignment.first, assignment.sizes, *prepared)
 
         self._pool = Pool(
-            shares,
+            assignments,
             make,
             own,
             context=process,
@@ -243,7 +248,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self._core = core = VectorCore(
                 self._pool,
                 spec,
-                Layout(options.frames, self.autoreset_mode, options.infos),
+                FrameLayout(options.frames, self.autoreset_mode, options.infos),
                 copy=self.copy,
                 restarts="restart" in (on_worker_loss, on_hang),
                 resets_itself=worker is not None,
@@ -256,14 +261,14 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             # Contexts of the calls in which speed counts.
             self._entries = {name: core.guard.entry(f"call {name}") for name in ("send", "recv")}
             if trace is not None:
-                if not shares:
+                if not assignments:
                     raise ValueError("cannot make vector env: trace needs workers, there are none")
                 self._tracer = Tracer(trace, self._pool.number)
         except BaseException:
             self._pool.kill()
             raise
 
-    def _describe(self, descriptions: Sequence[Description]) -> Spec:
+    def _describe(self, descriptions: Sequence[EnvDescription]) -> Spec:
         """Take over the envs' spaces and what else gymnasium says a vector env has."""
         one = descriptions[0]
         self.metadata = {**one.metadata, "autoreset_mode": self.autoreset_mode}
@@ -641,7 +646,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """The envs that have not answered for longer than ``step_timeout``."""
         if self._step_timeout is None or self.closed:
             return []
-        return [env for _, env, _ in self._pool.late(int(self._step_timeout * 1e9))]
+        return [env for _, env, _ in self._pool.overdue(int(self._step_timeout * 1e9))]
 
     # -- calls -----------------------------------------------------------------------------------
 

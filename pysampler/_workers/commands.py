@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pysampler._workers.jobs import Job, Note
     from pysampler._workers.links import Links
-    from pysampler._workers.processes import Share
+    from pysampler._workers.processes import WorkerAssignment
 
 __all__ = ["Commands"]
 
@@ -24,7 +24,7 @@ class Commands:
     """The commands of a pool. Each method that sends returns whether all of it has gone.
 
     Args:
-        shares: What each worker has.
+        assignments: What each worker has.
         links: The links to the workers.
         restore: What members that replace lost ones do instead of a step.
         replacement_notes: Returns the notes that such members get before anything else.
@@ -33,13 +33,13 @@ class Commands:
 
     def __init__(
         self,
-        shares: Sequence[Share],
+        assignments: Sequence[WorkerAssignment],
         links: Links,
         restore: Job | None,
         replacement_notes: Callable[[range], Sequence[Note]],
         groups: int,
     ) -> None:
-        self._shares = shares
+        self._assignments = assignments
         self._links = links
         self._native = links.native
         self._worker_of = [w for w, groups in enumerate(links.groups_of) for _ in groups]
@@ -102,7 +102,7 @@ class Commands:
 
         Each group gets the same command again, or a job in its place. ``lost`` is the error.
         """
-        notes = self._replacement_notes(self._shares[index].members)
+        notes = self._replacement_notes(self._assignments[index].members)
         standing = [by[index] for by in list(self._standing.values()) if index in by]
         self._native.note([(index, note) for note in (*map(dumps_by_value, notes), *standing)])
         settled: list[int] = []
@@ -121,8 +121,8 @@ class Commands:
         """Send workers a note before their next command; see ``Pool.note``."""
         notes = {
             index: note
-            for index, share in enumerate(self._shares)
-            if (note := note_for(share.members)) is not None
+            for index, assignment in enumerate(self._assignments)
+            if (note := note_for(assignment.members)) is not None
         }
         messages = {index: dumps_by_value(note) for index, note in notes.items()}
         for kind in {type(note) for note in notes.values()} if standing else ():

@@ -1,8 +1,8 @@
-"""Jobs and notes for workers, their answers and failures, and the interface of a host.
+"""Jobs and notes for workers, their answers and failures, and the interface of an env server.
 
-A pool, a worker and a local pool know these classes, and no jobs but ``Close`` and ``LayOut``. A
-job is a small frozen class in the room that it belongs to: it is pickled, sent to the worker of a
-group, and run there on the host of the worker, which is what the worker serves.
+A pool and its workers know these classes, and no jobs but ``Close`` and ``LayOut``. A job is a
+small frozen class in the package that it belongs to. It is pickled, sent to the worker of a group,
+and run there on the env server of the worker.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = [
     "Attach",
     "Close",
     "Failure",
-    "Host",
     "Job",
     "LayOut",
     "Note",
     "Repeated",
     "Replace",
     "ReportLoss",
+    "Server",
     "failure_of",
     "is_users",
 ]
@@ -40,7 +40,7 @@ __all__ = [
 Replaced = Literal["step", "reset"]
 
 
-class Host(Protocol):
+class Server(Protocol):
     """What a worker serves: envs, or a trainer. Its members form groups, with a block for each."""
 
     blocks: list[Any]  # blocks of envs are stepped by the loop in C++
@@ -55,10 +55,10 @@ class Host(Protocol):
     def replace(self, seeds: Sequence[int]) -> None:
         """Remember that the members replace lost ones; ``seeds`` are for their next resets."""
 
-    def left_over(self, block: int) -> Any:
+    def take_overflow(self, block: int) -> Any:
         """Return the results of a step of a block that have no place in the frame."""
 
-    def leftovers(self, block: int) -> Any:
+    def peek_overflow(self, block: int) -> Any:
         """Return the same, and keep them until the next step."""
 
     def close(self) -> None:
@@ -83,8 +83,8 @@ class _Message:
 class Note(_Message):
     """A message to a worker, which does not answer it."""
 
-    def apply(self, host: Any) -> None:
-        """Apply the note to the host of a worker."""
+    def apply(self, server: Any) -> None:
+        """Apply the note to the env server of a worker."""
         raise NotImplementedError
 
 
@@ -98,7 +98,7 @@ class Job(_Message):
     # Which groups have dealt with replaced members after this: none, its group, all of its worker.
     settles: ClassVar[Literal["none", "group", "worker"]] = "none"
 
-    def run(self, host: Any, block: int, frame: int) -> Any:
+    def run(self, server: Any, block: int, frame: int) -> Any:
         """Do it in the worker, with the block of the group and the frame of the command."""
         raise NotImplementedError
 
@@ -120,22 +120,22 @@ class Repeated(Job):
 
 
 class Attach(Protocol):
-    """Attaches a host to a segment, such as one with frames. Pickled, and sent with the segment."""
+    """Attaches an env server to a segment, such as one with frames. Sent with the segment."""
 
-    def attach(self, host: Any, segment: Segment) -> None:
-        """Attach the host of a worker to the segment."""
+    def attach(self, server: Any, segment: Segment) -> None:
+        """Attach the env server of a worker to the segment."""
 
 
 @dataclass(frozen=True)
 class Close(Job):
-    """Closes the host of a worker, which then exits."""
+    """Closes the env server of a worker, which then exits."""
 
     doing = "closing"
 
 
 @dataclass(frozen=True)
 class LayOut(Repeated):
-    """Attaches the host of a worker to another layout, which comes through its socket.
+    """Attaches the env server of a worker to another layout, which comes through its socket.
 
     A replacement begins with that layout.
     """
@@ -151,21 +151,21 @@ class ReportLoss(Job):
     lost: str
     doing: str = ""
 
-    def run(self, host: Any, block: int, frame: int) -> Any:  # noqa: ARG002
+    def run(self, server: Any, block: int, frame: int) -> Any:  # noqa: ARG002
         """Raise the error."""
         raise WorkerLostError(self.lost)
 
 
 @dataclass(frozen=True)
 class Replace(Note):
-    """Tells a host that its members replace lost ones."""
+    """Tells an env server that its members replace lost ones."""
 
     seeds: Sequence[int]
     doing = "replacing lost envs"
 
-    def apply(self, host: Any) -> None:
-        """Give the host the seeds for the next resets of its members."""
-        host.replace(self.seeds)
+    def apply(self, server: Any) -> None:
+        """Give the env server the seeds for the next resets of its members."""
+        server.replace(self.seeds)
 
 
 @dataclass(frozen=True)

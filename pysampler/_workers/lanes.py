@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pysampler._workers.gauges import WorkerGauges
-    from pysampler._workers.jobs import Attach, Host, Job, Note
+    from pysampler._workers.jobs import Attach, Job, Note, Server
     from pysampler._workers.mail import Inbox
-    from pysampler._workers.processes import Processes, Share
-    from pysampler._workers.setup import MakeHost
+    from pysampler._workers.processes import Processes, WorkerAssignment
+    from pysampler._workers.setup import MakeServer
     from pysampler.errors import EnvError
     from pysampler.sync import Segment
 
@@ -56,7 +56,7 @@ class Lane(Protocol):
         """Free the answer of a group, which was taken."""
 
     def error_of(self, failure: Failure, doing: str) -> EnvError:
-        """Return the exception that a member raised, or the host of the lane."""
+        """Return the exception that a member raised, or the env server of the lane."""
 
 
 class ProcessLane:
@@ -99,25 +99,27 @@ class InlineLane:
     beginning.
 
     Args:
-        share: Its members.
-        make: Returns the function that makes the host, and its arguments.
+        assignment: Its members.
+        make: Returns the function that makes the env server, and its arguments.
     """
 
-    def __init__(self, share: Share, make: Callable[[Share], MakeHost]) -> None:
-        self._share = share
-        self.members = share.members
+    def __init__(
+        self, assignment: WorkerAssignment, make: Callable[[WorkerAssignment], MakeServer]
+    ) -> None:
+        self._assignment = assignment
+        self.members = assignment.members
         # By group, the number of the command and its answer, beside what is in the frame.
         self._answers: dict[int, tuple[int, Any]] = {}
         self._failed_note: Failure | None = None
-        function, arguments = make(share)
+        function, arguments = make(assignment)
         try:
-            host: Host = function(*arguments)
-            host.here = True
-            self.description: Any = host.describe()
+            server: Server = function(*arguments)
+            server.here = True
+            self.description: Any = server.describe()
         except Exception as error:
             failed = self.error_of(failure_of(error, "being made"), "being made")
             raise failed from error.__cause__
-        self._host: Host | None = host
+        self._server: Server | None = server
 
     def attach(
         self, native: _core.Pool, first: int, meter: _core.Meter, gauges: WorkerGauges
@@ -126,16 +128,16 @@ class InlineLane:
         self._native = native
         self._first = first
         meter.idle()
-        self._open_host().count_with(meter, gauges)
+        self._open_server().count_with(meter, gauges)
 
     def lay_out(self, segment: Segment, attach: Attach) -> None:
-        """Attach the host to a segment, such as one with frames."""
-        host = self._open_host()
-        attach.attach(host, segment)
-        self._native.set_inline_blocks(host.blocks)
+        """Attach the env server to a segment, such as one with frames."""
+        server = self._open_server()
+        attach.attach(server, segment)
+        self._native.set_inline_blocks(server.blocks)
 
     def note(self, note: Note) -> None:
-        """Apply a note to the host before its next command. Any thread."""
+        """Apply a note to the env server before its next command. Any thread."""
         self._native.note_inline(note.snapshot())
 
     def run(self, job_of: Callable[[int], Job | None]) -> None:
@@ -152,19 +154,19 @@ class InlineLane:
     def _apply(self, note: Note) -> None:
         """Apply a note. It has no answer: if it fails, the next answer is the failure."""
         try:
-            note.apply(self._open_host())
+            note.apply(self._open_server())
         except BaseException as error:
             if is_users(error, here=True):
                 raise
             self._failed_note = self._failed_note or failure_of(error, note)
-            self._native.set_left_over(left_over=True)
+            self._native.set_overflow(overflow=True)
         self._native.complete_inline(message=False)
 
     def _run(self, job: Job, group: int, frame: int) -> None:
         try:
-            answer = job.run(self._open_host(), group - self._first, frame)
+            answer = job.run(self._open_server(), group - self._first, frame)
         except BaseException as error:
-            if is_users(error, here=True) or self._host is None:
+            if is_users(error, here=True) or self._server is None:
                 raise
             answer = failure_of(error, job)
         self._answers[group] = self._native.number_of(group), self._failed_note or answer
@@ -177,7 +179,7 @@ class InlineLane:
         known, answer = self._answers.get(group, (None, None))
         if known == number:
             return answer
-        answer = self._failed_note or self._open_host().leftovers(group - self._first)
+        answer = self._failed_note or self._open_server().peek_overflow(group - self._first)
         self._answers[group] = number, answer
         self._failed_note = None
         return answer
@@ -188,22 +190,22 @@ class InlineLane:
 
     def error_of(self, failure: Failure, doing: str) -> EnvError:
         """Return the exception, which names no worker."""
-        error = error_from(failure.report, self._share.describe(failure, "", doing))
+        error = error_from(failure.report, self._assignment.describe(failure, "", doing))
         error.env = failure.member
         return error
 
     def close(self) -> None:
         """Close the members unless that was done, or raise EnvError."""
-        host, self._host = self._host, None
-        if host is None:
+        server, self._server = self._server, None
+        if server is None:
             return
         try:
-            host.close()
+            server.close()
         except Exception as error:
             raise self.error_of(failure_of(error, "close()"), "closing") from error.__cause__
 
-    def _open_host(self) -> Host:
-        """Return the host; ClosedError if a signal handler has closed it meanwhile."""
-        if self._host is None:
+    def _open_server(self) -> Server:
+        """Return the env server; ClosedError if a signal handler has closed it meanwhile."""
+        if self._server is None:
             raise ClosedError("cannot go on: the envs were closed meanwhile")
-        return self._host
+        return self._server

@@ -1,4 +1,4 @@
-"""Start the workers of a pool: forked from a nursery, from this process, or spawned."""
+"""Start the workers of a pool: forked from a fork server, from this process, or spawned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
-from pysampler._workers import children, nursery
+from pysampler._workers import children, fork_server
 from pysampler._workers.worker import become_worker
 from pysampler.errors import ClosedError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONTEXTS", "Launcher", "allow_workers", "files_for", "open_files"]
 
-CONTEXTS = ("nursery", "fork", "spawn")
+CONTEXTS = ("forkserver", "fork", "spawn")
 
 # File descriptors of this process for each worker: its connection, both ends of it at first, and
 # two that tell of its end; and some for the rest of a pool.
@@ -36,27 +36,27 @@ class Launcher:
 
     def __init__(self, context: str) -> None:
         self._context = context
-        self._lines: list[nursery.Line] = []
+        self._lines: list[fork_server.Line] = []
         self._closed = False
 
-    def start(self, index: int, host: Any) -> children.Child:
+    def start(self, index: int, server: Any) -> children.Child:
         """Return a process that runs ``main`` of ``worker.py`` at the end of its connection.
 
-        An earlier worker with this index is ended, if it lives. ``host`` is what a fork of this
-        process inherits: a function that makes a host, and its arguments.
+        An earlier worker with this index is ended, if it lives. ``server`` is what a fork of this
+        process inherits: a function that makes an env server, and its arguments.
         """
         if self._closed:
             raise ClosedError("cannot start worker: the pool is closed")
         children.open_standard_files()
-        if self._context != "nursery":
-            return _start_here(self._context, host)
+        if self._context != "forkserver":
+            return _start_here(self._context, server)
         for _ in range(3):
-            with contextlib.suppress(nursery.NoNurseryError):
+            with contextlib.suppress(fork_server.NoForkServerError):
                 return self._line().fork(index)
         return self._line().fork(index)
 
     def close(self, wait: float = 0) -> None:
-        """End the workers that came from nurseries. Takes no lock, and may be repeated.
+        """End the workers that came from fork servers. Takes no lock, and may be repeated.
 
         They are reaped, and what they had started is ended, when this returns, unless it takes more
         than ``wait`` seconds.
@@ -65,17 +65,17 @@ class Launcher:
         for line in self._lines:
             line.close(wait)
 
-    def _line(self) -> nursery.Line:
-        """Return a line to the nursery that is in use now."""
-        current = nursery.current()
-        if not self._lines or self._lines[-1].nursery is not current:
-            if self._lines and not self._lines[-1].used:  # its nursery would wait for its end
+    def _line(self) -> fork_server.Line:
+        """Return a line to the fork server that is in use now."""
+        current = fork_server.current()
+        if not self._lines or self._lines[-1].fork_server is not current:
+            if self._lines and not self._lines[-1].used:  # its fork server would wait for its end
                 self._lines.pop().close()
-            self._lines.append(nursery.Line(current))
+            self._lines.append(fork_server.Line(current))
         return self._lines[-1]
 
 
-def _start_here(context: str, host: Any) -> children.Child:
+def _start_here(context: str, server: Any) -> children.Child:
     """Start a worker that is a child of this process."""
     parent = os.getpid()
     try:
@@ -93,7 +93,7 @@ def _start_here(context: str, host: Any) -> children.Child:
             if process.pid == 0:
                 for end in _own_ends:  # an open copy would hide the end of another worker
                     end.close()
-                become_worker(theirs.detach(), [1, 2], parent, host)
+                become_worker(theirs.detach(), [1, 2], parent, server)
         return children.Child(process, connection)
     finally:
         if os.getpid() != parent:  # a handler's exception, in the fork, which must not go on

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pysampler import _core
-from pysampler._workers.about import About
 from pysampler._workers.counters import Counters
 from pysampler._workers.gauges import Gauges
 from pysampler._workers.lanes import ProcessLane
 from pysampler._workers.mail import Inbox
+from pysampler._workers.manifest import SegmentManifest
 from pysampler._workers.setup import Attachment, wait_policy
 from pysampler._workers.tracing import TraceMemory
 from pysampler.sync import Segment, Watch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from pysampler._workers.processes import Processes, Share
+    from pysampler._workers.processes import Processes, WorkerAssignment
 
 __all__ = ["Links"]
 
@@ -40,7 +40,7 @@ class Links:
     """The links to the workers of a pool.
 
     Args:
-        shares: What each worker has.
+        assignments: What each worker has.
         policy: How to wait, as ``wait_policy`` takes it.
         processes: The workers, whose sockets carry large messages.
         own: What this process runs itself; it counts as the last of the workers.
@@ -48,22 +48,24 @@ class Links:
 
     def __init__(
         self,
-        shares: Sequence[Share],
+        assignments: Sequence[WorkerAssignment],
         policy: tuple[int, int] | None,
         processes: Processes,
-        own: Share | None,
+        own: WorkerAssignment | None,
     ) -> None:
-        workers = len(shares)
-        counted = [*shares] if own is None else [*shares, own]
+        workers = len(assignments)
+        counted = [*assignments] if own is None else [*assignments, own]
         counts = counted[-1].members.stop, len(counted)
-        groups = [len(share.sizes) for share in shares]
+        groups = [len(assignment.sizes) for assignment in assignments]
         own_groups = 0 if own is None else len(own.sizes)
         first = list(itertools.accumulate(groups, initial=0))
         self.groups_of = [range(*ends) for ends in itertools.pairwise(first)]
         self._processes = processes
         sizes = Counters.size_of(*counts), Gauges.size_of(len(counted))
         rings = 2 * workers * _core.ByteRing.size_of(_MAIL)
-        room = About.room_for(len(counted), sum(len(share.sizes) for share in counted))
+        room = SegmentManifest.room_for(
+            len(counted), sum(len(assignment.sizes) for assignment in counted)
+        )
         size = room + sum(sizes) + _core.Pool.size_of(groups, own_groups) + rings + 4096
         trace = TraceMemory(workers)
         segment = Segment(size, trace.size)
@@ -72,10 +74,10 @@ class Links:
         (counters_at, counters), (gauges_at, gauges) = (
             segment.array((size,), np.dtype(np.uint8), None) for size in sizes
         )
-        About.made_here(
+        SegmentManifest.made_here(
             noun=counted[0].noun,
-            members=[(share.members.start, share.members.stop) for share in counted],
-            groups=[list(share.sizes) for share in counted],
+            members=[(assignment.members.start, assignment.members.stop) for assignment in counted],
+            groups=[list(assignment.sizes) for assignment in counted],
             main=own is not None,
             counters=counters_at,
             gauges=gauges_at,
@@ -86,12 +88,12 @@ class Links:
         self.counters.workers["env"] = -1
         self.gauges = Gauges(len(counted), gauges)
         self.gauges.clear()
-        weights = [size for share in counted for size in share.sizes]
+        weights = [size for assignment in counted for size in assignment.sizes]
         self.native = _core.Pool(segment, groups, weights, _MAIL, wait_policy(policy), own_groups)
         self.track = _core.Track(segment, trace_at, workers)  # of this process
         self.native.trace_to(self.track)
         self.native.count_waits_in(self.gauges.waited_ns)
-        self._outboxes = [_core.ByteRing(segment, _MAIL) for _ in shares]
+        self._outboxes = [_core.ByteRing(segment, _MAIL) for _ in assignments]
         self.lanes = [
             ProcessLane(index, processes, self.native, self._inbox(index))
             for index in range(workers)

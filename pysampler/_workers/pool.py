@@ -5,7 +5,7 @@ and taken, and in which order groups came back. A pool with workers, one without
 last groups this process runs itself are the same class: its callers never ask which they have.
 
 A pool does not know what its lanes serve, nor what they do: that comes as functions that make
-hosts, and as jobs.
+env servers, and as jobs.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import contextlib
 import warnings
 from typing import TYPE_CHECKING
 
-from pysampler._workers import nursery
+from pysampler._workers import fork_server
 from pysampler._workers.children import await_ends
 from pysampler._workers.commands import Commands
 from pysampler._workers.counters import Stats
 from pysampler._workers.jobs import Answer, Close, Failure, LayOut, Replace
 from pysampler._workers.lanes import InlineLane
 from pysampler._workers.links import Links
-from pysampler._workers.processes import GRACE, Processes, Share
+from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S, Processes, WorkerAssignment
 from pysampler._workers.recovery import Faults, Recovery
 from pysampler._workers.setup import Layout
 from pysampler.errors import BusyError, EnvError, LostError, PysamplerError, WaitTimeoutError
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from pysampler._workers.gauges import Gauges
     from pysampler._workers.jobs import Attach, Job, Note
     from pysampler._workers.lanes import Lane
-    from pysampler._workers.setup import MakeHost
+    from pysampler._workers.setup import MakeServer
 
 __all__ = ["Pool"]
 
 # How long a worker may take until it reads what finds no room otherwise, in seconds.
-_PATIENCE = 60.0
+SEND_TIMEOUT_S = 60.0
 # How long a pool that ends waits until its workers are reaped, in seconds.
 _REAPING = 2.0
 # How long a worker that is to close may be stopped, in seconds.
@@ -60,11 +60,11 @@ class Pool:
     the next call, and what has come back is returned again until it is taken.
 
     Args:
-        shares: What each worker has.
-        make: Returns the function that makes the host of a lane, and its arguments.
+        assignments: What each worker has.
+        make: Returns the function that makes the env server of a lane, and its arguments.
         own: What this process runs itself: the last groups. It counts as the last of the workers.
-        context: How processes are started: "nursery", "fork" or "spawn".
-        preload: Modules that the nursery imports; None: those that the first workers had to.
+        context: How processes are started: "forkserver", "fork" or "spawn".
+        preload: Modules that the fork server imports; None: those that the first workers had to.
         policy: How to wait, as ``wait_policy`` takes it.
         faults: What to do about lost workers and late members.
         restore: What members that replace lost ones do instead of a step.
@@ -73,43 +73,50 @@ class Pool:
 
     def __init__(
         self,
-        shares: Sequence[Share],
-        make: Callable[[Share], MakeHost],
-        own: Share | None = None,
+        assignments: Sequence[WorkerAssignment],
+        make: Callable[[WorkerAssignment], MakeServer],
+        own: WorkerAssignment | None = None,
         *,
-        context: str = "nursery",
+        context: str = "forkserver",
         preload: Sequence[str] | None = None,
         policy: tuple[int, int] | None = None,
         faults: Faults | None = None,
         restore: Job | None = None,
         for_replaced: Callable[[range], Sequence[Note]] = _no_notes,
     ) -> None:
-        self.shares = list(shares)
+        self.assignments = list(assignments)
         self.closed = False  # or its workers are being ended
         self._gone = False  # that is done
-        everywhere = [*shares, *([] if own is None else [own])]
-        self.groups = [len(share.sizes) for share in everywhere]
-        self.members = [part for share in everywhere for part in share.parts]  # of each group
+        everywhere = [*assignments, *([] if own is None else [own])]
+        self.groups = [len(assignment.sizes) for assignment in everywhere]
+        self.members = [
+            part for assignment in everywhere for part in assignment.parts
+        ]  # of each group
         self.worker_of = [w for w, count in enumerate(self.groups) for _ in range(count)]
         self._everyone = everywhere[-1].members.stop
         self._faults = faults or Faults()
-        self._learn_modules = preload is None and context == "nursery" and len(shares) > 0
+        self._learn_modules = preload is None and context == "forkserver" and len(assignments) > 0
         self._layouts = 0
         self._frames_segment: Segment | None = None
         self._own = own
-        hosts = [make(share) for share in shares]
-        new = False  # whether this nursery has made no such hosts yet
-        if hosts and context == "nursery":  # what hosts need is imported once, and not per worker
+        servers = [make(assignment) for assignment in assignments]
+        new = False  # whether this fork server has made no such env servers yet
+        if (
+            servers and context == "forkserver"
+        ):  # what env servers need is imported once, and not per worker
             modules = {
-                *(hosts[0][0].__module__, *(() if restore is None else [type(restore).__module__]))
+                *(
+                    servers[0][0].__module__,
+                    *(() if restore is None else [type(restore).__module__]),
+                )
             }
-            new = nursery.preload([*sorted(modules), *(preload or ())])
+            new = fork_server.preload([*sorted(modules), *(preload or ())])
         self._processes = Processes(
-            self.shares,
-            hosts,
+            self.assignments,
+            servers,
             context,
             replaceable="restart" in (self._faults.on_worker_loss, self._faults.on_hang),
-            one_first=new and self._learn_modules and len(shares) > 2 * usable_cpus(),
+            one_first=new and self._learn_modules and len(assignments) > 2 * usable_cpus(),
         )
         self.descriptions = self._processes.descriptions
         self._inline: InlineLane | None = None
@@ -124,17 +131,17 @@ class Pool:
 
     def _link(
         self,
-        own: Share | None,
+        own: WorkerAssignment | None,
         policy: tuple[int, int] | None,
         restore: Job | None,
         for_replaced: Callable[[range], Sequence[Note]],
     ) -> None:
         """Make what this process shares with its workers."""
-        links = self._links = Links(self.shares, policy, self._processes, own)
+        links = self._links = Links(self.assignments, policy, self._processes, own)
         self._native = links.native
-        self._commands = Commands(self.shares, links, restore, for_replaced, len(self.members))
+        self._commands = Commands(self.assignments, links, restore, for_replaced, len(self.members))
         self._recovery = Recovery(
-            self.shares,
+            self.assignments,
             self._processes,
             links,
             self._commands,
@@ -166,7 +173,7 @@ class Pool:
         self.gauges.clear()
         # A worker that is lost meanwhile, and replaced, begins with this segment.
         self._recovery.finish()
-        for index in range(len(self.shares)):
+        for index in range(len(self.assignments)):
             self._processes.lay_out(index, self._placed())
         heads = [groups.start for groups in self._links.groups_of]
         self.request(dict.fromkeys(heads, 0).items(), dict.fromkeys(heads, LayOut(self._layouts)))
@@ -189,10 +196,10 @@ class Pool:
         if self._learn_modules:
             self._processes.preload()
         if self._inline is not None:
-            meter = links.counters.meter(len(self.shares))
+            meter = links.counters.meter(len(self.assignments))
             meter.trace_to(links.track)
             first = len(self.members) - self.groups[-1]
-            gauges = links.gauges.of(len(self.shares))
+            gauges = links.gauges.of(len(self.assignments))
             self._inline.attach(self._native, first, meter, gauges)
 
     def watch_also(self, part: _core.Part) -> None:
@@ -257,14 +264,14 @@ class Pool:
     def stats(self) -> Stats:
         """Return what members and workers have done. Groups of this process are the last's."""
         losses = [len(of_worker) for of_worker in self._recovery.losses]
-        groups = [share.sizes for share in self.shares]
+        groups = [assignment.sizes for assignment in self.assignments]
         if self._own is not None:
             losses, groups = [*losses, 0], [*groups, self._own.sizes]
         return Stats.of(self._links.counters, groups, losses)
 
-    def late(self, patience: int) -> list[tuple[int, int, int]]:
-        """Return (worker, env, since) of members that have been at work for ``patience`` ns."""
-        return self._recovery.late(patience)
+    def overdue(self, timeout_ns: int) -> list[tuple[int, int, int]]:
+        """Return (worker, env, since) of members that have been at work for ``timeout_ns``."""
+        return self._recovery.overdue(timeout_ns)
 
     def look_for_late(self) -> None:
         """Do what is to be done about members that are late."""
@@ -279,7 +286,7 @@ class Pool:
         return any(child.stopped() for child in self._processes.children)
 
     def error_of(self, group: int, failure: Failure) -> EnvError:
-        """Return the exception that a member of a group raised, or the host of its lane."""
+        """Return the exception that a member of a group raised, or the env server of its lane."""
         return self._lanes[self.worker_of[group]].error_of(failure, self._commands.doing(group))
 
     # -- commands --------------------------------------------------------------------------------
@@ -342,7 +349,7 @@ class Pool:
         try:
             began = now()
             # A worker reads between the steps of its members, however long these are.
-            while not self._native.flush(_PATIENCE):
+            while not self._native.flush(SEND_TIMEOUT_S):
                 self.look_for_late()
                 if not self._recovery.at_work() and not self.paused_ns(began):
                     break
@@ -354,7 +361,7 @@ class Pool:
             return
         self.kill()
         raise PysamplerError(
-            f"cannot send to workers: one has not read a message for {_PATIENCE:.0f} s"
+            f"cannot send to workers: one has not read a message for {SEND_TIMEOUT_S:.0f} s"
         )
 
     # -- completions -----------------------------------------------------------------------------
@@ -479,9 +486,9 @@ class Pool:
 
     def interrupt_wait(self) -> None:
         """End the wait that was interrupted by the signal handler that calls this to close."""
-        self._native.give_up_wait()
+        self._native.interrupt_wait()
 
-    def close(self, grace: float = GRACE) -> None:
+    def close(self, grace: float = SHUTDOWN_TIMEOUT_S) -> None:
         """Let all lanes close their members, and end.
 
         Raises:
@@ -573,4 +580,4 @@ class Pool:
 
     def __repr__(self) -> str:
         own = ", inline" * (self._own is not None)
-        return f"<pysampler Pool {len(self.shares)} workers{own}{', closed' * self.closed}>"
+        return f"<pysampler Pool {len(self.assignments)} workers{own}{', closed' * self.closed}>"

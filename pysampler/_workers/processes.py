@@ -12,31 +12,31 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pysampler._workers import nursery
+from pysampler._workers import fork_server
 from pysampler._workers.children import STOPPED, await_answer, environment, stopped_error
 from pysampler._workers.exceptions import error_from
 from pysampler._workers.jobs import Failure
 from pysampler._workers.launcher import Launcher, allow_workers, open_files
 from pysampler._workers.remote import loads
-from pysampler._workers.setup import LoggingSetup, PackedHosts, Setup, send_message
+from pysampler._workers.setup import LoggingSetup, PackedServers, Setup, send_message
 from pysampler.errors import EnvError, PysamplerError, WorkerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pysampler._workers.children import Child
-    from pysampler._workers.setup import Attachment, Layout, MakeHost
+    from pysampler._workers.setup import Attachment, Layout, MakeServer
 
-__all__ = ["GRACE", "Processes", "Share"]
+__all__ = ["SHUTDOWN_TIMEOUT_S", "Processes", "WorkerAssignment"]
 
 # How long a process may take to end, in seconds.
-GRACE = 10.0
+SHUTDOWN_TIMEOUT_S = 10.0
 # How long other workers wait for what the first one imports, in seconds.
 _FIRST = 5.0
 
 
 @dataclass(frozen=True)
-class Share:
+class WorkerAssignment:
     """The share of one worker: which members of the pool it serves, in which groups."""
 
     first: int  # member
@@ -67,8 +67,8 @@ class Share:
             return f"{self} did not answer"
         if failure.culprit:
             return f"{failure.culprit}{where} raised {kind} {failure.doing}"
-        host = f"the host of {self.noun}s"
-        raiser = host if failure.member is None else f"{self.noun} {failure.member}"
+        server = f"the {self.noun} server"
+        raiser = server if failure.member is None else f"{self.noun} {failure.member}"
         doing = f"in {failure.doing}" if "(" in failure.doing else failure.doing or doing
         return f"{raiser}{where} raised {kind} {doing}"
 
@@ -79,46 +79,47 @@ class Processes:
     They end with this object, or with this process.
 
     Args:
-        shares: What each worker has.
-        hosts: The function that makes the host of each worker, and its arguments.
-        context: How processes are started: "nursery", "fork" or "spawn".
-        replaceable: Whether what makes hosts is kept for replacements.
-        one_first: Whether the nursery learns from the first worker what the others would import,
-            each for itself: with a few workers for each CPU that takes longer, and more memory.
+        assignments: What each worker has.
+        servers: The function that makes the env server of each worker, and its arguments.
+        context: How processes are started: "forkserver", "fork" or "spawn".
+        replaceable: Whether what makes env servers is kept for replacements.
+        one_first: Whether the fork server learns from the first worker what the others would
+            import, each for itself: with a few workers for each CPU that takes longer, and more
+            memory.
     """
 
     def __init__(
         self,
-        shares: Sequence[Share],
-        hosts: Sequence[MakeHost],
+        assignments: Sequence[WorkerAssignment],
+        servers: Sequence[MakeServer],
         context: str,
         *,
         replaceable: bool,
         one_first: bool = False,
     ) -> None:
         self.children: list[Child] = []
-        self._shares = shares
+        self._assignments = assignments
         self._context = context
         self._launcher = Launcher(context)
         self._owner = os.getpid()
         # For an object that is dropped, and at exit. end() does not call the finalizer, which runs
         # only once: an interrupted end() must be repeatable.
         weakref.finalize(self, _end, self.children, self._launcher, self._owner)
-        self._hosts = hosts
-        if shares:
-            allow_workers(len(shares))
-        self._packed = None if context == "fork" else PackedHosts(hosts)
-        hosted: dict[int, Any] = {}
+        self._servers = servers
+        if assignments:
+            allow_workers(len(assignments))
+        self._packed = None if context == "fork" else PackedServers(servers)
+        described: dict[int, Any] = {}
         try:
             if one_first:
                 self._begin(1)
-                self._receive_hosted(hosted, _FIRST)
-                if hosted:
-                    self._preload(hosted[0][1])
-            self._begin(len(shares))
-            self._receive_hosted(hosted)
-            self.descriptions = [hosted[index][0] for index in range(len(shares))]
-            self._modules: list[str] = hosted[0][1] if hosted else []
+                self._receive_descriptions(described, _FIRST)
+                if described:
+                    self._preload(described[0][1])
+            self._begin(len(assignments))
+            self._receive_descriptions(described)
+            self.descriptions = [described[index][0] for index in range(len(assignments))]
+            self._modules: list[str] = described[0][1] if described else []
             if not replaceable:
                 self._packed = None
         except BaseException:
@@ -133,7 +134,7 @@ class Processes:
         _end(self.children, self._launcher, self._owner, wait)
 
     def _begin(self, count: int) -> None:
-        """Start workers until there are ``count``, and let them make their hosts."""
+        """Start workers until there are ``count``, and let them make their env servers."""
         new = range(len(self.children), count)
         for index in new:
             self.children.append(self._start(index))
@@ -143,37 +144,39 @@ class Processes:
                 self._set_up(index, setup)
 
     def _start(self, index: int) -> Child:
-        return self._launcher.start(index, self._hosts[index])
+        return self._launcher.start(index, self._servers[index])
 
     def _setup(self, *, is_replacement: bool) -> Setup:
-        """Return what all workers need to make their hosts."""
+        """Return what all workers need to make their env servers."""
         return Setup(
             index=0,
-            workers=len(self._shares),
+            workers=len(self._assignments),
             environment=environment(),
             directory=_directory(),
             path=[p for p in sys.path if isinstance(p, str)],
             arguments=list(sys.argv),
             open_files=open_files(),
             logging=None if self._context == "fork" else LoggingSetup.here(),
-            host=None,
+            server=None,
             arrays=(),
             is_replacement=is_replacement,
         )
 
     def _set_up(self, index: int, setup: Setup) -> None:
-        """Send a worker what it needs to make its host."""
+        """Send a worker what it needs to make its env server."""
         setup = replace(setup, index=index)
         connection = self.children[index].connection
         if self._packed is None:
             connection.send(setup)
             return
-        host, arrays = self._packed.pickled[index], self._packed.arrays[index]
-        connection.send(replace(setup, host=host, arrays=arrays))
+        server, arrays = self._packed.pickled[index], self._packed.arrays[index]
+        connection.send(replace(setup, server=server, arrays=arrays))
         self._packed.send_arrays(connection, index)
 
-    def _receive_hosted(self, hosted: dict[int, Any], timeout: float | None = None) -> None:
-        """Receive the description of each host, and the modules that were imported for it.
+    def _receive_descriptions(
+        self, described: dict[int, Any], timeout: float | None = None
+    ) -> None:
+        """Receive the description of each env server, and the modules that were imported for it.
 
         Raises at once when the first worker fails. Returns when none answers for ``timeout``
         seconds.
@@ -181,7 +184,7 @@ class Processes:
         stopped: set[int] = set()
         with selectors.DefaultSelector() as waiting:
             for index, child in enumerate(self.children):
-                if index not in hosted:
+                if index not in described:
                     waiting.register(child.connection, selectors.EVENT_READ, index)
             while waiting.get_map():
                 ready = waiting.select(STOPPED if timeout is None else timeout)
@@ -197,7 +200,7 @@ class Processes:
                         answer = loads(self.children[index].connection.recv_bytes())
                     if isinstance(answer, Failure):
                         raise self.error_of(index, answer, "being made")
-                    hosted[index] = answer
+                    described[index] = answer
 
     def _stopped(self, waiting: selectors.BaseSelector) -> set[int]:
         """Return those of the workers that are waited for that are stopped, as by SIGSTOP."""
@@ -239,7 +242,7 @@ class Processes:
         """End a worker and start another in its place, without waiting for it. May be repeated."""
         before = self.children[index]
         before.kill()
-        before.ended(GRACE)
+        before.ended(SHUTDOWN_TIMEOUT_S)
         self.children[index] = self._start(index)
         before.release()
         # If it is lost already, the watch notices.
@@ -261,8 +264,8 @@ class Processes:
     def lost(self, index: int, doing: str, why: str = "") -> WorkerLostError:
         """Return the error for a worker that has ended, ``doing`` something, because of ``why``."""
         _stay_in_a_thread_that_ends_with_the_program()
-        child, share = self.children[index], self._shares[index]
-        child.ended(GRACE)
+        child, assignment = self.children[index], self._assignments[index]
+        child.ended(SHUTDOWN_TIMEOUT_S)
         status = child.status()
         if status is None:
             how = "ended"
@@ -270,7 +273,7 @@ class Processes:
             how = f"signal {-status}"
         else:
             how = f"exit code {status}"
-        doing = f"{share} {doing}" if doing == "being made" else f"{doing} {share}"
+        doing = f"{assignment} {doing}" if doing == "being made" else f"{doing} {assignment}"
         text = f"worker {index} (pid {child.pid}) lost: {why or how} while {doing}"
         failure = self._failure_of(child)
         if failure is not None:
@@ -283,7 +286,7 @@ class Processes:
             index,
             child.pid,
             status,
-            share.members,
+            assignment.members,
         )
         return error
 
@@ -300,17 +303,17 @@ class Processes:
     def error_of(self, index: int, failure: Failure, doing: str) -> EnvError:
         """Return the error for an exception that an env raised, or something else in its worker."""
         where = f" in worker {index} (pid {self.children[index].pid})"
-        error = error_from(failure.report, self._shares[index].describe(failure, where, doing))
+        error = error_from(failure.report, self._assignments[index].describe(failure, where, doing))
         error.env, error.worker = failure.member, index
         return error
 
     def preload(self) -> None:
-        """Make the nursery import what workers imported, for replacements and the next pools."""
+        """Make the fork server import what workers imported, for replacements and later pools."""
         self._preload(self._modules)
 
     def _preload(self, modules: list[str]) -> None:
         with contextlib.suppress(PysamplerError, OSError):
-            nursery.preload(modules)
+            fork_server.preload(modules)
 
 
 def _stay_in_a_thread_that_ends_with_the_program() -> None:
@@ -334,6 +337,6 @@ def _end(children: list[Child], launcher: Launcher, owner: int, wait: float = 0)
     for child in children:
         child.kill()
     for child in children:
-        child.ended(GRACE)
+        child.ended(SHUTDOWN_TIMEOUT_S)
         child.release()
     launcher.close(wait)

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pysampler._workers.processes import GRACE
+from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
 from pysampler.errors import (
     EnvTimeoutError,
     LayoutError,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pysampler._workers.commands import Commands
     from pysampler._workers.links import Links
-    from pysampler._workers.processes import Processes, Share
+    from pysampler._workers.processes import Processes, WorkerAssignment
     from pysampler._workers.setup import Layout
 
 __all__ = ["MAX_RESTARTS", "RESTART_WINDOW", "Faults", "Recovery"]
@@ -56,7 +56,7 @@ class Recovery:
     interrupts is finished by the next call of ``finish``.
 
     Args:
-        shares: What each worker has.
+        assignments: What each worker has.
         processes: The workers.
         links: The links to them.
         commands: What they were commanded.
@@ -67,7 +67,7 @@ class Recovery:
 
     def __init__(
         self,
-        shares: Sequence[Share],
+        assignments: Sequence[WorkerAssignment],
         processes: Processes,
         links: Links,
         commands: Commands,
@@ -76,14 +76,14 @@ class Recovery:
         end: Callable[[], None],
     ) -> None:
         self.faults = faults
-        self._shares = shares
+        self._assignments = assignments
         self._processes = processes
         self._links = links
         self._commands = commands
         self._placed = placed
         self._end = end
         # Of each worker: when it was lost, by time.monotonic(), and the error.
-        self.losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in shares]
+        self.losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in assignments]
         # Lost workers, by index, until others are in their place.
         self.replacing: dict[int, WorkerLostError] = {}
         # Workers that have a step to make and are at no member: when they last moved, and when
@@ -92,15 +92,15 @@ class Recovery:
         self._reported_late: set[tuple[int, int]] = set()
         # Late workers that this process kills, by index: their pids, and why.
         self._killed: dict[int, tuple[int, str]] = {}
-        patience = min(GRACE, faults.step_timeout or GRACE)
+        patience = min(SHUTDOWN_TIMEOUT_S, faults.step_timeout or SHUTDOWN_TIMEOUT_S)
         links.watch._beat_every(int(patience * 1e9 / _BEATS))
-        if shares and faults.step_timeout is not None:
+        if assignments and faults.step_timeout is not None:
             links.native.look_at = 0
 
     # -- members that do not answer --------------------------------------------------------------
 
-    def late(self, patience: int) -> list[tuple[int, int, int]]:
-        """Return (worker, env, since) of members that have not answered for ``patience`` ns.
+    def overdue(self, timeout_ns: int) -> list[tuple[int, int, int]]:
+        """Return (worker, env, since) of members that have not answered for ``timeout_ns``.
 
         Time in which this process did not run does not count: the workers may have been suspended
         with it.
@@ -108,7 +108,7 @@ class Recovery:
         return [
             (index, env, since)
             for index, env, since in self._unanswered()
-            if self._worked(since, patience) >= patience
+            if self._worked(since, timeout_ns) >= timeout_ns
         ]
 
     def _unanswered(self) -> list[tuple[int, int, int]]:
@@ -121,7 +121,7 @@ class Recovery:
         found = []
         unbegun: dict[int, tuple[int, int]] = {}
         for index, (env, since) in enumerate(zip(envs.tolist(), moved.tolist(), strict=True)):
-            members = self._shares[index].members
+            members = self._assignments[index].members
             if env in members:
                 found.append((index, env, since))
             elif self._has_to_begin(index):
@@ -178,7 +178,7 @@ class Recovery:
         native = self._links.native
         patience = int(self.faults.step_timeout * 1e9)
         native.look_at = now() + patience  # if this raises
-        for index, env, since in self.late(patience):
+        for index, env, since in self.overdue(patience):
             pid = self._processes.children[index].pid
             seconds = self._worked(since, patience) / 1e9
             what = (
@@ -243,7 +243,7 @@ class Recovery:
         """Let another process take a worker's place, with new envs."""
         child = self._processes.children[index]
         if index not in self.replacing:
-            if not child.ended(GRACE):
+            if not child.ended(SHUTDOWN_TIMEOUT_S):
                 self._end()
                 raise PysamplerError(f"cannot replace worker {index}: pid {child.pid} does not end")
             error = self._loss_of(index, why)
@@ -251,11 +251,11 @@ class Recovery:
             self.replacing[index] = error
         error = self.replacing[index]
         child.kill()  # a replacement that was not sent everything
-        child.ended(GRACE)
+        child.ended(SHUTDOWN_TIMEOUT_S)
         self._links.renew(index, child.pid)
         # Making envs counts as work of the first, which may take longer than a step.
-        start = now() + int(GRACE * 1e9)
-        self._links.counters.begin(index, self._shares[index].members.start, start)
+        start = now() + int(SHUTDOWN_TIMEOUT_S * 1e9)
+        self._links.counters.begin(index, self._assignments[index].members.start, start)
         attachment, segment = self._links.attachments[index], self._links.segment
         try:
             self._processes.replace(index, attachment, segment.fd, self._placed())
@@ -271,7 +271,7 @@ class Recovery:
         at = self._links.counters.workers["env"][index]
         doing = self._commands.doing(self._links.groups_of[index].start)
         error = self._processes.lost(index, doing, why)
-        if at in self._shares[index].members and len(error.envs) > 1:
+        if at in self._assignments[index].members and len(error.envs) > 1:
             error.args = (f"{error.args[0]}, at env {at}",)
         return error
 

@@ -1,7 +1,7 @@
 """What a parent sends to a worker before that serves: both ends of it.
 
-First a ``Setup`` with the host, then an ``Attachment`` and a ``Layout``, each with the segment that
-it describes. Further layouts follow while the worker serves.
+First a ``Setup`` with the env server, then an ``Attachment`` and a ``Layout``, each with the
+segment that it describes. Further layouts follow while the worker serves.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ if TYPE_CHECKING:
 
     from pysampler._workers.jobs import Attach
 
-    # A function that makes a host, and its arguments.
-    MakeHost = tuple[Callable[..., Any], tuple[Any, ...]]
+    # A function that makes an env server, and its arguments.
+    MakeServer = tuple[Callable[..., Any], tuple[Any, ...]]
 
 __all__ = [
     "ArraySpan",
     "Attachment",
     "Layout",
     "LoggingSetup",
-    "PackedHosts",
+    "PackedServers",
     "Setup",
     "receive_message",
     "send_message",
-    "unpack_host",
+    "unpack_server",
     "wait_policy",
 ]
 
-# An array of a host of at least this many bytes lies in memory that all workers share, until they
-# write to it.
+# Arrays of an env server that have at least this many bytes lie in memory that all workers share,
+# until they write to it.
 _LARGE = 1 << 16
 
 
 @dataclass(frozen=True)
 class ArraySpan:
-    """Where the memory of an array of a host lies in a segment."""
+    """Where the memory of an array of an env server lies in a segment."""
 
     begin: int
     size: int
@@ -63,7 +63,7 @@ class ArraySpan:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker needs to make its host."""
+    """What a worker needs to make its env server."""
 
     index: int
     workers: int
@@ -71,11 +71,11 @@ class Setup:
     directory: str | None  # in which it works; None if it was deleted
     path: list[str]  # sys.path
     arguments: list[str]  # sys.argv
-    host: bytes | None  # pickled function and arguments; None if they are inherited
-    arrays: tuple[ArraySpan, ...]  # of the host; if there are any, their segment's fd follows
+    server: bytes | None  # pickled function and arguments; None if they are inherited
+    arrays: tuple[ArraySpan, ...]  # of the env server; if there are any, their segment's fd follows
     open_files: int  # the limit
     logging: LoggingSetup | None  # None: leave it as it is
-    is_replacement: bool  # of a lost worker; it does not describe its host
+    is_replacement: bool  # of a lost worker; it does not describe its env server
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Attachment:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a host attaches to the segment that comes with this, such as one with frames."""
+    """How an env server attaches to the segment that comes with this, such as one with frames."""
 
     number: int  # of the layouts of this pool, from 1
     attach: Attach
@@ -174,18 +174,20 @@ def _receive_descriptors(connection: Connection, count: int) -> tuple[bytes, lis
     return message, fds
 
 
-class PackedHosts:
-    """Pickled hosts, and a segment with their large arrays, each once however many share it."""
+class PackedServers:
+    """Pickled env servers, and a segment with their large arrays, each once."""
 
-    def __init__(self, hosts: Sequence[MakeHost]) -> None:
+    def __init__(self, servers: Sequence[MakeServer]) -> None:
         self.pickled: list[bytes] = []
-        self.arrays: list[tuple[ArraySpan, ...]] = []  # of each host
+        self.arrays: list[tuple[ArraySpan, ...]] = []  # of each env server
         self.segment: Segment | None = None
         memories: dict[tuple[int, int], npt.NDArray[np.uint8]] = {}  # by address and size
-        keys: list[list[tuple[tuple[int, int], bool]]] = []  # of each host; whether it is read-only
-        for host in hosts:
+        keys: list[
+            list[tuple[tuple[int, int], bool]]
+        ] = []  # of each env server; whether it is read-only
+        for server in servers:
             large: list[memoryview] = []
-            self.pickled.append(_pickle_host(host, large))
+            self.pickled.append(_pickle_server(server, large))
             keys.append([])
             for memory in large:
                 array = np.frombuffer(memory, np.uint8)
@@ -204,13 +206,13 @@ class PackedHosts:
             self.arrays.append(tuple(spans))
 
     def send_arrays(self, connection: Connection, index: int) -> None:
-        """Send the segment with the arrays of a host, if it has any."""
+        """Send the segment with the arrays of an env server, if it has any."""
         if self.arrays[index] and self.segment is not None:
             _core.send_descriptors(connection.fileno(), b"arrays", [self.segment.fd])
 
 
-def _pickle_host(host: MakeHost, large: list[memoryview]) -> bytes:
-    """Return a pickled host without its large arrays, whose memory is added to ``large``."""
+def _pickle_server(server: MakeServer, large: list[memoryview]) -> bytes:
+    """Return a pickled env server without its large arrays, whose memory is added to ``large``."""
 
     def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
         memory = buffer.raw()
@@ -219,7 +221,7 @@ def _pickle_host(host: MakeHost, large: list[memoryview]) -> bytes:
         return memory.nbytes < _LARGE
 
     try:
-        return dumps_by_value(host, keep_in_band)
+        return dumps_by_value(server, keep_in_band)
     except Exception as error:
         raise TypeError(
             f"cannot send env_fns to workers: {type(error).__name__}: {error}; make what they "
@@ -227,9 +229,9 @@ def _pickle_host(host: MakeHost, large: list[memoryview]) -> bytes:
         ) from error
 
 
-def unpack_host(setup: Setup, connection: Connection) -> MakeHost:
-    """Return what makes the host of a worker. No other worker sees what it writes to arrays."""
-    assert setup.host is not None
+def unpack_server(setup: Setup, connection: Connection) -> MakeServer:
+    """Return what makes an env server. No other worker sees what it writes to arrays."""
+    assert setup.server is not None
     arrays: list[memoryview] = []
     if setup.arrays:
         _, [fd] = _receive_descriptors(connection, 1)
@@ -239,5 +241,5 @@ def unpack_host(setup: Setup, connection: Connection) -> MakeHost:
         for span in setup.arrays:
             array = memory[span.begin : span.begin + span.size]
             arrays.append(array.toreadonly() if span.readonly else array)
-    made: MakeHost = cloudpickle.loads(setup.host, buffers=arrays)
+    made: MakeServer = cloudpickle.loads(setup.server, buffers=arrays)
     return made

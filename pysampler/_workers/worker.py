@@ -1,7 +1,8 @@
-"""A worker process: makes its host, attaches to shared memory, and does jobs until one closes it.
+"""A worker process: makes its env server, attaches to shared memory, and runs jobs until it closes.
 
-Every worker begins in ``main``, whatever process it was forked from. What makes its host comes as a
-pickled function and its arguments; the loop that steps the blocks is in C++ (``_core.Worker``).
+Every worker begins in ``main``, whatever process it was forked from. The function that makes its
+env server comes pickled, with its arguments; the loop that steps the blocks is in C++
+(``_core.Worker``).
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from pysampler._workers.jobs import Close, Failure, LayOut, Note, failure_of
 from pysampler._workers.mail import Outbox
 from pysampler._workers.remote import dumps
 from pysampler._workers.seeds import seed_globals
-from pysampler._workers.setup import receive_message, unpack_host, wait_policy
+from pysampler._workers.setup import receive_message, unpack_server, wait_policy
 from pysampler.sync import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pysampler._workers.jobs import Host
+    from pysampler._workers.jobs import Server
     from pysampler._workers.setup import Attachment, Setup
     from pysampler.sync import Segment
 
 __all__ = ["become_worker", "main"]
 
 
-# Whether this process replaces a lost worker; its host may read that when it is made.
+# Whether this process replaces a lost worker; its env server may read that when it is made.
 is_replacement = False
 
 
@@ -48,7 +49,7 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
     Args:
         fd: The descriptor of the connection to the parent.
         parent: The pid of the process that the worker serves, and with which it ends.
-        inherited: The function that makes its host, and its arguments, in a fork of the parent.
+        inherited: In a fork of the parent, the function that makes its env server, and arguments.
     """
     global is_replacement
     _core.outlive_signals()  # which the parent handles; this process ends with it
@@ -68,33 +69,33 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
     with _reporting_failure(connection, "starting"):
         _imitate_parent(setup)
         before = set(sys.modules)
-        host = _make_host(setup, connection, inherited)
-        description = host.describe()
+        server = _make_server(setup, connection, inherited)
+        description = server.describe()
         _core.set_process_title(
             f"pysampler: worker {setup.index}/{setup.workers} {description.name}"
         )
-        hosted = dumps((description, _installed_modules(set(sys.modules) - before)))
+        described = dumps((description, _installed_modules(set(sys.modules) - before)))
         try:
             if not is_replacement:
-                connection.send_bytes(hosted)
+                connection.send_bytes(described)
             attachment, segment = receive_message(connection)
         except (EOFError, ConnectionError):
             return
-        server = _Server(setup, attachment, segment, host, connection)
+        loop = _CommandLoop(setup, attachment, segment, server, connection)
         with contextlib.suppress(ConnectionError):
             connection.send_bytes(b"attached")
     with _reporting_failure(connection, "serving"):
-        server.run()
+        loop.run()
 
 
-def become_worker(fd: int, outputs: list[int], parent: int, host: Any = None) -> NoReturn:
+def become_worker(fd: int, outputs: list[int], parent: int, server: Any = None) -> NoReturn:
     """Run a worker in this forked process, and exit, whatever happens.
 
     Args:
         fd: The descriptor of the connection to the parent.
         outputs: Descriptors for stdout and stderr.
         parent: The pid of the process that the worker serves.
-        host: The function that makes its host, and its arguments, in a fork of the parent.
+        server: The function that makes its env server, and its arguments, in a fork of the parent.
     """
     code = 1
     try:
@@ -105,7 +106,7 @@ def become_worker(fd: int, outputs: list[int], parent: int, host: Any = None) ->
                 os.dup2(output, number)
                 os.close(output)
             os.set_inheritable(number, True)  # noqa: FBT003
-        main(fd, parent, host)
+        main(fd, parent, server)
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -163,11 +164,11 @@ def _imitate_parent(setup: Setup) -> None:
     _core.set_process_title(f"pysampler: worker {setup.index}/{setup.workers}")
 
 
-def _make_host(setup: Setup, connection: Connection, inherited: Any) -> Host:
-    """Return the host of this worker, made here."""
-    function, arguments = inherited if setup.host is None else unpack_host(setup, connection)
-    host: Host = function(*arguments)
-    return host
+def _make_server(setup: Setup, connection: Connection, inherited: Any) -> Server:
+    """Return the env server of this worker, made here."""
+    function, arguments = inherited if setup.server is None else unpack_server(setup, connection)
+    server: Server = function(*arguments)
+    return server
 
 
 def _installed_modules(modules: set[str]) -> list[str]:
@@ -181,7 +182,7 @@ def _installed_modules(modules: set[str]) -> list[str]:
     ]
 
 
-class _Server:
+class _CommandLoop:
     """The worker once it is attached: reads commands, runs jobs, and sends answers."""
 
     def __init__(
@@ -189,7 +190,7 @@ class _Server:
         setup: Setup,
         attachment: Attachment,
         segment: Segment,
-        host: Host,
+        server: Server,
         connection: Connection,
     ) -> None:
         at = attachment
@@ -198,8 +199,8 @@ class _Server:
         meter = Counters(*at.counted, counted).meter(setup.index)
         meter.trace_to(_core.Track(segment, at.trace, setup.index))
         gauges = segment.array((gauges_size,), np.dtype(np.uint8), at.gauges)[1]
-        host.count_with(meter, Gauges(at.counted[1], gauges).of(setup.index))
-        self.host = host
+        server.count_with(meter, Gauges(at.counted[1], gauges).of(setup.index))
+        self.server = server
         self.connection = connection
         self.layout = 0  # the number of the newest
         self.lay_out(1)
@@ -215,19 +216,19 @@ class _Server:
         self.outbox = Outbox(ring, connection.fileno())
 
     def lay_out(self, number: int) -> None:
-        """Attach the host to the layout of this number, unless the worker began with it."""
+        """Attach the env server to the layout of this number, unless the worker began with it."""
         layout = None
         while self.layout < number:  # layouts before it were given up
             layout, segment = receive_message(self.connection)
             self.layout = layout.number
         if layout is not None:
-            layout.attach.attach(self.host, segment)
+            layout.attach.attach(self.server, segment)
 
     def run(self) -> None:
         """Do what the parent commands, until that is to close."""
         while True:
             kind, group, frame, number = self.core.serve(
-                self.host.blocks, self.report, self.outbox.flush
+                self.server.blocks, self.report, self.outbox.flush
             )
             message = self.inbox.recv()
             block = group - self.first_group
@@ -237,19 +238,19 @@ class _Server:
                 request = pickle.loads(message)
                 match request:
                     case Note():
-                        request.apply(self.host)
+                        request.apply(self.server)
                     case Close():
-                        self.host.close()
+                        self.server.close()
                     case LayOut():
                         self.lay_out(request.number)
                     case _:
-                        answer = request.run(self.host, block, frame)
+                        answer = request.run(self.server, block, frame)
             except BaseException as error:
                 answer = failure_of(error, request)
             if kind == _core.Command.NOTE:
                 # A note has no answer: if it failed, the next answer is the failure.
                 self.failed_note = self.failed_note or answer
-                self.core.set_left_over(self.failed_note is not None)
+                self.core.set_overflow(self.failed_note is not None)
                 continue
             answer, self.failed_note = self.failed_note or answer, None
             doing = request if isinstance(request, str) else request.doing
@@ -263,10 +264,10 @@ class _Server:
 
     def report(self, group: int, number: int) -> bool:
         """Send what a step of a group has left; return whether some of it waits to be sent."""
-        leftovers: Any = self.host.left_over(group - self.first_group)
+        overflow: Any = self.server.take_overflow(group - self.first_group)
         if self.failed_note is not None:
-            leftovers, self.failed_note = self.failed_note, None
-        return self.outbox.post(group, number, self.pickled(leftovers, "stepping"))
+            overflow, self.failed_note = self.failed_note, None
+        return self.outbox.post(group, number, self.pickled(overflow, "stepping"))
 
     def pickled(self, answer: Any, doing: str) -> bytes:
         """Return a pickled answer, or a failure if it cannot be pickled."""

@@ -44,7 +44,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
     Args:
         env_fns: Functions that each make an env.
         start_method: As SB3's: "fork", "spawn", or "forkserver", for which the workers come from
-            pysampler's nursery, as they do by default. The same as ``context``.
+            pysampler's fork server, as they do by default. The same as ``context``.
         kwargs: Further arguments of ``pysampler.VectorEnv``, except ``autoreset_mode``.
 
     Attributes:

@@ -48,7 +48,7 @@ def test_a_batch_stays_as_it_is_until_the_next():
 
 
 def test_take_returns_what_there_is_at_the_deadline(monkeypatch, tmp_path):
-    monkeypatch.setattr(core, "GRACE", 0.1)
+    monkeypatch.setattr(core, "SHUTDOWN_TIMEOUT_S", 0.1)
     hangs = tmp_path / "hangs"
     with closing(
         pysampler.VectorEnv([functools.partial(Mortal, "hang", 3, hangs)], num_workers=1)
@@ -310,7 +310,7 @@ def test_the_program_ends_well_whatever_is_under_way():
 
 
 def test_two_threads_cannot_take_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(core, "GRACE", 0.1)
+    monkeypatch.setattr(core, "SHUTDOWN_TIMEOUT_S", 0.1)
     hangs = functools.partial(Mortal, "hang", 1, tmp_path / "hangs")
     with closing(pysampler.VectorEnv([hangs], num_workers=1)) as envs:
         actors = pysampler.Actors(envs, counted)

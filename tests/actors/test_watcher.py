@@ -503,7 +503,7 @@ def test_a_folder_that_is_gone_is_told_as_such(tmp_path):
         watcher.wait(1)
         shutil.rmtree(folder)
         watcher.publish()
-        told = "the host of envs in worker 0 .* raised FileNotFoundError writing .*/returns.csv"
+        told = "the env server in worker 0 .* raised FileNotFoundError writing .*/returns.csv"
         with pytest.warns(UserWarning, match=told):
             look_until_it_is_over(watcher)
         assert len(watcher.curve) == 2

@@ -23,9 +23,9 @@ from pysampler._cli import programs
 from pysampler._cli.look import PoolLooks, WorkerLook, _Since, _verdict
 from pysampler._cli.main import main
 from pysampler._cli.programs import AttachError, find
-from pysampler._workers.about import About
 from pysampler._workers.counters import _DURATIONS
 from pysampler._workers.header import HEADER, LAYOUT, LINE, MAGIC
+from pysampler._workers.manifest import SegmentManifest
 
 HERE = str(os.getpid())
 ACTIONS = np.zeros((4, 2), np.float32)
@@ -182,7 +182,9 @@ def verdict(*, busy, program, steps, resets=None, since=0.0, sizes=(2, 2), **wor
         **worker,
     }
     resets = durations(0, 0) if resets is None else resets
-    about = About("1", "env", [[0, 4]], [sizes], main=False, counters=256, gauges=512, trace=768)
+    about = SegmentManifest(
+        "1", "env", [[0, 4]], [sizes], main=False, counters=256, gauges=512, trace=768
+    )
     return _verdict([WorkerLook(**kind)], busy, program, steps, resets, 1.0, about)
 
 
@@ -241,7 +243,7 @@ def test_a_segment_begins_as_python_reads_it():
 
 
 GOOD = dataclasses.asdict(
-    About("1", "env", [[0, 2]], [[2]], main=False, counters=256, gauges=512, trace=768)
+    SegmentManifest("1", "env", [[0, 2]], [[2]], main=False, counters=256, gauges=512, trace=768)
 )
 GOOD["form"] = 1
 BAD = [
@@ -264,7 +266,7 @@ BAD = [
 def said():
     """What the segment of a pool says of itself, to be written to; its worker, and its size."""
     with four(num_workers=1) as envs:
-        room = About.room_for(1, 1)
+        room = SegmentManifest.room_for(1, 1)
         _, memory = envs._pool._links.segment.array((room,), np.dtype(np.uint8), LINE)
         yield memory, envs._pool.pids[0], os.fstat(envs._pool._links.segment.fd).st_size
 
@@ -301,7 +303,7 @@ def test_what_lies_outside_is_one_line(said, capsys):
 def test_deep_nesting_is_no_error():
     memory = np.zeros(1 << 18, np.uint8)
     written(memory[LINE:], b"[" * (1 << 17))
-    assert About.read(memory) is None
+    assert SegmentManifest.read(memory) is None
 
 
 def test_memory_that_may_shrink_is_not_mapped():

@@ -383,11 +383,11 @@ def test_creators_are_found_by_namespace_and_pid(tmp_path, monkeypatch):
         },
     )
 
-    class About:
+    class SegmentManifest:
         main = False
 
     def attach(pid, name):
-        pool = programs.Pool(pid, name, About, None, None, None, None)
+        pool = programs.Pool(pid, name, SegmentManifest, None, None, None, None)
         return creators[pid], pool
 
     monkeypatch.setattr(programs, "_PROC", tmp_path)

@@ -182,11 +182,11 @@ class Case:
         self.mode = dice.choice(["NextStep", "SameStep", "Disabled"])
         self.asynchronous = dice.random() < 0.5
         self.restart = dice.random() < 0.7
-        self.kind = dice.choice(["nursery"] * 6 + ["fork", "spawn"])
+        self.kind = dice.choice(["forkserver"] * 6 + ["fork", "spawn"])
         self.steps = dice.choice([20, 100, 400])
         self.rate = dice.choice([0.001, 0.01, 0.05])
         self.kills = dice.choice([0, 0, 1, 3])
-        self.kill_nursery = dice.random() < 0.05 and self.kind == "nursery"
+        self.kill_fork_server = dice.random() < 0.05 and self.kind == "forkserver"
         self.faults = faults
         self.killed: dict[int, int] = {}
         self.envs = None
@@ -375,15 +375,15 @@ class Case:
             self.report.wrong.append((self.seed, what))
 
     def kill_some(self):
-        """A worker, or the nursery, at some moment: while it starts, works, is called, closes."""
+        """Kill a worker, or the fork server: while it starts, works, is called, closes."""
         dice = random.Random(self.seed + 1)
         for _ in range(self.kills):
             if self.done.wait(dice.expovariate(1 / 0.1)):
                 return
-            if self.kill_nursery and dice.random() < 0.5:
+            if self.kill_fork_server and dice.random() < 0.5:
                 for child in psutil.Process().children():
                     with contextlib.suppress(psutil.Error):
-                        if "pysampler._workers.nursery" in " ".join(child.cmdline()):
+                        if "pysampler._workers.fork_server" in " ".join(child.cmdline()):
                             child.kill()
                             self.report.kills += 1
                 continue
@@ -546,19 +546,19 @@ def mappings():
 
 
 def left_over():
-    """Processes of this campaign, but for the nursery and this one."""
+    """Processes of this campaign, but for the fork server and this one."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.pid == os.getpid() or process.environ().get(MARK) != str(os.getpid()):
                 continue
-            if "pysampler._workers.nursery" not in " ".join(process.cmdline()):
+            if "pysampler._workers.fork_server" not in " ".join(process.cmdline()):
                 found.append(process)
     return found
 
 
 def nothing():
-    """Makes sure that there is a nursery."""
+    """Makes sure that there is a fork server."""
     pysampler.VectorEnv([functools.partial(Faulty, 0, 0, [], 0)]).close()
 
 
@@ -577,10 +577,10 @@ def campaign(seconds, seed, cases=None):
         faulthandler.dump_traceback_later(HANG, exit=True)
         case = KINDS[case_seed % len(KINDS)](case_seed, report)
         case.run()
-        # What envs had started ends with their workers where these come from a nursery that lives.
-        if case.kill_nursery:  # the dead one is buried when another is needed
+        # What envs had started ends with their workers if their fork server lives.
+        if case.kill_fork_server:  # the dead one is buried when another is needed
             nothing()
-        adopted = case.kind == "nursery" and not case.kill_nursery
+        adopted = case.kind == "forkserver" and not case.kill_fork_server
         del case
         gc.collect()
         faulthandler.cancel_dump_traceback_later()

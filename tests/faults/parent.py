@@ -121,7 +121,7 @@ class Case:
         self.workers = dice.randint(1, 3)
         self.count = self.workers * dice.randint(1, 3)
         self.groups = dice.randint(1, self.count // self.workers)
-        self.context = dice.choices(["nursery", "fork", "spawn"], [12, 2, 1])[0]
+        self.context = dice.choices(["forkserver", "fork", "spawn"], [12, 2, 1])[0]
         self.loss = dice.choice(["raise", "restart"])
         self.talks = dice.random() < 0.5
 
@@ -408,7 +408,7 @@ def left():
     workers = 0
     for child in me.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            workers += "nursery" not in child.name()
+            workers += "forkserver" not in child.name()
     return me.num_fds(), maps, me.num_threads(), workers
 
 
@@ -450,7 +450,7 @@ def campaign(seconds, seed, cases=None):
                 )
                 before = left()
             gc.collect()
-            pysampler._workers.nursery.preload([])
+            pysampler._workers.fork_server.preload([])
             pysampler._workers.children.reap_unclaimed()  # as the next start of a child does
             time.sleep(0.01)  # there is nothing to wait on: what is killed goes when it goes
     faulthandler.cancel_dump_traceback_later()

@@ -84,9 +84,9 @@ class Batched:
             env.info = info
         self.frame = 1 - self.frame
         self.block.step(self.frame, [0] * self.count)
-        leftovers = self.block.take_leftovers()
-        assert {kind for kind, _, _ in leftovers} <= {_core.EnvBlock.INFO}
-        self.mailed = [(env, info) for _, env, info in leftovers]
+        overflow = self.block.take_overflow()
+        assert {kind for kind, _, _ in overflow} <= {_core.EnvBlock.INFO}
+        self.mailed = [(env, info) for _, env, info in overflow]
         *_, batch, mixed = self.batch.read(self.frame)
         rows = [(self.frame, env) for env in range(self.count)]
         batch = self.infos.merge(rows, batch, mixed, self.mailed)

@@ -7,7 +7,7 @@ import pytest
 from averaging_in_tests import Adds, left
 
 from pysampler._learning.averaging import Averaging
-from pysampler._workers import nursery
+from pysampler._workers import fork_server
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def fifos(tmp_path):
 
 @pytest.fixture
 def nothing_left():
-    """No process, fd, thread or memory more than before; the nursery stays."""
+    """No process, fd, thread or memory more than before; the fork server stays."""
     Averaging(Adds, 1).close()
     collect()
     before = left()
@@ -31,7 +31,7 @@ def nothing_left():
 
 
 def collect():
-    """Drop garbage. The nursery reaps workers once it has imported its modules."""
+    """Drop garbage. The fork server reaps workers once it has imported its modules."""
     gc.collect()
-    while nursery._nurseries and nursery._nurseries[-1].loading():
+    while fork_server._fork_servers and fork_server._fork_servers[-1].loading():
         pass

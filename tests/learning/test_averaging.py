@@ -375,7 +375,7 @@ def test_weights_that_differ_are_refused(one, message, when, nothing_left):
         ({"make": 3}, TypeError, "make is 3, expected a function"),
         ({"workers": -1}, ValueError, "workers -1, expected a whole number of at least 0"),
         ({"workers": True}, ValueError, "workers True"),
-        ({"context": "thread"}, ValueError, "context 'thread', expected one of 'nursery'"),
+        ({"context": "thread"}, ValueError, "context 'thread', expected one of 'forkserver'"),
         ({"max_restarts": (3, 10.0)}, ValueError, r"max_restarts \(3, 10.0\), expected a whole"),
         ({"max_restarts": -1}, ValueError, "max_restarts -1"),
         ({"restart_window": 0}, ValueError, "restart_window 0, expected seconds > 0"),

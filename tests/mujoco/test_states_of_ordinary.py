@@ -14,7 +14,7 @@ from pysampler.errors import EnvError
 WAYS = pytest.mark.parametrize(("workers", "groups"), [(0, 1), (0, 3), (2, 2)])
 
 
-class Walker(gym.Env):
+class RolloutRunner(gym.Env):
     """A random walk whose state anyone may have."""
 
     observation_space = spaces.Box(-1e9, 1e9, (2,), np.float64)
@@ -43,7 +43,7 @@ class Walker(gym.Env):
 @pytest.mark.parametrize("mode", MODES)
 def test_ordinary_envs_that_offer_their_state(mode, workers, groups):
     """Their time limit and whether they are to be reset belong to it, too."""
-    fns = [lambda: gym.wrappers.TimeLimit(Walker(), 6)] * 5
+    fns = [lambda: gym.wrappers.TimeLimit(RolloutRunner(), 6)] * 5
     options = {"num_workers": workers, "groups": groups, "autoreset_mode": mode}
     with contextlib.closing(pysampler.VectorEnv(fns, **options)) as envs:
         envs.reset(seed=1)
@@ -61,7 +61,7 @@ def test_ordinary_envs_that_offer_their_state(mode, workers, groups):
         assert (observations == observations[0]).all()
 
 
-class GetsOnly(Walker):
+class GetsOnly(RolloutRunner):
     set_state = None
 
 
@@ -81,11 +81,11 @@ def test_ordinary_envs_that_do_not_say_so(make, workers):
 
 
 def test_a_state_that_raises_is_an_error_of_its_env():
-    class Refuses(Walker):
+    class Refuses(RolloutRunner):
         def set_state(self, state):
             raise RuntimeError("not mine")
 
-    with contextlib.closing(pysampler.VectorEnv([Walker, Refuses], num_workers=0)) as envs:
+    with contextlib.closing(pysampler.VectorEnv([RolloutRunner, Refuses], num_workers=0)) as envs:
         envs.reset(seed=1)
         states = envs.get_state()
         with pytest.raises(EnvError, match="env 1 raised RuntimeError .*: not mine") as caught:

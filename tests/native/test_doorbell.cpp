@@ -262,7 +262,7 @@ TEST(a_wait_that_is_given_up_leaves_its_place) {
     Bell shared;
     Doorbell bell = shared.handle();
     support::Meanwhile policy{[&] {  // what a signal handler of the waiting thread does
-                                  bell.give_up_wait();
+                                  bell.interrupt_wait();
                                   bell.post(2, 1);
                                   WaitPolicy own = parking();
                                   CHECK(bell.wait_until(1, kForever, own) == Outcome::kReady);

@@ -406,7 +406,7 @@ TEST(a_wait_that_a_signal_handler_gives_up_leaves_the_pool_to_it) {
     pool.send({0, Command::kStep, 0});
     policy.set_slice(kMillisecond);
     policy.set_go_on([&] {
-        pool.give_up_wait();
+        pool.interrupt_wait();
         complete_all(fixture.worker(0));
         CHECK(pool.wait(kForever, own) == Outcome::kReady);
         pool.take(0);

@@ -53,7 +53,7 @@ def named(policy):
     return getattr(policy, "__name__", type(policy).__name__)
 
 
-def expect_own_numbers(policy, seed, context="nursery"):
+def expect_own_numbers(policy, seed, context="forkserver"):
     envs = pysampler.VectorEnv([Scripted] * 4, num_workers=2, context=context)
     runs = [first(envs, policy, policy_in="workers", seed=seed)["actions"] for _ in range(2)]
     for _ in range(2):

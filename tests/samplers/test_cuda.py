@@ -69,7 +69,7 @@ def test_memory_is_registered_once_and_given_back():
     assert address not in cuda._copy_events
 
 
-@pytest.mark.parametrize("context", ["nursery", "fork", "spawn"])
+@pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
 def test_a_program_that_uses_a_gpu_starts_workers(context):
     torch.zeros(1, device="cuda")
     with sampler(context=context) as made:

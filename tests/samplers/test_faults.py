@@ -249,7 +249,7 @@ def test_ctrl_c_ends_the_rollout_and_no_more(way):
     ids=["main", "overlap", "workers", "actors"],
 )
 def test_ctrl_c_does_not_wait_for_an_env_in_a_long_step(owned, sample, tmp_path, monkeypatch):
-    monkeypatch.setattr(core, "GRACE", 1e6)
+    monkeypatch.setattr(core, "SHUTDOWN_TIMEOUT_S", 1e6)
     hangs = functools.partial(Mortal, "hang", 8, tmp_path / "hangs")
     envs = pysampler.VectorEnv([hangs, Mortal], num_workers=2)
     main = threading.get_ident()

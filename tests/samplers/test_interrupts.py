@@ -20,7 +20,7 @@ from interrupts_in_tests import (
 )
 
 import pysampler
-from pysampler._rollouts import main_walker
+from pysampler._rollouts import main_runner
 from pysampler.errors import ClosedError
 
 # What an exception came past is closed when it is dropped, and Python warns of that.
@@ -146,13 +146,13 @@ def test_a_second_interrupt_while_rollouts_are_dropped_does_no_harm(monkeypatch)
     with contextlib.closing(counters()) as envs:
         some = pysampler.Rollouts(envs, policy, 4, overlap=True)
         next(some)
-        end = main_walker.MainWalker.end
+        end = main_runner.MainRunner.end
 
         def interrupted(self):
-            monkeypatch.setattr(main_walker.MainWalker, "end", end)
+            monkeypatch.setattr(main_runner.MainRunner, "end", end)
             raise Interrupted
 
-        monkeypatch.setattr(main_walker.MainWalker, "end", interrupted)
+        monkeypatch.setattr(main_runner.MainRunner, "end", interrupted)
         _, rollout, _ = at_point(1, lambda: next(some), only=("finish",))
         assert rollout is None
         with pytest.raises(Interrupted):
@@ -274,15 +274,15 @@ def test_nothing_is_left_of_a_rollout_that_two_exceptions_end(monkeypatch, first
         with monkeypatch.context() as patched:
             name = "_drop" if first is ValueError else "_abandon"
             patched.setattr(rollouts, name, hit)
-            walker = rollouts._walker
-            finish, calls = walker.finish, []
+            runner = rollouts._runner
+            finish, calls = runner.finish, []
 
             def finish_half():
                 calls.append(1)
                 finish()
                 raise first
 
-            patched.setattr(walker, "finish", finish_half)
+            patched.setattr(runner, "finish", finish_half)
             with pytest.raises(Interrupted):
                 next(rollouts)
         assert calls

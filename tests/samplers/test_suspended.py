@@ -149,7 +149,7 @@ def test_envs_are_not_late_when_the_whole_program_was_suspended(how, on_hang):
 
 @pytest.mark.slow
 def test_envs_are_closed_though_the_whole_program_was_suspended_meanwhile():
-    short = f"core.GRACE = {TIMEOUT}; pool.Pool.close.__defaults__ = ({TIMEOUT},)\n"
+    short = f"core.SHUTDOWN_TIMEOUT_S = {TIMEOUT}; pool.Pool.close.__defaults__ = ({TIMEOUT},)\n"
     code = "envs = begin()\n" + short + "envs.reset(); envs.step(actions); envs.close()"
     with running(code) as (process, told):
         suspend(busy(process, told, b"c"), 2 * TIMEOUT)

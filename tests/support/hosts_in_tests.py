@@ -177,7 +177,7 @@ PARTS = (
     "ray::HostActor",
     "PysamplerAnchor",
     "PysamplerKeeper",
-    "pysampler._workers.nursery",
+    "pysampler._workers.fork_server",
     "pysampler: ",
 )
 
@@ -244,7 +244,7 @@ def processes_of_hosts(parts=PARTS):
     me = psutil.Process()
     own = {me.pid}  # this process has workers too
     for child in me.children():
-        if _line_of(child).find("pysampler._workers.nursery") >= 0:
+        if _line_of(child).find("pysampler._workers.fork_server") >= 0:
             own |= {child.pid, *(process.pid for process in child.children(recursive=True))}
     found = []
     for process in psutil.process_iter():

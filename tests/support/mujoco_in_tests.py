@@ -12,7 +12,7 @@ from made_up import same
 
 import pysampler
 import pysampler.envs.meta  # registers some
-from pysampler._vector.mujoco.host import TaskHost
+from pysampler._vector.mujoco.env_server import TaskServer
 
 MODES = NEXT_STEP, SAME_STEP, DISABLED = list(AutoresetMode)
 IDS = [
@@ -125,7 +125,7 @@ def is_native(envs):
     """As its name, its stats and where it steps its envs say."""
     told = "native" in repr(envs)
     assert envs.stats().native == told
-    assert isinstance(envs._pool._inline._host, TaskHost) == told
+    assert isinstance(envs._pool._inline._host, TaskServer) == told
     envs.close()
     return told
 

@@ -26,7 +26,7 @@ WORKERS = [0, 2]
 
 @pytest.fixture
 def nothing_left():
-    """No process, fd or thread more than before; the nursery stays."""
+    """No process, fd or thread more than before; the fork server stays."""
     pysampler.VectorEnv([TellingEnv]).close()
     gc.collect()
     me = psutil.Process()
@@ -505,7 +505,7 @@ def test_a_wrong_timeout_is_told_and_the_step_stays_pending():
 
 
 def test_close_does_not_wait_for_ever_for_an_env_that_hangs(monkeypatch, nothing_left):
-    monkeypatch.setattr("pysampler._vector.core.GRACE", 0.1)
+    monkeypatch.setattr("pysampler._vector.core.SHUTDOWN_TIMEOUT_S", 0.1)
     envs = make()
     envs.reset()
     envs.step_async([TellingEnv.HANG, 0, 0, 0])

@@ -19,7 +19,7 @@ from interrupts_in_tests import (
 )
 
 import pysampler
-from pysampler._workers import nursery
+from pysampler._workers import fork_server
 from pysampler.errors import BusyError, ClosedError, WorkerLostError
 
 # What an exception came past is closed when it is dropped, and Python warns of that.
@@ -190,12 +190,12 @@ def workers_alive():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["nursery", "spawn", "fork"])
+@pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
 def test_interrupting_the_making_of_a_pool_touches_no_other(context):
     with contextlib.closing(counters()) as other:
         other.reset()
         mine = set(other._pool.pids)
-        step = {"nursery": 11, "fork": 17, "spawn": 101}[context]
+        step = {"forkserver": 11, "fork": 17, "spawn": 101}[context]
 
         def check(envs, where):
             if envs is not None:
@@ -328,13 +328,13 @@ def test_a_close_that_is_refused_leaves_the_envs_open():
         assert envs.step([0])[1].tolist() == [2.0]
 
 
-def test_nothing_is_asked_of_a_nursery_by_a_finalizer(monkeypatch):
-    """What a finalizer may not do: it may run while its own thread asks the nursery."""
+def test_nothing_is_asked_of_a_fork_server_by_a_finalizer(monkeypatch):
+    """What a finalizer may not do: it may run while its own thread asks the fork server."""
     envs = counters()
     envs.cycle = envs
     asked = []
-    monkeypatch.setattr(nursery.Line, "_receive", lambda self: asked.append(self))
-    monkeypatch.setattr(nursery.Line, "fork", lambda self, index: asked.append(self))
+    monkeypatch.setattr(fork_server.Line, "_receive", lambda self: asked.append(self))
+    monkeypatch.setattr(fork_server.Line, "fork", lambda self, index: asked.append(self))
     del envs
     gc.collect()
     assert not asked
@@ -377,9 +377,9 @@ def test_a_loss_that_is_interrupted_is_told_again(on_loss):
 
 @pytest.mark.slow
 @closing_while_pending
-def test_closing_while_a_worker_is_replaced_costs_no_nursery():
+def test_closing_while_a_worker_is_replaced_costs_no_fork_server():
     counters().close()
-    [only] = nursery._nurseries
+    [only] = fork_server._fork_servers
     for n in range(1, 400, 29):
         envs = counters(on_worker_loss="restart")
         envs.reset()
@@ -387,7 +387,7 @@ def test_closing_while_a_worker_is_replaced_costs_no_nursery():
         with contextlib.suppress(ClosedError, WorkerLostError):
             at_point(n, lambda envs=envs: envs.step([0] * 4), lambda *_, e=envs: e.close())
         envs.close()
-        assert nursery._nurseries == [only]
+        assert fork_server._fork_servers == [only]
         assert only.alive
 
 

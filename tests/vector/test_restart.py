@@ -187,7 +187,7 @@ def test_options_of_lost_envs_are_those_of_their_successors():
 
 
 @pytest.mark.parametrize(
-    "context", ["nursery", "fork", pytest.param("spawn", marks=pytest.mark.slow)]
+    "context", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)]
 )
 def test_every_context_can_replace(context):
     envs = make(context=context)

@@ -17,7 +17,7 @@ from made_up import TellingEnv
 from programs import completed
 
 import pysampler
-from pysampler._vector.host import EnvHost
+from pysampler._vector.env_server import EnvServer
 from pysampler.errors import EnvError
 
 
@@ -261,7 +261,7 @@ def test_worker_init_runs_before_the_envs_are_made(tmp_path):
         def set_up():
             import cfg
             cfg.X = 5
-        for context in ("nursery", "spawn", "fork"):
+        for context in ("forkserver", "spawn", "fork"):
             for init in (None, set_up):
                 kwargs = {"num_workers": 2, "context": context, "worker_init": init}
                 envs = pysampler.VectorEnv([Mine] * 2, **kwargs)
@@ -271,7 +271,7 @@ def test_worker_init_runs_before_the_envs_are_made(tmp_path):
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     assert out.splitlines() == [
-        *("nursery (1, 1)", "nursery (5, 5)", "spawn (1, 1)", "spawn (5, 5)"),
+        *("fork server (1, 1)", "fork server (5, 5)", "spawn (1, 1)", "spawn (5, 5)"),
         *("fork (5, 5)", "fork (5, 5)"),
     ]
 
@@ -290,7 +290,7 @@ envs.close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["nursery", "spawn", "fork"])
+@pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
 def test_workers_hash_alike_in_each_run(context):
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
     runs = [completed("-c", HASHES, context, env=plain).stdout.splitlines() for _ in range(2)]
@@ -314,7 +314,7 @@ def test_worker_init_that_raises_is_told_of():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["nursery", "spawn", "fork"])
+@pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
 def test_workers_log_as_their_parent_does(context):
     _, said = run(f"""
         import logging, warnings, pysampler
@@ -427,7 +427,7 @@ def test_a_program_in_a_deleted_directory_has_workers():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executable", [None, ""])
-@pytest.mark.parametrize("context", ["nursery", "spawn"])
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_a_program_without_an_interpreter_is_told_what_to_do(executable, context):
     out, said = run(
         f"""
@@ -574,7 +574,7 @@ def test_equal_spaces_are_sent_once():
         def __init__(self):
             self.observation_space = gym.spaces.Box(0, 255, (100,), np.uint8)
 
-    host = EnvHost([Wide] * 20, 0, [20])
+    host = EnvServer([Wide] * 20, 0, [20])
     assert len({id(space) for space in host.describe().observation_spaces}) == 1
     assert len(pickle.dumps(host.describe())) < 5000
 
@@ -655,7 +655,7 @@ def test_a_worker_that_steps_envs_imports_no_samplers():
 
 
 @pytest.mark.slow
-def test_a_worker_finds_in_its_nursery_what_it_needs_of_pysampler():
+def test_a_worker_finds_in_its_fork_server_what_it_needs_of_pysampler():
     told = completed(
         "-c",
         textwrap.dedent(

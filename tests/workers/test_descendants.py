@@ -16,12 +16,12 @@ from pathlib import Path
 import gymnasium as gym
 import psutil
 import pytest
+from fork_server_in_tests import alive, run, wait_until
 from interrupts import at_point
 from made_up import TellingEnv
-from nursery_in_tests import alive, run, wait_until
 
 import pysampler
-from pysampler._workers import nursery
+from pysampler._workers import fork_server
 from pysampler._workers.children import reap_unclaimed
 from pysampler._workers.launcher import Launcher
 from pysampler.errors import PysamplerError, WorkerLostError
@@ -41,7 +41,7 @@ class Server(gym.Wrapper):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["nursery", "spawn", "fork"])
+@pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
 def test_what_an_env_started_ends_with_its_worker_and_no_other(context):
     envs = pysampler.VectorEnv([Server] * 2, num_workers=2, context=context)
     pids = [pid for both in envs.call("pids") for pid in both]
@@ -69,11 +69,11 @@ def test_a_killed_worker_takes_with_it_what_its_env_started():
 
 
 @pytest.mark.slow
-def test_modules_are_imported_again_by_a_nursery_that_takes_the_place_of_another():
+def test_modules_are_imported_again_by_a_fork_server_that_takes_the_place_of_another():
     out = run("""
         import sys
         import pysampler
-        from pysampler._workers import nursery
+        from pysampler._workers import fork_server
         def loaded(env):
             import sys
             return "gymnasium.envs.classic_control.cartpole" in sys.modules
@@ -92,14 +92,14 @@ def test_modules_are_imported_again_by_a_nursery_that_takes_the_place_of_another
             finally:
                 envs.close()
         imported()
-        while nursery._nurseries[-1].loading():
+        while fork_server._fork_servers[-1].loading():
             pass
         print(imported())
-        dead = nursery._nurseries[-1]
+        dead = fork_server._fork_servers[-1]
         dead._process.kill()
         assert dead._process.ended(60)
         imported()
-        while nursery._nurseries[-1].loading():
+        while fork_server._fork_servers[-1].loading():
             pass
         print(imported())
     """)
@@ -114,7 +114,7 @@ def test_nothing_is_run_from_the_current_directory(tmp_path):
     program.parent.mkdir()
     program.write_text(
         "import pysampler\n"
-        "for context in ('nursery', 'spawn'):\n"
+        "for context in ('forkserver', 'spawn'):\n"
         "    kwargs = {'num_workers': 1, 'context': context}\n"
         "    envs = pysampler.make_vec('CartPole-v1', num_envs=1, vector_kwargs=kwargs)\n"
         "    print(envs.reset()[0].shape)\n"
@@ -135,22 +135,22 @@ def test_a_program_without_outputs_has_workers(closed, tmp_path):
         for fd in {closed}:
             os.close(fd)
         import pysampler
-        from pysampler._workers import nursery
+        from pysampler._workers import fork_server
         for _ in range(2):
             envs = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs={{"num_workers": 2}})
             envs.reset()
             assert envs.step([0, 0])[1].tolist() == [1, 1]
             envs.close()
-            while nursery._nurseries[-1].loading():  # it outlives its imports
-                assert not nursery._nurseries[-1].ended
-        assert len(nursery._nurseries) == 1
+            while fork_server._fork_servers[-1].loading():  # it outlives its imports
+                assert not fork_server._fork_servers[-1].ended
+        assert len(fork_server._fork_servers) == 1
         open({str(tmp_path / "done")!r}, "w").close()
     """)
     assert (tmp_path / "done").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["nursery", "spawn"])
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_children_of_envs_inherit_no_descriptors(context):
     def env_fn():
         import subprocess
@@ -177,10 +177,10 @@ def test_children_of_envs_inherit_no_descriptors(context):
 
 
 @pytest.mark.slow
-def test_a_nursery_leaves_though_a_fork_of_its_parent_lives():
+def test_a_fork_server_leaves_though_a_fork_of_its_parent_lives():
     out = run("""
         import os, pysampler
-        from pysampler._workers import nursery
+        from pysampler._workers import fork_server
         envs = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs={"num_workers": 2})
         envs.reset()
         hold, release = os.pipe()
@@ -191,7 +191,7 @@ def test_a_nursery_leaves_though_a_fork_of_its_parent_lives():
             os._exit(0)
         os.close(hold)
         envs.close()
-        one = nursery._nurseries[-1]
+        one = fork_server._fork_servers[-1]
         while one.loading():
             pass
         one.leave()
@@ -204,7 +204,7 @@ def test_a_nursery_leaves_though_a_fork_of_its_parent_lives():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT"])
-@pytest.mark.parametrize("context", ["nursery", "spawn", "fork"])
+@pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
 def test_a_signal_to_all_processes_leaves_the_parent_to_decide(context, sent):
     """SLURM, systemd and `timeout` send one to every process of a job."""
     out = run(f"""
@@ -247,7 +247,7 @@ def test_a_signal_while_workers_are_being_made_ends_none_of_them():
                         pass
         thread = threading.Thread(target=send)
         thread.start()
-        for context in ("nursery", "spawn", "fork"):
+        for context in ("forkserver", "spawn", "fork"):
             kwargs = {"num_workers": 2, "context": context}
             for _ in range(3):
                 envs = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs=kwargs)
@@ -310,7 +310,7 @@ def test_a_fork_while_another_thread_makes_pools_ends_well():
 
 @pytest.mark.slow
 def test_pools_in_cycles_do_not_stop_their_own_collection():
-    """Their finalizers may come while this thread asks the nursery for the next one."""
+    """Their finalizers may come while this thread asks the fork server for the next one."""
     out = run("""
         import gc, pysampler
         gc.set_threshold(50, 2, 2)
@@ -327,36 +327,36 @@ def test_pools_in_cycles_do_not_stop_their_own_collection():
 
 
 @pytest.mark.slow
-def test_a_nursery_that_dies_at_an_import_is_not_asked_for_it_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(nursery, "_nurseries", [])
-    monkeypatch.setattr(nursery, "_deadly", set())
+def test_a_fork_server_that_dies_at_an_import_is_not_asked_for_it_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(fork_server, "_fork_servers", [])
+    monkeypatch.setattr(fork_server, "_deadly", set())
     (tmp_path / "ends_it.py").write_text("import os\nos._exit(1)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    nursery.preload(["ends_it"])
-    first = nursery._nurseries[-1]
+    fork_server.preload(["ends_it"])
+    first = fork_server._fork_servers[-1]
     assert first._process.ended(60)
-    nursery.preload(["ends_it", "decimal"])
-    assert nursery._nurseries[-1].preloaded == {"ends_it", "decimal"}
-    second = nursery._nurseries[-1]
+    fork_server.preload(["ends_it", "decimal"])
+    assert fork_server._fork_servers[-1].preloaded == {"ends_it", "decimal"}
+    second = fork_server._fork_servers[-1]
     second._process.ended(60)
-    launcher = Launcher("nursery")
+    launcher = Launcher("forkserver")
     with contextlib.suppress(PysamplerError):
         launcher.start(0, None).release()
     launcher.close()
-    nursery.preload(["ends_it"])
-    for one in nursery._nurseries:
+    fork_server.preload(["ends_it"])
+    for one in fork_server._fork_servers:
         one.leave()
-    assert "ends_it" in nursery._deadly
+    assert "ends_it" in fork_server._deadly
 
 
 @pytest.mark.slow
-def test_what_envs_started_ends_with_a_program_that_ends_while_its_nursery_imports(tmp_path):
+def test_what_envs_started_ends_with_a_program_that_ends_while_its_fork_server_imports(tmp_path):
     (tmp_path / "takes_long.py").write_text("import time\ntime.sleep(100)\n")
     out = run(
         """
         import subprocess
         import pysampler
-        from pysampler._workers import nursery
+        from pysampler._workers import fork_server
         from gymnasium.envs.classic_control import CartPoleEnv
         class Simulator(CartPoleEnv):
             def __init__(self):
@@ -366,7 +366,7 @@ def test_what_envs_started_ends_with_a_program_that_ends_while_its_nursery_impor
         envs = pysampler.VectorEnv([Simulator] * 2, num_workers=2)
         envs.reset()
         print(*envs.get_attr("pid"), *envs._pool.pids, flush=True)
-        nursery.preload(["takes_long"])
+        fork_server.preload(["takes_long"])
         """,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
@@ -374,7 +374,7 @@ def test_what_envs_started_ends_with_a_program_that_ends_while_its_nursery_impor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["nursery", "spawn", "fork"])
+@pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
 def test_workers_print_to_a_file_that_took_the_place_of_stdout(context, tmp_path):
     log = tmp_path / "log"
     run(f"""
@@ -411,7 +411,7 @@ def test_children_that_an_exception_came_past_are_reaped_by_the_next_start():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["nursery", "spawn"])
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_no_descriptor_is_lost_where_an_exception_comes_into_the_library(context):
     """Between a descriptor and the object that closes it runs no Python, ours or another's."""
     pysampler.VectorEnv([TellingEnv], num_workers=1, context=context).close()
@@ -441,15 +441,15 @@ def test_no_descriptor_is_lost_where_an_exception_comes_into_the_library(context
 
 
 @pytest.mark.slow
-def test_a_nursery_with_no_descriptor_left_for_another_pool_goes_on_for_those_it_has(capfd):
+def test_a_fork_server_with_no_descriptor_left_for_another_pool_goes_on_for_those_it_has(capfd):
     first = pysampler.VectorEnv([TellingEnv], num_workers=1)
-    one = nursery._nurseries[-1]
+    one = fork_server._fork_servers[-1]
     taken = {int(fd.name) for fd in Path(f"/proc/{one._process.pid}/fd").iterdir()}
     lowest = min(set(range(len(taken) + 1)) - taken)
     _, hard = resource.prlimit(one._process.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(one._process.pid, resource.RLIMIT_NOFILE, (lowest, hard))
     second = pysampler.VectorEnv([TellingEnv], num_workers=1)
-    assert nursery._nurseries[-1] is not one
+    assert fork_server._fork_servers[-1] is not one
     assert not one.ended
     for envs in (first, second):
         envs.reset()

@@ -8,16 +8,16 @@ import textwrap
 
 import gymnasium as gym
 import pytest
+from fork_server_in_tests import alive, wait_until
 from made_up import TellingEnv
-from nursery_in_tests import alive, wait_until
 
 import pysampler
 from pysampler._vector import core
-from pysampler._workers import children, nursery
+from pysampler._workers import children, fork_server
 from pysampler._workers.pool import Pool
 from pysampler.errors import PysamplerError
 
-CONTEXTS = ["nursery", "fork", "spawn"]
+CONTEXTS = ["forkserver", "fork", "spawn"]
 
 
 def run(program, *arguments):
@@ -53,11 +53,13 @@ def stopping(monkeypatch):
             os.kill(pid, signal.SIGCONT)
 
 
-def test_making_envs_names_a_nursery_that_is_stopped(stopping):
+def test_making_envs_names_a_fork_server_that_is_stopped(stopping):
     pysampler.VectorEnv([TellingEnv], num_workers=1).close()
-    pid = nursery.current()._process.pid
+    pid = fork_server.current()._process.pid
     stopping(pid)
-    with pytest.raises(PysamplerError, match=rf"the nursery \(pid {pid}\) is stopped; continue it"):
+    with pytest.raises(
+        PysamplerError, match=rf"the fork server \(pid {pid}\) is stopped; continue it"
+    ):
         pysampler.VectorEnv([TellingEnv], num_workers=1)
     os.kill(pid, signal.SIGCONT)
     pysampler.VectorEnv([TellingEnv], num_workers=1).close()
@@ -88,7 +90,7 @@ def test_close_does_not_wait_for_a_worker_that_is_stopped(stopping, monkeypatch)
 
 
 def test_close_does_not_wait_for_the_step_of_a_worker_that_is_stopped(stopping, monkeypatch):
-    monkeypatch.setattr(core, "GRACE", 1e6)
+    monkeypatch.setattr(core, "SHUTDOWN_TIMEOUT_S", 1e6)
     envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2)
     envs.reset()
     stopping(envs._pool.pids[1])

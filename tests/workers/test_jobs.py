@@ -38,7 +38,7 @@ def test_every_job_and_note_is_a_frozen_dataclass_that_a_worker_can_import():
     for package in ("_actors", "_learning", "_policies", "_rollouts", "_vector", "_workers"):
         path = importlib.import_module(f"pysampler.{package}").__path__
         for module in pkgutil.iter_modules(path, f"pysampler.{package}."):
-            if module.name != "pysampler._workers.nursery_process":  # a program
+            if module.name != "pysampler._workers.fork_server_process":  # a program
                 importlib.import_module(module.name)
     kinds = {*kinds_of(Job), *kinds_of(Note)} - {Repeated}
     kinds = {kind for kind in kinds if not kind.__name__.startswith("_")}  # base classes

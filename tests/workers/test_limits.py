@@ -107,7 +107,7 @@ print(sorted(told), len([c for c in me.children() if "pysampler: worker" in " ".
 WITHOUT_PROC = """
 import pysampler
 from gymnasium.envs.classic_control import CartPoleEnv
-for context in ("nursery", "spawn", "fork"):
+for context in ("forkserver", "spawn", "fork"):
     try:
         pysampler.VectorEnv([CartPoleEnv], num_workers=1, context=context)
     except FileNotFoundError as error:

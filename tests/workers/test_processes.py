@@ -15,7 +15,7 @@ from made_up import TellingEnv
 from programs import completed
 
 import pysampler
-from pysampler._workers import nursery
+from pysampler._workers import fork_server
 from pysampler._workers.children import environment
 from pysampler._workers.launcher import Launcher, open_files
 from pysampler._workers.setup import Setup
@@ -37,7 +37,7 @@ import functools
 import gymnasium as gym
 import numpy as np
 import pysampler
-from pysampler._workers import nursery
+from pysampler._workers import fork_server
 
 class Mine(gym.Env):
     observation_space = gym.spaces.Discrete(1000)
@@ -141,7 +141,7 @@ def test_a_parent_that_has_used_torch_with_many_threads():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["nursery", "fork", "spawn"])
+@pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
 def test_what_workers_print_reaches_the_parents_outputs(context, capfd):
     envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2, context=context)
     envs.step([TellingEnv.PRINT, TellingEnv.PRINT])
@@ -149,7 +149,7 @@ def test_what_workers_print_reaches_the_parents_outputs(context, capfd):
     assert capfd.readouterr().out == "said by an env\n" * 2
 
 
-@pytest.mark.parametrize("context", ["nursery", "spawn"])
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_a_worker_has_a_name(context):
     envs = pysampler.make_vec(
         "CartPole-v1", 4, vector_kwargs={"num_workers": 2, "context": context}
@@ -219,7 +219,7 @@ def wait_for(condition):
         ("del envs", 0),
     ],
 )
-@pytest.mark.parametrize("context", ["nursery", "fork", "spawn"])
+@pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
 def test_however_the_parent_ends_its_workers_end(end, code, context):
     program = CARTPOLE.replace('"num_workers": 2', f'"num_workers": 2, "context": "{context}"')
     program += "import os, sys\nenvs.reset()\nprint(*envs._pool.pids, flush=True)\n" + end
@@ -270,7 +270,7 @@ def test_ctrl_c_ends_a_wait_and_the_pool_can_be_closed():
     wait_for(lambda: all(map(gone, pids)))
 
 
-@pytest.mark.parametrize("context", ["nursery", "fork", "spawn"])
+@pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
 def test_a_killed_worker_is_told_of(context):
     envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2, context=context)
     envs.reset()
@@ -287,16 +287,16 @@ def test_a_killed_worker_is_told_of(context):
 
 
 @pytest.mark.slow
-def test_another_nursery_takes_the_place_of_a_dead_one():
+def test_another_fork_server_takes_the_place_of_a_dead_one():
     pysampler.VectorEnv([TellingEnv]).close()
-    nurseries = [
+    fork_servers = [
         p
         for p in psutil.Process().children()
-        if "pysampler._workers.nursery" in " ".join(p.cmdline())
+        if "pysampler._workers.fork_server" in " ".join(p.cmdline())
     ]
-    assert len(nurseries) == 1
-    nurseries[0].kill()
-    nurseries[0].wait()
+    assert len(fork_servers) == 1
+    fork_servers[0].kill()
+    fork_servers[0].wait()
     envs = pysampler.VectorEnv([TellingEnv])
     envs.reset()
     envs.close()
@@ -349,8 +349,8 @@ def test_pools_in_pools():
     envs.close()
 
 
-def test_a_nursery_that_was_told_nothing_leaves_without_a_word(capfd):
-    left = nursery.Nursery()
+def test_a_fork_server_that_was_told_nothing_leaves_without_a_word(capfd):
+    left = fork_server.ForkServer()
     left.load([])
     while left.loading():
         os.sched_yield()
@@ -362,8 +362,8 @@ def test_a_nursery_that_was_told_nothing_leaves_without_a_word(capfd):
     assert not capfd.readouterr().err
 
 
-def test_a_nursery_that_imports_can_leave_twice():
-    busy = nursery.Nursery()
+def test_a_fork_server_that_imports_can_leave_twice():
+    busy = fork_server.ForkServer()
     busy.load(["torch"])
     busy.leave()
     busy.leave()
@@ -372,7 +372,7 @@ def test_a_nursery_that_imports_can_leave_twice():
 
 def test_a_worker_whose_first_answer_nobody_read_leaves_without_a_word(capfd):
     host = types.SimpleNamespace(describe=lambda: types.SimpleNamespace(name="left"))
-    child = Launcher("nursery").start(0, None)
+    child = Launcher("forkserver").start(0, None)
     child.connection.send(
         Setup(
             index=0,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Frames
     from pysampler._frames.infos import Column
-    from pysampler._vector.host import Leftovers
+    from pysampler._vector.env_server import Overflow
     from pysampler.envs.mujoco.task import Task
 
     Array = npt.NDArray[Any]
@@ -94,7 +94,7 @@ class TaskBlock(_core.PythonBlock):
         self._seeds: dict[int, int] = {}  # of next resets, unless those are given one
         self._options: dict[int, tuple[Any, int]] = {}
         self._used = np.zeros(count, np.int64)  # the version of the options of an episode
-        self._leftovers: Leftovers = []
+        self._overflow: Overflow = []
 
     def _make_simulations(self) -> None:
         task, model = self.task, self.task.model
@@ -175,7 +175,7 @@ class TaskBlock(_core.PythonBlock):
         if self._keep != "NONE":
             self._infos.clear(frame, self._frame_rows)
         self._has_final[frame] = 0
-        self._leftovers = []
+        self._overflow = []
 
     # -- what workers call -----------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class TaskBlock(_core.PythonBlock):
         """Note which options the episodes have; return whether something has no place."""
         if self._options:
             self._versions[frame] = self._used
-        return bool(self._leftovers)
+        return bool(self._overflow)
 
     def _step_together(self, frame: int) -> None:
         """Step all simulations with the actions in the frame."""
@@ -487,19 +487,19 @@ class TaskBlock(_core.PythonBlock):
 
     def step_once(self, frame: int, number: int) -> bool:  # noqa: ARG002
         """Step; one that Ctrl-C has interrupted is repeated as a whole."""
-        self._leftovers = []
+        self._overflow = []
         return self.step(frame)
 
     def stop(self) -> None:
         """Do nothing: simulations step together."""
 
-    def leftovers(self) -> Leftovers:
-        """Return what ``take_leftovers`` would."""
-        return self._leftovers
+    def peek_overflow(self) -> Overflow:
+        """Return what ``take_overflow`` would."""
+        return self._overflow
 
-    def take_leftovers(self) -> Leftovers:
+    def take_overflow(self) -> Overflow:
         """Return and forget what had no place in the frame."""
-        left, self._leftovers = self._leftovers, []
+        left, self._overflow = self._overflow, []
         return left
 
     # -- states ----------------------------------------------------------------------------------
@@ -572,7 +572,7 @@ class TaskBlock(_core.PythonBlock):
                 self._leave(_ERROR, int(i), mujoco.FatalError(text))
 
     def _leave(self, kind: int, i: int, thing: Any) -> None:
-        self._leftovers.append((kind, self.first + i, thing))
+        self._overflow.append((kind, self.first + i, thing))
 
 
 def _bytes_of_seed(seed: int | None) -> Array:

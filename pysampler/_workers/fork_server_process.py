@@ -1,8 +1,8 @@
-"""The process of a nursery: it imports modules, forks workers, and reaps them.
+"""The process of a fork server: it imports modules, forks workers, and reaps them.
 
-Each worker leads a session of its own, by which the nursery knows what the worker has started: that
-ends with the worker. What an env starts in another session has made itself independent, as daemons
-do, and is left alone.
+Each worker leads its own session, by which the fork server finds the processes that the worker has
+started, and ends them with it. A process that an env starts in another session has made itself
+independent, as daemons do, and is left alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-# How long a nursery that exits goes on ending what workers had started, in seconds.
+# How long a fork server that exits goes on ending what workers had started, in seconds.
 _LEAVE_SECONDS = 5.0
 
 
@@ -39,7 +39,7 @@ def main(fd: int) -> None:
     """Serve the process that started this one until that closes its door and its lines."""
     _core.outlive_signals()
     os.set_inheritable(fd, False)  # noqa: FBT003
-    _Nursery(socket.socket(fileno=fd)).serve()
+    _ForkServer(socket.socket(fileno=fd)).serve()
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class _Worker:
     index: int
 
 
-class _Nursery:
+class _ForkServer:
     """The sockets and the children of this process."""
 
     def __init__(self, door: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""The host of MuJoCo blocks in a worker: simulations in the place of envs, beside one real env."""
+"""The server of MuJoCo blocks in a worker: simulations in the place of envs, and one real env."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import mujoco
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from pysampler._vector.host import EnvHost, layers_of, prepare
+from pysampler._vector.env_server import EnvServer, layers_of, prepare
 from pysampler._vector.mujoco.block import TaskBlock
 from pysampler._vector.mujoco.known import task_of
 from pysampler.envs.mujoco._checks import cannot_change
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Frames
     from pysampler._frames.infos import Column
-    from pysampler._vector.host import Description
+    from pysampler._vector.env_server import EnvDescription
     from pysampler.sync import Segment
 
-__all__ = ["TaskHost", "make_task_host"]
+__all__ = ["TaskServer", "make_task_server"]
 
 # What a simulation's state is put into, and read from: not what makes an env different.
 _MANAGED = {
@@ -39,7 +39,7 @@ _MANAGED = {
 _MISSING = object()
 
 
-class TaskHost(EnvHost):
+class TaskServer(EnvServer):
     """The simulations of a worker: number ``first`` and following, in groups of the given sizes.
 
     One real env describes them. For what only an env can do, it is given the state of one of them.
@@ -81,7 +81,7 @@ class TaskHost(EnvHost):
         """The number of simulations."""
         return sum(self.sizes)
 
-    def describe(self) -> Description:
+    def describe(self) -> EnvDescription:
         """Return the spaces of every env, and the name and metadata of the real one."""
         one = super().describe()
         return replace(
@@ -305,13 +305,13 @@ def _copy_fields(source: Any, target: Any) -> None:
             _copy_fields(value, getattr(target, name))
 
 
-def make_task_host(
+def make_task_server(
     make_env: Callable[[], gym.Env[Any, Any]],
     first: int,
     sizes: Sequence[int],
     specs: bytes,
     init: Callable[[], Any] | None,
-) -> TaskHost:
+) -> TaskServer:
     """Prepare this process, and make its simulations."""
     prepare(specs, init)
-    return TaskHost(make_env, first, sizes)
+    return TaskServer(make_env, first, sizes)

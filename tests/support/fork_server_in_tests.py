@@ -1,4 +1,4 @@
-"""What tests of the nursery share."""
+"""What tests of the fork server share."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The base class of walkers, which fill the frames of one rollout after another."""
+"""The base class of runners, which fill the frames of one rollout after another."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pysampler._rollouts.options import RolloutOptions
     from pysampler._vector.core import VectorCore
 
-__all__ = ["Walker", "WalkerSetup", "closed_error"]
+__all__ = ["RolloutRunner", "RunnerSetup", "closed_error"]
 
 
 @dataclass(frozen=True)
-class WalkerSetup:
-    """What a walker is made with.
+class RunnerSetup:
+    """What a runner is made with.
 
     Attributes:
         core: The envs.
@@ -34,7 +34,7 @@ class WalkerSetup:
         prepared: Frames laid out for the policy.
         entropy: Entropy of the policy's random numbers.
         weights: The weights of a torch module.
-        make_caller: Makes the caller of a copy of the policy. A walker must not keep it: it refers
+        make_caller: Makes the caller of a copy of the policy. A runner must not keep it: it refers
             to the rollouts.
     """
 
@@ -48,7 +48,7 @@ class WalkerSetup:
     make_caller: Callable[[Any], PolicyCaller]
 
 
-class Walker:
+class RolloutRunner:
     """Fills the frames of one rollout after another.
 
     ``start`` begins a rollout, ``finish`` returns when all of its frames are filled, ``end`` gives
@@ -61,7 +61,7 @@ class Walker:
         seconds: Time spent in the policy and in waiting for envs.
     """
 
-    def __init__(self, setup: WalkerSetup) -> None:
+    def __init__(self, setup: RunnerSetup) -> None:
         self.policy = setup.prepared.policy
         self.frames = setup.prepared.frames
         self.mailed_infos: list[tuple[int, int, dict[str, Any]]] = []

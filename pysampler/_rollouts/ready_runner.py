@@ -1,4 +1,4 @@
-"""A walker whose policy acts for the envs that are ready, instead of for all in turn."""
+"""A runner whose policy acts for the envs that are ready, instead of for all in turn."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._rollouts.main_walker import MainWalker
+from pysampler._rollouts.main_runner import MainRunner
 from pysampler._vector.jobs import Reset
 from pysampler.sync import now
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from pysampler._rollouts.walker import WalkerSetup
+    from pysampler._rollouts.runner import RunnerSetup
 
-__all__ = ["ReadyWalker"]
+__all__ = ["ReadyRunner"]
 
 
-class ReadyWalker(MainWalker):
+class ReadyRunner(MainRunner):
     """Acts for the envs that are ready, so that groups may be at different frames.
 
     ``finish`` does all of a rollout. Or a caller does it step by step: ``open`` and ``receive``
     return the groups that are ready, whose actions the caller writes before it calls ``step``,
-    until the walker is ``finished``.
+    until the runner is ``finished``.
     """
 
-    def __init__(self, setup: WalkerSetup) -> None:
+    def __init__(self, setup: RunnerSetup) -> None:
         super().__init__(setup)
         self._all_groups = range(len(self._groups))
         self._rows = [slice(group.start, group.stop) for group in self._groups]

@@ -1,16 +1,16 @@
-"""Nurseries, as the process that uses them sees them.
+"""Fork servers, as the process that uses them sees them.
 
-A nursery is a clean interpreter that imports what workers need, once, and forks them. The process
-of the user is not forked: its threads, locks and CUDA contexts are not for the workers. One nursery
-serves all pools of a process.
+A fork server is a clean interpreter that imports what workers need, once, and forks them. The
+process of the user is not forked: its threads, locks and CUDA contexts are not for the workers. One
+fork server serves all pools of a process.
 
-    door:  this process ──▶ nursery     import these modules, take this line, leave
-    line:  a pool       ◀─▶ nursery     fork; forked, cannot fork, ended
+    door:  this process ──▶ fork server     import these modules, take this line, leave
+    line:  a pool       ◀─▶ fork server     fork; forked, cannot fork, ended
 
 Each pool has a line of its own, on which its requests are answered by number: an answer to a
 request that was given up is dropped. Closing a line ends the workers of that pool, and no others. A
-nursery that has got threads of its own no longer forks, and exits when its last line is closed.
-nursery_process.py is the other end.
+fork server that has got threads of its own no longer forks, and exits when its last line is closed.
+fork_server_process.py is the other end.
 
 No lock is held where a finalizer may run that wants it: the finalizer of a pool sends nothing, and
 takes no lock.
@@ -37,16 +37,16 @@ from pysampler.errors import ClosedError, PysamplerError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Line", "NoNurseryError", "Nursery", "current", "preload"]
+__all__ = ["ForkServer", "Line", "NoForkServerError", "current", "preload"]
 
-# How long a nursery may take to end its remaining workers, in seconds.
+# How long a fork server may take to end its remaining workers, in seconds.
 _LEAVE_SECONDS = 5.0
-# How long to wait for a nursery to report how a worker ended, in seconds.
+# How long to wait for a fork server to report how a worker ended, in seconds.
 _STATUS_SECONDS = 1.0
 
 
 class _ForkedProcess(children.Process):
-    """A worker that a nursery has forked, and which reports how it ended."""
+    """A worker that a fork server has forked, and which reports how it ended."""
 
     def __init__(self, pid: int, line: Line, connection: children.OwnedConnection) -> None:
         super().__init__(pid)
@@ -57,23 +57,23 @@ class _ForkedProcess(children.Process):
             self._pidfd = None
 
     def status(self) -> int | None:
-        """Return its exit code, or minus the signal, as the nursery reported it."""
+        """Return its exit code, or minus the signal, as the fork server reported it."""
         return self._line.status_of(self.pid)
 
 
-class NoNurseryError(PysamplerError):
-    """The nursery has ended, or no longer forks: another one can."""
+class NoForkServerError(PysamplerError):
+    """The fork server has ended, or no longer forks: another one can."""
 
 
 class Line:
-    """A line between a pool and a nursery: requests workers, and receives how they ended.
+    """A line between a pool and a fork server: requests workers, and receives how they ended.
 
     A message is noted before it is removed from the socket: an exception in between makes the note
     be written twice, and loses nothing.
     """
 
-    def __init__(self, nursery: Nursery) -> None:
-        self.nursery = nursery
+    def __init__(self, fork_server: ForkServer) -> None:
+        self.fork_server = fork_server
         self.used = False  # a worker was forked for it
         self._owner = os.getpid()
         self._numbers = itertools.count()
@@ -82,10 +82,10 @@ class Line:
         self._socket, theirs = children.socket_pair(socket.SOCK_SEQPACKET)
         self._identity = children.identity(self._socket)
         with contextlib.closing(theirs):
-            nursery.add_line(theirs)
+            fork_server.add_line(theirs)
 
     def fork(self, index: int) -> children.Child:
-        """Return a new worker with this index. The nursery ends an earlier one that still lives."""
+        """Return a new worker with this index. The server ends an earlier one that still lives."""
         ours, theirs = children.socket_pair()
         connection = children.OwnedConnection(ours)
         with contextlib.closing(theirs):
@@ -96,15 +96,15 @@ class Line:
             except OSError as error:
                 raise self._lost() from error
         while number not in self._answers:
-            self.nursery.await_answer(self._socket)
+            self.fork_server.await_answer(self._socket)
             self._receive()
         kind, _, *content = self._answers.pop(number)
         self.used = self.used or kind == "forked"
         if kind == "error":
             raise OSError(*content)
         if kind == "retired":
-            _retire(self.nursery)
-            raise NoNurseryError("cannot start worker: the nursery has started threads")
+            _retire(self.fork_server)
+            raise NoForkServerError("cannot start worker: the fork server has started threads")
         return children.Child(_ForkedProcess(content[0], self, connection), connection)
 
     def status_of(self, pid: int) -> int | None:
@@ -118,12 +118,12 @@ class Line:
         return self._ended.get(pid)
 
     def close(self, wait: float = 0) -> None:
-        """Make the nursery end the workers of this line. Takes no lock, and may be repeated.
+        """Make the fork server end the workers of this line. Takes no lock, and may be repeated.
 
-        The nursery closes its end once it has reaped them. Waits for that up to ``wait`` seconds.
+        The server closes its end once it has reaped them. Waits for that up to ``wait`` seconds.
         """
         if os.getpid() == self._owner and children.is_own(self._socket, self._identity):
-            wait = 0 if self.nursery.busy() else wait
+            wait = 0 if self.fork_server.busy() else wait
             with contextlib.suppress(OSError):  # a fork may have a copy: shut it down
                 self._socket.shutdown(socket.SHUT_WR)
                 deadline = time.monotonic() + wait
@@ -137,7 +137,7 @@ class Line:
             self.close()
 
     def _receive(self) -> None:
-        """Note the next message of the nursery, then remove it from the socket."""
+        """Note the next message of the fork server, then remove it from the socket."""
         try:
             message = self._socket.recv(1 << 16, socket.MSG_PEEK)
         except OSError as error:
@@ -152,15 +152,15 @@ class Line:
         self._socket.recv(1 << 16)
 
     def _lost(self) -> PysamplerError:
-        """Return the error for a line that has broken; note that the nursery is lost."""
+        """Return the error for a line that has broken; note that the fork server is lost."""
         if self._socket.fileno() < 0:
             return ClosedError("cannot start worker: the pool is closed")
-        self.nursery.lost = True
-        return NoNurseryError(f"cannot start worker: {self.nursery.how_it_ended()}")
+        self.fork_server.lost = True
+        return NoForkServerError(f"cannot start worker: {self.fork_server.how_it_ended()}")
 
 
-class Nursery:
-    """A nursery as this process sees it. Requests at its door have no answers."""
+class ForkServer:
+    """A fork server as this process sees it. Requests at its door have no answers."""
 
     def __init__(self) -> None:
         self.preloaded: set[str] = set()
@@ -175,7 +175,7 @@ class Nursery:
         self._door, theirs = children.socket_pair(socket.SOCK_SEQPACKET)
         self._identity = children.identity(self._door)
         with contextlib.closing(theirs):
-            start = children.interpreter("pysampler._workers.nursery_process", theirs)
+            start = children.interpreter("pysampler._workers.fork_server_process", theirs)
             self._process = children.start_own(start)
 
     @property
@@ -222,15 +222,15 @@ class Nursery:
         return bool(self.loading()) or self._process.stopped()
 
     def await_answer(self, line: _socket.socket) -> None:
-        """Wait until there is something to read on a line, or raise if the nursery is stopped."""
-        children.await_answer(line, self._process, "the nursery")
+        """Wait until there is something to read on a line, or raise if the server is stopped."""
+        children.await_answer(line, self._process, "the fork server")
 
     def how_it_ended(self) -> str:
         """Return how it ended, as errors say it."""
         if not self._process.ended(_STATUS_SECONDS):
-            return "the nursery is lost"
+            return "the fork server is lost"
         status = self._process.status()
-        return "the nursery ended" + ("" if status is None else f" with exit code {status}")
+        return "the fork server ended" + ("" if status is None else f" with exit code {status}")
 
     def retire(self) -> None:
         """Make it exit when its last line is closed."""
@@ -285,49 +285,49 @@ class Nursery:
         children.close_own(self._door, self._identity)
 
     def _send(self, request: tuple[Any, ...], fds: Iterable[int]) -> None:
-        """Send a request through the door, or raise NoNurseryError."""
+        """Send a request through the door, or raise NoForkServerError."""
         try:
             socket.send_fds(self._door, [pickle.dumps(request)], list(fds))  # type: ignore[arg-type]
         except OSError as error:
             self.lost = True
-            raise NoNurseryError(f"cannot start worker: {self.how_it_ended()}") from error
+            raise NoForkServerError(f"cannot start worker: {self.how_it_ended()}") from error
 
 
-# -- the nurseries of this process ---------------------------------------------------------------
+# -- the fork servers of this process --------------------------------------------------------------
 
 # The last is in use; those before it have retired, or are lost.
-_nurseries: list[Nursery] = []
-# Taken to make a nursery, by threads and not by finalizers. A signal handler in the thread that
+_fork_servers: list[ForkServer] = []
+# Taken to make a fork server, by threads and not by finalizers. A signal handler in the thread that
 # holds it may make another one: the last in the list is used.
 _lock = threading.RLock()
-_preload_allowed = True  # until an import started threads in a nursery
-# Modules that a nursery was importing when it died.
+_preload_allowed = True  # until an import started threads in a fork server
+# Modules that a fork server was importing when it died.
 _deadly: set[str] = set()
 
 
-def current() -> Nursery:
-    """Return the nursery that is in use, a new one if need be."""
+def current() -> ForkServer:
+    """Return the fork server that is in use, a new one if need be."""
     with _lock:
-        for nursery in list(_nurseries):
-            if nursery.ended:
-                _deadly.update(nursery.loading())
-                nursery.leave()
+        for fork_server in list(_fork_servers):
+            if fork_server.ended:
+                _deadly.update(fork_server.loading())
+                fork_server.leave()
                 with contextlib.suppress(ValueError):  # a signal handler has done so
-                    _nurseries.remove(nursery)
-        if not _nurseries or not _nurseries[-1].alive:
-            _nurseries.append(Nursery())
-        return _nurseries[-1]
+                    _fork_servers.remove(fork_server)
+        if not _fork_servers or not _fork_servers[-1].alive:
+            _fork_servers.append(ForkServer())
+        return _fork_servers[-1]
 
 
-def _retire(nursery: Nursery) -> None:
-    """Use another nursery from now on, and preload nothing: this one has got threads."""
+def _retire(fork_server: ForkServer) -> None:
+    """Use another fork server from now on, and preload nothing: this one has got threads."""
     global _preload_allowed
     _preload_allowed = False
-    nursery.retire()
+    fork_server.retire()
 
 
 def preload(modules: Iterable[str]) -> bool:
-    """Import modules in the nursery, so that later workers start with them. Does not wait.
+    """Import modules in the fork server, so that later workers start with them. Does not wait.
 
     Returns whether any of them is new to it.
     """
@@ -336,18 +336,18 @@ def preload(modules: Iterable[str]) -> bool:
 
 
 def _leave() -> None:
-    """End all nurseries when this process exits."""
-    for nursery in _nurseries:
-        nursery.leave()
+    """End all fork servers when this process exits."""
+    for fork_server in _fork_servers:
+        fork_server.leave()
 
 
 def _after_fork() -> None:
-    """Forget all nurseries, in a fork of this process: they belong to the parent."""
+    """Forget all fork servers, in a fork of this process: they belong to the parent."""
     global _lock
     _lock = threading.RLock()
-    for nursery in _nurseries:
-        nursery.close_inherited()
-    _nurseries.clear()
+    for fork_server in _fork_servers:
+        fork_server.close_inherited()
+    _fork_servers.clear()
 
 
 atexit.register(_leave)

@@ -1,4 +1,4 @@
-"""The host of a worker's envs: they are made, called and closed here, in blocks that step."""
+"""The env server of a worker's envs: they are made, called and closed here, in blocks that step."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from pysampler.sync import Segment
 
 __all__ = [
-    "Description",
-    "EnvHost",
-    "Leftovers",
+    "EnvDescription",
+    "EnvServer",
+    "Overflow",
     "call",
     "expect_env",
     "layers_of",
-    "make_host",
+    "make_server",
     "prepare",
 ]
 
 
 @dataclass(frozen=True)
-class Description:
+class EnvDescription:
     """What the parent must know about envs before it lays out frames."""
 
     observation_spaces: list[gym.Space[Any]]
@@ -51,16 +51,16 @@ class Description:
 
 
 # A (kind, env, object) for each thing that has no place in the frame.
-Leftovers = list[tuple[int, int, Any]]
+Overflow = list[tuple[int, int, Any]]
 
 
-def plain(leftovers: Leftovers) -> Leftovers:
-    """Return the leftovers of a block with exceptions as failures."""
+def plain(overflow: Overflow) -> Overflow:
+    """Return the overflow of a block with exceptions as failures."""
     return [
         (kind, env, Failure(env, "", report(thing)))
         if kind == _core.EnvBlock.ERROR
         else (kind, env, thing)
-        for kind, env, thing in leftovers
+        for kind, env, thing in overflow
     ]
 
 
@@ -81,7 +81,7 @@ def _identity(space: gym.Space[Any]) -> Any:
     return dumps(space)
 
 
-class EnvHost:
+class EnvServer:
     """The envs of a worker: number ``first`` and following, in groups of the given sizes.
 
     Attributes:
@@ -112,7 +112,7 @@ class EnvHost:
         self.seeds: Sequence[int] = ()  # of those envs
         self.acting: Any = None  # the policy of a sampler, where it is in the workers
 
-    def describe(self) -> Description:
+    def describe(self) -> EnvDescription:
         """Return the spaces of every env, and the name and metadata of the first."""
         env = self.envs[0]
         known: dict[Any, gym.Space[Any]] = {}
@@ -120,7 +120,7 @@ class EnvHost:
         if not self.here:
             with self._sending(0, "metadata"):
                 dumps(metadata)
-        return Description(
+        return EnvDescription(
             [self._described(i, "observation_space", known) for i in range(len(self.envs))],
             [self._described(i, "action_space", known) for i in range(len(self.envs))],
             metadata,
@@ -184,13 +184,13 @@ class EnvHost:
             )
             at += size
 
-    def left_over(self, block: int) -> Leftovers:
-        """Take the leftovers of a block's step or reset, with exceptions as failures."""
-        return plain(self.blocks[block].take_leftovers())
+    def take_overflow(self, block: int) -> Overflow:
+        """Take the overflow of a block's step or reset, with exceptions as failures."""
+        return plain(self.blocks[block].take_overflow())
 
-    def leftovers(self, block: int) -> Leftovers:
+    def peek_overflow(self, block: int) -> Overflow:
         """Return the same, and keep them until the next step."""
-        return plain(self.blocks[block].leftovers())
+        return plain(self.blocks[block].peek_overflow())
 
     def add_columns(self, columns: Sequence[Column]) -> None:
         """Put infos in these columns, too, from now on."""
@@ -281,7 +281,7 @@ class EnvHost:
                 self.blocks[block].set_ended(i - first, ended)
 
     def rows(self, block: int) -> range:
-        """Return which of the host's envs are those of a block."""
+        """Return which of the env server's envs are those of a block."""
         at = sum(self.sizes[:block])
         return range(at, at + self.sizes[block])
 
@@ -289,12 +289,12 @@ class EnvHost:
 class _Blaming(AbstractContextManager[Any]):
     """The context of what one env does. No generator: Python drops those with a warning."""
 
-    def __init__(self, host: EnvHost, i: int, doing: str) -> None:
-        self._host, self._i, self._doing = host, i, doing
+    def __init__(self, server: EnvServer, i: int, doing: str) -> None:
+        self._server, self._i, self._doing = server, i, doing
 
     def __enter__(self) -> Any:
-        self._host.count_at(self._i)
-        return self._host.envs[self._i] if self._i < len(self._host.envs) else None
+        self._server.count_at(self._i)
+        return self._server.envs[self._i] if self._i < len(self._server.envs) else None
 
     def __exit__(
         self,
@@ -302,9 +302,9 @@ class _Blaming(AbstractContextManager[Any]):
         error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        self._host.count_at(None)
-        if error is not None and not is_users(error, here=self._host.here):
-            raise Raised(self._host.first + self._i, self._doing) from error
+        self._server.count_at(None)
+        if error is not None and not is_users(error, here=self._server.here):
+            raise Raised(self._server.first + self._i, self._doing) from error
 
 
 def layers_of(env: Any) -> Iterator[Any]:
@@ -333,16 +333,16 @@ def call(env: gym.Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[
     return attribute(*args, **kwargs) if callable(attribute) else attribute
 
 
-def make_host(
+def make_server(
     env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
     first: int,
     sizes: Sequence[int],
     specs: bytes,
     init: Callable[[], Any] | None,
-) -> EnvHost:
+) -> EnvServer:
     """Prepare this process, and make its envs."""
     prepare(specs, init)
-    return EnvHost(env_fns, first, sizes)
+    return EnvServer(env_fns, first, sizes)
 
 
 def prepare(specs: bytes, init: Callable[[], Any] | None) -> None:

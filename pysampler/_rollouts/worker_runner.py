@@ -1,4 +1,4 @@
-"""A walker whose policy acts in the workers."""
+"""A runner whose policy acts in the workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pysampler._policies.copying import pickled, send_policy
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.weights import portable, weights_of
 from pysampler._policies.worker_policy import PolicySetup, RolloutJob, RolloutReport, TakePolicy
-from pysampler._rollouts.walker import Walker, closed_error
+from pysampler._rollouts.runner import RolloutRunner, closed_error
 from pysampler._torch import is_module
 from pysampler._vector.results import first
 from pysampler._workers.jobs import Failure
@@ -19,16 +19,16 @@ from pysampler.sync import Board, now
 
 if TYPE_CHECKING:
     from pysampler._policies.normalize import Moments, Normalization
-    from pysampler._rollouts.walker import WalkerSetup
+    from pysampler._rollouts.runner import RunnerSetup
     from pysampler._workers.jobs import Answer
 
-__all__ = ["WorkerWalker"]
+__all__ = ["WorkerRunner"]
 
 
-class WorkerWalker(Walker):
+class WorkerRunner(RolloutRunner):
     """Lets each worker act for its own envs, with one command for a whole rollout."""
 
-    def __init__(self, setup: WalkerSetup) -> None:
+    def __init__(self, setup: RunnerSetup) -> None:
         super().__init__(setup)
         segment = setup.prepared.segment
         self._num_workers = setup.num_workers
@@ -94,7 +94,7 @@ class WorkerWalker(Walker):
             if isinstance(report, Failure):
                 failures.append((group, report))
                 continue
-            for at, kind, env, content in report.leftovers:
+            for at, kind, env, content in report.overflow:
                 if kind == _core.EnvBlock.ERROR:
                     failures.append((group, content))
                 elif kind == _core.EnvBlock.INFO:
@@ -120,7 +120,7 @@ class WorkerWalker(Walker):
             for group, report, _ in newest:
                 if isinstance(report, RolloutReport) and report.unfinished:
                     unfinished[group] = replace(self._jobs[group], resumes=True)
-                    infos += [(env, left) for _, _, env, left in report.leftovers]
+                    infos += [(env, left) for _, _, env, left in report.overflow]
             if not unfinished or self._progress.stopped:
                 return answers
             self._core.results.learn(infos)

@@ -20,7 +20,7 @@ from pysampler._workers.header import LINE
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["About"]
+__all__ = ["SegmentManifest"]
 
 _FORM = 1  # of the JSON: another number where a reader would misunderstand it
 _SLACK = 512  # bytes for what is not a worker's
@@ -30,7 +30,7 @@ _MOST = 1 << 20  # members
 
 
 @dataclass(frozen=True)
-class About:
+class SegmentManifest:
     """What lies in the segment of a pool.
 
     Attributes:
@@ -59,7 +59,7 @@ class About:
         return _SLACK + 48 * workers + 8 * groups
 
     @classmethod
-    def made_here(cls, **parts: Any) -> About:
+    def made_here(cls, **parts: Any) -> SegmentManifest:
         """Return one for a pool that this version of pysampler makes."""
         return cls(version=importlib.metadata.version("pysampler"), **parts)
 
@@ -70,7 +70,7 @@ class About:
         memory[: _LENGTH.itemsize].view(_LENGTH)[0] = len(text)
 
     @classmethod
-    def read(cls, segment: npt.NDArray[np.uint8]) -> About | None:
+    def read(cls, segment: npt.NDArray[np.uint8]) -> SegmentManifest | None:
         """Return what a segment says of itself; None if it says nothing, or in another form.
 
         Args:

@@ -1,4 +1,4 @@
-"""Walkers whose policy acts in this process: their base class, and the one that takes turns."""
+"""Runners whose policy acts in this process: their base class, and the one that takes turns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pysampler._policies.seeds import seed_policy
 from pysampler._policies.weights import copy_weights
 from pysampler._policies.worker_policy import copied_infos
 from pysampler._rollouts.background import Background
-from pysampler._rollouts.walker import Walker, closed_error
+from pysampler._rollouts.runner import RolloutRunner, closed_error
 from pysampler._torch import get_torch_threads, is_module, set_torch_threads
 from pysampler._vector.results import first
 from pysampler.sync import now
@@ -24,20 +24,20 @@ from pysampler.sync import now
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pysampler._rollouts.walker import WalkerSetup
+    from pysampler._rollouts.runner import RunnerSetup
     from pysampler._vector.core import VectorCore
     from pysampler._workers.jobs import Answer
 
-__all__ = ["MainWalker", "TurnWalker"]
+__all__ = ["MainRunner", "TurnRunner"]
 
 
-class MainWalker(Walker):
-    """Base class for walkers whose policy acts in this process.
+class MainRunner(RolloutRunner):
+    """Base class for runners whose policy acts in this process.
 
     With ``overlap`` a background thread fills the frames, with a copy of the policy.
     """
 
-    def __init__(self, setup: WalkerSetup) -> None:
+    def __init__(self, setup: RunnerSetup) -> None:
         super().__init__(setup)
         overlap = self._options.overlap
         self._base = 0
@@ -127,13 +127,13 @@ class MainWalker(Walker):
         """Mark lost envs, and keep mailed infos, of groups whose step ended at these frames."""
         if failures := self._core.results.failed(answers):
             raise self._pool.error_of(*first(failures))
-        for group, leftovers, replaced in answers:
+        for group, overflow, replaced in answers:
             frame, envs = frame_of[group], self._groups[group]
             if replaced == "step":
                 end_lost_episodes(self.frames, frame - 1, slice(envs.start, envs.stop))
             self.mailed_infos += [
                 (frame, env, copied_infos(info))
-                for kind, env, info in leftovers
+                for kind, env, info in overflow
                 if kind == _core.EnvBlock.INFO
             ]
 
@@ -146,13 +146,13 @@ class _Part(NamedTuple):
     act: Callable[[int], None]
 
 
-class TurnWalker(MainWalker):
+class TurnRunner(MainRunner):
     """Acts for all envs together, or in turn for one part of each worker's envs.
 
     While the policy acts for one part, the others step.
     """
 
-    def __init__(self, setup: WalkerSetup) -> None:
+    def __init__(self, setup: RunnerSetup) -> None:
         super().__init__(setup)
         self._parts = _parts(setup.core)
         # What the policy returned for the first frame: for all envs, with unseeded generators.

@@ -1,21 +1,21 @@
-"""The nursery: whose workers are whose, whatever happens between it and its parent."""
+"""The fork server: whose workers are whose, whatever happens between it and its parent."""
 
 import gc
 import os
 
 import pytest
+from fork_server_in_tests import alive, run, wait_until
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from interrupts import at_point
-from nursery_in_tests import alive, run, wait_until
 
-from pysampler._workers import nursery
+from pysampler._workers import fork_server
 from pysampler._workers.launcher import Launcher
 
 
 class Lines(RuleBasedStateMachine):
-    """Pools that start, lose, replace and drop workers, while nurseries retire and die.
+    """Pools that start, lose, replace and drop workers, while fork servers retire and die.
 
     A model of who must be alive: each worker that was started and not ended, as long as its own
     launcher is there. No other's end, and no interrupt, may change that.
@@ -30,7 +30,7 @@ class Lines(RuleBasedStateMachine):
     @precondition(lambda self: len(self.launchers) < 3)
     @rule()
     def make(self):
-        self.launchers.append(Launcher("nursery"))
+        self.launchers.append(Launcher("forkserver"))
         self.workers.append({})
 
     @precondition(lambda self: self.launchers)
@@ -65,7 +65,7 @@ class Lines(RuleBasedStateMachine):
         child = self.workers[which].pop(index)
         child.kill()
         assert child.ended(60)
-        # A nursery that died cannot tell; one that lives tells of this worker and no other.
+        # A fork server that died cannot tell; one that lives tells of this worker and no other.
         assert child.status() in (-9, None)
         child.release()
         self.gone.append(child.pid)
@@ -89,18 +89,18 @@ class Lines(RuleBasedStateMachine):
     @rule()
     def retire(self):
         """As one does that has started threads."""
-        if nursery._nurseries:
-            nursery._nurseries[-1].retire()
+        if fork_server._fork_servers:
+            fork_server._fork_servers[-1].retire()
 
     @rule()
     def lose(self):
-        if nursery._nurseries:
-            dead = nursery._nurseries[-1]
+        if fork_server._fork_servers:
+            dead = fork_server._fork_servers[-1]
             dead._process.kill()
             dead._process.ended(60)
             # Its workers live on, and their launchers end them.
             for which, launcher in enumerate(self.launchers):
-                if any(line.nursery is dead for line in launcher._lines):
+                if any(line.fork_server is dead for line in launcher._lines):
                     for child in self.workers[which].values():
                         child.kill()
                         self.gone.append(child.pid)
@@ -136,18 +136,18 @@ TestLines = pytest.mark.slow(
 
 
 @pytest.mark.slow
-def test_a_nursery_that_has_come_to_threads_is_left_with_its_workers(tmp_path):
+def test_a_fork_server_that_has_come_to_threads_is_left_with_its_workers(tmp_path):
     (tmp_path / "starts_a_thread.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
     out = run(
         """
         import pysampler
-        from pysampler._workers import nursery
+        from pysampler._workers import fork_server
         kwargs = {"num_workers": 2}
         a = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs=kwargs)
         a.reset()
-        first = nursery._nurseries[-1]
+        first = fork_server._fork_servers[-1]
         kwargs["preload"] = ["starts_a_thread"]
         b = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs=kwargs)
         b.reset()
@@ -171,11 +171,11 @@ def test_threads_that_every_interpreter_has_are_not_the_fault_of_an_import(tmp_p
     out = run(
         """
         import pysampler
-        from pysampler._workers import nursery
+        from pysampler._workers import fork_server
         for _ in range(3):
             envs = pysampler.make_vec("CartPole-v1", num_envs=2, vector_kwargs={"num_workers": 2})
             envs.reset()
-            print(len(nursery._nurseries), envs.step([0, 0])[1].tolist())
+            print(len(fork_server._fork_servers), envs.step([0, 0])[1].tolist())
         """,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
@@ -213,7 +213,7 @@ FIRST = """
     ("workers", "preload", "imported"),
     [(3, None, "False True True"), (2, None, "False True False"), (3, [], "False False False")],
 )
-def test_many_workers_find_in_their_nursery_what_the_first_had_to_import(
+def test_many_workers_find_in_their_fork_server_what_the_first_had_to_import(
     workers, preload, imported, tmp_path
 ):
     path = str(tmp_path / "made")
