@@ -65,17 +65,17 @@ def sizes() -> Counter[str]:
         text=True,
     ).stdout
     for path in map(Path, listed.splitlines()):
-        if (room := package_of(path)) and (ROOT / path).exists():
+        if (part := package_of(path)) and (ROOT / path).exists():
             count = lines_of_python if path.suffix == ".py" else lines_of_cpp
-            found[room] += count((ROOT / path).read_text())
+            found[part] += count((ROOT / path).read_text())
     return found
 
 
 def main() -> int:
     found = sizes()
-    package = sum(lines for room, lines in found.items() if room.startswith("pysampler"))
-    for room, lines in sorted(found.items()):
-        print(f"{room:24} {lines:7,}")
+    package = sum(lines for part, lines in found.items() if part.startswith("pysampler"))
+    for part, lines in sorted(found.items()):
+        print(f"{part:24} {lines:7,}")
     print(f"{'pysampler in all':24} {package:7,}")
     return 0
 

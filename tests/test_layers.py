@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# The packages of the package, each of which imports those before it and its own modules. The package
+# The packages of pysampler, each of which imports those before it and its own modules. pysampler
 # itself names everything.
 PACKAGES = [
     *("errors", "_numbers", "_files", "_closing", "_torch", "_tasks", "_core", "envs", "sync"),
