@@ -198,6 +198,7 @@ def test_a_policy_that_raises_tells_the_learner():
             taken(actors, 10**9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("steps", [None, 5])
 @pytest.mark.parametrize("at", [1, 16, 37])

@@ -170,6 +170,7 @@ def test_masks_come_with_the_steps_and_are_those_of_the_env(tells):
     envs.close()
 
 
+@pytest.mark.slow
 def test_envs_are_asked_for_their_masks_after_a_call_that_may_change_them():
     envs = masked()
     envs.reset()
@@ -183,6 +184,7 @@ def test_envs_are_asked_for_their_masks_after_a_call_that_may_change_them():
     envs.close()
 
 
+@pytest.mark.slow
 def test_envs_without_masks_have_none():
     envs = VecEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
     envs.reset()
@@ -262,6 +264,7 @@ def test_indices_count_from_the_end_too():
         envs.close()
 
 
+@pytest.mark.slow
 def test_masks_of_the_last_env_are_chosen_by_a_negative_index():
     envs = masked()
     envs.reset()

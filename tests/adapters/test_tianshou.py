@@ -95,6 +95,7 @@ def same_results(ours, theirs):
     assert list(ours[-1]) == list(theirs[-1])
 
 
+@pytest.mark.slow
 def test_envs_are_stepped_and_reset_by_their_ids():
     made = both()
     ours, theirs = made
@@ -110,6 +111,7 @@ def test_envs_are_stepped_and_reset_by_their_ids():
     close(*made)
 
 
+@pytest.mark.slow
 def test_observations_that_are_dicts_are_an_array_of_dicts():
     space = gym.spaces.Dict(a=gym.spaces.Box(0, 1, (2,)), b=gym.spaces.Discrete(5))
     made = both(lambda: SpaceEnv(space))
@@ -122,12 +124,14 @@ def test_observations_that_are_dicts_are_an_array_of_dicts():
     close(*made)
 
 
+@pytest.mark.slow
 def test_tuples_are_refused_before_a_step():
     space = gym.spaces.Tuple([gym.spaces.Discrete(2)])
     with pytest.raises(TypeError, match="observations are tuples, expected arrays or dicts"):
         VectorEnv([lambda: SpaceEnv(space)])
 
 
+@pytest.mark.slow
 def test_a_step_returns_the_first_that_are_ready():
     envs = VectorEnv([cartpole] * 4, wait_num=2, num_workers=2)
     assert envs.is_async
@@ -182,6 +186,7 @@ def test_others_are_reset_and_stepped_beside_an_env_in_a_long_step(options, tmp_
     close(envs)
 
 
+@pytest.mark.slow
 def test_attributes_are_those_of_the_envs():
     envs = VectorEnv([cartpole] * 3, num_workers=1)
     assert envs.action_space == [gym.spaces.Discrete(2)] * 3

@@ -28,6 +28,7 @@ TOPICS = [
 ]
 
 
+@pytest.mark.slow
 def test_this_machine_is_well():
     findings = json.loads(completed(*DOCTOR, "--json").stdout)
     assert [finding["topic"] for finding in findings] == TOPICS

@@ -178,6 +178,7 @@ def test_the_policy_is_a_slice_where_it_acts(tmp_path, policy_in):
     assert [acted[name] for name in WORKERS] == [there, there]
 
 
+@pytest.mark.slow
 def test_actors_and_their_learner_wait_for_one_another(tmp_path):
     def policy(observations):
         return np.zeros(len(observations), int)
@@ -389,6 +390,7 @@ def test_the_parts_of_a_round_make_it_up():
     assert (rounds["step"] > 0).all()
 
 
+@pytest.mark.slow
 def test_a_trace_that_cannot_be_is_refused(tmp_path):
     def refused(path):
         with pytest.raises(OSError, match="cannot trace to") as caught:

@@ -124,7 +124,7 @@ def made_by_gymnasium():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("env_id", list(made_by_gymnasium()))
-@pytest.mark.parametrize(("mode", "workers"), zip(MODES, (1, 2, 5), strict=True))
+@pytest.mark.parametrize(("mode", "workers"), list(zip(MODES, (1, 2, 5), strict=True)))
 def test_every_env_of_gymnasium(env_id, mode, workers):
     try:
         gym.make(env_id).close()
