@@ -15,10 +15,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 from pysampler.adapters import _env_calls
 from pysampler.adapters.sb3 import VecEnv
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # workers import torch
 
 
-@pytest.mark.slow
 def test_sb3_sees_what_its_own_vec_env_shows():
     def env_fn():
         return Monitor(gym.make("Pendulum-v1", max_episode_steps=15))
@@ -51,7 +50,6 @@ def test_sb3_sees_what_its_own_vec_env_shows():
     theirs.close()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_sb3_learns():
     envs = VecEnv([lambda: Monitor(gym.make("CartPole-v1"))] * 8, num_workers=2)
@@ -64,7 +62,6 @@ def test_sb3_learns():
     envs.close()
 
 
-@pytest.mark.slow
 def test_make_vec_env_makes_it_as_it_makes_sb3s_own():
     ours = make_vec_env(
         *("CartPole-v1", 3), seed=4, vec_env_cls=VecEnv, vec_env_kwargs={"start_method": "fork"}
@@ -146,7 +143,6 @@ def masked(tells="method", envs=4):
     return VecEnv([lambda: OneAllowed(tells=tells)] * envs, num_workers=2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tells", ["method", "info"])
 def test_masks_come_with_the_steps_and_are_those_of_the_env(tells):
     envs = masked(tells)
@@ -170,7 +166,6 @@ def test_masks_come_with_the_steps_and_are_those_of_the_env(tells):
     envs.close()
 
 
-@pytest.mark.slow
 def test_envs_are_asked_for_their_masks_after_a_call_that_may_change_them():
     envs = masked()
     envs.reset()
@@ -184,7 +179,6 @@ def test_envs_are_asked_for_their_masks_after_a_call_that_may_change_them():
     envs.close()
 
 
-@pytest.mark.slow
 def test_envs_without_masks_have_none():
     envs = VecEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
     envs.reset()
@@ -195,7 +189,6 @@ def test_envs_without_masks_have_none():
     envs.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tells", ["method", "info"])
 def test_maskable_ppo_learns_and_takes_no_masked_action(tells):
     sb3_contrib = pytest.importorskip("sb3_contrib")
@@ -264,7 +257,6 @@ def test_indices_count_from_the_end_too():
         envs.close()
 
 
-@pytest.mark.slow
 def test_masks_of_the_last_env_are_chosen_by_a_negative_index():
     envs = masked()
     envs.reset()

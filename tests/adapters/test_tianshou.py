@@ -15,7 +15,7 @@ from tianshou.env import DummyVectorEnv, SubprocVectorEnv, VectorEnvNormObs
 
 from pysampler.adapters.tianshou import VectorEnv
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # workers import torch
 
 
 class Lean(Policy):
@@ -44,7 +44,6 @@ def collector(kind, envs):
     return kind(policy, envs, VectorReplayBuffer(4000, len(envs)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("much", [{"n_step": 600}, {"n_episode": 11}])
 def test_a_collector_collects_what_it_does_from_tianshous_own_envs(much):
     buffers, stats = [], []
@@ -67,7 +66,6 @@ def test_a_collector_collects_what_it_does_from_tianshous_own_envs(much):
     close(*made)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"wait_num": 2}, {"timeout": 0.001}])
 def test_an_async_collector_collects_whole_episodes(options):
     envs = VectorEnv([cartpole] * 4, num_workers=2, **options)
@@ -95,7 +93,6 @@ def same_results(ours, theirs):
     assert list(ours[-1]) == list(theirs[-1])
 
 
-@pytest.mark.slow
 def test_envs_are_stepped_and_reset_by_their_ids():
     made = both()
     ours, theirs = made
@@ -111,7 +108,6 @@ def test_envs_are_stepped_and_reset_by_their_ids():
     close(*made)
 
 
-@pytest.mark.slow
 def test_observations_that_are_dicts_are_an_array_of_dicts():
     space = gym.spaces.Dict(a=gym.spaces.Box(0, 1, (2,)), b=gym.spaces.Discrete(5))
     made = both(lambda: SpaceEnv(space))
@@ -124,14 +120,12 @@ def test_observations_that_are_dicts_are_an_array_of_dicts():
     close(*made)
 
 
-@pytest.mark.slow
 def test_tuples_are_refused_before_a_step():
     space = gym.spaces.Tuple([gym.spaces.Discrete(2)])
     with pytest.raises(TypeError, match="observations are tuples, expected arrays or dicts"):
         VectorEnv([lambda: SpaceEnv(space)])
 
 
-@pytest.mark.slow
 def test_a_step_returns_the_first_that_are_ready():
     envs = VectorEnv([cartpole] * 4, wait_num=2, num_workers=2)
     assert envs.is_async
@@ -165,7 +159,6 @@ class Gated(SpaceEnv):
         return super().step(action)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"wait_num": 1}, {"timeout": 0.01}])
 def test_others_are_reset_and_stepped_beside_an_env_in_a_long_step(options, tmp_path):
     gates = [tmp_path / "quick", tmp_path / "slow"]
@@ -186,7 +179,6 @@ def test_others_are_reset_and_stepped_beside_an_env_in_a_long_step(options, tmp_
     close(envs)
 
 
-@pytest.mark.slow
 def test_attributes_are_those_of_the_envs():
     envs = VectorEnv([cartpole] * 3, num_workers=1)
     assert envs.action_space == [gym.spaces.Discrete(2)] * 3
@@ -324,7 +316,6 @@ def test_spaces_may_differ_in_their_bounds(nested):
     close(*made)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("as_object", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 3), (3, 3)])
 def test_envs_need_no_spaces(as_object, sizes):

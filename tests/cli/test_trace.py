@@ -200,6 +200,7 @@ def test_actors_and_their_learner_wait_for_one_another(tmp_path):
     assert {one.depth for slices in inside for one in slices} == {1}
 
 
+@pytest.mark.slow
 def test_envs_of_the_main_process_are_on_its_track(tmp_path):
     path = tmp_path / "run.json"
     with VectorEnv([Counting] * 4, num_workers=1, main_envs=2, trace=path) as envs:
@@ -239,6 +240,7 @@ def test_a_program_that_is_killed_leaves_a_whole_trace(program, tmp_path):
     assert traces.read(path)["worker 1, CartPole-v1"].named("step 2")
 
 
+@pytest.mark.slow
 def test_a_vector_env_that_is_dropped_ends_its_trace(tmp_path):
     path = tmp_path / "run.json"
     envs = stepped(counting(path))
@@ -255,6 +257,7 @@ def test_a_vector_env_that_is_dropped_ends_its_trace(tmp_path):
     assert traces.read(path)[MAIN].named("send")
 
 
+@pytest.mark.slow
 def test_a_fork_that_ends_does_not_end_the_trace(tmp_path):
     path = tmp_path / "run.json"
     with counting(path) as envs:
@@ -269,6 +272,7 @@ def test_a_fork_that_ends_does_not_end_the_trace(tmp_path):
     assert len(traces.read(path)[MAIN].named("send")) == 2 * (STEPS + 1) + 1
 
 
+@pytest.mark.slow
 def test_modules_of_the_current_directory_do_not_reach_the_tracer(tmp_path, monkeypatch):
     (tmp_path / "select.py").write_text("raise ImportError('another select')")
     monkeypatch.chdir(tmp_path)
@@ -277,6 +281,7 @@ def test_modules_of_the_current_directory_do_not_reach_the_tracer(tmp_path, monk
     assert traces.read("run.json")[MAIN].named("send")
 
 
+@pytest.mark.slow
 def test_arrows_of_groups_that_are_sent_to_one_by_one(tmp_path):
     path = tmp_path / "run.json"
     with counting(path, groups=2) as envs:
@@ -409,6 +414,7 @@ def test_a_trace_that_cannot_be_is_refused(tmp_path):
     assert os.getpid() not in [one.pid for one in programs()]
 
 
+@pytest.mark.slow
 def test_merged_files_keep_their_tracks_and_clocks_apart(tmp_path):
     paths = [tmp_path / "one.json", tmp_path / "two.json"]
     for path in paths:
@@ -431,6 +437,7 @@ def test_merged_files_keep_their_tracks_and_clocks_apart(tmp_path):
         assert then == pytest.approx(base / 1e3 + 5, abs=1)
 
 
+@pytest.mark.slow
 def test_each_arrow_in_json_has_a_beginning_and_an_end(tmp_path):
     path = tmp_path / "run.json"
     with counting(path) as envs:
@@ -458,12 +465,14 @@ def test_full_disk_warns_and_leaves_a_trace_that_opens(tmp_path):
         assert len(events) > 200
 
 
+@pytest.mark.slow
 def test_tracer_that_cannot_write_at_all_warns(tmp_path):
     envs = stepped(counting("/dev/full"))
     with pytest.warns(RuntimeWarning, match="trace /dev/full ends early: No space left on device"):
         envs.close()
 
 
+@pytest.mark.slow
 def test_tracer_that_is_killed_is_told_of(tmp_path):
     envs = counting(tmp_path / "run.json")
     envs._tracer._process.kill()
@@ -471,6 +480,7 @@ def test_tracer_that_is_killed_is_told_of(tmp_path):
         envs.close()
 
 
+@pytest.mark.slow
 def test_full_disk_is_told_on_stderr_where_nothing_closes_the_envs(capfd):
     envs = stepped(counting("/dev/full"))
     tracer = envs._tracer

@@ -76,6 +76,7 @@ def test_every_choice_is_tried():
     assert told["lines"][1].startswith('envs = pysampler.make_vec("CartPole-v1", num_envs=4')
 
 
+@pytest.mark.slow
 def test_a_script_is_run_until_it_makes_a_vector_env(folder):
     options = "--script-args=--envs=2", "--workers", "1", "--seconds", "0.5"
     status, shown = on_screen(*TUNE, "train.py", *options)
@@ -174,6 +175,7 @@ def test_each_way_to_make_a_vector_env_is_noticed(folder, monkeypatch, program, 
     assert len(source.env_fns(source.count)) == source.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "arguments", "why"),
     [

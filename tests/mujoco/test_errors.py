@@ -139,6 +139,7 @@ class Falling(Task):
         return heights, np.zeros((len(ids), 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_simulation_that_fails_is_an_error_of_its_env(groups, workers):

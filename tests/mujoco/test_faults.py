@@ -23,6 +23,8 @@ import pysampler
 from pysampler.envs.mujoco import Task, draw
 from pysampler.errors import EnvError, WorkerLostError
 
+pytestmark = pytest.mark.slow  # workers that replace others import mujoco
+
 BOTH = together, ordinary
 RESTART = {"num_workers": 3, "on_worker_loss": "restart"}
 LOST = [False, False, True, True, False, False]  # of six envs, those of worker 1
@@ -77,7 +79,6 @@ def test_the_step_of_a_loss_ends_its_episodes_and_no_other(mode, groups):
         assert ours.stats().losses.tolist() == [0, 1, 0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env_id", "mode"), [("Ant-v5", NEXT_STEP), (CHEETAH, SAME_STEP), ("Humanoid-v5", DISABLED)]
 )
@@ -99,7 +100,6 @@ def test_all_that_follows_is_what_ordinary_envs_do(env_id, mode):
         identical(*(envs.reset(seed=8) for envs in pair))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_reset_is_done_by_the_successors(mode):
     with running(CHEETAH, autoreset_mode=mode) as pair:
@@ -250,7 +250,6 @@ class Deadly(Task):
         return draw(rngs, lambda rng: rng.uniform(-1, 1, 1)), np.zeros((len(ids), 1))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "mode"), [("reward", DISABLED), ("terminated", NEXT_STEP), ("observe", SAME_STEP)]
 )

@@ -8,6 +8,8 @@ from mujoco_in_tests import META_IDS, each, identical
 import pysampler
 from pysampler.envs.mujoco import Task, draw
 
+pytestmark = pytest.mark.slow
+
 
 def policy(observations, tasks, params):
     """Depends on all that it is given."""

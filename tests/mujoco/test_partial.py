@@ -96,6 +96,7 @@ def test_resets_of_some_with_seeds_of_their_own(workers):
     theirs.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_options_that_travel_with_commands(workers):
     """Tasks of automatic resets, each with its version."""
@@ -128,6 +129,7 @@ def test_options_that_travel_with_commands(workers):
     theirs.close()
 
 
+@pytest.mark.slow
 def test_a_recording_of_one_replays_with_the_other(tmp_path):
     """Which envs were ready when does not depend on how they are simulated."""
 
@@ -176,6 +178,7 @@ def sampled(make, *, policy_in, overlap, **options):
         return [next(rollouts).copy() for _ in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_rollouts(way):
     ours, theirs = sampled(together, **way), sampled(ordinary, **way)
@@ -219,6 +222,7 @@ def test_actors(workers, groups):
         assert sum(one["terminated"] or one["truncated"] for one in rows) >= 5
 
 
+@pytest.mark.slow
 def test_evaluations():
     results = []
     for make in BOTH:

@@ -227,6 +227,7 @@ def rollouts_of(names, normalizer, **options):
     )
 
 
+@pytest.mark.slow
 def test_samplers_of_envs_whose_parts_have_other_numbers_take_each_its_own():
     normalizer = pysampler.Normalizer(rewards=False)
     with rollouts_of(["number", "far"], normalizer, seed=1) as first:
@@ -239,6 +240,7 @@ def test_samplers_of_envs_whose_parts_have_other_numbers_take_each_its_own():
     assert abs(rollout.observations["far"]).max() < 10
 
 
+@pytest.mark.slow
 def test_one_open_sampler_counts_with_a_normalizer():
     normalizer = pysampler.Normalizer()
     with rollouts_of(["far"], normalizer) as rollouts:

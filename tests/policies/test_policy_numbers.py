@@ -105,6 +105,7 @@ WHERE = [
 ]
 
 
+@pytest.mark.slow
 def test_a_policy_with_generators_acts_alike_everywhere():
     runs = []
     for way in WHERE:

@@ -73,6 +73,7 @@ def test_an_env_without_an_end_is_told_of(where):
         pysampler.evaluate(Endless, still, 1, max_steps=200, policy_in=where)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 20, 64, 65, 128, 200])
 def test_an_episode_may_have_just_so_many_steps(length):
     env = functools.partial(Scripted, "." * (length - 1) + "t")

@@ -147,6 +147,7 @@ def test_a_vector_env_of_another_kind_is_refused_by_name():
     envs.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [list, tuple])
 def test_a_list_of_functions_makes_an_env_each(given):
     lengths = [3, 5]

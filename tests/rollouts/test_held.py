@@ -150,6 +150,7 @@ def test_too_many_held_rollouts_are_an_error_that_says_how_to_copy(overlap):
         assert [one.version for one in held] == [*range(1, 14)]
 
 
+@pytest.mark.slow
 def test_rollouts_that_only_garbage_refers_to_are_not_held():
     with rollouts_of() as rollouts:
         gc.disable()

@@ -244,6 +244,7 @@ def test_states_of_policies_are_as_without(way):
         assert rollout.extras.keys() == {"x"}
 
 
+@pytest.mark.slow
 def test_the_policy_sees_what_the_rollout_has():
     for way in WAYS:
         with vector_env() as envs:
