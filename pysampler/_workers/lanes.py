@@ -188,6 +188,10 @@ class InlineLane:
         """Free the answer of a group."""
         self._answers.pop(group, None)
 
+    def drop_all(self) -> None:
+        """Free all answers."""
+        self._answers.clear()
+
     def error_of(self, failure: Failure, doing: str) -> EnvError:
         """Return the exception, which names no worker."""
         error = error_from(failure.report, self._assignment.describe(failure, "", doing))

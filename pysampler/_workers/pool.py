@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Pool"]
 
-# How long a worker may take until it reads what finds no room otherwise, in seconds.
+# Seconds to wait for a worker to drain its full command ring.
 SEND_TIMEOUT_S = 60.0
-# How long a pool that ends waits until its workers are reaped, in seconds.
+# Seconds to wait, at the end of a pool, until its workers are reaped.
 _REAPING = 2.0
-# How long a worker that is to close may be stopped, in seconds.
+# Seconds for which a worker may be stopped (SIGSTOP) while it is to close.
 _STOPPED = 1.0
-# How often to look whether a worker that closes has died, in seconds.
+# Seconds between two looks whether a worker that closes has died.
 _LOOK = 0.05
 
 
@@ -62,7 +62,7 @@ class Pool:
     Args:
         assignments: What each worker has.
         make: Returns the function that makes the env server of a lane, and its arguments.
-        own: What this process runs itself: the last groups. It counts as the last of the workers.
+        inline: What this process runs itself: the last groups. It counts as the last worker.
         context: How processes are started: "forkserver", "fork" or "spawn".
         preload: Modules that the fork server imports; None: those that the first workers had to.
         policy: How to wait, as ``wait_policy`` takes it.
@@ -75,7 +75,7 @@ class Pool:
         self,
         assignments: Sequence[WorkerAssignment],
         make: Callable[[WorkerAssignment], MakeServer],
-        own: WorkerAssignment | None = None,
+        inline: WorkerAssignment | None = None,
         *,
         context: str = "forkserver",
         preload: Sequence[str] | None = None,
@@ -87,29 +87,22 @@ class Pool:
         self.assignments = list(assignments)
         self.closed = False  # or its workers are being ended
         self._gone = False  # that is done
-        everywhere = [*assignments, *([] if own is None else [own])]
-        self.groups = [len(assignment.sizes) for assignment in everywhere]
-        self.members = [
-            part for assignment in everywhere for part in assignment.parts
-        ]  # of each group
+        everywhere = [*assignments, *([] if inline is None else [inline])]
+        self._sizes = [one.sizes for one in everywhere]  # of the groups of each worker
+        self.groups = [len(sizes) for sizes in self._sizes]
+        self.members = [part for one in everywhere for part in one.parts]  # of each group
         self.worker_of = [w for w, count in enumerate(self.groups) for _ in range(count)]
         self._everyone = everywhere[-1].members.stop
         self._faults = faults or Faults()
         self._learn_modules = preload is None and context == "forkserver" and len(assignments) > 0
         self._layouts = 0
         self._frames_segment: Segment | None = None
-        self._own = own
-        servers = [make(assignment) for assignment in assignments]
+        servers = [make(one) for one in assignments]
         new = False  # whether this fork server has made no such env servers yet
-        if (
-            servers and context == "forkserver"
-        ):  # what env servers need is imported once, and not per worker
-            modules = {
-                *(
-                    servers[0][0].__module__,
-                    *(() if restore is None else [type(restore).__module__]),
-                )
-            }
+        if servers and context == "forkserver":  # which imports once what all workers need
+            modules = {servers[0][0].__module__}
+            if restore is not None:
+                modules.add(type(restore).__module__)
             new = fork_server.preload([*sorted(modules), *(preload or ())])
         self._processes = Processes(
             self.assignments,
@@ -121,23 +114,23 @@ class Pool:
         self.descriptions = self._processes.descriptions
         self._inline: InlineLane | None = None
         try:
-            if own is not None:
-                self._inline = InlineLane(own, make)
+            if inline is not None:
+                self._inline = InlineLane(inline, make)
                 self.descriptions.append(self._inline.description)
-            self._link(own, policy, restore, for_replaced)
+            self._link(inline, policy, restore, for_replaced)
         except BaseException:
             self.kill()
             raise
 
     def _link(
         self,
-        own: WorkerAssignment | None,
+        inline: WorkerAssignment | None,
         policy: tuple[int, int] | None,
         restore: Job | None,
         for_replaced: Callable[[range], Sequence[Note]],
     ) -> None:
         """Make what this process shares with its workers."""
-        links = self._links = Links(self.assignments, policy, self._processes, own)
+        links = self._links = Links(self.assignments, policy, self._processes, inline)
         self._native = links.native
         self._commands = Commands(self.assignments, links, restore, for_replaced, len(self.members))
         self._recovery = Recovery(
@@ -264,10 +257,9 @@ class Pool:
     def stats(self) -> Stats:
         """Return what members and workers have done. Groups of this process are the last's."""
         losses = [len(of_worker) for of_worker in self._recovery.losses]
-        groups = [assignment.sizes for assignment in self.assignments]
-        if self._own is not None:
-            losses, groups = [*losses, 0], [*groups, self._own.sizes]
-        return Stats.of(self._links.counters, groups, losses)
+        if self._inline is not None:
+            losses.append(0)
+        return Stats.of(self._links.counters, self._sizes, losses)
 
     def overdue(self, timeout_ns: int) -> list[tuple[int, int, int]]:
         """Return (worker, env, since) of members that have been at work for ``timeout_ns``."""
@@ -441,6 +433,8 @@ class Pool:
     def take_all(self) -> None:
         """Take all groups, which have come back and whose answers were received."""
         self._native.take_all()
+        if self._inline is not None:
+            self._inline.drop_all()
 
     def take(self, groups: Sequence[int]) -> None:
         """Take groups, which have come back and whose answers were received."""
@@ -579,5 +573,5 @@ class Pool:
         self._gone = True
 
     def __repr__(self) -> str:
-        own = ", inline" * (self._own is not None)
-        return f"<pysampler Pool {len(self.assignments)} workers{own}{', closed' * self.closed}>"
+        inline = ", inline" * (self._inline is not None)
+        return f"<pysampler Pool {len(self.assignments)} workers{inline}{', closed' * self.closed}>"
