@@ -75,15 +75,15 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_protocol(item, nextitem):
     """With --quick, fail a test that takes too long twice.
 
-    The first test that needs workers or torch waits while a fork server imports it for all, and any
-    test may lose its CPU to another program: neither happens twice.
+    The first test with workers waits while the fork server imports gymnasium for all later ones,
+    and any test may lose its CPU to another program: neither is likely to happen twice.
     """
     if not item.config.getoption("quick"):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = runtestprotocol(item, log=False, nextitem=nextitem)
     if _too_long(reports):
-        item._initrequest()  # fresh fixtures
+        item._initrequest()  # fresh fixtures, as in pytest-rerunfailures
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
         for report in _too_long(reports):
             report.outcome = "failed"

@@ -156,7 +156,7 @@ def files():
 
 
 @functools.cache
-def tests():
+def text_of_tests():
     """Return the text of all tests."""
     return "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.*"))
 
@@ -170,7 +170,7 @@ def test_what_a_page_names_is_there(page):
     for name in re.findall(r"`((?:[\w-]+/)*[\w-]+\.(?:py|h|cpp|md))`", text):
         assert any(path.endswith(f"/{name}") for path in files()), name
     for name in re.findall(r"`(test_\w+)`", text):
-        assert f"def {name}(" in tests() or f"TEST({name})" in tests(), name
+        assert f"def {name}(" in text_of_tests() or f"TEST({name})" in text_of_tests(), name
 
 
 @pytest.fixture

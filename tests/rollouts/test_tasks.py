@@ -240,6 +240,7 @@ def test_a_sample_that_is_not_finished_by_hand_is_dropped():
         assert (rollout.observations[:, :, 0] == 5).all()
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_told_before_anything_is_sent():
     with sampler() as one:
         one.sample(2, tasks=[1, 2])

@@ -88,6 +88,7 @@ def test_the_same_seed_begins_at_the_same_steps():
     assert firsts[0] != firsts[2]
 
 
+@pytest.mark.slow
 def test_simulated_together():
     pytest.importorskip("gymnasium.envs.mujoco")  # tests/mujoco is an importable mujoco, too
     with pysampler.make_vec("HalfCheetah-v5", 8, vector_kwargs={"num_workers": 2}) as envs:

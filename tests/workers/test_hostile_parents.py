@@ -89,6 +89,7 @@ def test_close_does_not_wait_for_a_worker_that_is_stopped(stopping, monkeypatch)
         envs.close()
 
 
+@pytest.mark.slow
 def test_close_does_not_wait_for_the_step_of_a_worker_that_is_stopped(stopping, monkeypatch):
     monkeypatch.setattr(core, "SHUTDOWN_TIMEOUT_S", 1e6)
     envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2)
