@@ -1,6 +1,7 @@
 """Fewer cases of parametrized tests: each value once, or each pair of values once."""
 
 import itertools
+from collections import Counter
 
 import pytest
 
@@ -15,10 +16,15 @@ def covering(cases, size):
     for case in cases:
         count = min(size, len(case))
         left.append(set(itertools.combinations(sorted(case.items()), count)))
-    chosen = []
+    chosen, used = [], Counter()
+
+    def worth(at):  # of equals, the one whose values were chosen least
+        return len(left[at]), -sum(used[value] for value in cases[at].items())
+
     while any(left):
-        best = max(range(len(left)), key=lambda at: len(left[at]))
+        best = max(range(len(left)), key=worth)
         chosen.append(best)
+        used.update(cases[best].items())
         covered = left[best].copy()
         for combinations in left:
             combinations -= covered
