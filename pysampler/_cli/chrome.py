@@ -180,7 +180,7 @@ def merge(paths: Iterable[Path], into: Path) -> int:
                     event["ts"] += later
                 _renumber(event, number)
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"{path} is no trace in JSON") from None
+            raise ValueError(f"{path} is not a JSON trace") from None
         if merged:
             merged["traceEvents"] += events
         else:

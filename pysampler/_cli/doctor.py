@@ -218,7 +218,7 @@ def _other_work() -> _Said:
     cpus, load = usable_cpus(), os.getloadavg()[0]
     found = f"{load:.1f} processes or threads ran or waited for a CPU in the last minute"
     if load > _LOADED * cpus:
-        advice = f"that is much for {cpus} CPUs: what else runs here takes time from workers"
+        advice = f"high load for {cpus} CPUs: other processes slow the workers"
         return _look(found, advice)
     return _ok(found)
 

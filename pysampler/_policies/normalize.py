@@ -331,7 +331,7 @@ class Normalizer:
             finite = np.isfinite(one.mean).all() and np.isfinite(one.variance).all()
             if not (0 < one.count < np.inf and finite and (one.variance >= 0).all()):
                 raise ValueError(
-                    f"cannot load statistics: {name} is no mean, variance and count of some rows"
+                    f"cannot load statistics: {name} must hold mean, variance and count"
                 )
         current = self._statistics.moments
         shapes, expected = ({n: m.mean.shape for n, m in one.items()} for one in (moments, current))

@@ -416,7 +416,7 @@ class VectorCore:
         return True
 
     def release(self) -> None:
-        """Let go of the frames, so that their memory is freed once no view of it is left."""
+        """Drop our references to the frames; their memory is freed when the last view goes."""
         self.pool.kill()  # continues where a call was interrupted
         self.results = None  # type: ignore[assignment]
         self.call.use(None)

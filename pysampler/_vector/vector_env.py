@@ -114,9 +114,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         max_restarts: A worker that is lost more often than this within ``restart_window`` seconds
             raises all the same.
         restart_window: See ``max_restarts``.
-        step_timeout: Seconds after which an env that has not answered is late.
-        on_hang: What happens then: "raise" raises ``EnvTimeoutError``, which names the env and
-            leaves the step pending; "wait" warns; "restart" replaces its worker.
+        step_timeout: Raise if an env takes longer than this many seconds to answer. See ``on_hang``.
+        on_hang: What to do about such an env: "raise" raises ``EnvTimeoutError``, which names it
+            and leaves the step pending; "wait" warns; "restart" replaces its worker.
         record_to: A file to which ``recv`` writes which envs formed each batch.
         replay_from: A file of an earlier run: ``recv`` returns the same batches in the same order.
         worker_init: A function without arguments that each worker runs before it makes its envs. It
@@ -773,8 +773,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Give envs states that ``get_state`` has returned: their own, or those of other envs.
 
         With ``np.repeat(envs.get_state([0]), envs.num_envs)`` all go on as the first would. Where a
-        worker was replaced and all envs of one of its groups are given states, no step tells that
-        the group was lost: it goes on from these.
+        worker was replaced and all envs of one of its groups are given states, the loss is not
+        reported; the group resumes from the given states.
 
         Args:
             states: A row for each env.

@@ -36,7 +36,7 @@ __all__ = [
     "is_users",
 ]
 
-# In the place of which command the members of a group, which replace lost ones, were restored.
+# Which command the restore replaced.
 Replaced = Literal["step", "reset"]
 
 

@@ -1,4 +1,4 @@
-"""What a pool does about workers that are lost, and about members that do not answer."""
+"""Worker recovery: restarts after a crash, time-outs for envs that hang."""
 
 from __future__ import annotations
 

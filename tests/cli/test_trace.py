@@ -152,7 +152,7 @@ def test_what_is_no_trace_is_not_merged(tmp_path, capsys):
     (tmp_path / "none.json").write_text('{"a": 1}')
     both = str(tmp_path / "both.json")
     assert main(["trace", "--merge", str(tmp_path / "none.json"), "-o", both]) == 2
-    assert capsys.readouterr().err.strip().endswith("none.json is no trace in JSON")
+    assert capsys.readouterr().err.strip().endswith("none.json is not a JSON trace")
     assert main(["trace", "--merge", str(tmp_path / "absent.json"), "-o", both]) == 2
     assert "No such file" in capsys.readouterr().err
     assert main(["trace", "--merge", both]) == 2

@@ -288,7 +288,7 @@ def test_statistics_that_are_none_are_refused(change):
     [(part, value)] = change.items()
     name = next(name for name in state if name.endswith(part))
     state[name] = np.full(state[name].shape, value)
-    with pytest.raises(ValueError, match="no mean, variance and count"):
+    with pytest.raises(ValueError, match="must hold mean, variance and count"):
         normalizer.load_state_dict(state)
     with pytest.raises(TypeError, match="expected a dict of arrays"):
         normalizer.load_state_dict([1])
