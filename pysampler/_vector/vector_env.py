@@ -114,7 +114,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         max_restarts: A worker that is lost more often than this within ``restart_window`` seconds
             raises all the same.
         restart_window: See ``max_restarts``.
-        step_timeout: Raise if an env takes longer than this many seconds to answer. See ``on_hang``.
+        step_timeout: Raise if an env takes longer than this many seconds to answer; see
+            ``on_hang``.
         on_hang: What to do about such an env: "raise" raises ``EnvTimeoutError``, which names it
             and leaves the step pending; "wait" warns; "restart" replaces its worker.
         record_to: A file to which ``recv`` writes which envs formed each batch.
