@@ -1448,7 +1448,7 @@ class Call:
         """
         Step all envs: return the results, or whether the actions were sent if Python has to do the rest.
         """
-    def use(self, batch: typing.Any) -> None:
+    def use_frames(self, batch: typing.Any) -> None:
         """
         Use these frames from now on; None: none, until they are laid out anew.
         """

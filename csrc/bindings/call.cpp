@@ -54,10 +54,10 @@ class Call {
     // -- its frames -----------------------------------------------------------------------------
 
     // From now on calls use these frames; None: none, until they are laid out anew.
-    void use(const py::object& batch) {
+    void use_frames(const py::object& batch) {
         batch_ = batch.is_none() ? nullptr : &batch.cast<Batch&>();
         batch_object_ = batch;
-        armed_after_ = 0;
+        entries_when_armed_ = 0;
     }
     bool laid_out() const { return batch_ != nullptr; }
 
@@ -65,12 +65,12 @@ class Call {
 
     // Python has looked at all that could be unusual: if no other call enters the guard before it,
     // the next step is like this one.
-    void arm_fast_path() { armed_after_ = entry_.entries(); }
+    void arm_fast_path() { entries_when_armed_ = entry_.entries(); }
 
     // The results of a step of all envs. Where something unusual happens it returns whether the
     // commands were sent, and Python does the rest.
     py::object step(const py::handle& actions) {
-        if (batch_ == nullptr || entry_.entries() != armed_after_) return py::bool_(false);
+        if (batch_ == nullptr || entry_.entries() != entries_when_armed_) return py::bool_(false);
         entry_.enter();
         py::object results;
         try {
@@ -102,7 +102,9 @@ class Call {
 
  private:
     // Writes the actions, wakes the workers, waits for all groups, and reads. Returns the five
-    // results, or a bool: false, nothing was sent; true, all was, and Python waits and reads.
+    // results, or a bool. False: nothing was sent. True: all commands were accepted, and Python
+    // waits, which first flushes what has not gone, and reads. If this has waited or read already,
+    // that does no harm: nothing is taken from the pool before the results are kept.
     py::object step_inside(const py::handle& actions) {
         const py::bool_ not_sent(false), sent(true);
         if (!kept_.is_none()) return not_sent;  // an exception came before the caller had it
@@ -110,14 +112,14 @@ class Call {
         if (!batch_->write(frame, actions)) return not_sent;  // of other types
         batch_->use(frame);
         name_ = step_name_;
-        if (!pool_.step(frame)) return sent;  // something has not gone yet: flush it
+        if (!pool_.step(frame)) return sent;  // a ring was full
         if (!pool_.wait_all_back()) return sent;
         const py::tuple read = read_results(frame);
-        // Observations without a fixed shape come by mail; the values of some keys of infos have
-        // no common dtype.
+        // Observations without a fixed shape come by mail, through the worker's outbox; the values
+        // of some keys of infos have no common dtype.
         const py::handle observations = read[0], mixed_keys = read[5];
         if (observations.is_none() || PyObject_IsTrue(mixed_keys.ptr()) != 0) return sent;
-        batch_->mark_all_seen();
+        batch_->mark_all_seen();  // by the caller: this frame is not the next one to be written
         const auto stepped = py::reinterpret_steal<py::object>(PyTuple_GetSlice(read.ptr(), 0, 5));
         if (!stepped) throw py::error_already_set();
         keep(groups_, stepped, py::none());
@@ -142,7 +144,7 @@ class Call {
     Batch* batch_ = nullptr;
     py::object groups_;
     py::object name_ = py::none(), kept_ = py::none();
-    std::uint64_t armed_after_ = 0;  // how many entries
+    std::uint64_t entries_when_armed_ = 0;  // of the guard, counted by arm_fast_path()
     py::str step_name_ = interned("step");
 };
 
@@ -192,7 +194,7 @@ void register_call(py::module_& m) {
             "returned", [](const Call& self) { return self.kept().is_none(); }, &Call::set_returned,
             "Whether nothing is kept; to be set right before it is returned.")
         .def("forget", &Call::forget, "Note that nothing is pending or kept.")
-        .def("use", &Call::use, py::arg("batch"),
+        .def("use_frames", &Call::use_frames, py::arg("batch"),
              "Use these frames from now on; None: none, until they are laid out anew.")
         .def_property_readonly("laid_out", &Call::laid_out, "Whether there are frames to use.")
         .def("arm_fast_path", &Call::arm_fast_path,

@@ -131,7 +131,7 @@ class VectorCore:
         room = 0 if layout.infos == "none" else info_bytes(self.num_envs, count)
         plan = Plan(self.spec, self.num_envs, count, final, tuple(layout.extras), room)
         mode = "DISABLED" if self._resets_itself else layout.autoreset.name
-        self.call.use(None)  # until all of this is done
+        self.call.use_frames(None)  # until all of this is done
         if layout.reserved > 0:
             segment = Segment(max(1, layout.spare_bytes), plan.size + plan.infos)
             frames = Frames(plan, segment, segment.size - plan.size - plan.infos)
@@ -153,7 +153,7 @@ class VectorCore:
         )
         results.show_versions = self.options_version > 0
         self.results = results
-        self.call.use(results.batch)
+        self.call.use_frames(results.batch)
         return frames, segment
 
     def arm_fast_path(self) -> None:
@@ -356,8 +356,8 @@ class VectorCore:
     def hand_over(self) -> Any:
         """Return the kept results, or raise the kept error; then nothing of it is pending.
 
-        The caller sets ``call.returned`` right after its ``with`` block, in lines where Python runs
-        no signal handlers: an interrupt before that loses nothing.
+        The caller sets ``call.returned`` right before it returns, in lines where Python runs no
+        signal handlers: an interrupt before that loses nothing.
         """
         assert self.call.kept is not None
         groups, results, error = self.call.kept
@@ -419,5 +419,5 @@ class VectorCore:
         """Drop our references to the frames; their memory is freed when the last view goes."""
         self.pool.kill()  # continues where a call was interrupted
         self.results = None  # type: ignore[assignment]
-        self.call.use(None)
+        self.call.use_frames(None)
         self.call.forget()

@@ -356,18 +356,22 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     # -- step ------------------------------------------------------------------------------------
 
-    # A step, and where each part of it is:
+    # A step, and where each part of it is (C++ is in csrc/):
     #
-    #         a usual one, in one call of C++       any other, in Python
-    #  write  Batch::write (bindings/batch.cpp)     the same, or Results.write (results.py)
-    #  wake   PyPool::step (bindings/py_pool.h)     Pool.step (_workers/pool.py), which ends there:
-    #         a command in a worker's ring wakes the worker if it sleeps (csrc/pool.h)
-    #  wait   PyPool::wait_all_back                 Pool.wait
-    #         the last group that is done wakes this process (csrc/doorbell.h)
-    #  read   Batch::read                           Results.read
+    #          a usual step: one call of C++        any other: _step(), Python
+    #  write   Batch::write (bindings/batch.cpp)    the same, or Results.write (results.py), or
+    #                                               _send_objects(): pickled, not in the frame
+    #  wake    PyPool::step (bindings/py_pool.h)    Pool.step (_workers/pool.py), Commands.step
+    #          A command goes to the ring of each worker, and wakes it if it sleeps
+    #          (command_sender.h).
+    #  wait    PyPool::wait_all_back                Pool.wait
+    #          The completion of the last group wakes this process (doorbell.h).
+    #  read    Batch::read                          Results.read
+    #  return  Call::keep, PyPool::take_all         core.wait_and_keep(), core.hand_over()
     #
-    # A step is usual if the call before it was a step in which nothing happened that only Python
-    # handles. docs/design/waiting.md lists how a wait ends.
+    # A step is usual if the call before it was a step that arm_fast_path() accepted, and no other
+    # call came between. With check_actions=True none is. Where something needs Python, C++ stops,
+    # and returns whether commands were sent. docs/design/waiting.md lists how a wait can end.
     #
     # A signal handler may raise between almost any two lines. So results stay in core.call until
     # `core.call.returned = True`, an assignment, since Python runs no handler between it and the
