@@ -227,6 +227,7 @@ def source_texts():
     return "\n".join(text for text in texts if "\n" not in text)
 
 
+@pytest.mark.slow
 def test_messages_that_are_quoted_are_in_the_source():
     """In headings and first columns of "By message": constant parts, in order, in one text."""
     _, _, page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## By message\n")

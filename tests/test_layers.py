@@ -1,6 +1,7 @@
 """Imports point down."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -56,14 +57,15 @@ def package_of(path):
     return path.parts[0].removesuffix(".py")
 
 
+@functools.cache
 def imported(path):
-    """Yield the modules of the package that a file names, as dotted names without ``pysampler.``.
+    """Return the modules of the package that a file names, as dotted names without ``pysampler.``.
 
     Wherever it does: at the top, in a function, for type checkers alone, or in a string, such as
     what ``importlib.import_module`` or another interpreter gets. Names of loggers are no modules.
     """
     tree = ast.parse((ROOT / "pysampler" / path).read_text())
-    passed_by = set()
+    passed_by, modules = set(), []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "getLogger":
             passed_by.update(map(id, node.args))
@@ -83,9 +85,10 @@ def imported(path):
             names = [name for name in found if is_module(name)]
         else:
             continue
-        yield from (
+        modules += (
             name.removeprefix("pysampler.") for name in names if name.startswith("pysampler.")
         )
+    return modules
 
 
 def is_module(name):

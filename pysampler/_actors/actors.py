@@ -333,7 +333,8 @@ class Actors(FreeRunningSampler):
             self._check_at = at + CHECK_NS
             return self._check_workers()
         if not self.closed and len(self._ring) < min_records:
-            self._start_workers()
+            if self._core.pool.pending == 0:  # or else the last call was interrupted: resume it
+                self._start_workers()
             self._check_workers()
         return self.closed or self.stopped
 

@@ -451,6 +451,7 @@ def test_each_arrow_in_json_has_a_beginning_and_an_end(tmp_path):
     assert orders <= {"stf", "sf"}
 
 
+@pytest.mark.slow
 def test_full_disk_warns_and_leaves_a_trace_that_opens(tmp_path):
     name = "run.json"
     with small_disk(tmp_path / "disk", 1 << 16) as disk:

@@ -40,7 +40,7 @@ from pysampler._actors.video import Video
 from pysampler._actors.watcher_policy import EPISODE, _append
 from pysampler._cli.main import main as command
 from pysampler._learning.checkpoints import Checkpoints
-from pysampler._vector.recording import Recorder, Replayer
+from pysampler._vector.recording import BatchRecorder, BatchReplayer
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests" / "support")]
@@ -173,12 +173,12 @@ def recordings(dice, disk):
     path = disk.path / "recording"
     if dice.random() < 0.2:
         disk.spoil(dice, 1 << 10)
-        if failed(lambda: Recorder(path, GROUPS).close(), path):
+        if failed(lambda: BatchRecorder(path, GROUPS).close(), path):
             yield "read-only"
             yield "no file"
             return
         disk.free()
-    recorder, done = Recorder(path, GROUPS), []
+    recorder, done = BatchRecorder(path, GROUPS), []
     for batch in range(dice.randrange(200)):
         groups = dice.sample(range(150), dice.randrange(1, 150))
         if batch == 20:
@@ -191,7 +191,7 @@ def recordings(dice, disk):
         done.append(groups)
     recorder.close()
     yield "full"
-    replayer = Replayer(path, GROUPS)
+    replayer = BatchReplayer(path, GROUPS)
     for batch, groups in enumerate(done):
         expect(replayer.read() == groups, f"batch {batch} was lost")
         replayer.done(batch)

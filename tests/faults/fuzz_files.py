@@ -36,7 +36,7 @@ import numpy as np
 
 from pysampler import ReplayBuffer
 from pysampler._learning.checkpoints import Checkpoints
-from pysampler._vector.recording import Recorder, Replayer
+from pysampler._vector.recording import BatchRecorder, BatchReplayer
 from pysampler.errors import LayoutError, RecordingError
 
 HANG = 20.0  # seconds that a case may take at most
@@ -192,14 +192,14 @@ class Recordings:
 
     def save(self, directory, seed):
         dice = random.Random(seed)
-        with contextlib.closing(Recorder(directory / "recording", GROUPS)) as recorder:
+        with contextlib.closing(BatchRecorder(directory / "recording", GROUPS)) as recorder:
             for number in range(dice.randrange(20)):
                 count = dice.choice([0, 1, 3, 150])
                 recorder.write(number, dice.sample(range(len(GROUPS)), count))
 
     def read(self, directory):
         """A part of the batches may come before the error."""
-        replayer = Replayer(directory / "recording", GROUPS)
+        replayer = BatchReplayer(directory / "recording", GROUPS)
         batches = []
         try:
             while True:

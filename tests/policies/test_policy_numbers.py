@@ -80,6 +80,7 @@ def test_workers_draw_numbers_of_their_own_however_they_are_started(context):
     expect_own_numbers(OfTorch(), None, context)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_policy_that_is_told_again_does_not_draw_again(workers):
     """One that changes is pickled anew, with a generator that is the same in each worker."""
@@ -248,6 +249,7 @@ def test_what_a_function_uses_of_its_module_goes_with_it(envs, way, monkeypatch)
         assert (next(rollouts).actions == 1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [{"overlap": True}, {"policy_in": "workers"}], ids=str)
 @pytest.mark.parametrize("policy", [imported.drawing, HeldGenerator()])
 def test_the_generators_of_this_process_go_on(envs, policy, way):
@@ -261,6 +263,7 @@ def test_the_generators_of_this_process_go_on(envs, policy, way):
     assert generator.random() == expected.random()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [{"overlap": True}, {"policy_in": "workers"}], ids=str)
 def test_a_copy_of_a_policy_that_changed_does_not_draw_again(envs, way):
     policy = HeldGenerator()

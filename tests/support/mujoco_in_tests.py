@@ -125,7 +125,7 @@ def is_native(envs):
     """As its name, its stats and where it steps its envs say."""
     told = "native" in repr(envs)
     assert envs.stats().native == told
-    assert isinstance(envs._pool._inline._host, TaskServer) == told
+    assert isinstance(envs._pool._inline._server, TaskServer) == told
     envs.close()
     return told
 

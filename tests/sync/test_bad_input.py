@@ -289,6 +289,7 @@ def test_a_wrong_argument_gets_one_clear_sentence(name):
         call()
 
 
+@pytest.mark.slow
 def test_wrong_arguments_leave_no_file_descriptor_or_mapping():
     def count():
         gc.collect()  # also of what earlier tests left in cycles

@@ -332,7 +332,7 @@ def test_ctrl_c_in_this_process_leaves_a_call_pending_as_with_workers(groups, fi
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    env = envs._pool._inline._host.envs[at]
+    env = envs._pool._inline._server.envs[at]
     for name, act, wait in (
         ("leave", lambda: envs.call("leave"), envs.call_wait),
         ("step", lambda: envs.step([0] * 4), envs.step_wait),

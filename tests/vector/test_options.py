@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from made_up import SpaceEnv, TellingEnv, same
 
 import pysampler
-from pysampler._vector.recording import Recorder, Replayer
+from pysampler._vector.recording import BatchRecorder, BatchReplayer
 from pysampler._workers.counters import Counters, Stats, slow_envs
 from pysampler.errors import EnvError, RecordingError
 
@@ -254,7 +254,7 @@ def groups_of(count):
 
 
 def record(path, count, batches):
-    with contextlib.closing(Recorder(path, groups_of(count))) as recorder:
+    with contextlib.closing(BatchRecorder(path, groups_of(count))) as recorder:
         for number, groups in enumerate(batches):
             recorder.write(number, groups)
 
@@ -263,7 +263,7 @@ def replayed(path, count):
     """The batches, and what is said where they end."""
     batches = []
     with pytest.raises(RecordingError) as told:
-        replayer = Replayer(path, groups_of(count))
+        replayer = BatchReplayer(path, groups_of(count))
         while True:
             batches.append(replayer.read())
             replayer.done(len(batches) - 1)
@@ -358,11 +358,11 @@ def test_what_is_no_file_is_no_recording(tmp_path):
         ("/dev/zero", "device"),
     ):
         with pytest.raises(RecordingError, match=f"it is a {kind}, expected a regular file"):
-            Replayer(path, groups_of(2))
+            BatchReplayer(path, groups_of(2))
         with pytest.raises(ValueError, match=f"cannot record to .* it is a {kind}, expected a reg"):
-            Recorder(path, groups_of(2))
+            BatchRecorder(path, groups_of(2))
     with pytest.raises(FileNotFoundError):
-        Replayer(tmp_path / "nothing", groups_of(2))
+        BatchReplayer(tmp_path / "nothing", groups_of(2))
 
 
 def test_a_disk_that_takes_a_part_gets_the_rest(tmp_path, monkeypatch):

@@ -271,7 +271,7 @@ def test_worker_init_runs_before_the_envs_are_made(tmp_path):
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     assert out.splitlines() == [
-        *("fork server (1, 1)", "fork server (5, 5)", "spawn (1, 1)", "spawn (5, 5)"),
+        *("forkserver (1, 1)", "forkserver (5, 5)", "spawn (1, 1)", "spawn (5, 5)"),
         *("fork (5, 5)", "fork (5, 5)"),
     ]
 
@@ -574,9 +574,9 @@ def test_equal_spaces_are_sent_once():
         def __init__(self):
             self.observation_space = gym.spaces.Box(0, 255, (100,), np.uint8)
 
-    host = EnvServer([Wide] * 20, 0, [20])
-    assert len({id(space) for space in host.describe().observation_spaces}) == 1
-    assert len(pickle.dumps(host.describe())) < 5000
+    server = EnvServer([Wide] * 20, 0, [20])
+    assert len({id(space) for space in server.describe().observation_spaces}) == 1
+    assert len(pickle.dumps(server.describe())) < 5000
 
 
 class Reusing(gym.Env):

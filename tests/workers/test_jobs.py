@@ -95,13 +95,13 @@ def test_a_repeated_job_is_done_by_the_replacement():
 
 
 def test_a_host_gets_the_seeds_of_members_that_replace_lost_ones():
-    class Host:
+    class Server:
         def replace(self, seeds):
             self.seeds = seeds
 
-    host = Host()
-    Replace([5, 6]).apply(host)
-    assert host.seeds == [5, 6]
+    server = Server()
+    Replace([5, 6]).apply(server)
+    assert server.seeds == [5, 6]
 
 
 # -- failures -------------------------------------------------------------------------------------

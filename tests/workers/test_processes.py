@@ -371,7 +371,7 @@ def test_a_fork_server_that_imports_can_leave_twice():
 
 
 def test_a_worker_whose_first_answer_nobody_read_leaves_without_a_word(capfd):
-    host = types.SimpleNamespace(describe=lambda: types.SimpleNamespace(name="left"))
+    server = types.SimpleNamespace(describe=lambda: types.SimpleNamespace(name="left"))
     child = Launcher("forkserver").start(0, None)
     child.connection.send(
         Setup(
@@ -383,7 +383,7 @@ def test_a_worker_whose_first_answer_nobody_read_leaves_without_a_word(capfd):
             arrays=(),
             open_files=open_files(),
             arguments=[],
-            host=cloudpickle.dumps((lambda: host, ())),
+            server=cloudpickle.dumps((lambda: server, ())),
             logging=None,
             is_replacement=False,
         )
