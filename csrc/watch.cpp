@@ -60,13 +60,20 @@ Watch::Watch()
         throw std::system_error(saved, std::generic_category(),
                                 "cannot make watch: epoll_create1 or eventfd");
     }
+    // Signals are handled in the interpreter's threads.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
         listen(epoll_, wake_, kWake);
+        thread_ = std::make_unique<std::thread>([this] { run(); });
     } catch (...) {
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
         close(wake_);
         close(epoll_);
         throw;
     }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Watch::~Watch() {
@@ -85,33 +92,16 @@ void Watch::stop() {
     if (!mine()) {
         // The thread stayed in the parent; its handle here can be neither joined nor destroyed.
         [[maybe_unused]] const std::thread* left = thread_.release();
-    } else {
+    } else if (thread_) {
         {
             const std::lock_guard lock(mutex_);
-            if (std::exchange(stopping_, true)) return;
+            stopping_ = true;
             if (owns(wake_, kWake)) wake();
         }
-        if (thread_) thread_->join();
+        thread_->join();
         thread_.reset();
         noticed_.mark_lost();
     }
-}
-
-// Starts the poll thread, unless it runs or was stopped. A program that watches nothing has no
-// thread, which Python warns of where it forks.
-void Watch::start() {
-    if (thread_ || stopping_) return;
-    // Signals are handled in the interpreter's threads.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    try {
-        thread_ = std::make_unique<std::thread>([this] { run(); });
-    } catch (...) {
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
-        throw;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void Watch::wake() const {
@@ -127,7 +117,6 @@ void Watch::set(pid_t pid, Action action) { put(pid, std::move(action), true); }
 
 void Watch::put(pid_t pid, Action action, bool replacing) {
     const std::lock_guard lock(mutex_);
-    start();
     auto known = entries_.find(pid);
     // The pid was reused before the poll thread noticed the end of the last process that had it.
     if (known != entries_.end() && pidfd_ended(known->second.pidfd)) {
@@ -193,7 +182,6 @@ Outcome Watch::wait(std::uint64_t known, std::int64_t deadline, WaitPolicy& poli
 
 void Watch::set_end(int socket, Action action) {
     const std::lock_guard lock(mutex_);
-    start();
     at_end_ = std::move(action);
     listen(epoll_, socket, kEnd, EPOLLRDHUP);
 }

@@ -76,7 +76,6 @@ class Watch {
         std::vector<Action> actions;
     };
 
-    void start();
     void run();
     bool beat(bool listening);
     int until_beat() const;

@@ -84,6 +84,14 @@ void EnvBlock::use_action_types(std::uint32_t frame) {
 }
 
 bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& actions) {
+    if (here_ && actions) {  // called again with the same list, it resumes
+        if (actions->is(actions_)) {
+            start_ = reached_;
+        } else {
+            actions_ = *actions;
+            reached_ = 0;
+        }
+    }
     begin(frame);
     if (!actions) use_action_types(frame);
     for_each(frame, [&](std::size_t i) {
@@ -95,6 +103,7 @@ bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& act
             actions ? py::object((*actions)[i]) : action_.load(frame, first_ + i, action_leaves_);
         step_one(frame, i, action.ptr());
     });
+    actions_ = py::object();
     return !overflow_.empty();
 }
 

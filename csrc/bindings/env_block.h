@@ -37,7 +37,8 @@ class EnvBlock : public Block {
              const std::string& autoreset, const std::string& keep);
 
     bool step(std::uint32_t frame) override { return step_with(frame, std::nullopt); }
-    // The same with these actions, if given, instead of those in the frame.
+    // The same with these actions, if given, instead of those in the frame. In the user's process a
+    // call with the same list as the last one, which an exception of the user's ended, resumes.
     bool step_with(std::uint32_t frame, const std::optional<py::list>& actions);
     // Resets each env with its (seed, options), or leaves it as it is if that is None. Returns what
     // step() does.
@@ -134,6 +135,7 @@ class EnvBlock : public Block {
     std::size_t start_ = 0;    // where the next call begins
     std::size_t reached_ = 0;  // how many envs have done what was asked for
     bool stopped_ = false;
+    py::object actions_;                   // of a step_with() that was interrupted
     std::optional<std::uint32_t> number_;  // of the last step_once()
     py::str step_name_ = interned("step"), reset_name_ = interned("reset");
     py::tuple reset_keywords_;

@@ -115,9 +115,9 @@ class PyPool : public Handle {
     // due, and the next call resumes it.
     bool run_inline() {
         while (const Command* due = pool_.due()) {
+            const Turn turn(*this, waiting_, "wait on");
             if (due->kind != Command::kStep) return false;
             const Command command = *due;
-            const Turn turn(*this, waiting_, "wait on");
             const std::uint32_t at = command.group - (pool_.groups() - own_);
             if (at >= inline_blocks_.size()) throw py::value_error("cannot use pool: no blocks");
             const py::object block = inline_blocks_[at];
@@ -133,6 +133,7 @@ class PyPool : public Handle {
 
     // The job or note that is due, as (kind, group, frame, note); None if none is.
     py::object due() const {
+        const Pin pin(*this, "wait on");
         const Command* due = pool_.due();
         if (due == nullptr) return py::none();
         const py::object note = due->kind == Command::kNote ? notes_.front() : py::none();
@@ -158,8 +159,9 @@ class PyPool : public Handle {
         const Pin pin(*this, "use");
         pool_.cancel_inline();
     }
-    // Drops what it holds of Python's.
+    // Drops what is due, and what it holds of Python's.
     void release_inline() {
+        pool_.release_inline();
         const py::tuple blocks = std::exchange(inline_blocks_, py::tuple());
         const std::deque<py::object> notes = std::exchange(notes_, {});
     }

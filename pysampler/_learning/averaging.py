@@ -222,7 +222,8 @@ class Averaging(Uncopyable, Closing):
                     self._end()
 
     def _round(self, steps: int, deadline: int | None) -> AveragingRound:
-        list(self._answers(deadline))  # of a round that was interrupted: they are dropped
+        self._pool.cancel_inline()  # of a round that was interrupted, whose answers are dropped
+        list(self._answers(deadline))
         began = now()
         self._boards[-1].publish(self._weights)
         answers = self._request(Train(steps), self._everyone, deadline)

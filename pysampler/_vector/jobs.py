@@ -96,10 +96,6 @@ class Reset(Repeated):
     settles = "group"
     of_members = True
 
-    def snapshot(self) -> Reset:
-        """Return it with options that the caller cannot change."""
-        return self if self.options is None else replace(self, options=copy.deepcopy(self.options))
-
     def run(self, server: EnvServer, block: int, frame: int) -> Overflow:
         """Do the job in the worker."""
         options = self.options or [None] * len(self.seeds)

@@ -266,7 +266,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                     raise ValueError("cannot make vector env: trace needs workers, there are none")
                 self._tracer = Tracer(trace, self._pool.number)
         except BaseException:
-            self._pool.kill()
+            self._pool.abandon()
             raise
 
     def _describe(self, descriptions: Sequence[EnvDescription]) -> Spec:
@@ -583,6 +583,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             batches.returned += 1
             core.call.returned = True
             return results
+        if self.closed:  # a signal handler has closed it meanwhile
+            raise core.closed_error()
         if deadline is not None and not batches.replayed:
             self._timed_return.hold_until(deadline)
         return core.results.nothing()

@@ -89,7 +89,7 @@ class Commands:
             if job is None:
                 self._jobs.pop(group, None)
             else:
-                self._jobs[group] = job.snapshot() if self._is_inline(group) else job
+                self._jobs[group] = job
         return self._native.send(commands, settled)
 
     def send_last(self, jobs: Mapping[int, Job]) -> None:

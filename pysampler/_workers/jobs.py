@@ -72,16 +72,16 @@ class _Message:
     # What errors blame for an exception that no member raised, and while doing what.
     culprit: ClassVar[tuple[str, str] | None] = None
 
-    def snapshot(self) -> Self:
-        """Return it for this process, which runs it later: the caller may change its arguments.
-
-        Workers get a pickled copy.
-        """
-        return self
-
 
 class Note(_Message):
     """A message to a worker, which does not answer it."""
+
+    def snapshot(self) -> Self:
+        """Return what this is now, for this process, which applies it before its next command.
+
+        Workers get a pickled copy. The caller may change the content of a note afterwards.
+        """
+        return self
 
     def apply(self, server: Any) -> None:
         """Apply the note to the env server of a worker."""

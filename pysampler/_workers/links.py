@@ -114,7 +114,8 @@ class Links:
             )
             for index in range(workers)
         ]
-        self.watch = Watch()
+        # Without workers there is none: it has a thread, and file descriptors.
+        self.watch: Watch = Watch() if assignments else None  # type: ignore[assignment]
         self._parts: list[_core.Part] = []  # which every worker has beside its own
 
     def _inbox(self, index: int) -> Inbox:
@@ -153,7 +154,8 @@ class Links:
 
     def close(self) -> None:
         """Let go of the memory. May be repeated."""
-        self.watch.close()
+        if self.watch is not None:
+            self.watch.close()
         self.native.close()
         for ring in self._outboxes:
             ring.close()

@@ -119,7 +119,7 @@ class Pool:
                 self.descriptions.append(self._inline.description)
             self._link(inline, policy, restore, for_replaced)
         except BaseException:
-            self.kill()
+            self.abandon()
             raise
 
     def _link(
@@ -313,10 +313,15 @@ class Pool:
             self._flush()
 
     def request(self, parts: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
-        """Give groups jobs, each with the frame that ``parts`` says. All get theirs, or none."""
+        """Give groups jobs, each with the frame that ``parts`` says. All get theirs, or none.
+
+        Those of this process are run at once, while workers run theirs: the caller may change the
+        arguments of a job afterwards.
+        """
         self._recovery.finish()
         if not self._commands.send(jobs, dict(parts)):
             self._flush()
+        self._run_inline()
 
     def note(self, note_for: Callable[[range], Note | None], *, standing: bool = False) -> None:
         """Send each lane the note for its members, if it has one, before its next command.
@@ -419,6 +424,7 @@ class Pool:
         They stay in flight until they are taken.
         """
         while True:
+            self._run_inline()
             # In this order: one that comes back in between is not waited for twice.
             ready = self.ready
             missing = sum(len(self.members[g]) for g in groups if not self._native.is_ready(g))
@@ -551,6 +557,12 @@ class Pool:
         except LostError:
             self._native.forget_losses()
             return False
+
+    def abandon(self) -> None:
+        """End the workers, and close the members that live in this process, whatever they raise."""
+        self.kill()
+        with contextlib.suppress(EnvError):
+            self.close_inline()
 
     def close_inline(self) -> None:
         """Close the members that live in this process, unless that was done."""

@@ -92,9 +92,11 @@ class Recovery:
         self._reported_late: set[tuple[int, int]] = set()
         # Late workers that this process kills, by index: their pids, and why.
         self._killed: dict[int, tuple[int, str]] = {}
+        if not assignments:
+            return
         patience = min(SHUTDOWN_TIMEOUT_S, faults.step_timeout or SHUTDOWN_TIMEOUT_S)
         links.watch._beat_every(int(patience * 1e9 / _BEATS))
-        if assignments and faults.step_timeout is not None:
+        if faults.step_timeout is not None:
             links.native.look_at = 0
 
     # -- members that do not answer --------------------------------------------------------------
@@ -150,7 +152,7 @@ class Recovery:
 
     def paused_ns(self, since: int) -> int:
         """Return how long this process did not run since then, as when it was suspended, in ns."""
-        return self._links.watch._paused_ns(since)
+        return self._links.watch._paused_ns(since) if self._assignments else 0
 
     def at_work(self) -> bool:
         """Return whether any member is at work."""

@@ -230,6 +230,23 @@ def test_ctrl_c_without_workers_leaves_the_average(nothing_left):
         assert averaging.weights["w"].tolist() == [2.0, 2.0]
 
 
+def test_a_training_that_ctrl_c_ended_is_not_repeated():
+    asked = []
+
+    class Asked(Adds):
+        def train(self, steps):
+            asked.append(steps)
+            if steps == 1000 and len(asked) == 1:
+                raise KeyboardInterrupt
+            return super().train(steps)
+
+    with Averaging(Asked, 0) as averaging:
+        with pytest.raises(KeyboardInterrupt):
+            averaging.round(1000)
+        averaging.round(1)
+    assert asked == [1000, 1]
+
+
 @pytest.mark.parametrize("workers", WORKERS)
 def test_trainers_are_closed(workers, tmp_path, nothing_left):
     class Closes(Adds):

@@ -1,0 +1,157 @@
+"""Envs in the main process: what is due when a handler closes, what callers change meanwhile."""
+
+import contextlib
+import signal
+import sys
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import pysampler
+from pysampler.errors import ClosedError, EnvError
+
+OBJECTS = gym.spaces.Sequence(gym.spaces.Box(-9, 9, (2,)))
+INLINE = [{"num_workers": 0}, {"num_workers": 1, "main_envs": 1}]
+
+
+class Counts(gym.Env):
+    """Observes how often it has stepped, and its last action."""
+
+    observation_space = gym.spaces.Box(-99, 99, (2,), np.float64)
+    action_space = OBJECTS
+    interrupts = False
+
+    def __init__(self, go=None):
+        self.go = go  # a file for which it waits in a step
+        self.steps = 0
+        self.closed = False
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2), {}
+
+    def step(self, action):
+        if self.interrupts:
+            Counts.interrupts = False
+            raise KeyboardInterrupt
+        while self.go is not None and not self.go.exists():
+            time.sleep(0.001)  # there is nothing to wait on: another process makes it
+        value = action[0][0]
+        self.steps += 1
+        return np.array([self.steps, value], np.float64), 0.0, False, False, {}
+
+    def echo(self, values):
+        return list(values)
+
+    def close(self):
+        self.closed = True
+
+
+def objects(value=1.0):
+    return tuple((np.full(2, value, np.float32),) for _ in range(2))
+
+
+@contextlib.contextmanager
+def signal_at(event, name, act):
+    """Let a signal arrive when Python calls a function of this name, or returns from it."""
+
+    def trace(frame, kind, _):
+        if frame.f_code.co_qualname == name and kind == event:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: act())
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("kwargs", INLINE, ids=str)
+@pytest.mark.parametrize("terminate", [False, True])
+@pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
+def test_a_handler_closes_the_envs_while_a_note_is_due(kwargs, terminate):
+    envs = pysampler.VectorEnv([Counts] * 2, **kwargs)
+    envs.reset()
+    envs.set_options(None, {"low": 1})  # runs with the next wait
+    close = lambda: envs.close(terminate=terminate)  # noqa: E731
+    with pytest.raises(ClosedError), signal_at("call", "InlineLane.run", close):
+        envs.get_attr("steps")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
+def test_recv_says_that_a_handler_has_closed_the_envs(num_workers):
+    envs = pysampler.VectorEnv([Counts] * 2, num_workers=num_workers)
+    envs.reset()
+    envs.send(objects())
+    with pytest.raises(ClosedError), signal_at("return", "Batches._collect", envs.close):
+        envs.recv()
+
+
+@pytest.mark.parametrize("kwargs", [*INLINE, {"num_workers": 2}], ids=str)
+def test_arguments_that_are_changed_after_sending_are_those_that_were_sent(kwargs):
+    with contextlib.closing(pysampler.VectorEnv([Counts] * 2, **kwargs)) as envs:
+        envs.reset()
+        actions, values = objects(), [1]
+        envs.step_async(actions)
+        for action in actions:
+            action[0][:] = 7
+        assert envs.step_wait()[0].tolist() == [[1, 1]] * 2
+        envs.call_async("echo", values)
+        values.append(2)
+        assert envs.call_wait() == ([1], [1])
+
+
+def test_a_step_with_object_actions_is_resumed_after_ctrl_c():
+    with contextlib.closing(pysampler.VectorEnv([Counts] * 2, num_workers=0)) as envs:
+        envs.reset()
+        second = envs._pool._inline._server.envs[1]
+        second.interrupts = True
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(objects())
+        second.interrupts = False
+        assert envs.step_wait()[0].tolist() == [[1, 1]] * 2
+        again = objects(2.0)
+        for steps in (2, 3):  # the same list steps anew where nothing was interrupted
+            assert envs.step(again)[0].tolist() == [[steps, 2]] * 2
+
+
+def test_a_replayed_batch_of_envs_here_does_not_wait_for_workers(tmp_path):
+    """It would wait without end: env 0 is let go afterwards."""
+    go = tmp_path / "go"
+    fns = [lambda: Counts(go), Counts]
+    for way in ("record_to", "replay_from"):
+        go.unlink(missing_ok=True)
+        options = {"num_workers": 1, "main_envs": 1, way: tmp_path / "batches"}
+        with contextlib.closing(pysampler.VectorEnv(fns, **options)) as envs:
+            envs.async_reset()
+            envs.recv()
+            envs.send(objects())
+            assert envs.recv(min_envs=1, max_envs=1)[4]["env_id"].tolist() == [1]
+            go.touch()
+            envs.recv()
+
+
+def test_envs_here_are_closed_where_the_vector_env_cannot_be_made(tmp_path):
+    made = []
+
+    def make():
+        made.append(Counts())
+        return made[-1]
+
+    with pytest.raises(FileNotFoundError):
+        pysampler.VectorEnv([make] * 2, num_workers=0, record_to=tmp_path / "no" / "folder")
+    assert [env.closed for env in made] == [True, True]
+
+
+def test_an_env_here_that_raises_leaves_the_others_their_step():
+    with contextlib.closing(pysampler.VectorEnv([Counts] * 2, num_workers=0)) as envs:
+        envs.reset()
+        with pytest.raises(EnvError, match="env 0 raised IndexError stepping"):
+            envs.step(((), (np.ones(2, np.float32),)))
+        assert envs.get_attr("steps") == (0, 1)
