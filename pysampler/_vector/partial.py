@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 from gymnasium.error import AlreadyPendingCallError
 
-from pysampler._vector.recording import BatchRecorder, BatchReplayer
 from pysampler._vector.results import first
-from pysampler._vector.tuner import BatchTuner, Way, ways
 from pysampler.errors import EnvError, RecordingError
 
 if TYPE_CHECKING:
@@ -19,7 +17,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._vector.core import VectorCore
+    from pysampler._vector.recording import BatchRecorder, BatchReplayer
     from pysampler._vector.results import Stepped
+    from pysampler._vector.tuner import BatchTuner
     from pysampler._workers.counters import BatchChoice
     from pysampler._workers.jobs import Answer
 
@@ -45,8 +45,15 @@ class Batches:
         self.returned = 0  # batches so far
         self._tuners: dict[tuple[int | None, int, bool], BatchTuner] = {}
         self._tuner: BatchTuner | None = None  # that was used last
-        self._replayer = None if replay_from is None else BatchReplayer(replay_from, core.groups)
-        self._recorder = None if record_to is None else BatchRecorder(record_to, core.groups)
+        self._replayer: BatchReplayer | None = None
+        self._recorder: BatchRecorder | None = None
+        if replay_from is not None or record_to is not None:
+            from pysampler._vector import recording  # noqa: PLC0415 - most do without
+
+            if replay_from is not None:
+                self._replayer = recording.BatchReplayer(replay_from, core.groups)
+            if record_to is not None:
+                self._recorder = recording.BatchRecorder(record_to, core.groups)
 
     @property
     def replayed(self) -> bool:
@@ -89,6 +96,8 @@ class Batches:
         """
         key = min_envs, max_envs, timeouts
         if key not in self._tuners:
+            from pysampler._vector.tuner import BatchTuner, Way, ways  # noqa: PLC0415 - likewise
+
             sizes = [len(envs) for envs in self._core.groups]
             chosen = ways(sizes, max_envs) if min_envs is None else [Way(min_envs)]
             self._tuners[key] = BatchTuner(chosen, self._core.num_envs, timeouts=timeouts)

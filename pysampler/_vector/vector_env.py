@@ -35,14 +35,12 @@ from pysampler._vector.jobs import (
     StepWith,
 )
 from pysampler._vector.partial import Batches
-from pysampler._vector.piped import PipedEnv, check_worker
 from pysampler._vector.registry import registered
 from pysampler._vector.results import first
 from pysampler._workers.jobs import Failure
 from pysampler._workers.pool import Pool
 from pysampler._workers.processes import WorkerAssignment
 from pysampler._workers.recovery import MAX_RESTARTS, RESTART_WINDOW
-from pysampler._workers.tracer import Tracer
 
 if TYPE_CHECKING:
     import os
@@ -57,6 +55,7 @@ if TYPE_CHECKING:
     from pysampler._vector.results import Stepped
     from pysampler._workers.counters import Stats
     from pysampler._workers.jobs import Answer
+    from pysampler._workers.tracer import Tracer
 
 __all__ = ["VectorEnv", "core_of"]
 
@@ -209,6 +208,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         specs = registered() if self.num_workers > 0 and process != "fork" else b""
 
         if worker is not None:
+            from pysampler._vector.piped import PipedEnv, check_worker  # noqa: PLC0415 - rare
+
             check_worker(worker)
             if "restart" in (on_worker_loss, on_hang):
                 raise ValueError("cannot make vector env: what `worker` runs cannot be restarted")
@@ -264,6 +265,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             if trace is not None:
                 if not assignments:
                     raise ValueError("cannot make vector env: trace needs workers, there are none")
+                from pysampler._workers.tracer import Tracer  # noqa: PLC0415 - rare
+
                 self._tracer = Tracer(trace, self._pool.number)
         except BaseException:
             self._pool.abandon()
