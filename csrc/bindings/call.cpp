@@ -106,19 +106,18 @@ class Call {
     // waits, which first flushes what has not gone, and reads. If this has waited or read already,
     // that does no harm: nothing is taken from the pool before the results are kept.
     py::object step_inside(const py::handle& actions) {
-        const py::bool_ not_sent(false), sent(true);
-        if (!kept_.is_none()) return not_sent;  // an exception came before the caller had it
+        if (!kept_.is_none()) return not_sent();  // an exception came before the caller had it
         const std::uint32_t frame = batch_->next();
-        if (!batch_->write(frame, actions)) return not_sent;  // of other types
+        if (!batch_->write(frame, actions)) return not_sent();  // of other types
         batch_->use(frame);
         name_ = step_name_;
-        if (!pool_.step(frame)) return sent;  // a ring was full
-        if (!pool_.wait_all_back()) return sent;
+        if (!pool_.step(frame)) return sent();  // a ring was full
+        if (!pool_.wait_all_back()) return sent();
         const py::tuple read = read_results(frame);
         // Observations without a fixed shape come by mail, through the worker's outbox; the values
         // of some keys of infos have no common dtype.
         const py::handle observations = read[0], mixed_keys = read[5];
-        if (observations.is_none() || PyObject_IsTrue(mixed_keys.ptr()) != 0) return sent;
+        if (observations.is_none() || PyObject_IsTrue(mixed_keys.ptr()) != 0) return sent();
         batch_->mark_all_seen();  // by the caller: this frame is not the next one to be written
         const auto stepped = py::reinterpret_steal<py::object>(PyTuple_GetSlice(read.ptr(), 0, 5));
         if (!stepped) throw py::error_already_set();
@@ -127,6 +126,9 @@ class Call {
         arm_fast_path();
         return stepped;
     }
+
+    static py::object not_sent() { return py::bool_(false); }
+    static py::object sent() { return py::bool_(true); }
 
     py::tuple read_results(std::uint32_t frame) const {
         const Traced reading(pool_.track(), TraceKind::kRead, 0);
