@@ -324,7 +324,8 @@ TEST(processes_post_and_one_gathers_with_a_wake_for_each_arming_at_most) {
     }
 }
 
-// Each posts when the waiter sleeps for all of them, in any order: one wake a batch.
+// Each posts when the waiter sleeps for all of them, in any order: one wake each time that it
+// armed. It arms once a batch, but for sleeps that the kernel, or an emulator of it, ends early.
 TEST(processes_that_fill_a_batch_wake_once) {
     Shared<Bell> shared;
     const auto batches = static_cast<std::uint64_t>(support::rounds(5'000));
@@ -341,13 +342,13 @@ TEST(processes_that_fill_a_batch_wake_once) {
         });
     }
     Doorbell bell = shared->handle();
-    WaitPolicy policy = parking();
+    Counting policy;
     for (std::uint64_t batch = 0; batch < batches; ++batch) {
         CHECK(bell.wait_until(kMembers, kForever, policy) == Outcome::kReady);
         for (std::uint32_t i = 0; i < kMembers; ++i) CHECK(bell.take(i));
     }
     for (Child& member : members) member.finish();
-    CHECK(shared->wakes <= batches);
+    CHECK(shared->wakes <= policy.parks());
 }
 
 int main(int argc, char** argv) { return check::main(argc, argv); }
