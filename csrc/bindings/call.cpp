@@ -1,8 +1,5 @@
 // The pending call of a vector env, and the one call of C++ that a usual step is.
 #include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
 #include <utility>
 
 #include "batch.h"
@@ -157,12 +154,12 @@ struct Step {
     }
 };
 
-// The collector of cycles sees what is kept.
+bool is_made(PyObject* self) {
+    return reinterpret_cast<const py::detail::instance*>(self)->simple_holder_constructed;
+}
+
+// Lets the collector of cycles see what a call keeps.
 void collectable(PyHeapTypeObject* type) {
-    const auto made = [](PyObject* self) {
-        return reinterpret_cast<const py::detail::instance*>(self)->simple_holder_constructed;
-    };
-    static constexpr auto is_made = made;
     type->ht_type.tp_flags |= Py_TPFLAGS_HAVE_GC;
     type->ht_type.tp_traverse = [](PyObject* self, visitproc visit, void* arg) {
         Py_VISIT(Py_TYPE(self));

@@ -326,17 +326,15 @@ class FreeRunningSampler(Sampler):
 
     def _end(self) -> bool:
         self._request_stop()
-        if self._begin_lock.acquire(
-            timeout=SHUTDOWN_TIMEOUT_S
-        ):  # once another thread has left begin()
+        # Once another thread has left begin().
+        if self._begin_lock.acquire(timeout=SHUTDOWN_TIMEOUT_S):
             self._begin_lock.release()
         return self._wait_until_left(self._check_guard)
 
     def _wait_until_left(self, guard: _core.Guard) -> bool:
         """Wait until another thread leaves, which it does once it sees that this is closed."""
-        for _ in range(
-            int(SHUTDOWN_TIMEOUT_S / _LOOK)
-        ):  # not by the clock: this process may be suspended
+        # Not by the clock: this process may be suspended.
+        for _ in range(int(SHUTDOWN_TIMEOUT_S / _LOOK)):
             if not guard.busy:
                 break
             time.sleep(_LOOK)

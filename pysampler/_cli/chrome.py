@@ -145,7 +145,7 @@ def _json(event: dict[str, Any]) -> str:
 
 
 def _digits(numbers: npt.NDArray[Any], least: int = 1) -> npt.NDArray[np.uint8]:
-    """Return rows of digits, at least so many in each, and blanks before them."""
+    """Return rows of at least ``least`` digits each, with blanks before them."""
     numbers = numbers.astype(np.int64)
     count = max(least, len(str(numbers.max(initial=0))))
     powers = 10 ** np.arange(count - 1, -1, -1)

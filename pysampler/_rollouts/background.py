@@ -58,10 +58,8 @@ class Background:
         if threading.current_thread() is self._thread:  # the garbage collector ran here
             return False
         # Not with join(): if an exception of a signal handler interrupts it, Python 3.11 believes
-        # that the thread has ended.
-        for _ in range(
-            int(SHUTDOWN_TIMEOUT_S / _LOOK)
-        ):  # not by the clock: this process may be suspended
+        # that the thread has ended. Not by the clock: this process may be suspended.
+        for _ in range(int(SHUTDOWN_TIMEOUT_S / _LOOK)):
             if self._ended:
                 break
             time.sleep(_LOOK)

@@ -25,7 +25,7 @@ import pysampler
 OURS = str(Path(pysampler.__file__).parent)
 EVERY_POINT = os.environ.get("PYSAMPLER_EVERY_POINT") == "1"
 SEED = int(os.environ.get("PYSAMPLER_FAULT_SEED", str(random.SystemRandom().randrange(1 << 32))))
-SAMPLED = 4  # one point in so many
+SAMPLED = 4  # one point of this many is tried
 
 
 class Interrupted(BaseException):

@@ -78,9 +78,8 @@ def _try_out(
     try:
         task_of(env)
         _expect_batch()
-        if is_of_a_task(
-            env
-        ):  # its class may have been changed since the last time, as in a notebook
+        # Its class may have been changed since the last time, as in a notebook.
+        if is_of_a_task(env):
             _try(env, make_env, make_vector_env)
             return
         try:
