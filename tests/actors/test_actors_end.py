@@ -279,6 +279,7 @@ def test_killed_while_blocked_an_actor_is_replaced():
             envs._pool._recovery.losses[1].clear()  # so many of them end the pool
 
 
+@pytest.mark.slow
 def test_weights_are_whole_while_workers_are_killed():
     acting = Weighted()
     made = envs_of(num_workers=2, on_worker_loss="restart", max_restarts=99, restart_window=1.0)
