@@ -61,8 +61,8 @@ build-native: $(VENV)/native.stamp
 
 test-faults: build-native $(VENV)/package.stamp $(VENV)/test.stamp  ## every case of every test; kills, signals and damage at random points, at length
 	PYSAMPLER_EVERY_POINT=1 $(PYTEST)
-	PYSAMPLER_FAULT_ROUNDS=1000 $(BIN)/ctest --test-dir build/native --output-on-failure -V -R 'faults|kill_points'
-	PYSAMPLER_FAULT_ROUNDS=300 $(BIN)/python -m pytest tests/faults/test_kills.py -s
+	PYSAMPLER_FAULT_SEED=$$(date +%s) PYSAMPLER_FAULT_ROUNDS=1000 $(BIN)/ctest --test-dir build/native --output-on-failure -V -R 'faults|kill_points'
+	PYSAMPLER_FAULT_SEED=$$(date +%s) PYSAMPLER_FAULT_ROUNDS=300 $(BIN)/python -m pytest tests/faults/test_kills.py -s
 	$(BIN)/python tests/faults/campaign.py --seconds 600 --out benchmarks/results >/dev/null
 	$(BIN)/python tests/faults/parent.py --seconds 600 --out benchmarks/results >/dev/null
 	$(BIN)/python tests/faults/forks.py --seconds 300 --out benchmarks/results

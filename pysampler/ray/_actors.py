@@ -253,11 +253,12 @@ class Actors(RemoteSampler):
         deadline = arguments.deadline(timeout, "take records")
         with self._enter("take records"):
             over = self._fill(count, min_records, deadline)
-            records, rows, left = None, self._rows, 0
+            records, rows, left, took = None, self._rows, 0, self._took
             if self._filled > 0 or not over:
                 records, rows, left = self._filled_records(count)
+                took += len(records)
         # From here to the caller no signal handler runs.
-        self._rows, self._filled = rows, left
+        self._rows, self._filled, self._took = rows, left, took
         return records
 
     def batches(self, count: int, *, min_records: int | None = None) -> Iterator[Records]:
@@ -300,7 +301,6 @@ class Actors(RemoteSampler):
         if self._filled < count:
             self._copy(host, call, message, count)
         if call.read == len(message.rows):
-            self._bytes += message.rows.nbytes
             self._fleet.take(host)
 
     def _copy(self, host: Host, call: Call, message: Message, count: int) -> None:
@@ -318,8 +318,9 @@ class Actors(RemoteSampler):
         part["host"] = host.index
         dropped = self._dropped + end - call.read - len(rows)
         filled = self._filled + len(rows)
+        received = self._bytes + (end - call.read) * message.rows.itemsize
         # One statement without a call: an interrupted call goes on from here.
-        call.read, self._filled, self._dropped = end, filled, dropped
+        call.read, self._filled, self._dropped, self._bytes = end, filled, dropped, received
 
     def _room_for(self, count: int) -> npt.NDArray[Any]:
         """Return the batch, with room for ``count`` records."""
@@ -339,7 +340,6 @@ class Actors(RemoteSampler):
             room[: len(rest)] = rest
         if len(rows) > 0:
             self._lag = self.version - float(rows["version"].mean())
-        self._took += len(rows)
         return Records(rows, self._layout), room, len(rest)
 
     @property

@@ -360,12 +360,14 @@ class Rollouts(RemoteSampler):
                 )
             )
         taken = HostRollouts(rollouts, buffer, self.num_envs)
-        self._bytes += sum(self._head(host).nbytes for host in chosen)
-        self._took += len(rollouts)
         if rollouts:
             self._lag = float(np.mean([one.lag for one in rollouts]))
-            # An interrupted call finds the rollouts once more, in the store or here.
-            self._returning = taken, [(host, host.calls[0]) for host in chosen]
+            received = self._bytes + sum(self._head(host).nbytes for host in chosen)
+            took = self._took + len(rollouts)
+            calls = [(host, host.calls[0]) for host in chosen]
+            # One statement without a call: an interrupted call finds the rollouts once more, in
+            # the store and not counted, or here.
+            self._returning, self._took, self._bytes = (taken, calls), took, received
         self._receiving_ns += now() - began
         return taken
 

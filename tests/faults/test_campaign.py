@@ -14,7 +14,7 @@ import pytest
 from programs import completed
 
 SECONDS = os.environ.get("PYSAMPLER_FAULT_SECONDS", "20")
-SEED = os.environ.get("PYSAMPLER_FAULT_SEED")
+SEED = os.environ.get("PYSAMPLER_FAULT_SEED", "1")
 
 
 @pytest.mark.faults
@@ -22,9 +22,10 @@ SEED = os.environ.get("PYSAMPLER_FAULT_SEED")
 @pytest.mark.timeout(float(SECONDS) + 180)
 def test_nothing_hangs_is_lost_or_left(tmp_path):
     program = str(Path(__file__).with_name("campaign.py"))
-    command = [sys.executable, program, "--seconds", SECONDS, "--out", str(tmp_path)]
-    if SEED is not None:
-        command += ["--seed", SEED]
+    command = [
+        *(sys.executable, program, "--seconds", SECONDS, "--seed", SEED),
+        *("--out", str(tmp_path)),
+    ]
     # What envs print goes nowhere; a case that hangs prints where, and ends the campaign.
     done = subprocess.run(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
@@ -46,4 +47,4 @@ def test_nothing_hangs_is_lost_or_left(tmp_path):
 )
 def test_what_is_hostile_is_told_in_words(fuzzer):
     program = str(Path(__file__).with_name(fuzzer))
-    print(completed(program, "--seconds", "1", "--seed", SEED or "1").stdout)
+    print(completed(program, "--seconds", "1", "--seed", SEED).stdout)

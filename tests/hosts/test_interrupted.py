@@ -54,9 +54,10 @@ class Gapless:
 
     def __init__(self):
         self.last = {}
-        self.missing = 0
+        self.missing = self.taken = 0
 
     def check(self, taken, where):
+        self.taken += len(taken)
         for one in taken:
             number, life = self.last.get(one.host, (-1, 0))
             missing, steps = one.number - number - 1, one.observations[0, :, 1] - life
@@ -92,6 +93,7 @@ def test_no_rollout_is_lost(simulated, in_flight, only):
             gapless.check(taken, where)
 
         points = at_each_point(program, check, only=only, step=2)
+        assert some.stats().taken == gapless.taken
     assert points > (200 if only is OTHERS else 10)
     assert gapless.missing == 0 or only is SENDS
 
@@ -106,6 +108,8 @@ def test_no_record_is_lost(simulated):
             numbers[env] = number
 
     with actors() as some:
+        check(first := some.take(1), "at first")
+        row = first.rows.itemsize - first.host.itemsize  # which is noted here
 
         def interrupted(result, where):
             if result is not None:
@@ -120,7 +124,9 @@ def test_no_record_is_lost(simulated):
         some.stop()
         while (records := some.take(100)) is not None:
             check(records, "at the end")
-        assert some.stats().taken == sum(numbers.values()) + 4
+        stats = some.stats()
+        assert stats.taken == sum(numbers.values()) + 4
+        assert stats.bytes_received == stats.taken * row
     assert points > 200
 
 

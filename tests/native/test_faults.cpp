@@ -37,8 +37,7 @@ std::uint64_t setting(const char* name, std::uint64_t otherwise) {
 }
 
 const std::uint64_t kRounds = setting("PYSAMPLER_FAULT_ROUNDS", support::kSanitized ? 20 : 60);
-const std::uint64_t kSeed =
-    setting("PYSAMPLER_FAULT_SEED", static_cast<std::uint64_t>(now_ns()) % 1'000'000);
+const std::uint64_t kSeed = setting("PYSAMPLER_FAULT_SEED", 1);
 
 constexpr std::uint64_t kSlots = 16;
 constexpr RingGeometry kGeometry{

@@ -26,9 +26,10 @@ def taken(actors, count, size=50):
 
 
 def fill(actors):
-    """Until there is no more room."""
+    """Until there is no more room, and each actor has found so: else one may find some later."""
     actors.begin()
-    while len(actors._ring) < actors._ring.high:
+    blocked = actors._progress.blocked
+    while len(actors._ring) < actors._ring.high or not blocked[actors._first_groups].all():
         os.sched_yield()
 
 
