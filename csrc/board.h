@@ -65,7 +65,7 @@ class BasicBoard {
         const std::uint64_t next = cell_->version.own() + 1;
         // SYNC: pairs with the first load of the stamp in read().
         stamp(next).store(2 * next, std::memory_order_release);
-        if (cell_->version.advance(1)) cell_->version.ring();
+        if (cell_->version.advance(1)) cell_->version.wake();
         return next;
     }
 

@@ -27,7 +27,7 @@
 
 namespace pysampler {
 
-// kOne: a single waiter, with a target. kMany: any number, all woken by each ring().
+// kOne: a single waiter, with a target. kMany: any number, all woken by each wake().
 enum class Waiters { kOne, kMany };
 
 template <class Os, Waiters waiters>
@@ -53,7 +53,7 @@ class BasicPosition {
     // The only poster: the position that it has itself brought about, so relaxed is enough.
     std::uint64_t own() const noexcept { return word_.load(std::memory_order_relaxed) / kUnit; }
 
-    // A poster. Moves the position; true if the waiter was armed: then call ring(), now or when
+    // A poster. Moves the position; true if the waiter was armed: then call wake(), now or when
     // what it waits for has come. With one waiter prefer post(), which knows the target.
     bool advance(std::uint64_t by) noexcept {
         // SYNC: release pairs with the load in load(); acquire pairs with the CAS in park(), so
@@ -62,7 +62,7 @@ class BasicPosition {
     }
 
     // A poster. Wakes the waiter if it sleeps: one system call per arming, by one poster.
-    void ring() noexcept {
+    void wake() noexcept {
         // Relaxed: the bit says who makes the call; the woken waiter acquires in load().
         if (word_.fetch_and(~kArmed, std::memory_order_relaxed) & kArmed) {
             Os::futex_wake(word_, INT_MAX);
@@ -74,7 +74,7 @@ class BasicPosition {
         requires(waiters == Waiters::kOne)
     {
         // Relaxed: advance() has acquired the target together with the armed bit.
-        if (advance(by) && reached(target_.load(std::memory_order_relaxed))) ring();
+        if (advance(by) && reached(target_.load(std::memory_order_relaxed))) wake();
     }
 
     // Any thread that knows that a poster is dead. What it had posted stays posted. Wakes whether

@@ -258,7 +258,7 @@ class BasicSharedRing {
 
     void pass(std::uint64_t count) noexcept {
         if (count == 0) return;
-        if (parts_.cell->head.advance(count) && size() <= geometry_.low) parts_.cell->head.ring();
+        if (parts_.cell->head.advance(count) && size() <= geometry_.low) parts_.cell->head.wake();
     }
 
     // Whether the position is to be skipped: it is aborted, or a dead producer had claimed it and

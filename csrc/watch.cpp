@@ -131,7 +131,7 @@ void Watch::put(pid_t pid, Action action, bool replacing) {
                                         : ending(pid, pidfd));
             if (pidfd >= 0) close(pidfd);
             action();
-            if (noticed_.advance(1)) noticed_.ring();
+            if (noticed_.advance(1)) noticed_.wake();
             return;
         }
         try {
@@ -278,7 +278,7 @@ void Watch::lose(std::map<pid_t, Entry>::iterator known) {
     losses_.push_back(ending(known->first, known->second.pidfd));
     for (const Action& action : known->second.actions) action();
     drop(known);
-    if (noticed_.advance(1)) noticed_.ring();
+    if (noticed_.advance(1)) noticed_.wake();
 }
 
 }  // namespace pysampler

@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "batch.h"
+#include "frame_access.h"
 #include "guard.h"
 #include "hot.h"
 #include "py_pool.h"
@@ -51,12 +51,12 @@ class Call {
     // -- its frames -----------------------------------------------------------------------------
 
     // From now on calls use these frames; None: none, until they are laid out anew.
-    void use_frames(const py::object& batch) {
-        batch_ = batch.is_none() ? nullptr : &batch.cast<Batch&>();
-        batch_object_ = batch;
+    void use_frames(const py::object& frames) {
+        frames_ = frames.is_none() ? nullptr : &frames.cast<FrameAccess&>();
+        frames_object_ = frames;
         entries_when_armed_ = 0;
     }
-    bool laid_out() const { return batch_ != nullptr; }
+    bool laid_out() const { return frames_ != nullptr; }
 
     // -- a step in one call ---------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ class Call {
     // The results of a step of all envs. Where something unusual happens it returns whether the
     // commands were sent, and Python does the rest.
     py::object step(const py::handle& actions) {
-        if (batch_ == nullptr || entry_.entries() != entries_when_armed_) return py::bool_(false);
+        if (frames_ == nullptr || entry_.entries() != entries_when_armed_) return py::bool_(false);
         entry_.enter();
         py::object results;
         try {
@@ -104,9 +104,9 @@ class Call {
     // that does no harm: nothing is taken from the pool before the results are kept.
     py::object step_inside(const py::handle& actions) {
         if (!kept_.is_none()) return not_sent();  // an exception came before the caller had it
-        const std::uint32_t frame = batch_->next();
-        if (!batch_->write(frame, actions)) return not_sent();  // of other types
-        batch_->use(frame);
+        const std::uint32_t frame = frames_->next();
+        if (!frames_->write(frame, actions)) return not_sent();  // of other types
+        frames_->use(frame);
         name_ = step_name_;
         if (!pool_.step(frame)) return sent();  // a ring was full
         if (!pool_.wait_all_back()) return sent();
@@ -115,7 +115,7 @@ class Call {
         // of some keys of infos have no common dtype.
         const py::handle observations = read[0], mixed_keys = read[5];
         if (observations.is_none() || PyObject_IsTrue(mixed_keys.ptr()) != 0) return sent();
-        batch_->mark_all_seen();  // by the caller: this frame is not the next one to be written
+        frames_->mark_all_seen();  // by the caller: this frame is not the next one to be written
         const auto stepped = py::reinterpret_steal<py::object>(PyTuple_GetSlice(read.ptr(), 0, 5));
         if (!stepped) throw py::error_already_set();
         keep(groups_, stepped, py::none());
@@ -129,7 +129,7 @@ class Call {
 
     py::tuple read_results(std::uint32_t frame) const {
         const Traced reading(pool_.track(), TraceKind::kRead, 0);
-        return batch_->read(frame);
+        return frames_->read(frame);
     }
 
     bool is_send() const {
@@ -137,10 +137,10 @@ class Call {
                PyUnicode_CompareWithASCIIString(name_.ptr(), "send") == 0;
     }
 
-    py::object pool_object_, entry_object_, batch_object_;  // keep what the references refer to
+    py::object pool_object_, entry_object_, frames_object_;  // keep what the references refer to
     PyPool& pool_;
     Entry& entry_;
-    Batch* batch_ = nullptr;
+    FrameAccess* frames_ = nullptr;
     py::object groups_;
     py::object name_ = py::none(), kept_ = py::none();
     std::uint64_t entries_when_armed_ = 0;  // of the guard, counted by arm_fast_path()
@@ -193,7 +193,7 @@ void register_call(py::module_& m) {
             "returned", [](const Call& self) { return self.kept().is_none(); }, &Call::set_returned,
             "Whether nothing is kept; to be set right before it is returned.")
         .def("forget", &Call::forget, "Note that nothing is pending or kept.")
-        .def("use_frames", &Call::use_frames, py::arg("batch"),
+        .def("use_frames", &Call::use_frames, py::arg("frames"),
              "Use these frames from now on; None: none, until they are laid out anew.")
         .def_property_readonly("laid_out", &Call::laid_out, "Whether there are frames to use.")
         .def("arm_fast_path", &Call::arm_fast_path,

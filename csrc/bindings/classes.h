@@ -21,7 +21,7 @@ struct Command;
 namespace pysampler::bindings {
 
 class Infos;
-class Batch;
+class FrameAccess;
 
 template <class T, class... Classes>
 inline constexpr bool is_one_of = (std::is_same_v<T, Classes> || ...);
@@ -29,9 +29,9 @@ inline constexpr bool is_one_of = (std::is_same_v<T, Classes> || ...);
 // Whether T is a class of ours that Python knows. A class that only its own file names is added
 // there.
 template <class T>
-inline constexpr bool is_bound =
-    std::is_base_of_v<Handle, T> || std::is_base_of_v<Block, T> ||
-    is_one_of<T, WaitCosts, WaitStats, WaitPolicy, Part, Loss, Meter, Track, Command, Infos, Batch>;
+inline constexpr bool is_bound = std::is_base_of_v<Handle, T> || std::is_base_of_v<Block, T> ||
+                                 is_one_of<T, WaitCosts, WaitStats, WaitPolicy, Part, Loss, Meter,
+                                           Track, Command, Infos, FrameAccess>;
 
 // py::class_ for classes of ours. Their objects cannot be used before their __init__ was called
 // (see the casters below), nor pickled, unless a Python class that derives from one knows how.

@@ -67,7 +67,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, m) {
     register_infos(m);
     register_env_block(m);
     register_lent(m);
-    register_batch(m);
+    register_frame_access(m);
     register_call(m);
     register_python_block(m);
     register_simulations(m);

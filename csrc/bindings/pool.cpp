@@ -168,7 +168,7 @@ void register_pool(py::module_& m) {
              "Let every group step, wait until all are back, and take them. False if something "
              "else is to be done: to look for late members, or to read a message.")
         .def(
-            "step_some", &PyPool::step_some, py::arg("parts"),
+            "step_some", &PyPool::step_some, py::arg("group_frames"),
             "Let some groups step: (group, frame) each. False if some of it has yet to be flushed.")
         .def(
             "send",

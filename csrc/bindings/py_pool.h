@@ -73,11 +73,12 @@ class PyPool : public Handle {
     }
 
     // A step of some groups, each with its frame. False as above.
-    bool step_some(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& parts) {
+    bool step_some(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& group_frames) {
         const Pin pin(*this, "send to");
-        const Traced sending(track_, TraceKind::kSend, static_cast<std::uint32_t>(parts.size()));
-        for (const auto& [group, frame] : parts) expect_idle(known(group));
-        for (const auto& [group, frame] : parts) {
+        const Traced sending(track_, TraceKind::kSend,
+                             static_cast<std::uint32_t>(group_frames.size()));
+        for (const auto& [group, frame] : group_frames) expect_idle(known(group));
+        for (const auto& [group, frame] : group_frames) {
             mark(TraceKind::kSent, group);
             pool_.send({group, Command::kStep, frame});
         }

@@ -32,7 +32,7 @@ void register_trace(py::module_&);
 void register_meter(py::module_&);
 void register_env_block(py::module_&);
 void register_lent(py::module_&);
-void register_batch(py::module_&);
+void register_frame_access(py::module_&);
 void register_call(py::module_&);
 void register_python_block(py::module_&);
 void register_simulations(py::module_&);

@@ -153,7 +153,7 @@ class VectorCore:
         )
         results.show_versions = self.options_version > 0
         self.results = results
-        self.call.use_frames(results.batch)
+        self.call.use_frames(results.access)
         return frames, segment
 
     def arm_fast_path(self) -> None:
@@ -170,7 +170,7 @@ class VectorCore:
     def next_frame(self) -> int:
         """Return the frame that all envs use next."""
         self.announce_columns()
-        frame: int = self.results.batch.next_frame()
+        frame: int = self.results.access.next_frame()
         return frame
 
     # -- who may use the envs --------------------------------------------------------------------
@@ -318,7 +318,7 @@ class VectorCore:
 
     # -- commands and results --------------------------------------------------------------------
 
-    def parts(self) -> list[tuple[int, int]]:
+    def group_frames(self) -> list[tuple[int, int]]:
         """Return each group with the frame that all envs use."""
         return [(group, self.results.frame) for group in self.all_groups]
 
@@ -330,7 +330,7 @@ class VectorCore:
             name: The name of the call, for errors. See ``_WITH_WAIT``.
         """
         self.call.begin(name)
-        self.pool.request(self.parts(), jobs)
+        self.pool.request(self.group_frames(), jobs)
 
     def wait_and_keep(
         self, what: str, timeout: float | None, read: Callable[[Sequence[Answer]], Any]

@@ -67,7 +67,7 @@ class Batches:
         if call.name != "send" or core.lease is not None or not call.laid_out:
             core.expect_idle(what)
         try:
-            groups = core.results.batch.groups_of(envs)
+            groups = core.results.access.groups_of(envs)
         except (IndexError, ValueError) as error:
             raise type(error)(f"cannot choose envs: {error}") from None
         if call.name == "send":

@@ -74,13 +74,13 @@ class Results:
         )
         # The frame that was seen last is wanted where a worker is lost: it is not the next one.
         spare = 2 if restarts else 1
-        parts = [(group.start, len(group)) for group in groups]
-        self.batch = _core.Batch(frames, self._infos.core, copy, parts, spare)
+        ranges = [(group.start, len(group)) for group in groups]
+        self.access = _core.FrameAccess(frames, self._infos.core, copy, ranges, spare)
 
     @property
     def frame(self) -> int:
         """The frame that all envs use."""
-        return self.batch.frame
+        return self.access.frame
 
     def new_columns(self) -> list[Column]:
         """Return the columns of infos that were not ``announced`` to the workers yet."""
@@ -97,14 +97,14 @@ class Results:
 
         Args:
             actions: Actions of any dtypes and nesting.
-            envs: The envs they are for, each of which uses the frame that ``batch.start`` chose.
+            envs: The envs they are for, each of which uses the frame that ``access.start`` chose.
                 None: all envs.
         """
         frame: Any = self.frame
         rows: Any = slice(None)
         count = self.frames.envs
         if envs is not None:
-            frame_of = [self.batch.frame_of(group) for group in range(len(self._ids))]
+            frame_of = [self.access.frame_of(group) for group in range(len(self._ids))]
             frame = np.repeat(frame_of, [len(ids) for ids in self._ids])[envs]
             rows, count = envs, len(envs)
         arrays = checked_actions(self._spec, count, actions)
@@ -123,8 +123,8 @@ class Results:
             raise self._error(failures)
         frame = self.frame
         rest, final = self._sorted(answers, lambda _: frame) if answers else ([], {})
-        observations, rewards, terminated, truncated, infos, mixed = self.batch.read(frame)
-        self.batch.mark_all_seen()
+        observations, rewards, terminated, truncated, infos, mixed = self.access.read(frame)
+        self.access.mark_all_seen()
         if self.show_versions:
             self._add_versions(infos, self.frames.options_versions[frame].copy())
         self.plain = not (answers or mixed or observations is None or self.show_versions)
@@ -136,22 +136,24 @@ class Results:
         return observations, rewards, terminated, truncated, infos
 
     def read_some(self, groups: Sequence[int], answers: Sequence[Answer]) -> Stepped:
-        """Return the results of some groups, each from the frame that ``batch.start`` chose.
+        """Return the results of some groups, each from the frame that ``access.start`` chose.
 
         None of them has ``failed``. The info ``env_id`` says which env each row belongs to.
         """
-        frame_of = self.batch.frame_of
+        frame_of = self.access.frame_of
         rest, final = self._sorted(answers, frame_of) if answers else ([], {})
-        parts = [(group, frame_of(group)) for group in groups]
-        observations, rewards, terminated, truncated, infos, mixed = self.batch.read_some(parts)
-        self.batch.mark_seen(groups)
+        group_frames = [(group, frame_of(group)) for group in groups]
+        observations, rewards, terminated, truncated, infos, mixed = self.access.read_some(
+            group_frames
+        )
+        self.access.mark_seen(groups)
         if rest or mixed or final:
-            rows = [(frame, env) for group, frame in parts for env in self._groups[group]]
+            rows = [(frame, env) for group, frame in group_frames for env in self._groups[group]]
             infos = self._merged(infos, mixed, rows, rest, final)
         envs = np.concatenate([self._ids[group] for group in groups])
         if observations is None:
             frames = np.concatenate(
-                [np.full(len(self._ids[group]), frame) for group, frame in parts]
+                [np.full(len(self._ids[group]), frame) for group, frame in group_frames]
             )
             observations = self._built(
                 lambda leaf: self.frames.observations[leaf][frames, envs],
@@ -159,7 +161,7 @@ class Results:
             )
         if self.show_versions:
             versions = self.frames.options_versions
-            of_groups = [versions[frame, self._ids[group]] for group, frame in parts]
+            of_groups = [versions[frame, self._ids[group]] for group, frame in group_frames]
             self._add_versions(infos, np.concatenate(of_groups))
         infos["env_id"] = envs
         infos["_env_id"] = np.ones(len(envs), np.bool_)
@@ -300,7 +302,7 @@ class Results:
         lost: dict[str, Any] = {"worker_lost": True}
         envs = slice(self._groups[group].start, self._groups[group].stop)
         if stepping:
-            seen = self.batch.seen(group)
+            seen = self.access.seen(group)
             last = self.frames.observations
             if self._final:  # the envs were reset in the same step
                 self.frames.has_final[frame, envs] = FINAL_BY_MAIL

@@ -362,14 +362,14 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     # A step, and where each part of it is (C++ is in csrc/):
     #
     #          a usual step: one call of C++        any other: _step(), Python
-    #  write   Batch::write (bindings/batch.cpp)    the same, or Results.write (results.py), or
+    #  write   FrameAccess::write                   the same, or Results.write (results.py), or
     #                                               _send_objects(): pickled, not in the frame
     #  wake    PyPool::step (bindings/py_pool.h)    Pool.step (_workers/pool.py), Commands.step
     #          A command goes to the ring of each worker, and wakes it if it sleeps
     #          (command_sender.h).
     #  wait    PyPool::wait_all_back                Pool.wait
     #          The completion of the last group wakes this process (doorbell.h).
-    #  read    Batch::read                          Results.read
+    #  read    FrameAccess::read                    Results.read
     #  return  Call::keep, PyPool::take_all         core.wait_and_keep(), core.hand_over()
     #
     # A step is usual if the call before it was a step that arm_fast_path() accepted, and no other
@@ -441,13 +441,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         frame = core.next_frame()
         core.call.begin("step")
         # Of the space's dtype or Python's own numbers; else of any dtype; else pickled.
-        if core.results.batch.write(frame, actions) or core.results.write(actions):
+        if core.results.access.write(frame, actions) or core.results.write(actions):
             core.pool.step(frame)
         else:
-            self._send_objects(actions, core.everyone, core.parts())
+            self._send_objects(actions, core.everyone, core.group_frames())
 
     def _send_objects(
-        self, actions: Any, envs: npt.NDArray[np.int64], parts: Sequence[tuple[int, int]]
+        self, actions: Any, envs: npt.NDArray[np.int64], group_frames: Sequence[tuple[int, int]]
     ) -> None:
         """Send actions that do not fit into arrays, split into one for each env by gymnasium."""
         space = self.action_space
@@ -457,8 +457,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if len(items) != len(envs):
             raise ValueError(f"cannot send actions: {len(items)} of them, expected {len(envs)}")
         by_env = dict(zip(envs.tolist(), items, strict=True))
-        jobs = {g: StepWith([by_env[env] for env in self._core.groups[g]]) for g, _ in parts}
-        self._core.pool.request(parts, jobs)
+        jobs = {g: StepWith([by_env[env] for env in self._core.groups[g]]) for g, _ in group_frames}
+        self._core.pool.request(group_frames, jobs)
 
     def _finish(self, what: str, timeout: float | None) -> Stepped:
         """Wait until all groups are back, and read their results from the frame."""
@@ -494,12 +494,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 arguments.refuse_nan(core.spec, len(envs), actions)
             core.announce_columns()
             results = core.results
-            parts = results.batch.start(groups)
+            group_frames = results.access.start(groups)
             core.call.begin("send")
-            if results.batch.write_some(parts, actions) or results.write(actions, envs):
-                core.pool.step_some(parts)
+            if results.access.write_some(group_frames, actions) or results.write(actions, envs):
+                core.pool.step_some(group_frames)
             else:
-                self._send_objects(actions, envs, parts)
+                self._send_objects(actions, envs, group_frames)
 
     def async_reset(
         self,
@@ -535,7 +535,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 rows = [row_of[env] for env in core.groups[group]]
                 jobs[group] = Reset([seeds[row] for row in rows], [each[row] for row in rows])
             core.call.begin("send")
-            core.pool.request(core.results.batch.start(groups), jobs)
+            core.pool.request(core.results.access.start(groups), jobs)
 
     def recv(
         self,

@@ -68,15 +68,15 @@ class Commands:
             return self.step_some([(group, frame) for group in self._groups])
         return self._native.step(frame)
 
-    def step_some(self, parts: Sequence[tuple[int, int]]) -> bool:
+    def step_some(self, group_frames: Sequence[tuple[int, int]]) -> bool:
         """Let some groups step, each with its frame."""
         if self._native.any_new():
-            frames = dict(parts)
+            frames = dict(group_frames)
             return self.send(dict.fromkeys(frames), frames)
         if self._jobs:
-            for group, _ in parts:
+            for group, _ in group_frames:
                 self._jobs.pop(group, None)
-        return self._native.step_some(parts)
+        return self._native.step_some(group_frames)
 
     def send(self, jobs: Mapping[int, Job | None], frames: Mapping[int, int]) -> bool:
         """Give groups jobs, each with its frame; None is a step. All get theirs, or none."""

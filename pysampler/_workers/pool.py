@@ -305,21 +305,21 @@ class Pool:
         self.take_all()
         return answers
 
-    def step_some(self, parts: Sequence[tuple[int, int]]) -> None:
+    def step_some(self, group_frames: Sequence[tuple[int, int]]) -> None:
         """Let some groups step, each with its frame."""
         if self._recovery.replacing:
             self._recovery.finish()
-        if not self._commands.step_some(parts):
+        if not self._commands.step_some(group_frames):
             self._flush()
 
-    def request(self, parts: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
-        """Give groups jobs, each with the frame that ``parts`` says. All get theirs, or none.
+    def request(self, group_frames: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
+        """Give groups jobs, each in the frame beside it. All get theirs, or none.
 
         Those of this process are run at once, while workers run theirs: the caller may change the
         arguments of a job afterwards.
         """
         self._recovery.finish()
-        if not self._commands.send(jobs, dict(parts)):
+        if not self._commands.send(jobs, dict(group_frames)):
             self._flush()
         self._run_inline()
 

@@ -69,7 +69,7 @@ class Batched:
             self.envs, 0, self.frames, self.worker, self.meter, "DISABLED", "ALL"
         )
         self.infos = Infos(self.frames, [], self.add_info)
-        self.batch = _core.Batch(
+        self.access = _core.FrameAccess(
             self.frames, self.infos.core, copy=True, groups=[(0, envs)], spare=1
         )
         self.frame = 0
@@ -87,7 +87,7 @@ class Batched:
         overflow = self.block.take_overflow()
         assert {kind for kind, _, _ in overflow} <= {_core.EnvBlock.INFO}
         self.mailed = [(env, info) for _, env, info in overflow]
-        *_, batch, mixed = self.batch.read(self.frame)
+        *_, batch, mixed = self.access.read(self.frame)
         rows = [(self.frame, env) for env in range(self.count)]
         batch = self.infos.merge(rows, batch, mixed, self.mailed)
         add_columns(self.worker, self.frames, self.infos.learn(self.mailed))
@@ -207,7 +207,7 @@ def test_an_object_that_cannot_be_read_is_an_error_when_it_is_merged():
     assert batched.mailed == []
     [rows] = [column.views(batched.frames)[0] for column in batched.infos.columns]
     rows[batched.frame, 0, :4] = 3, 0, 1, 2
-    *_, infos, mixed = batched.batch.read(batched.frame)
+    *_, infos, mixed = batched.access.read(batched.frame)
     assert mixed == ["text"]
     with pytest.raises(pickle.UnpicklingError):
         batched.infos.merge([(batched.frame, 0)], infos, mixed, [])

@@ -12,9 +12,9 @@
                            two is missed
      MUT_TARGET_FIRST      reads the target, then advances: the next, smaller target is missed
      MUT_LOST_IF_ARMED     mark_lost() wakes only if armed: the dead may have taken that bit
-     MUT_RING_TWICE        ring() looks at the bit and then clears it: two make the call
+     MUT_RING_TWICE        wake() looks at the bit and then clears it: two make the call
      MUT_SLEEP_DISARMED    sleeps on though a poster has taken the bit
-     MUT_WAKE_ONE          ring() wakes one, and disarms for all
+     MUT_WAKE_ONE          wake() wakes one, and disarms for all
      MUT_WAKE_ALWAYS       post() makes the system call whoever sleeps
      MUT_DISARM_BY_STORE   the time-out stores what it armed from: the post in between is undone
      MUT_LOST_FIRST        the waiter tells the loss before it looks how far the position has come */

@@ -223,7 +223,7 @@ TEST(an_open_position_rung_at_any_step_of_a_wait_is_seen) {
         OpenPosition position;
         WaitPolicy policy = parking();
         Stepped::begin(n, [&] {
-            if (position.advance(1)) position.ring();
+            if (position.advance(1)) position.wake();
         });
         const Outcome outcome =
             stepped<SteppedOpenPosition>(&position)->wait_until(1, deadline, policy);

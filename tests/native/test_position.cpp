@@ -237,7 +237,7 @@ TEST(an_open_position_wakes_all_who_wait) {
         });
     }
     for (std::uint64_t i = 1; i <= count; ++i) {
-        if (position.advance(1)) position.ring();
+        if (position.advance(1)) position.wake();
         for (const auto& theirs : reached) {
             until([&] { return theirs >= i; });
         }
@@ -253,10 +253,10 @@ TEST(an_open_position_may_be_rung_when_the_poster_likes) {
     const std::uint64_t before = futex_wake_count();
     CHECK(position.advance(1) && position.advance(1) && position.advance(1));
     CHECK(futex_wake_count() == before);
-    position.ring();
+    position.wake();
     waiter.join();
     CHECK(futex_wake_count() == before + 1);
-    position.ring();
+    position.wake();
     CHECK(futex_wake_count() == before + 1);
 }
 

@@ -190,9 +190,9 @@ struct Audience {
     Audience() {
         world.spawn([this] {
             first.write(1);
-            if (position.advance(1)) position.ring();
+            if (position.advance(1)) position.wake();
             second.write(1);
-            if (position.advance(1)) position.ring();
+            if (position.advance(1)) position.wake();
         });
         for (const std::uint64_t target : {1U, 2U}) {
             world.spawn([this, target] {

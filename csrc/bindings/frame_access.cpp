@@ -1,4 +1,4 @@
-#include "batch.h"
+#include "frame_access.h"
 
 #include <algorithm>
 
@@ -7,8 +7,8 @@
 
 namespace pysampler::bindings {
 
-Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool copy,
-             Groups groups, std::uint32_t spare)
+FrameAccess::FrameAccess(const py::object& frames, const std::shared_ptr<Infos>& infos, bool copy,
+                         Groups groups, std::uint32_t spare)
     : infos_(infos),
       copy_(copy),
       count_(frames.attr("count").cast<std::uint32_t>()),
@@ -53,18 +53,18 @@ Batch::Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool
     }
 }
 
-void Batch::check_frame(std::uint32_t frame) const {
+void FrameAccess::check_frame(std::uint32_t frame) const {
     if (frame >= count_)
         throw py::index_error("cannot use frame " + std::to_string(frame) + ": no such frame");
 }
 
-bool Batch::held(std::uint32_t frame) const {
+bool FrameAccess::held(std::uint32_t frame) const {
     return !lent_.empty() &&
            std::any_of(lent_[frame].begin(), lent_[frame].end(),
                        [](const std::optional<Lent>& rows) { return rows && rows->held(); });
 }
 
-bool Batch::may_lend(std::uint32_t frame) const {
+bool FrameAccess::may_lend(std::uint32_t frame) const {
     std::uint32_t free = 0;
     for (std::uint32_t other = 0; other < count_; ++other) {
         if (other != frame && !held(other)) ++free;
@@ -72,7 +72,7 @@ bool Batch::may_lend(std::uint32_t frame) const {
     return free >= spare_;
 }
 
-std::uint32_t Batch::after(std::uint32_t frame) const {
+std::uint32_t FrameAccess::after(std::uint32_t frame) const {
     for (std::uint32_t i = 1; i < count_; ++i) {
         const std::uint32_t other = (frame + i) % count_;
         if (!held(other)) return other;
@@ -80,7 +80,7 @@ std::uint32_t Batch::after(std::uint32_t frame) const {
     return count_ == 1 || held(frame) ? (frame + 1) % count_ : frame;
 }
 
-std::uint32_t Batch::next() const {
+std::uint32_t FrameAccess::next() const {
     std::uint32_t frame = frame_;
     for (std::uint32_t i = 0; i < count_; ++i) {
         frame = after(frame);
@@ -89,20 +89,20 @@ std::uint32_t Batch::next() const {
     return frame;
 }
 
-Batch::Parts Batch::start(const std::vector<std::uint32_t>& groups) {
-    Parts parts;
+FrameAccess::GroupFrames FrameAccess::start(const std::vector<std::uint32_t>& groups) {
+    GroupFrames group_frames;
     for (const std::uint32_t group : groups) {
         frame_of_.at(group) = after(seen_[group]);
-        parts.emplace_back(group, frame_of_[group]);
+        group_frames.emplace_back(group, frame_of_[group]);
     }
-    return parts;
+    return group_frames;
 }
 
-void Batch::mark_seen(const std::vector<std::uint32_t>& groups) {
+void FrameAccess::mark_seen(const std::vector<std::uint32_t>& groups) {
     for (const std::uint32_t group : groups) seen_.at(group) = frame_of_.at(group);
 }
 
-bool Batch::write(std::uint32_t frame, const py::handle& actions) {
+bool FrameAccess::write(std::uint32_t frame, const py::handle& actions) {
     check_frame(frame);
     if (!single_action_) return false;
     const Leaf& leaf = action_leaves_[0];
@@ -120,8 +120,8 @@ bool Batch::write(std::uint32_t frame, const py::handle& actions) {
 }
 
 template <class Row>
-std::optional<std::int32_t> Batch::write_list(PyObject* actions, std::size_t count,
-                                              Row&& row) const {
+std::optional<std::int32_t> FrameAccess::write_list(PyObject* actions, std::size_t count,
+                                                    Row&& row) const {
     if (!(PyList_CheckExact(actions) || PyTuple_CheckExact(actions)) || count == 0 ||
         PySequence_Fast_GET_SIZE(actions) != static_cast<Py_ssize_t>(count)) {
         return std::nullopt;
@@ -151,7 +151,7 @@ std::optional<std::int32_t> Batch::write_list(PyObject* actions, std::size_t cou
     return std::nullopt;
 }
 
-std::vector<std::uint32_t> Batch::groups_of(const py::array_t<std::int64_t>& envs) {
+std::vector<std::uint32_t> FrameAccess::groups_of(const py::array_t<std::int64_t>& envs) {
     if (envs.ndim() != 1) throw py::value_error("env_ids is not a list of indices");
     chosen_.clear();
     std::vector<std::uint32_t> groups;
@@ -181,9 +181,9 @@ std::vector<std::uint32_t> Batch::groups_of(const py::array_t<std::int64_t>& env
     return groups;
 }
 
-bool Batch::write_some(const Parts& parts, const py::handle& actions) {
+bool FrameAccess::write_some(const GroupFrames& group_frames, const py::handle& actions) {
     if (!single_action_) return false;
-    for (const auto& [group, frame] : parts) {
+    for (const auto& [group, frame] : group_frames) {
         check_frame(frame);
         frame_of_.at(group) = frame;
     }
@@ -201,20 +201,20 @@ bool Batch::write_some(const Parts& parts, const py::handle& actions) {
     } else {
         type = write_list(actions.ptr(), chosen_.size(), row);
     }
-    for (const auto& [group, frame] : parts) {
+    for (const auto& [group, frame] : group_frames) {
         if (type) mark(frame, group, *type);
     }
     return type.has_value();
 }
 
-py::tuple Batch::read(std::uint32_t frame) const {
+py::tuple FrameAccess::read(std::uint32_t frame) const {
     check_frame(frame);
     return results(observations(frame), Selection({frame, 0, envs_}));
 }
 
-py::tuple Batch::read_some(const Parts& parts) const {
+py::tuple FrameAccess::read_some(const GroupFrames& group_frames) const {
     Selection batch;
-    for (const auto& [group, frame] : parts) {
+    for (const auto& [group, frame] : group_frames) {
         check_frame(frame);
         const auto [first, count] = groups_.at(group);
         batch.add({frame, first, count});
@@ -226,14 +226,14 @@ py::tuple Batch::read_some(const Parts& parts) const {
     return results(observations, batch);
 }
 
-py::tuple Batch::results(const py::object& observations, const Selection& batch) const {
+py::tuple FrameAccess::results(const py::object& observations, const Selection& batch) const {
     auto [infos, mixed] = infos_->collect(batch);
     add_final(batch, infos);
     return py::make_tuple(observations, results_[0].load_all(batch), results_[1].load_all(batch),
                           results_[2].load_all(batch), infos, mixed);
 }
 
-py::object Batch::observations(std::uint32_t frame) const {
+py::object FrameAccess::observations(std::uint32_t frame) const {
     if (has_unshaped_) return py::none();
     const bool lend = !lent_.empty() && may_lend(frame);
     return obs_.build([&](std::size_t i) {
@@ -243,7 +243,7 @@ py::object Batch::observations(std::uint32_t frame) const {
     });
 }
 
-void Batch::add_final(const Selection& batch, py::dict& infos) const {
+void FrameAccess::add_final(const Selection& batch, py::dict& infos) const {
     if (std::none_of(batch.begin(), batch.end(), [this](const Rows& rows) {
             const std::uint8_t* has = has_final_.data(rows.frame, rows.first);
             return std::any_of(has, has + rows.count, [](std::uint8_t one) { return one != 0; });
@@ -270,61 +270,63 @@ void Batch::add_final(const Selection& batch, py::dict& infos) const {
 namespace {
 
 struct Write {
-    static PyObject* call(Batch& batch, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    static PyObject* call(FrameAccess& access, PyObject* const* args, Py_ssize_t count,
+                          PyObject* names) {
         std::uint32_t frame = 0;
         if (count != 2 || names != nullptr || !small(args[0], frame)) return nullptr;
-        return PyBool_FromLong(batch.write(frame, args[1]));
+        return PyBool_FromLong(access.write(frame, args[1]));
     }
 };
 
 struct Read {
-    static PyObject* call(Batch& batch, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    static PyObject* call(FrameAccess& access, PyObject* const* args, Py_ssize_t count,
+                          PyObject* names) {
         std::uint32_t frame = 0;
         if (count != 1 || names != nullptr || !small(args[0], frame)) return nullptr;
-        return batch.read(frame).release().ptr();
+        return access.read(frame).release().ptr();
     }
 };
 
 }  // namespace
 
-void register_batch(py::module_& m) {
-    Class<Batch> batch(m, "Batch");
-    batch
-        .def(py::init<const py::object&, const std::shared_ptr<Infos>&, bool, Batch::Groups,
+void register_frame_access(py::module_& m) {
+    Class<FrameAccess> access(m, "FrameAccess");
+    access
+        .def(py::init<const py::object&, const std::shared_ptr<Infos>&, bool, FrameAccess::Groups,
                       std::uint32_t>(),
              py::arg("frames"), py::arg("infos"), py::arg("copy"), py::arg("groups"),
              py::arg("spare"))
-        .def("write", &Batch::write, py::arg("frame"), py::arg("actions"),
+        .def("write", &FrameAccess::write, py::arg("frame"), py::arg("actions"),
              "Write actions of a common kind to the frame; return whether they are of one.")
-        .def_property_readonly("frame", &Batch::frame, "The frame that all envs use.")
+        .def_property_readonly("frame", &FrameAccess::frame, "The frame that all envs use.")
         .def(
             "next_frame",
-            [](Batch& self) {
+            [](FrameAccess& self) {
                 self.use(self.next());
                 return self.frame();
             },
             "Return the frame that all envs use next.")
-        .def("frame_of", &Batch::frame_of, py::arg("group"), "The frame that a group uses.")
-        .def("start", &Batch::start, py::arg("groups"),
+        .def("frame_of", &FrameAccess::frame_of, py::arg("group"), "The frame that a group uses.")
+        .def("start", &FrameAccess::start, py::arg("groups"),
              "Choose the frame that each of these groups uses next: (group, frame) each.")
-        .def("mark_all_seen", &Batch::mark_all_seen,
+        .def("mark_all_seen", &FrameAccess::mark_all_seen,
              "Note that the caller sees the frame of all envs.")
-        .def("mark_seen", &Batch::mark_seen, py::arg("groups"),
+        .def("mark_seen", &FrameAccess::mark_seen, py::arg("groups"),
              "Note that the caller sees the frames of these groups.")
-        .def("seen", &Batch::seen, py::arg("group"),
+        .def("seen", &FrameAccess::seen, py::arg("group"),
              "The frame that the caller saw last of a group.")
-        .def("read", &Batch::read, py::arg("frame"),
+        .def("read", &FrameAccess::read, py::arg("frame"),
              "Return observations, rewards, terminated, truncated, infos, and the keys of infos "
              "whose values do not share a dtype.")
-        .def("groups_of", &Batch::groups_of, py::arg("envs"),
+        .def("groups_of", &FrameAccess::groups_of, py::arg("envs"),
              "Return the groups of these envs, which must be whole groups.")
-        .def("write_some", &Batch::write_some, py::arg("parts"), py::arg("actions"),
+        .def("write_some", &FrameAccess::write_some, py::arg("group_frames"), py::arg("actions"),
              "Write actions, a row for each env last given to groups_of(), whose groups these are; "
              "return whether they are of a common kind.")
-        .def("read_some", &Batch::read_some, py::arg("parts"),
+        .def("read_some", &FrameAccess::read_some, py::arg("group_frames"),
              "Return what read() does, for these groups and their frames, in this order.");
-    Hot<Batch, Write>::install(batch, "write");
-    Hot<Batch, Read>::install(batch, "read");
+    Hot<FrameAccess, Write>::install(access, "write");
+    Hot<FrameAccess, Read>::install(access, "read");
 }
 
 }  // namespace pysampler::bindings

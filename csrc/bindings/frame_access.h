@@ -13,15 +13,15 @@
 
 namespace pysampler::bindings {
 
-class Batch {
+class FrameAccess {
  public:
     // The envs of each group: (first env, count).
     using Groups = std::vector<std::pair<std::size_t, std::size_t>>;
 
     // `frames` is a Frames of pysampler._frames. With `copy`, observations of all envs belong to
     // the caller, otherwise they are views of the frame. `spare` frames are never lent.
-    Batch(const py::object& frames, const std::shared_ptr<Infos>& infos, bool copy, Groups groups,
-          std::uint32_t spare);
+    FrameAccess(const py::object& frames, const std::shared_ptr<Infos>& infos, bool copy,
+                Groups groups, std::uint32_t spare);
 
     // -- all envs --
 
@@ -40,11 +40,11 @@ class Batch {
     // env that does not exist.
     std::vector<std::uint32_t> groups_of(const py::array_t<std::int64_t>& envs);
     // Groups, and the frame that each uses.
-    using Parts = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
+    using GroupFrames = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
     // As write(), with row i for env i of those last given to groups_of(), whose groups these are.
-    bool write_some(const Parts& parts, const py::handle& actions);
+    bool write_some(const GroupFrames& group_frames, const py::handle& actions);
     // As read().
-    py::tuple read_some(const Parts& parts) const;
+    py::tuple read_some(const GroupFrames& group_frames) const;
 
     // -- which frames are used --
 
@@ -55,7 +55,7 @@ class Batch {
     void use(std::uint32_t frame) { frame_ = frame; }
     // The same for groups that are sent to one by one.
     std::uint32_t frame_of(std::uint32_t group) const { return frame_of_.at(group); }
-    Parts start(const std::vector<std::uint32_t>& groups);
+    GroupFrames start(const std::vector<std::uint32_t>& groups);
 
     // The caller sees the frames that all envs, or some groups, use.
     void mark_all_seen() { std::ranges::fill(seen_, frame_); }
