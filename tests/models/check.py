@@ -34,7 +34,7 @@ TABLE = [
     ("position", "MUT_ADVANCE_BLIND", "violated", "no wake-up is lost to an arming"),
     ("position", "MUT_TARGET_FIRST", "violated", "a smaller target is heeded"),
     ("position", "MUT_LOST_IF_ARMED", "violated", "a death between disarming and wake is told"),
-    ("position", "MUT_RING_TWICE", "violated", "one system call an arming"),
+    ("position", "MUT_WAKE_TWICE", "violated", "one system call an arming"),
     ("position", "MANY N=2 POSTS=1", "holds", "all of them, two waiters and two posters"),
     ("position", "MANY N=1 POSTS=3", "holds", "all of them, two waiters and three posts"),
     ("position", "MANY MUT_SLEEP_DISARMED", "violated", "nobody sleeps on a bit that was taken"),

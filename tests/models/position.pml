@@ -45,7 +45,7 @@ proctype poster() {
 #ifdef MANY
      if
      :: ADVANCE_UNARMED(position, 1)
-     :: ADVANCE_ARMED(position, 1); ring(position, true)
+     :: ADVANCE_ARMED(position, 1); wake_if_armed(position, true)
      :: goto died
      fi
 #else

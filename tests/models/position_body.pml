@@ -12,7 +12,7 @@
                            two is missed
      MUT_TARGET_FIRST      reads the target, then advances: the next, smaller target is missed
      MUT_LOST_IF_ARMED     mark_lost() wakes only if armed: the dead may have taken that bit
-     MUT_RING_TWICE        wake() looks at the bit and then clears it: two make the call
+     MUT_WAKE_TWICE        wake() looks at the bit and then clears it: two make the call
      MUT_SLEEP_DISARMED    sleeps on though a poster has taken the bit
      MUT_WAKE_ONE          wake() wakes one, and disarms for all
      MUT_WAKE_ALWAYS       post() makes the system call whoever sleeps
@@ -62,10 +62,10 @@ inline wake(p) {
   }
 }
 
-inline ring(p, mortal) {
+inline wake_if_armed(p, mortal) {
   if
   :: !(p.word & ARMED)
-#ifdef MUT_RING_TWICE
+#ifdef MUT_WAKE_TWICE
   :: p.word & ARMED -> p.word = p.word & ~ARMED;
 #else
   :: d_step { p.word & ARMED -> p.word = p.word & ~ARMED };
@@ -78,13 +78,13 @@ inline ring(p, mortal) {
   fi
 }
 
-inline ring_if_reached(p, mortal) {
+inline wake_if_reached(p, mortal) {
 #ifndef MUT_TARGET_FIRST
   aim = p.target;
 #endif
   if
   :: d_step { AT(p) < aim -> aim = 0 }
-  :: d_step { AT(p) >= aim -> aim = 0 }; ring(p, mortal)
+  :: d_step { AT(p) >= aim -> aim = 0 }; wake_if_armed(p, mortal)
   :: d_step { mortal -> aim = 0 }; goto died
   fi
 }
@@ -99,7 +99,7 @@ inline post(p, by, mortal) {
 #else
   :: ADVANCE_UNARMED(p, by)
 #endif
-  :: ADVANCE_ARMED(p, by); ring_if_reached(p, mortal)
+  :: ADVANCE_ARMED(p, by); wake_if_reached(p, mortal)
   :: mortal -> goto died
   fi
 }
@@ -107,7 +107,7 @@ inline post(p, by, mortal) {
 inline mark_lost(p) {
   p.word = p.word | LOST;
 #ifdef MUT_LOST_IF_ARMED
-  ring(p, false)
+  wake_if_armed(p, false)
 #else
   p.asleep = 0      /* always: the dead may have taken the armed bit and not made the wake */
 #endif

@@ -297,7 +297,7 @@ inline pass(passed) {
      :: ADVANCE_UNARMED(head, passed)
      :: ADVANCE_ARMED(head, passed);
         if
-        :: tail <= AT(head) + LOW -> FRAIL ring(head, FRAILTY)
+        :: tail <= AT(head) + LOW -> FRAIL wake_if_armed(head, FRAILTY)
         :: else
         fi
      fi;
