@@ -46,14 +46,14 @@ def make(count=4, **kwargs):
 
 
 @pytest.mark.parametrize("num_envs", [0, -1, 2.5, "2"])
-def test_a_number_of_envs_is_whole(num_envs):
+def test_num_envs_must_be_a_positive_whole_number(num_envs):
     with pytest.raises(ValueError, match=f"num_envs {num_envs!r}, expected a whole number"):
         pysampler.make_vec("CartPole-v1", num_envs)
     with pytest.raises(ValueError, match=f"num_envs {num_envs!r}, expected a whole number"):
         pysampler.make_vec(TellingEnv, num_envs)
 
 
-def test_modes_of_autoreset_are_told():
+def test_unknown_autoreset_mode_error_lists_the_modes():
     with pytest.raises(ValueError, match="autoreset_mode 'same', expected .*'SameStep'"):
         make(autoreset_mode="same")
 
@@ -75,7 +75,7 @@ def make_keywords(**kwargs):
     ["CartPole-v1", TellingEnv, Keywords, make_keywords],
     ids=["id", "class", "class with keywords", "function"],
 )
-def test_make_vec_takes_options_of_the_vector_env(env):
+def test_make_vec_accepts_vector_env_options(env):
     with pysampler.make_vec(env, 2, num_workers=1, autoreset_mode="SameStep") as envs:
         assert envs.num_workers == 1
         assert envs.autoreset_mode is gym.vector.AutoresetMode.SAME_STEP
@@ -83,14 +83,14 @@ def test_make_vec_takes_options_of_the_vector_env(env):
             assert envs.get_attr("given") == ({"frames": 1},) * 2
 
 
-def test_make_vec_leaves_what_an_env_names_itself_to_the_env():
+def test_make_vec_passes_parameters_of_the_env_to_the_env():
     with pysampler.make_vec(Keywords, 1, frames=5, num_workers=0, more=2) as envs:
         assert envs.get_attr("given") == ({"frames": 5, "more": 2},)
     with pysampler.make_vec(Keywords, 1, vector_kwargs={"frames": 5}, num_workers=0) as envs:
         assert envs.get_attr("given") == ({"frames": 1},)
 
 
-def test_an_option_that_there_is_not_is_told_with_the_nearest():
+def test_unknown_option_error_suggests_the_nearest_name():
     for env in ("CartPole-v1", TellingEnv):
         with pytest.raises(TypeError, match="num_worker'") as raised:
             pysampler.make_vec(env, 2, num_worker=2, num_workers=0)
@@ -119,7 +119,7 @@ def test_an_option_that_there_is_not_is_told_with_the_nearest():
         ({"a": np.zeros(4)}, TypeError, "dict, expected an array"),
     ],
 )
-def test_wrong_actions_are_refused_and_the_next_are_taken(workers, actions, error, message):
+def test_wrong_actions_raise_and_later_steps_work(workers, actions, error, message):
     with_ = make(num_workers=workers)
     with_.reset()
     with pytest.raises(error, match=f"cannot send actions: .*{message}"):
@@ -128,7 +128,7 @@ def test_wrong_actions_are_refused_and_the_next_are_taken(workers, actions, erro
     with_.close()
 
 
-def test_a_nested_action_says_which_part_is_wrong():
+def test_nested_action_error_names_the_wrong_part():
     space = spaces.Dict(a=spaces.Tuple((spaces.Box(0, 1, (2,)), spaces.Discrete(2))))
     envs = pysampler.VectorEnv([functools.partial(SpaceEnv, spaces.Discrete(2), space)] * 2)
     good = {"a": (np.zeros((2, 2), np.float32), np.zeros(2, np.int64))}
@@ -160,7 +160,7 @@ def test_a_nested_action_says_which_part_is_wrong():
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_an_env_raises_names_it_and_the_others_have_stepped(
+def test_step_error_names_the_env_and_later_steps_work(
     workers, action, error, message, nothing_left
 ):
     envs = make(num_workers=workers)
@@ -177,7 +177,7 @@ def test_what_an_env_raises_names_it_and_the_others_have_stepped(
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_error_brings_its_traceback_along():
+def test_env_error_has_the_remote_traceback():
     envs = make()
     with pytest.raises(ValueError, match="told to raise") as caught:
         envs.step([0, TellingEnv.RAISE, 0, 0])
@@ -227,7 +227,7 @@ class Lossy(gym.Env):
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.filterwarnings("ignore:invalid value")  # of NumPy
-def test_an_observation_that_loses_its_value_names_env_and_part(name, workers):
+def test_lossy_observation_cast_error_names_env_and_part(name, workers):
     space, value, message = LOSSES[name]
     envs = pysampler.VectorEnv(
         [lambda: Lossy(space, space.sample()), lambda: Lossy(space, value)], num_workers=workers
@@ -247,7 +247,7 @@ def test_an_observation_that_loses_its_value_names_env_and_part(name, workers):
         (spaces.Box(-9, 9, (2,), np.int8), (-9, np.int64(9))),
     ],
 )
-def test_an_observation_that_keeps_its_value_is_taken(space, value):
+def test_lossless_observation_cast_is_accepted(space, value):
     envs = pysampler.VectorEnv([lambda: Lossy(space, value)] * 2, num_workers=0)
     envs.reset()
     observations = envs.step(np.zeros(2, np.int64))[0]
@@ -257,7 +257,7 @@ def test_an_observation_that_keeps_its_value_is_taken(space, value):
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_error_in_reset(workers):
+def test_reset_error_is_an_env_error(workers):
     envs = make(num_workers=workers)
     with pytest.raises(KeyError) as caught:
         envs.reset(options={"raise": True})
@@ -268,7 +268,7 @@ def test_an_error_in_reset(workers):
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_an_error_in_a_call(workers):
+def test_call_error_names_the_env_and_the_attribute(workers):
     envs = make(num_workers=workers)
     with pytest.raises(AttributeError, match=r"env 0.* raised AttributeError in nothing\(\)"):
         envs.call("nothing")
@@ -279,14 +279,14 @@ def test_an_error_in_a_call(workers):
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_an_env_that_cannot_be_made_is_named(workers, nothing_left):
+def test_constructor_error_names_the_env(workers, nothing_left):
     fns = [TellingEnv, TellingEnv, functools.partial(TellingEnv, "raise"), TellingEnv]
     with pytest.raises(ValueError, match="env 2.* raised ValueError being made: cannot be made"):
         pysampler.VectorEnv(fns, num_workers=workers)
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_an_env_that_exits_when_made_is_an_error(workers, nothing_left):
+def test_system_exit_in_an_env_constructor_is_an_env_error(workers, nothing_left):
     with pytest.raises(EnvError, match="env 0.* raised SystemExit"):
         pysampler.VectorEnv([functools.partial(TellingEnv, "exit")], num_workers=workers)
 
@@ -310,7 +310,7 @@ class Leaving(TellingEnv):
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_an_env_that_leaves_in_a_call_is_an_error(workers, kind, groups):
+def test_system_exit_in_a_call_or_close_is_an_env_error(workers, kind, groups):
     fns = [Leaving, Leaving, functools.partial(Leaving, kind), Leaving]
     envs = pysampler.VectorEnv(fns, num_workers=workers, groups=groups)
     envs.reset()
@@ -323,7 +323,7 @@ def test_an_env_that_leaves_in_a_call_is_an_error(workers, kind, groups):
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("first", [True, False])
-def test_ctrl_c_in_this_process_leaves_a_call_pending_as_with_workers(groups, first):
+def test_ctrl_c_with_num_workers_0_leaves_the_call_pending(groups, first):
     fns = [Leaving, Leaving, Leaving, Leaving]
     envs = pysampler.VectorEnv(fns, num_workers=0, groups=groups)
     envs.reset()
@@ -349,13 +349,13 @@ def test_ctrl_c_in_this_process_leaves_a_call_pending_as_with_workers(groups, fi
     envs.close()
 
 
-def test_a_worker_that_ends_when_its_envs_are_made_is_lost(nothing_left):
+def test_worker_that_exits_while_creating_envs_is_reported_lost(nothing_left):
     fns = [TellingEnv, TellingEnv, functools.partial(TellingEnv, "os._exit"), TellingEnv]
     with pytest.raises(WorkerLostError, match="worker 1 .* exit code 4 while envs 2-3 being made"):
         pysampler.VectorEnv(fns, num_workers=2)
 
 
-def test_a_worker_that_ends_in_a_step_is_lost(nothing_left):
+def test_worker_that_exits_in_a_step_is_reported_lost(nothing_left):
     envs = make()
     envs.reset()
     with pytest.raises(WorkerLostError) as caught:
@@ -367,7 +367,7 @@ def test_a_worker_that_ends_in_a_step_is_lost(nothing_left):
         envs.reset()
 
 
-def test_env_fns_that_cannot_be_pickled(nothing_left):
+def test_unpicklable_env_fns_error_suggests_fork(nothing_left):
     lock = threading.Lock()
 
     def env_fn():
@@ -380,7 +380,7 @@ def test_env_fns_that_cannot_be_pickled(nothing_left):
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_envs_whose_spaces_differ(workers, nothing_left):
+def test_envs_with_different_spaces_raise(workers, nothing_left):
     one, two = (functools.partial(SpaceEnv, spaces.Box(0, high, (2,))) for high in (1, 2))
     with pytest.raises(RuntimeError, match=r"Env 2 has Box\(0.0, 2.0.*, env 0 Box\(0.0, 1.0"):
         pysampler.VectorEnv([one, one, two], num_workers=workers)
@@ -405,19 +405,19 @@ def test_envs_whose_spaces_differ(workers, nothing_left):
         ({"preload": "numpy"}, "preload 'numpy'"),
     ],
 )
-def test_wrong_arguments(kwargs, message):
+def test_wrong_constructor_arguments_raise(kwargs, message):
     with pytest.raises(ValueError, match=message):
         pysampler.VectorEnv([TellingEnv], **kwargs)
 
 
-def test_no_envs_or_no_functions():
+def test_env_fns_must_be_functions_and_not_empty():
     with pytest.raises(ValueError, match="no env_fns"):
         pysampler.VectorEnv([])
     with pytest.raises(TypeError, match="env_fns\\[1\\] is a TellingEnv, expected a function"):
         pysampler.VectorEnv([TellingEnv, TellingEnv()])
 
 
-def test_calls_out_of_order():
+def test_out_of_order_calls_raise():
     envs = make()
     with pytest.raises(NoAsyncCallError):
         envs.step_wait()
@@ -434,7 +434,7 @@ def test_calls_out_of_order():
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_after_close(workers):
+def test_calls_after_close_raise_closed_error(workers):
     envs = make(num_workers=workers)
     envs.close()
     envs.close()
@@ -444,7 +444,7 @@ def test_after_close(workers):
         assert isinstance(caught.value, ClosedError)
 
 
-def test_from_a_forked_child():
+def test_step_in_a_forked_child_raises():
     envs = make()
     envs.reset()
     reading, writing = os.pipe()
@@ -465,7 +465,7 @@ def test_from_a_forked_child():
     envs.close()
 
 
-def test_from_two_threads_at_once():
+def test_call_from_a_second_thread_raises_busy_error():
     envs = make()
     envs.reset()
     envs.step_async([TellingEnv.SLEEP] * 4)
@@ -480,7 +480,7 @@ def test_from_two_threads_at_once():
     envs.close()
 
 
-def test_a_step_that_times_out_stays_pending():
+def test_timed_out_step_stays_pending():
     envs = make()
     envs.reset()
     envs.step_async([TellingEnv.SLEEP, 0, 0, 0])
@@ -490,7 +490,7 @@ def test_a_step_that_times_out_stays_pending():
     envs.close()
 
 
-def test_a_wrong_timeout_is_told_and_the_step_stays_pending():
+def test_invalid_timeout_raises_and_the_call_stays_pending():
     envs = make()
     envs.reset_async()
     for timeout in ("x", float("nan")):
@@ -504,7 +504,7 @@ def test_a_wrong_timeout_is_told_and_the_step_stays_pending():
     envs.close()
 
 
-def test_close_does_not_wait_for_ever_for_an_env_that_hangs(monkeypatch, nothing_left):
+def test_close_does_not_wait_forever_for_a_hanging_env(monkeypatch, nothing_left):
     monkeypatch.setattr("pysampler._vector.core.SHUTDOWN_TIMEOUT_S", 0.1)
     envs = make()
     envs.reset()
@@ -515,7 +515,7 @@ def test_close_does_not_wait_for_ever_for_an_env_that_hangs(monkeypatch, nothing
         envs.reset()
 
 
-def test_an_info_larger_than_the_side_channel_arrives():
+def test_info_larger_than_the_mail_ring_arrives():
     envs = make()
     envs.reset()
     *_, infos = envs.step([TellingEnv.HUGE_INFO] * 4)
@@ -523,7 +523,7 @@ def test_an_info_larger_than_the_side_channel_arrives():
     envs.close()
 
 
-def test_large_infos_of_a_group_do_not_keep_another_from_its_step():
+def test_large_infos_of_one_group_do_not_block_another():
     envs = make(num_workers=1, groups=4)
     envs.reset()
     *_, infos = envs.step(np.full(4, TellingEnv.HUGE_INFO))
@@ -531,7 +531,7 @@ def test_large_infos_of_a_group_do_not_keep_another_from_its_step():
     envs.close()
 
 
-def test_a_custom_space_needs_shared_memory_off():
+def test_custom_space_requires_shared_memory_false():
     class Custom(gym.Space):
         def sample(self, mask=None, probability=None):
             return "x"
@@ -554,7 +554,7 @@ def test_a_custom_space_needs_shared_memory_off():
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_what_close_raises_is_told_when_all_is_closed(workers, monkeypatch, nothing_left):
+def test_close_raises_env_errors_after_closing_everything(workers, monkeypatch, nothing_left):
     monkeypatch.setenv("PYSAMPLER_TEST_CLOSE", "raise")
     envs = make(num_workers=workers)
     with pytest.raises(OSError, match=r"raised OSError in close\(\): cannot be closed"):
@@ -563,14 +563,14 @@ def test_what_close_raises_is_told_when_all_is_closed(workers, monkeypatch, noth
         envs.reset()
 
 
-def test_a_vector_env_does_not_pickle():
+def test_vector_env_cannot_be_pickled():
     envs = make()
     with pytest.raises(TypeError, match="cannot pickle"):
         pickle.dumps(envs)
     envs.close()
 
 
-def test_nan_is_refused_where_it_is_asked_for():
+def test_check_actions_rejects_nan():
     fn = functools.partial(SpaceEnv, spaces.Box(0, 1, (2,)), spaces.Box(-1, 1, (2,)))
     bad = np.array([[0, 0], [0, np.nan]], np.float32)
     envs = pysampler.VectorEnv([fn] * 2)
@@ -636,12 +636,12 @@ print("well")
 
 
 @pytest.mark.slow
-def test_values_that_empty_the_dict_they_came_in_crash_nothing():
+def test_values_that_clear_their_own_dict_do_not_crash():
     # What is freed is overwritten at once.
     assert completed("-c", EMPTIES, env=os.environ | {"PYTHONMALLOC": "debug"}).stdout == "well\n"
 
 
-def test_as_many_envs_are_received_as_there_are_whatever_the_number():
+def test_recv_accepts_huge_min_envs_and_max_envs():
     with contextlib.closing(pysampler.VectorEnv([TellingEnv] * 2, num_workers=1)) as envs:
         for asked in ({"min_envs": 2**63}, {"max_envs": 2**64}, {"max_envs": 10**30}):
             envs.async_reset()
@@ -649,7 +649,7 @@ def test_as_many_envs_are_received_as_there_are_whatever_the_number():
 
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_what_owns_processes_or_memory_is_not_copied(how):
+def test_owners_of_processes_or_memory_cannot_be_copied(how):
     def policy(observations):
         return np.zeros(len(observations), np.int64)
 
@@ -677,7 +677,7 @@ def test_what_owns_processes_or_memory_is_not_copied(how):
 
 @pytest.mark.parametrize("seed", ["1", 1.5, b"12"])
 @pytest.mark.parametrize("workers", WORKERS)
-def test_a_seed_is_a_number(workers, seed):
+def test_non_integer_seed_raises(workers, seed):
     with contextlib.closing(make(num_workers=workers)) as envs:
         with pytest.raises(
             TypeError, match=r"cannot reset: seed .*expected a whole number, a list"
@@ -693,12 +693,12 @@ def test_a_seed_is_a_number(workers, seed):
         ({"check_actions": "no"}, "check_actions 'no', expected True or False"),
     ],
 )
-def test_what_is_true_or_false_is_no_word(options, text):
+def test_bool_options_reject_strings(options, text):
     with pytest.raises(TypeError, match=f"cannot make vector env: {text}"):
         pysampler.VectorEnv([TellingEnv], **options)
 
 
 @pytest.mark.parametrize("given", [TellingEnv, 5, None])
-def test_env_fns_are_a_list(given):
+def test_env_fns_must_be_a_list(given):
     with pytest.raises(TypeError, match="env_fns .*expected a list of functions that each make"):
         pysampler.VectorEnv(given)

@@ -24,7 +24,7 @@ def rate(model, way, length=2000, **loop):
     return model.simulated(simulated, lambda _: model.Fixed(way), length, warm_up=100)
 
 
-def test_a_round_lasts_as_long_as_its_parts(model):
+def test_round_time_is_the_sum_of_its_parts(model):
     seconds = 20e-6 + 8 * 100e-6 + 20e-6 + 40e-6 + 16 * 1e-6  # wake, steps, wake, recv and send
     assert rate(model, Way(16), workers=2, envs=16) == pytest.approx(16 / seconds)
     seconds += 500e-6 + 16 * 10e-6
@@ -32,12 +32,12 @@ def test_a_round_lasts_as_long_as_its_parts(model):
     assert rate(model, Way(16), workers=2, envs=16, **policy) == pytest.approx(16 / seconds)
 
 
-def test_workers_go_on_while_the_parent_answers_others(model):
+def test_workers_keep_stepping_while_the_parent_answers_others(model):
     """With a policy that costs nothing two workers are always at work."""
     assert rate(model, Way(4), workers=2, envs=16) == pytest.approx(2 / 100e-6)
 
 
-def test_a_timeout_ends_a_wait(model):
+def test_timeout_ends_the_wait_for_a_straggler(model):
     """Of two workers one needs ten times as long: the other one's env does not wait for it."""
     slow = {"steps": "straggler", "workers": 2, "envs": 2}
     all_of_them = rate(model, Way(2), **slow)
@@ -45,14 +45,14 @@ def test_a_timeout_ends_a_wait(model):
     assert rate(model, Way(2, 1.0), **slow) == all_of_them
 
 
-def test_an_isolated_env_delays_no_other(model):
+def test_isolated_straggler_does_not_delay_other_envs(model):
     loop = model.Loop(3, 9, "straggler", isolated=True)
     assert [loop.worker_of(env) for env in range(9)] == [0, 1, 1, 1, 1, 2, 2, 2, 2]
     slow = {"steps": "straggler", "workers": 3, "envs": 9}
     assert rate(model, Way(9), isolated=True, **slow) > 1.03 * rate(model, Way(9), **slow)
 
 
-def test_a_parent_without_a_cpu_of_its_own_delays_workers(model):
+def test_parent_that_shares_a_cpu_delays_workers(model):
     enough = rate(model, Way(4), workers=2, envs=16)
     assert rate(model, Way(4), workers=2, envs=16, cpus=3) == enough
     assert rate(model, Way(4), workers=2, envs=16, cpus=2) < 0.97 * enough
@@ -62,7 +62,7 @@ def test_a_parent_without_a_cpu_of_its_own_delays_workers(model):
 @pytest.mark.parametrize("policy", [0, 1e-3])
 @pytest.mark.parametrize("steps", ["constant", "exponential", "straggler", "resets"])
 @pytest.mark.parametrize(("workers", "envs"), [(2, 16), (8, 32)])
-def test_what_is_chosen_is_nearly_the_best(model, workers, envs, steps, policy):
+def test_tuner_comes_close_to_the_best_rate(model, workers, envs, steps, policy):
     """Of twenty simulated seconds, with the first trial: where steps vary much it costs most."""
     loop = {"workers": workers, "envs": envs, "steps": steps, "policy": policy}
     given = ways([1] * envs, envs)

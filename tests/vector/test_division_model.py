@@ -15,7 +15,7 @@ def model(monkeypatch):
     return division_model
 
 
-def test_a_round_lasts_as_long_as_its_parts(model):
+def test_round_time_is_the_sum_of_its_parts(model):
     costs = model.Costs(send=(3, 1), wake=(5, 2), notice=(7, 0), read=11, spread=0)
     assert model.simulated(8, 2, 0, 10, costs) == pytest.approx(5 + 9 + 4 * 10 + 7 + 11)
     # The parent's six envs take longer than the worker's two, or not as long as its six.
@@ -23,14 +23,14 @@ def test_a_round_lasts_as_long_as_its_parts(model):
     assert model.simulated(8, 1, 2, 10, costs) == pytest.approx(4 + 7 + 6 * 10 + 11)
 
 
-def test_the_slowest_process_ends_a_round(model):
+def test_round_ends_with_the_slowest_process(model):
     even, uneven = (
         model.simulated(64, 8, 0, 100, model.Costs(spread=spread)) for spread in (0, 0.1)
     )
     assert uneven > even * 1.1
 
 
-def test_the_gain_is_that_of_the_best_number_of_envs(model):
+def test_gain_is_that_of_the_best_number_of_main_envs(model):
     faster, own = model.gain(64, 2, 5.5)
     usual = model.simulated(64, 2, 0, 5.5)
     others = [usual / model.simulated(64, 1, n, 5.5) for n in range(1, 64)]

@@ -52,11 +52,11 @@ def same_(a, b):
         (vector_wrappers.FlattenObservation, AutoresetMode.NEXT_STEP),
     ],
 )
-def test_gymnasiums_vector_wrappers(wrapper, mode):
+def test_gymnasium_vector_wrappers_give_equal_results(wrapper, mode):
     run(wrapper, mode)
 
 
-def test_statistics_where_the_caller_resets():
+def test_record_episode_statistics_works_with_manual_resets():
     envs = vector_wrappers.RecordEpisodeStatistics(
         pysampler.VectorEnv([cartpole] * 3, autoreset_mode="Disabled")
     )
@@ -72,7 +72,7 @@ def test_statistics_where_the_caller_resets():
     envs.close()
 
 
-def test_options_stay_the_callers():
+def test_reset_does_not_modify_its_options():
     envs = pysampler.VectorEnv([TellingEnv] * 2, autoreset_mode="Disabled")
     options = {"reset_mask": np.array([True, False]), "other": 1}
     envs.reset(options=options)
@@ -81,7 +81,7 @@ def test_options_stay_the_callers():
 
 
 @pytest.mark.slow
-def test_tensors_of_torch():
+def test_numpy_to_torch_wrapper_works_with_copies_and_views():
     torch = pytest.importorskip("torch")
     for copy in (True, False):
         envs = vector_wrappers.NumpyToTorch(
@@ -100,7 +100,7 @@ def test_tensors_of_torch():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_videos_of_a_vector_env(tmp_path):
+def test_record_video_writes_a_file(tmp_path):
     pytest.importorskip("moviepy")
     pytest.importorskip("pygame")
     envs = pysampler.make_vec("CartPole-v1", 2, render_mode="rgb_array")
@@ -112,7 +112,7 @@ def test_videos_of_a_vector_env(tmp_path):
     assert list(tmp_path.glob("*.mp4"))
 
 
-def test_the_loop_of_a_ppo_script():
+def test_loop_of_a_ppo_script_runs_with_wrapped_envs():
     def thunk():
         env = gym.make("Pendulum-v1")
         env = wrappers.FlattenObservation(env)
@@ -140,7 +140,7 @@ def test_the_loop_of_a_ppo_script():
     envs.close()
 
 
-def test_gymnasium_makes_it_where_it_was_installed():
+def test_install_makes_gymnasium_use_our_vector_env():
     pysampler.install()
     try:
         envs = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="async")
@@ -158,7 +158,7 @@ def test_gymnasium_makes_it_where_it_was_installed():
 
 
 @pytest.mark.slow
-def test_make_vec_makes_what_gymnasium_makes():
+def test_make_vec_matches_gymnasium_make_vec():
     kwargs = {"wrappers": (wrappers.TimeAwareObservation,), "max_episode_steps": 7}
     ours = pysampler.make_vec("CartPole-v1", 3, **kwargs)
     theirs = gym.make_vec("CartPole-v1", 3, "async", **kwargs)
@@ -182,7 +182,7 @@ def test_make_vec_makes_what_gymnasium_makes():
         pysampler.make_vec(3)
 
 
-def test_a_function_is_applied_where_the_env_is():
+def test_apply_calls_the_function_with_each_env():
     envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2)
     assert envs.apply(lambda env, x: (type(env).__name__, x), 3) == (("TellingEnv", 3),) * 4
     envs.set_attr("number", [10, 11, 12, 13])
@@ -194,7 +194,7 @@ def test_a_function_is_applied_where_the_env_is():
     envs.close()
 
 
-def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
+def test_env_id_can_name_the_module_that_registers_it(tmp_path, monkeypatch):
     (tmp_path / "registers_env_in_test.py").write_text(
         "import gymnasium as gym\n"
         "gym.register('Named-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"

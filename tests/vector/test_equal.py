@@ -80,13 +80,13 @@ if "dtype" in inspect.signature(spaces.Discrete).parameters:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", SPACES)
-def test_each_space_as_observation(name, mode):
+def test_every_observation_space_matches_sync_vector_env(name, mode):
     fns = [functools.partial(SpaceEnv, SPACES[name])] * 5
     run_both(fns, mode, 30, num_workers=2)
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_each_space_as_action(name):
+def test_every_action_space_matches_sync_vector_env(name):
     fns = [functools.partial(SpaceEnv, box(1), SPACES[name], infos="all")] * 3
     run_both(fns, AutoresetMode.NEXT_STEP, 20, num_workers=2)
 
@@ -97,13 +97,13 @@ def test_each_space_as_action(name):
     ("workers", "groups", "copy"),
     [(0, 1, True), (0, 2, False), (1, 1, True), (2, 1, False), (2, 3, True), (5, 1, False)],
 )
-def test_all_kinds_of_infos_on_uneven_groups(mode, workers, groups, copy):
+def test_all_kinds_of_infos_match_on_uneven_groups(mode, workers, groups, copy):
     fns = [functools.partial(SpaceEnv, box(2), infos="all")] * 7
     run_both(fns, mode, 100, num_workers=workers, groups=groups, copy=copy)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_infos_that_not_all_envs_have(mode):
+def test_infos_that_only_some_envs_return_match(mode):
     kinds = ["none", "numbers", "all", "none", "numbers"]
     fns = [functools.partial(SpaceEnv, box(2), infos=kind) for kind in kinds]
     run_both(fns, mode, 100, num_workers=2)
@@ -125,7 +125,7 @@ def made_by_gymnasium():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("env_id", list(made_by_gymnasium()))
 @pytest.mark.parametrize(("mode", "workers"), list(zip(MODES, (1, 2, 5), strict=True)))
-def test_every_env_of_gymnasium(env_id, mode, workers):
+def test_every_gymnasium_env_matches_sync_vector_env(env_id, mode, workers):
     try:
         gym.make(env_id).close()
     except (gym.error.Error, ImportError) as error:
@@ -137,7 +137,7 @@ def test_every_env_of_gymnasium(env_id, mode, workers):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["box", "large", "dict", "text"])
-def test_envs_that_a_masked_reset_leaves_return_their_last_observations(kind, num_workers):
+def test_masked_reset_returns_the_last_observations_of_other_envs(kind, num_workers):
     """Whatever the owner of the arrays has written to them since."""
     space = {**SPACES, "large": box(20000), "text": spaces.Dict(a=box(2), b=spaces.Text(9))}[kind]
     env_fns = [functools.partial(SpaceEnv, space, box(2), ends=0.0)] * 3
@@ -168,7 +168,7 @@ def test_envs_that_a_masked_reset_leaves_return_their_last_observations(kind, nu
 
 
 @pytest.mark.parametrize("normalizer", [None, pysampler.Normalizer(rewards=False)])
-def test_a_masked_reset_after_rollouts_leaves_the_other_envs_as_they_are(normalizer):
+def test_masked_reset_after_rollouts_leaves_other_envs_unchanged(normalizer):
     env_fns = [Scripted] * 4
     envs = pysampler.VectorEnv(env_fns, num_workers=2, autoreset_mode=AutoresetMode.DISABLED)
     actions = np.full((4, 2), 3, np.float32)
@@ -180,7 +180,7 @@ def test_a_masked_reset_after_rollouts_leaves_the_other_envs_as_they_are(normali
     envs.close()
 
 
-def test_an_observation_that_is_refused_halfway_is_not_the_last_one():
+def test_rejected_observation_does_not_become_the_last_one():
     class Refused(SpaceEnv):
         def step(self, action):
             observation, *rest = super().step(action)
@@ -205,7 +205,7 @@ def test_an_observation_that_is_refused_halfway_is_not_the_last_one():
     envs.close()
 
 
-def test_spaces_that_differ_in_dtype_alone_are_told_apart():
+def test_spaces_that_differ_only_in_dtype_raise():
     def made(dtype):
         env = Scripted()
         env.observation_space = spaces.Box(0, 1, (3,), np.float32)

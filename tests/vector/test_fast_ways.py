@@ -62,9 +62,7 @@ ACTIONS = [
 
 @pytest.mark.parametrize(("space", "batches"), ACTIONS)
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_results_are_gymnasium_s_and_envs_get_the_objects_they_were_given(
-    space, batches, num_workers
-):
+def test_results_and_actions_match_sync_vector_env(space, batches, num_workers):
     env_fns = [lambda first=i: Typed(first, space) for i in range(4)]
     theirs = gym.vector.SyncVectorEnv(env_fns)
     ours = pysampler.VectorEnv(env_fns, num_workers=num_workers)
@@ -93,7 +91,7 @@ def test_lists_of_numbers_are_not_sent_as_messages(monkeypatch):
     envs.close()
 
 
-def test_what_does_not_fit_a_narrow_observation_is_warned_of_as_numpy_does():
+def test_observation_overflow_warns_as_numpy_does():
     class Large(Typed):
         def observation(self):
             return np.full(4, 1e300)
@@ -126,7 +124,7 @@ def messages(envs, steps):
     return count
 
 
-def test_many_infos_and_numpy_s_bools_have_places_in_the_frames():
+def test_many_infos_and_numpy_bools_travel_in_the_frame():
     told = {f"x{i}": float(i) for i in range(300)} | {"success": np.bool_(1), "s": "abc"}
     envs = pysampler.VectorEnv([lambda: Told(told)] * 2, num_workers=1)
     assert messages(envs, 3) == 0
@@ -137,7 +135,7 @@ def test_many_infos_and_numpy_s_bools_have_places_in_the_frames():
     ("told", "why"),
     [({"image": np.ones(1 << 20)}, "no room left"), ({"a": {"name": "x" * 1000}}, "['a']['name']")],
 )
-def test_infos_that_stay_slow_are_told_of_once(told, why, caplog, monkeypatch):
+def test_slow_infos_are_logged_once(told, why, caplog, monkeypatch):
     monkeypatch.setattr(infos, "_WARN_AFTER", 5)
     monkeypatch.setattr(infos, "_logged", set())
     envs = pysampler.VectorEnv([lambda: Told(told)] * 2, num_workers=1)
@@ -150,7 +148,7 @@ def test_infos_that_stay_slow_are_told_of_once(told, why, caplog, monkeypatch):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_words_and_enums_in_infos_are_those_of_gymnasium(num_workers):
+def test_strings_and_enums_in_infos_match_gymnasium(num_workers):
     told = {"s": "abc", "e": HTTPStatus.OK, "n": None, "t": ("x", 1), "in": {"s": b""}}
     ours = pysampler.VectorEnv([lambda: Told(told)] * 3, num_workers=num_workers)
     theirs = gym.vector.SyncVectorEnv([lambda: Told(told)] * 3)
@@ -177,7 +175,7 @@ class Waits:
         return str, ("gone",)
 
 
-def test_a_message_is_sent_before_the_step_counts_as_done(tmp_path):
+def test_mail_is_sent_before_the_step_completes(tmp_path):
     envs = pysampler.VectorEnv([lambda: Told({"x": Waits(tmp_path)})] * 2, num_workers=1)
     envs.reset()
     envs.step_async(np.zeros(2, np.int64))
@@ -189,7 +187,7 @@ def test_a_message_is_sent_before_the_step_counts_as_done(tmp_path):
     envs.close()
 
 
-def test_memory_for_infos_is_taken_when_there_are_some():
+def test_memory_for_infos_is_allocated_on_demand():
     envs = pysampler.VectorEnv([lambda: Told({"x": 1.0})] * 8, num_workers=2)
     options = {"horizon": 512, "info_keys": ["x"]}
     with pysampler.Rollouts(envs, lambda o: np.zeros(len(o), np.int64), **options) as rollouts:
@@ -203,7 +201,7 @@ def test_memory_for_infos_is_taken_when_there_are_some():
     envs.close()
 
 
-def test_an_idle_worker_sleeps():
+def test_idle_worker_does_not_wake_up():
     envs = pysampler.VectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
     envs.reset()
     [pid] = envs._pool.pids
@@ -236,7 +234,7 @@ class Looking(gym.Env):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_spaces_that_envs_look_at_stay_as_fast_as_they_are(num_workers):
+def test_pickling_spaces_does_not_slow_their_attributes(num_workers):
     envs = pysampler.VectorEnv([Looking] * 4, num_workers=num_workers)
     # The first of equal spaces is pickled, if it is sent to this process.
     assert envs.reset()[1]["in dicts"][1:].tolist() == [0, 0, 0]

@@ -39,7 +39,7 @@ def step(envs):
     return envs.step(np.zeros(4, np.int64))[0]
 
 
-def test_a_fork_keeps_the_observations_that_it_was_made_with(envs):
+def test_fork_keeps_the_observations_held_at_its_start(envs):
     held = [step(envs) for _ in range(5)]
 
     def look(wait):
@@ -54,7 +54,7 @@ def test_a_fork_keeps_the_observations_that_it_was_made_with(envs):
     assert fork.result() == ([1, 2, 3, 4, 5], [(n, n) for n in range(1, 6)])
 
 
-def test_what_a_fork_writes_stays_in_the_fork(envs):
+def test_writes_in_a_fork_do_not_reach_the_parent(envs):
     held = step(envs)
 
     def write(wait):
@@ -65,7 +65,7 @@ def test_what_a_fork_writes_stays_in_the_fork(envs):
     assert (held == 1).all()
 
 
-def test_what_outlives_the_vector_env_is_not_written_by_a_fork():
+def test_writes_in_a_fork_after_close_do_not_reach_the_parent():
     envs = pysampler.VectorEnv([Counting] * 4, num_workers=2)
     envs.reset()
     held = step(envs)
@@ -80,7 +80,7 @@ def test_what_outlives_the_vector_env_is_not_written_by_a_fork():
     assert (held == 1).all()
 
 
-def test_a_fork_without_descriptors_left_gets_frames_that_stay_unused(envs):
+def test_parent_does_not_reuse_frames_of_a_fork_without_descriptors(envs):
     held = step(envs)
     frames = envs._core.results.frames.observations[0]
     assert np.shares_memory(held, frames)
@@ -121,7 +121,7 @@ def limit_descriptors():
     return soft, hard
 
 
-def test_workers_that_are_forked_beside_held_observations_reach_this_process():
+def test_forked_replacement_worker_writes_to_the_shared_frames():
     envs = pysampler.VectorEnv(
         [Counting] * 4, num_workers=2, context="fork", on_worker_loss="restart"
     )

@@ -87,7 +87,7 @@ print("through", sorted(told))
 @pytest.mark.parametrize("restart", [0, 1])
 @pytest.mark.parametrize("asynchronous", [0, 1])
 @pytest.mark.parametrize("seed", range(4))
-def test_garbage_in_shared_memory(seed, asynchronous, restart, tmp_path):
+def test_parent_survives_garbage_in_shared_memory(seed, asynchronous, restart, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     arguments = map(str, (seed, asynchronous, restart))

@@ -74,7 +74,7 @@ def signal_at(event, name, act):
 @pytest.mark.parametrize("kwargs", INLINE, ids=str)
 @pytest.mark.parametrize("terminate", [False, True])
 @pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
-def test_a_handler_closes_the_envs_while_a_note_is_due(kwargs, terminate):
+def test_closing_in_a_handler_before_a_note_runs_raises_closed_error(kwargs, terminate):
     envs = pysampler.VectorEnv([Counts] * 2, **kwargs)
     envs.reset()
     envs.set_options(None, {"low": 1})  # runs with the next wait
@@ -85,7 +85,7 @@ def test_a_handler_closes_the_envs_while_a_note_is_due(kwargs, terminate):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
-def test_recv_says_that_a_handler_has_closed_the_envs(num_workers):
+def test_recv_raises_closed_error_after_a_handler_closes(num_workers):
     envs = pysampler.VectorEnv([Counts] * 2, num_workers=num_workers)
     envs.reset()
     envs.send(objects())
@@ -94,7 +94,7 @@ def test_recv_says_that_a_handler_has_closed_the_envs(num_workers):
 
 
 @pytest.mark.parametrize("kwargs", [*INLINE, {"num_workers": 2}], ids=str)
-def test_arguments_that_are_changed_after_sending_are_those_that_were_sent(kwargs):
+def test_arguments_changed_after_sending_do_not_reach_the_envs(kwargs):
     with contextlib.closing(pysampler.VectorEnv([Counts] * 2, **kwargs)) as envs:
         envs.reset()
         actions, values = objects(), [1]
@@ -107,7 +107,7 @@ def test_arguments_that_are_changed_after_sending_are_those_that_were_sent(kwarg
         assert envs.call_wait() == ([1], [1])
 
 
-def test_a_step_with_object_actions_is_resumed_after_ctrl_c():
+def test_step_with_object_actions_resumes_after_ctrl_c():
     with contextlib.closing(pysampler.VectorEnv([Counts] * 2, num_workers=0)) as envs:
         envs.reset()
         second = envs._pool._inline._server.envs[1]
@@ -121,7 +121,7 @@ def test_a_step_with_object_actions_is_resumed_after_ctrl_c():
             assert envs.step(again)[0].tolist() == [[steps, 2]] * 2
 
 
-def test_a_replayed_batch_of_envs_here_does_not_wait_for_workers(tmp_path):
+def test_replaying_a_batch_of_inline_envs_does_not_wait_for_workers(tmp_path):
     """It would wait without end: env 0 is let go afterwards."""
     go = tmp_path / "go"
     fns = [lambda: Counts(go), Counts]
@@ -137,7 +137,7 @@ def test_a_replayed_batch_of_envs_here_does_not_wait_for_workers(tmp_path):
             envs.recv()
 
 
-def test_envs_here_are_closed_where_the_vector_env_cannot_be_made(tmp_path):
+def test_inline_envs_are_closed_when_the_constructor_fails(tmp_path):
     made = []
 
     def make():
@@ -149,7 +149,7 @@ def test_envs_here_are_closed_where_the_vector_env_cannot_be_made(tmp_path):
     assert [env.closed for env in made] == [True, True]
 
 
-def test_an_env_here_that_raises_leaves_the_others_their_step():
+def test_inline_env_error_does_not_stop_the_other_envs():
     with contextlib.closing(pysampler.VectorEnv([Counts] * 2, num_workers=0)) as envs:
         envs.reset()
         with pytest.raises(EnvError, match="env 0 raised IndexError stepping"):

@@ -32,7 +32,7 @@ pytestmark = [
 @pytest.mark.slow
 @pytest.mark.parametrize("main_envs", [0, 2])
 @pytest.mark.parametrize("talks", [True, False])
-def test_an_interrupted_step_is_returned_by_the_next_wait(talks, main_envs):
+def test_next_wait_returns_an_interrupted_step(talks, main_envs):
     with contextlib.closing(counters(talks=talks, main_envs=main_envs)) as envs:
         envs.reset()
         steps = 0
@@ -56,7 +56,7 @@ def test_an_interrupted_step_is_returned_by_the_next_wait(talks, main_envs):
 @pytest.mark.slow
 @pytest.mark.parametrize("main_envs", [0, 2])
 @pytest.mark.parametrize("arguments", [{"min_envs": 2}, {"min_envs": "auto", "timeout": "auto"}])
-def test_an_interrupted_recv_loses_no_results(arguments, main_envs):
+def test_interrupted_recv_loses_no_results(arguments, main_envs):
     with contextlib.closing(counters(6, groups=3, main_envs=main_envs)) as envs:
         envs.async_reset()
         got = np.zeros(6, int)  # steps that were returned
@@ -86,7 +86,7 @@ def test_an_interrupted_recv_loses_no_results(arguments, main_envs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("main_envs", [0, 2])
-def test_an_interrupted_send_is_sent_or_not(main_envs):
+def test_interrupted_send_is_sent_whole_or_not_at_all(main_envs):
     with contextlib.closing(counters(4, groups=2, main_envs=main_envs)) as envs:
         envs.async_reset()
         envs.recv()
@@ -105,7 +105,7 @@ def test_an_interrupted_send_is_sent_or_not(main_envs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("main_envs", [0, 2])
-def test_an_interrupted_call_is_not_answered_by_the_next(main_envs):
+def test_call_never_returns_the_answer_of_an_interrupted_call(main_envs):
     with contextlib.closing(counters(main_envs=main_envs)) as envs:
         envs.reset()
         question = 0
@@ -128,7 +128,7 @@ def test_an_interrupted_call_is_not_answered_by_the_next(main_envs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [10, 200_000])
-def test_messages_of_any_size_survive_interruptions(size):
+def test_messages_of_any_size_survive_interrupts(size):
     with contextlib.closing(counters()) as envs:
         envs.reset()
         payload = b"x" * size
@@ -144,7 +144,7 @@ def test_messages_of_any_size_survive_interruptions(size):
 
 
 @pytest.mark.slow
-def test_an_interrupted_reset_can_be_waited_for():
+def test_next_wait_returns_an_interrupted_reset():
     with contextlib.closing(counters()) as envs:
         resets = 0
 
@@ -161,7 +161,7 @@ def test_an_interrupted_reset_can_be_waited_for():
 
 
 @pytest.mark.slow
-def test_a_replacement_that_is_interrupted_goes_on():
+def test_interrupted_worker_replacement_completes():
     with contextlib.closing(
         counters(on_worker_loss="restart", max_restarts=999, restart_window=1.0)
     ) as envs:
@@ -191,7 +191,7 @@ def workers_alive():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
-def test_interrupting_the_making_of_a_pool_touches_no_other(context):
+def test_interrupted_pool_creation_does_not_affect_other_pools(context):
     with contextlib.closing(counters()) as other:
         other.reset()
         mine = set(other._pool.pids)
@@ -216,7 +216,7 @@ def wait_until(condition):
 
 
 @pytest.mark.slow
-def test_interrupting_close_leaves_nothing():
+def test_interrupted_close_leaves_no_workers():
     with contextlib.closing(counters()) as other:
         other.reset()
         mine = set(other._pool.pids)
@@ -236,7 +236,7 @@ def test_interrupting_close_leaves_nothing():
 
 @pytest.mark.slow
 @closing_while_pending
-def test_a_handler_may_close_at_any_point_of_a_step():
+def test_handler_can_close_at_any_point_of_a_step():
     for n in range(1, 400, 5):
         envs = counters()
         envs.reset()
@@ -261,7 +261,7 @@ def test_a_handler_may_close_at_any_point_of_a_step():
 
 
 @closing_while_pending
-def test_a_handler_that_closes_ends_a_wait_that_would_never_end():
+def test_closing_in_a_handler_ends_an_endless_wait():
     class Hangs(Counter):
         def step(self, action):
             threading.Event().wait()
@@ -279,7 +279,7 @@ def test_a_handler_that_closes_ends_a_wait_that_would_never_end():
     assert envs.closed
 
 
-def test_a_handler_may_do_nothing_else():
+def test_handler_cannot_step_during_a_step():
     with contextlib.closing(counters()) as envs:
         envs.reset()
         refused = []
@@ -296,7 +296,7 @@ def test_a_handler_may_do_nothing_else():
         assert "signal handler" in refused[0]
 
 
-def test_a_close_that_is_refused_leaves_the_envs_open():
+def test_refused_close_leaves_the_envs_open():
     class Waits(Counter):
         def step(self, action):
             gate.wait(60)
@@ -328,7 +328,7 @@ def test_a_close_that_is_refused_leaves_the_envs_open():
         assert envs.step([0])[1].tolist() == [2.0]
 
 
-def test_nothing_is_asked_of_a_fork_server_by_a_finalizer(monkeypatch):
+def test_finalizers_do_not_call_the_fork_server(monkeypatch):
     """What a finalizer may not do: it may run while its own thread asks the fork server."""
     envs = counters()
     envs.cycle = envs
@@ -345,7 +345,7 @@ def test_nothing_is_asked_of_a_fork_server_by_a_finalizer(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on_loss", ["restart", "raise"])
-def test_a_loss_that_is_interrupted_is_told_again(on_loss):
+def test_interrupted_report_of_a_loss_is_repeated(on_loss):
     """Where others are idle, nothing but that loss will ever end the wait."""
     for n in itertools.count(1, 2 if on_loss == "raise" else 9):
         envs = counters(4, num_workers=4, on_worker_loss=on_loss)
@@ -377,7 +377,7 @@ def test_a_loss_that_is_interrupted_is_told_again(on_loss):
 
 @pytest.mark.slow
 @closing_while_pending
-def test_closing_while_a_worker_is_replaced_costs_no_fork_server():
+def test_closing_during_a_replacement_keeps_the_fork_server():
     counters().close()
     [only] = fork_server._fork_servers
     for n in range(1, 400, 29):
@@ -392,7 +392,7 @@ def test_closing_while_a_worker_is_replaced_costs_no_fork_server():
 
 
 @closing_while_pending
-def test_a_second_handler_that_closes_leaves_the_first_to_go_on():
+def test_close_in_a_second_handler_does_not_stop_the_first():
     class Slow(Counter):
         def step(self, action):
             gate = threading.Event()

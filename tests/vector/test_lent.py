@@ -46,7 +46,7 @@ def lent(envs, observation):
     return np.shares_memory(observation["image"], envs._core.results.frames.observations[0])
 
 
-def test_what_is_lent_is_not_copied_and_what_is_small_is(envs):
+def test_large_observations_are_views_and_small_ones_are_copies(envs):
     for n in range(1, 20):
         observation = step(envs)
         assert lent(envs, observation)
@@ -55,7 +55,7 @@ def test_what_is_lent_is_not_copied_and_what_is_small_is(envs):
         assert (observation["image"] == n).all()
 
 
-def test_what_is_held_stays_what_it_was(envs):
+def test_held_observations_are_not_overwritten(envs):
     held = [step(envs) for _ in range(10)]
     assert [lent(envs, o) for o in held].count(True) == 2  # one of three frames stays free
     for n, observation in enumerate(held, start=1):
@@ -69,13 +69,13 @@ def test_what_is_held_stays_what_it_was(envs):
     assert lent(envs, step(envs))
 
 
-def test_a_part_of_a_view_holds_the_whole(envs):
+def test_slice_of_an_observation_keeps_its_frame_in_use(envs):
     parts = [step(envs)["image"][1, 5:7].T for _ in range(6)]
     for n, part in enumerate(parts, start=1):
         assert (part == n).all()
 
 
-def test_what_was_lent_outlives_the_vector_env():
+def test_lent_observations_outlive_the_vector_env():
     envs = pysampler.VectorEnv([Counting] * 4, num_workers=2)
     envs.reset()
     observation = step(envs)

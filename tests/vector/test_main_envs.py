@@ -32,7 +32,7 @@ def scripted(count=5, **kwargs):
 
 @pytest.mark.parametrize("mode", list(AutoresetMode)[:2])
 @pytest.mark.parametrize("kwargs", [{}, {"groups": 2}, {"copy": False}, {"num_workers": 1}])
-def test_results_are_those_of_envs_in_one_process(mode, kwargs):
+def test_main_envs_return_the_same_results_as_sync_vector_env(mode, kwargs):
     ours, fns = scripted(autoreset_mode=mode, **kwargs)
     theirs = SyncVectorEnv(fns, autoreset_mode=mode)
     with contextlib.closing(ours), contextlib.closing(theirs):
@@ -56,7 +56,7 @@ class Where(Scripted):
         return os.getpid()
 
 
-def test_the_last_envs_live_here():
+def test_main_envs_are_the_last_envs():
     with contextlib.closing(pysampler.VectorEnv([Where] * 5, num_workers=2, main_envs=2)) as envs:
         here = [pid == os.getpid() for pid in envs.call("where")]
         assert here == [False, False, False, True, True]
@@ -69,7 +69,7 @@ def test_the_last_envs_live_here():
         assert stats.worker_of.tolist() == [0, 0, 1, 2, 2]
 
 
-def test_some_envs_at_a_time():
+def test_send_and_recv_work_with_main_envs():
     envs, _ = scripted(groups=2)
     with contextlib.closing(envs):
         envs.async_reset(seed=0)
@@ -119,7 +119,7 @@ class Interrupts(Counter):
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_ctrl_c_in_an_env_here_leaves_the_step_to_the_next_wait(groups):
+def test_next_wait_returns_a_step_interrupted_in_a_main_env(groups):
     Interrupts.parent = os.getpid()
     fns = [lambda n=n: (Interrupts if n == 4 else Counter)(n) for n in range(6)]
     with contextlib.closing(
@@ -142,7 +142,7 @@ class Killed(Counter):
         return super().step(action)
 
 
-def test_a_lost_worker_is_replaced_and_envs_here_go_on():
+def test_lost_worker_is_replaced_while_main_envs_continue():
     fns = [lambda n=n: Killed(n, talks=False) for n in range(4)]
     with contextlib.closing(
         pysampler.VectorEnv(fns, num_workers=2, main_envs=2, on_worker_loss="restart")
@@ -156,7 +156,7 @@ def test_a_lost_worker_is_replaced_and_envs_here_go_on():
         assert envs.stats().losses.tolist() == [1, 0, 0]
 
 
-def test_a_lost_worker_raises():
+def test_lost_worker_raises_with_main_envs():
     fns = [lambda n=n: Killed(n, talks=False) for n in range(4)]
     envs = pysampler.VectorEnv(fns, num_workers=2, main_envs=2)
     envs.reset()
@@ -173,7 +173,7 @@ class Waits(Counter):
 
 
 @closing_while_pending
-def test_late_envs_of_workers_are_found():
+def test_step_timeout_names_a_worker_env_beside_main_envs():
     fns = [lambda n=n: Waits(n, talks=False) for n in range(4)]
     envs = pysampler.VectorEnv(fns, num_workers=2, main_envs=2, step_timeout=0.2)
     envs.reset()
@@ -184,7 +184,7 @@ def test_late_envs_of_workers_are_found():
     envs.close(terminate=True)
 
 
-def test_policies_cannot_be_in_workers():
+def test_main_envs_reject_policies_in_workers():
     envs, _ = scripted()
     with contextlib.closing(envs):
         with pytest.raises(ValueError, match=r"cannot sample .* 2 of the envs live in this"):
@@ -206,7 +206,7 @@ def test_policies_cannot_be_in_workers():
         ({"num_workers": "all"}, "num_workers 'all', expected a whole number"),
     ],
 )
-def test_wrong_numbers(kwargs, match):
+def test_wrong_main_envs_and_num_workers_raise(kwargs, match):
     with pytest.raises((ValueError, TypeError), match=match):
         pysampler.VectorEnv([Scripted] * 5, **kwargs)
 
@@ -222,7 +222,7 @@ def _two_cpus(monkeypatch):
 
 
 @pytest.mark.usefixtures("_two_cpus")
-def test_the_fastest_division():
+def test_fastest_division_depends_on_step_time_and_cpus():
     def of(envs, seconds, cpus=2):
         chosen = fastest(envs, cpus, seconds)
         return chosen.num_workers, chosen.main_envs
@@ -236,7 +236,7 @@ def test_the_fastest_division():
 
 
 @pytest.mark.usefixtures("_two_cpus")
-def test_the_trial_is_told_and_leaves_global_generators_alone():
+def test_auto_trial_is_reported_and_leaves_global_generators_alone():
     class Draws(Scripted):
         def __init__(self):
             super().__init__()
@@ -276,7 +276,7 @@ class Slow(gym.Env):
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(1.0, 1), (1e-3, 20), (1e-6, 5000)])
-def test_the_trial_is_as_long_as_it_must(monkeypatch, seconds, steps):
+def test_trial_length_depends_on_the_step_time(monkeypatch, seconds, steps):
     monkeypatch.setattr(division.time, "perf_counter", lambda: Slow.now)
     monkeypatch.setattr(Slow, "step_seconds", seconds)
     Slow.now = 0.0
@@ -284,7 +284,7 @@ def test_the_trial_is_as_long_as_it_must(monkeypatch, seconds, steps):
     assert Slow.now == pytest.approx(steps * seconds, rel=0.01)
 
 
-def test_a_lost_cpu_is_no_part_of_the_trial(monkeypatch):
+def test_trial_ignores_pauses_without_a_cpu(monkeypatch):
     """The process waits for a CPU for 10 ms in the third step, and again in the 4,000th."""
     monkeypatch.setattr(division.time, "perf_counter", lambda: Slow.now)
     Slow.now, steps = 0.0, 0
@@ -300,7 +300,7 @@ def test_a_lost_cpu_is_no_part_of_the_trial(monkeypatch):
     assert steps > 4900
 
 
-def test_words_for_numbers_are_refused_by_name():
+def test_unknown_words_for_counts_suggest_auto():
     for options in ({"num_workers": "automatic"}, {"main_envs": "most"}):
         with pytest.raises(ValueError, match='expected a whole number or "auto"'):
             pysampler.VectorEnv([Scripted] * 2, **options)
@@ -323,7 +323,7 @@ def counting_reads(envs):
 
 
 @pytest.mark.parametrize("main_envs", [0, 2])
-def test_steps_after_the_first_are_one_call(main_envs):
+def test_steps_after_the_first_are_one_native_call(main_envs):
     with contextlib.closing(counters(talks=False, main_envs=main_envs)) as envs:
         envs.reset()
         reads = counting_reads(envs)
@@ -342,7 +342,7 @@ def test_steps_after_the_first_are_one_call(main_envs):
         lambda envs: (envs.send([0] * 4), envs.recv()),
     ],
 )
-def test_any_other_call_comes_between(other):
+def test_step_after_any_other_call_leaves_the_fast_path(other):
     with contextlib.closing(counters(talks=False)) as envs:
         envs.reset()
         for _ in range(2):
@@ -354,7 +354,7 @@ def test_any_other_call_comes_between(other):
 
 
 @pytest.mark.parametrize("main_envs", [0, 2])
-def test_what_does_not_fit_the_frame_comes_all_the_same(main_envs):
+def test_infos_that_do_not_fit_the_frame_still_arrive(main_envs):
     with contextlib.closing(counters(main_envs=main_envs)) as envs:  # infos with texts
         envs.reset()
         for step in range(1, 6):
@@ -362,7 +362,7 @@ def test_what_does_not_fit_the_frame_comes_all_the_same(main_envs):
 
 
 @pytest.mark.parametrize("main_envs", [0, 2])
-def test_results_that_an_exception_came_behind_are_not_dropped(main_envs):
+def test_results_survive_an_exception_raised_as_the_call_returns(main_envs):
     with contextlib.closing(counters(talks=False, main_envs=main_envs)) as envs:
         envs.reset()
         for _ in range(2):
@@ -377,7 +377,7 @@ def test_results_that_an_exception_came_behind_are_not_dropped(main_envs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_nothing_stays_mapped_when_it_is_closed(num_workers):
+def test_close_unmaps_all_segments(num_workers):
     def mapped():
         with Path("/proc/self/maps").open() as maps:
             return sum("memfd:pysampler" in line for line in maps)
@@ -423,7 +423,7 @@ def closing(**kwargs):
 
 
 @pytest.mark.parametrize("how", ["close", "terminate", "loss"])
-def test_envs_here_are_closed_once(how):
+def test_main_envs_are_closed_once(how):
     envs, _, calls = closing(num_workers=1, main_envs=2)
     envs.reset()
     envs.step([0] * 4)
@@ -437,7 +437,7 @@ def test_envs_here_are_closed_once(how):
 
 
 @closing_while_pending
-def test_closing_does_not_go_on_with_an_interrupted_step():
+def test_close_does_not_resume_an_interrupted_step():
     envs, own, calls = closing(num_workers=1, main_envs=2)
     envs.reset()
 
@@ -453,7 +453,7 @@ def test_closing_does_not_go_on_with_an_interrupted_step():
 
 @closing_while_pending
 @pytest.mark.parametrize("kwargs", [{"num_workers": 1, "main_envs": 2}, {"num_workers": 0}])
-def test_a_handler_may_close_while_an_env_here_steps(kwargs):
+def test_handler_can_close_while_a_main_env_steps(kwargs):
     envs, own, calls = closing(**kwargs)
     envs.reset()
     own[0].do = envs.close  # as a signal handler that comes then
@@ -462,7 +462,7 @@ def test_a_handler_may_close_while_an_env_here_steps(kwargs):
     assert calls == ["step", "close", "close"]
 
 
-def test_envs_here_and_in_workers_take_turns():
+def test_recv_alternates_between_main_and_worker_envs():
     with contextlib.closing(counters(8, talks=False, main_envs=4, groups=4)) as envs:
         envs.async_reset()
         seen = np.zeros(8, int)
@@ -476,7 +476,7 @@ def test_envs_here_and_in_workers_take_turns():
         envs.recv()
 
 
-def test_what_envs_here_are_given_is_their_own():
+def test_main_envs_get_copies_of_options_and_states():
     options = {"x": [1]}
 
     class Keeps(Counter):
@@ -503,14 +503,14 @@ def test_what_envs_here_are_given_is_their_own():
         assert states[3][0] == [0]
 
 
-def test_envs_that_are_simulated_together_are_all_in_workers():
+def test_native_envs_reject_main_envs():
     pytest.importorskip("gymnasium.envs.mujoco", reason="native envs")
     with pytest.raises(ValueError, match="main_envs 2 for envs that are simulated together"):
         pysampler.make_vec("HalfCheetah-v5", 4, vector_kwargs={"main_envs": 2, "native": True})
 
 
 @pytest.mark.parametrize("main_envs", [0, 2])
-def test_a_cycle_through_steps_of_one_call_is_collected(main_envs):
+def test_cycle_through_the_native_step_is_collected(main_envs):
     envs = counters(talks=False, main_envs=main_envs)
     envs.reset()
     for _ in range(3):
@@ -522,7 +522,7 @@ def test_a_cycle_through_steps_of_one_call_is_collected(main_envs):
     assert ref() is None
 
 
-def test_recv_returns_envs_here_among_those_of_workers_as_they_were_ready(tmp_path):
+def test_recv_orders_main_and_worker_envs_by_readiness(tmp_path):
     """Env 1 is ready first, then env 0 of the worker, then env 2."""
     begun = tmp_path / "env 2 has begun to step"
     vector = []
@@ -558,7 +558,7 @@ def test_recv_returns_envs_here_among_those_of_workers_as_they_were_ready(tmp_pa
 
 
 @pytest.mark.parametrize("kwargs", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2}])
-def test_a_policy_that_steps_the_envs_is_refused(kwargs):
+def test_policy_that_steps_its_own_envs_is_refused(kwargs):
     """Also right after a warm-up, whose last call was a step like any other."""
 
     class Stepping:

@@ -38,7 +38,7 @@ class Tasked(gym.Env):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_options_are_used_from_the_next_reset_on(mode, workers):
+def test_options_apply_from_the_next_reset(mode, workers):
     envs = pysampler.VectorEnv(
         [Tasked] * 5, num_workers=workers, groups=2, autoreset_mode=mode, frames=2
     )
@@ -65,7 +65,7 @@ def test_options_are_used_from_the_next_reset_on(mode, workers):
     envs.close()
 
 
-def test_options_while_others_are_at_work():
+def test_options_and_options_version_change_together():
     envs = pysampler.VectorEnv([Tasked] * 4, num_workers=2, groups=2)
     envs.reset()
     envs.send(np.zeros(4, np.int64))
@@ -81,7 +81,7 @@ def test_options_while_others_are_at_work():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_reset_takes_options_for_each_env(workers):
+def test_reset_accepts_options_per_env(workers):
     envs = pysampler.VectorEnv([Tasked] * 4, num_workers=workers, groups=2)
     each = [{"task": 5}, None, {"task": 7}, {"task": 8}]
     assert envs.reset(options=each)[0].tolist() == [5, -1, 7, 8]
@@ -96,7 +96,7 @@ def test_reset_takes_options_for_each_env(workers):
     envs.close()
 
 
-def test_wrong_options():
+def test_wrong_options_raise():
     envs = pysampler.VectorEnv([Tasked] * 2, num_workers=1)
     for ids, options, error, match in [
         ([2], {}, IndexError, "env 2"),
@@ -119,7 +119,7 @@ def _refuse():
     raise RuntimeError("not here")
 
 
-def test_options_that_a_worker_cannot_read_are_told_of_with_the_next_step():
+def test_options_that_cannot_be_unpickled_fail_the_next_step():
     envs = pysampler.VectorEnv([Tasked] * 2, num_workers=1)
     envs.reset()
     envs.set_options(None, {"task": Unpickled()})
@@ -168,7 +168,7 @@ def run(delays, **kwargs):
 
 
 @pytest.mark.slow
-def test_a_run_repeats_exactly(tmp_path):
+def test_replay_repeats_a_recorded_run_exactly(tmp_path):
     path = tmp_path / "recording"
     recorded = run(delays=True, record_to=path)
     assert path.stat().st_size < 100 + 12 * len(recorded)  # a few bytes a batch
@@ -179,7 +179,7 @@ def test_a_run_repeats_exactly(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*Calling `close`")
 @pytest.mark.parametrize("room_again", [False, True])
-def test_full_disk_leaves_a_recording_of_whole_batches_and_names_it(tmp_path, room_again):
+def test_full_disk_error_names_the_recording_and_whole_batches_stay(tmp_path, room_again):
     path = tmp_path / "recording"
 
     def make(**options):
@@ -208,7 +208,7 @@ def test_full_disk_leaves_a_recording_of_whole_batches_and_names_it(tmp_path, ro
 
 
 @pytest.mark.slow
-def test_a_recording_of_something_else_is_refused(tmp_path):
+def test_recording_of_other_envs_raises(tmp_path):
     path = tmp_path / "recording"
     run(delays=False, record_to=path)
 
@@ -275,7 +275,7 @@ BATCHES = [[0], [2, 1], [], [199], list(range(200)), [7, 150]]
 
 
 @pytest.mark.slow
-def test_batches_come_back_up_to_the_first_that_is_damaged(tmp_path):
+def test_damaged_recording_replays_up_to_the_damage(tmp_path):
     path = tmp_path / "recording"
     record(path, 200, BATCHES)
     assert replayed(path, 200) == (BATCHES, "it ends after 6 batches")
@@ -300,7 +300,7 @@ def test_batches_come_back_up_to_the_first_that_is_damaged(tmp_path):
                 assert told == f"damaged after batch {len(batches)}"
 
 
-def test_batches_in_another_order_are_found(tmp_path):
+def test_reordered_batches_are_detected(tmp_path):
     path = tmp_path / "recording"
     record(path, 4, [[0], [1], [2]])
     whole = path.read_bytes()
@@ -314,7 +314,7 @@ def test_batches_in_another_order_are_found(tmp_path):
 
 
 @pytest.mark.parametrize("groups", [[1, 1], [4], [0, 1, 2, 3, 0], [1 << 62]])
-def test_a_batch_that_cannot_be_is_damaged_whatever_its_checksum(groups, tmp_path):
+def test_impossible_batch_is_rejected_despite_a_valid_checksum(groups, tmp_path):
     path = tmp_path / "recording"
     record(path, 4, [[0], groups])
     assert replayed(path, 4) == ([[0]], "damaged after batch 1")
@@ -341,7 +341,7 @@ def test_a_batch_that_cannot_be_is_damaged_whatever_its_checksum(groups, tmp_pat
         ),
     ],
 )
-def test_a_first_line_of_something_else_is_refused(head, told, tmp_path):
+def test_unknown_recording_header_raises(head, told, tmp_path):
     path = tmp_path / "recording"
     line = head + b"\n"
     path.write_bytes(line + zlib.crc32(line).to_bytes(4, "little"))
@@ -350,7 +350,7 @@ def test_a_first_line_of_something_else_is_refused(head, told, tmp_path):
     assert told in said
 
 
-def test_what_is_no_file_is_no_recording(tmp_path):
+def test_recording_must_be_a_regular_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path, kind in (
         (tmp_path / "pipe", "pipe"),
@@ -365,7 +365,7 @@ def test_what_is_no_file_is_no_recording(tmp_path):
         BatchReplayer(tmp_path / "nothing", groups_of(2))
 
 
-def test_a_disk_that_takes_a_part_gets_the_rest(tmp_path, monkeypatch):
+def test_partial_write_to_a_recording_is_completed(tmp_path, monkeypatch):
     path = tmp_path / "recording"
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:3], at))
@@ -383,7 +383,7 @@ def closed(envs):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_what_envs_did_is_counted(mode, workers):
+def test_stats_count_steps_and_resets(mode, workers):
     envs = pysampler.VectorEnv([Tasked] * 4, num_workers=workers, autoreset_mode=mode)
     envs.reset()
     for _ in range(10):
@@ -415,7 +415,7 @@ class Slow(Tasked):
         return super().step(action)
 
 
-def test_a_slow_env_is_pointed_out():
+def test_stats_name_a_slow_env():
     loops = [100, 100, 30_000, 100]
     envs = pysampler.VectorEnv([functools.partial(Slow, n) for n in loops], num_workers=2)
     envs.reset()
@@ -435,7 +435,7 @@ def slow_of(us, sizes):
     return [env for env, _ in slow_envs(count, np.array(us) / 1e6, sizes, 2, 100)]
 
 
-def test_first_env_of_a_group_is_slow_only_beside_other_first_ones():
+def test_first_env_of_a_group_is_compared_with_other_first_envs():
     cold = [400, 10, 10, 500, 10, 10]
     assert slow_of(cold, [3, 3]) == []
     assert slow_of(cold, [6]) == [3]
@@ -446,7 +446,7 @@ def test_first_env_of_a_group_is_slow_only_beside_other_first_ones():
     assert slow_of([400], [1]) == []
 
 
-def test_stats_do_not_accuse_the_first_env_of_a_group():
+def test_stats_do_not_name_a_cold_first_env_as_slow():
     memory = np.zeros(Counters.size_of(4, 1), np.uint8)
     counters = Counters(4, 1, memory)
     counters.envs["steps"]["count"] = 100
@@ -455,7 +455,7 @@ def test_stats_do_not_accuse_the_first_env_of_a_group():
     assert "env 2 of worker 0 takes 400.0 us, 40.0" in str(Stats.of(counters, [(4,)], [0]))
 
 
-def test_a_masked_reset_counts_for_those_it_resets():
+def test_masked_reset_counts_only_the_envs_it_resets():
     envs = pysampler.VectorEnv([Tasked] * 3, num_workers=1, autoreset_mode=AutoresetMode.DISABLED)
     envs.set_options(None, {"task": 3})
     envs.reset()
@@ -478,7 +478,7 @@ def test_replaying_an_empty_batch_does_not_wait(tmp_path):
     envs.close()
 
 
-def test_stats_are_numbers_for_loggers_and_a_table_in_notebooks():
+def test_stats_convert_to_a_dict_and_an_html_table():
     envs = pysampler.VectorEnv([TellingEnv] * 3, num_workers=2)
     envs.reset()
     for _ in range(5):

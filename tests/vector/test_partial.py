@@ -94,7 +94,7 @@ def row_of(batch, at):
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 @pytest.mark.parametrize("space", OBSERVATIONS)
 @pytest.mark.parametrize(("workers", "groups"), [(0, 3), (1, 7), (2, 1), (2, 3), (5, 2)])
-def test_each_env_goes_its_own_way_as_it_would_in_step(mode, space, workers, groups):
+def test_send_and_recv_return_the_same_results_as_step(mode, space, workers, groups):
     """Whoever is ready is answered; in the end each env has returned what it returns anywhere."""
     fns = [functools.partial(SpaceEnv, OBSERVATIONS[space], spaces.Discrete(5), infos="all")] * 7
     ours = pysampler.VectorEnv(fns, autoreset_mode=mode, num_workers=workers, groups=groups)
@@ -129,7 +129,7 @@ def test_each_env_goes_its_own_way_as_it_would_in_step(mode, space, workers, gro
     theirs.close()
 
 
-def test_recv_returns_who_is_ready_longest_first(gated):
+def test_recv_returns_envs_in_the_order_they_became_ready(gated):
     envs, let = gated
     envs.send(np.ones(4, np.int64))
     assert (envs.pending, envs.ready) == (4, 0)
@@ -147,7 +147,7 @@ def test_recv_returns_who_is_ready_longest_first(gated):
 
 
 @pytest.mark.parametrize("timeout", [0, 0.001, 0.02])
-def test_the_deadline_comes_first(gated, timeout):
+def test_recv_returns_the_ready_envs_at_its_timeout(gated, timeout):
     envs, let = gated
     envs.send(np.ones(4, np.int64))
     begun = now()
@@ -166,7 +166,7 @@ def test_the_deadline_comes_first(gated, timeout):
     assert envs.recv(min_envs=1)[1].tolist() == [0]
 
 
-def test_as_many_as_are_chosen_are_waited_for(gated, monkeypatch):
+def test_recv_auto_waits_for_the_chosen_number_of_envs(gated, monkeypatch):
     monkeypatch.setattr(BatchTuner, "called", lambda tuner: setattr(tuner, "way", Way(2)) or now())
     envs, let = gated
     envs.send(np.ones(4, np.int64))
@@ -179,7 +179,7 @@ def test_as_many_as_are_chosen_are_waited_for(gated, monkeypatch):
     later.join()
 
 
-def test_a_chosen_timeout_returns_some_and_never_none(gated, monkeypatch):
+def test_auto_timeout_never_returns_an_empty_batch(gated, monkeypatch):
     monkeypatch.setattr(
         BatchTuner, "called", lambda tuner: setattr(tuner, "way", Way(4, 0.01)) or now()
     )
@@ -196,7 +196,7 @@ def test_a_chosen_timeout_returns_some_and_never_none(gated, monkeypatch):
     later.join()
 
 
-def test_a_given_timeout_is_a_deadline_also_where_envs_are_chosen(gated):
+def test_explicit_timeout_applies_with_auto_min_envs(gated):
     envs, _ = gated
     envs.send(np.ones(4, np.int64))
     begun = now()
@@ -204,7 +204,7 @@ def test_a_given_timeout_is_a_deadline_also_where_envs_are_chosen(gated):
     assert now() - begun >= 20_000_000
 
 
-def test_looks_that_wait_for_nothing_teach_nothing_about_deadlines(gated):
+def test_zero_timeouts_do_not_change_the_deadline_margin(gated):
     envs, _ = gated
     envs.send(np.ones(4, np.int64))
     margin = envs._timed_return.margin_ns
@@ -215,7 +215,7 @@ def test_looks_that_wait_for_nothing_teach_nothing_about_deadlines(gated):
     assert envs._timed_return.margin_ns != margin
 
 
-def test_looking_for_late_envs_does_not_end_the_wait(tmp_path):
+def test_check_for_late_envs_does_not_end_the_wait(tmp_path):
     gates = [tmp_path / str(i) for i in range(2)]
     for gate in gates:
         os.mkfifo(gate)
@@ -244,7 +244,7 @@ def test_looking_for_late_envs_does_not_end_the_wait(tmp_path):
     envs.close()
 
 
-def test_resets_and_steps_at_once(gated):
+def test_resets_and_steps_can_be_pending_together(gated):
     envs, let = gated
     envs.send([1, 1], [0, 1])
     envs.async_reset(env_ids=[3])
@@ -257,7 +257,7 @@ def test_resets_and_steps_at_once(gated):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_is_that_env_s_own(workers):
+def test_env_error_in_recv_does_not_affect_other_envs(workers):
     envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=workers, groups=4)
     envs.reset()
     envs.send(np.array([0, TellingEnv.RAISE, 0, 0]))
@@ -274,7 +274,7 @@ def test_an_error_is_that_env_s_own(workers):
     envs.close()
 
 
-def test_nobody_starves():
+def test_recv_starves_no_env():
     envs = pysampler.VectorEnv([TellingEnv] * 6, num_workers=2, groups=3)
     envs.reset()
     envs.send(np.zeros(6, np.int64))
@@ -287,7 +287,7 @@ def test_nobody_starves():
     envs.close()
 
 
-def test_a_lost_worker_ends_the_wait_for_the_others():
+def test_lost_worker_ends_the_wait_in_recv():
     envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2, groups=2)
     envs.reset()
     envs.send(np.array([0, 0, TellingEnv.OS_EXIT, 0]))
@@ -317,7 +317,7 @@ WRONG = {
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_calls(wrong, workers):
+def test_wrong_send_and_recv_calls_raise(wrong, workers):
     envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=workers, groups=2 - workers // 2)
     envs.reset()
     call, error, match = WRONG[wrong]
@@ -341,7 +341,7 @@ WRONG_SIZES = [
 
 
 @pytest.mark.parametrize(("arguments", "match"), WRONG_SIZES)
-def test_wrong_sizes(arguments, match):
+def test_wrong_recv_arguments_raise(arguments, match):
     envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2)
     envs.reset()
     envs.send(np.zeros(4, np.int64))
@@ -352,7 +352,7 @@ def test_wrong_sizes(arguments, match):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_pending_is_told(workers):
+def test_error_names_the_pending_send(workers):
     envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=workers)
     envs.reset()
     envs.send(np.zeros(4, np.int64))
@@ -373,7 +373,7 @@ def test_what_is_pending_is_told(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_sending_nothing_leaves_nothing_pending(workers):
+def test_empty_send_leaves_nothing_pending(workers):
     envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=workers)
     envs.reset()
     envs.send(np.zeros(0, np.int64), [])
@@ -393,7 +393,7 @@ class Interrupted(TellingEnv):
         return super().step(action)
 
 
-def test_recv_resumes_a_step_in_this_process_after_ctrl_c():
+def test_recv_resumes_an_inline_step_after_ctrl_c():
     envs = pysampler.VectorEnv([TellingEnv, Interrupted], num_workers=0, groups=2)
     envs.reset()
     envs.send(np.zeros(2, np.int64))
@@ -422,7 +422,7 @@ class Adds(gym.Env):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_groups_at_work_may_have_actions_of_different_dtypes(num_workers):
+def test_pending_groups_can_have_actions_of_different_dtypes(num_workers):
     """In one frame: none is written over those of another."""
     dtypes = [np.float32, np.float64, np.int8, np.float16]
     envs = pysampler.VectorEnv([Adds] * 4, num_workers=num_workers, groups=4 // (num_workers or 1))

@@ -58,14 +58,14 @@ def compare(env_fns, mode, workers, steps=12):
 @pytest.mark.slow
 @quick
 @given(nested, nested, st.sampled_from([AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]))
-def test_any_space_in_process(observation, action, mode):
+def test_any_space_matches_gymnasium_inline(observation, action, mode):
     compare([functools.partial(SpaceEnv, observation, action, infos="all")] * 3, mode, 0)
 
 
 @pytest.mark.slow
 @few
 @given(nested, nested)
-def test_any_space_in_workers(observation, action):
+def test_any_space_matches_gymnasium_in_workers(observation, action):
     fns = [functools.partial(SpaceEnv, observation, action, infos="all")] * 3
     compare(fns, AutoresetMode.SAME_STEP, 2)
 
@@ -138,7 +138,7 @@ def outcome(make, steps):
     st.sampled_from([AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]),
 )
 @pytest.mark.filterwarnings("ignore")
-def test_any_infos(sayings, mode):
+def test_any_infos_match_gymnasium(sayings, mode):
     fns = [functools.partial(Sayer, saying) for saying in sayings]
     ours, raised = outcome(
         lambda: pysampler.VectorEnv(fns, autoreset_mode=mode, num_workers=0), steps=8
@@ -156,7 +156,7 @@ def test_any_infos(sayings, mode):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_fewer_infos_where_they_are_not_wanted(workers, mode):
+def test_infos_option_limits_the_infos(workers, mode):
     fns = [functools.partial(SpaceEnv, spaces.Box(0, 1, (2,)), infos="all")] * 4
 
     def make(infos):
@@ -195,7 +195,7 @@ def test_fewer_infos_where_they_are_not_wanted(workers, mode):
         envs.close()
 
 
-def test_infos_that_are_numbers_go_through_the_frames():
+def test_numeric_infos_travel_in_the_frame():
     fns = [functools.partial(SpaceEnv, spaces.Box(0, 1, (2,)), infos="numbers")] * 4
     envs = pysampler.VectorEnv(fns, num_workers=2)
     envs.reset()
@@ -207,7 +207,7 @@ def test_infos_that_are_numbers_go_through_the_frames():
     envs.close()
 
 
-def test_more_keys_than_there_is_room_for():
+def test_more_info_keys_than_columns_match_gymnasium():
     class Talker(Sayer):
         def __init__(self):
             super().__init__([{f"key {i}": i + 0.5 for i in range(500)}])

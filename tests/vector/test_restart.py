@@ -81,7 +81,7 @@ def step(envs, **actions):
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("death", ["SEGV", "OS_EXIT", "KILL"])
-def test_the_step_a_worker_dies_in_ends_its_episodes_and_no_other(death, mode, groups):
+def test_worker_loss_in_a_step_truncates_only_its_episodes(death, mode, groups):
     envs = make(autoreset_mode=mode, groups=groups)
     envs.reset(seed=0)
     for _ in range(3):
@@ -117,7 +117,7 @@ def test_the_step_a_worker_dies_in_ends_its_episodes_and_no_other(death, mode, g
     envs.close()
 
 
-def test_the_fresh_seeds_follow_from_the_seed():
+def test_seeds_of_replaced_envs_follow_from_the_reset_seed():
     def seeds():
         envs = make(autoreset_mode=SAME_STEP)
         envs.reset(seed=3)
@@ -130,7 +130,7 @@ def test_the_fresh_seeds_follow_from_the_seed():
     assert first[0] != first[1]
 
 
-def test_an_idle_loss_ends_the_episodes_with_the_next_step():
+def test_loss_of_an_idle_worker_truncates_its_next_step():
     envs = make(groups=2)
     envs.reset(seed=0)
     envs.send(np.zeros(6, np.int64))
@@ -149,7 +149,7 @@ def test_an_idle_loss_ends_the_episodes_with_the_next_step():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_reset_a_worker_dies_in_is_done_by_its_successor(mode, tmp_path):
+def test_replacement_worker_repeats_an_unfinished_reset(mode, tmp_path):
     """With the same seeds; and all its envs are new, also those that were not to be reset."""
     envs = make(autoreset_mode=mode)
     envs.reset(seed=0)
@@ -163,7 +163,7 @@ def test_a_reset_a_worker_dies_in_is_done_by_its_successor(mode, tmp_path):
     envs.close()
 
 
-def test_a_call_a_worker_dies_in_raises_and_the_rest_goes_on():
+def test_worker_loss_in_a_call_raises_and_stepping_continues():
     envs = make()
     envs.reset(seed=0)
     said = r"did not answer: worker \d .* exit code 9 while calling dies\(\) of"
@@ -176,7 +176,7 @@ def test_a_call_a_worker_dies_in_raises_and_the_rest_goes_on():
     envs.close()
 
 
-def test_options_of_lost_envs_are_those_of_their_successors():
+def test_replaced_envs_keep_their_options():
     envs = make(autoreset_mode=SAME_STEP)
     envs.reset(seed=0)
     envs.set_options([2], {"task": 5})
@@ -189,7 +189,7 @@ def test_options_of_lost_envs_are_those_of_their_successors():
 @pytest.mark.parametrize(
     "context", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)]
 )
-def test_every_context_can_replace(context):
+def test_every_context_replaces_lost_workers(context):
     envs = make(context=context)
     envs.reset(seed=0)
     assert step(envs, env_0=Counting.KILL)[3].tolist() == [True] * 2 + [False] * 4
@@ -197,7 +197,7 @@ def test_every_context_can_replace(context):
     envs.close()
 
 
-def test_one_that_dies_again_and_again_ends_the_pool_and_the_error_tells_the_story():
+def test_error_after_too_many_losses_lists_the_earlier_ones():
     envs = make(autoreset_mode=SAME_STEP, max_restarts=2)
     envs.reset()
     step(envs, env_4=Counting.OS_EXIT)
@@ -211,7 +211,7 @@ def test_one_that_dies_again_and_again_ends_the_pool_and_the_error_tells_the_sto
     assert envs.closed
 
 
-def test_so_many_losses_as_asked_for():
+def test_max_restarts_0_raises_at_the_first_loss():
     envs = make(autoreset_mode=SAME_STEP, max_restarts=0, restart_window=60)
     envs.reset()
     with pytest.raises(WorkerLostError, match=r"signal 9 while stepping envs 0-1, at env 0$"):
@@ -225,7 +225,7 @@ class OnlyOnce(Counting):
         path.touch(exist_ok=False)
 
 
-def test_a_successor_that_cannot_be_made_is_told_of(tmp_path):
+def test_replacement_that_cannot_start_raises_worker_lost_error(tmp_path):
     envs = pysampler.VectorEnv(
         [functools.partial(OnlyOnce, tmp_path / "there")], num_workers=1, on_worker_loss="restart"
     )
@@ -236,7 +236,7 @@ def test_a_successor_that_cannot_be_made_is_told_of(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*ERROR")
-def test_an_error_is_no_loss():
+def test_env_error_does_not_replace_the_worker():
     envs = make()
     envs.reset()
     pids = envs._pool.pids
@@ -250,7 +250,7 @@ def test_an_error_is_no_loss():
 
 
 @pytest.mark.parametrize("hang", ["HANG", "HANG_IN_C"])
-def test_a_late_env_is_named(hang):
+def test_step_timeout_names_the_env(hang):
     envs = make(step_timeout=0.3, num_workers=2)
     envs.reset()
     envs.step_async(np.array([0, 0, 0, 0, getattr(Counting, hang), 0]))
@@ -262,7 +262,7 @@ def test_a_late_env_is_named(hang):
         envs.close(terminate=True)
 
 
-def test_a_late_env_is_noticed_while_others_go_on():
+def test_step_timeout_names_the_env_while_others_keep_stepping():
     with make(step_timeout=0.3, num_workers=2) as envs:
         envs.async_reset()
         envs.recv()
@@ -276,7 +276,7 @@ def test_a_late_env_is_noticed_while_others_go_on():
             envs.close(terminate=True)
 
 
-def test_a_worker_that_stops_before_a_reset_is_late():
+def test_worker_stopped_before_a_reset_exceeds_step_timeout():
     with make(step_timeout=0.3, num_workers=2, on_hang="restart") as envs:
         envs.reset()
         with suspended([envs._pool.pids[1]]):
@@ -285,7 +285,7 @@ def test_a_worker_that_stops_before_a_reset_is_late():
 
 
 @pytest.mark.parametrize("on_hang", ["raise", "restart"])
-def test_a_worker_that_stops_between_two_steps_is_late(on_hang):
+def test_worker_stopped_between_steps_exceeds_step_timeout(on_hang):
     envs = make(step_timeout=0.3, num_workers=2, on_hang=on_hang)
     envs.reset()
     step(envs)
@@ -302,7 +302,7 @@ def test_a_worker_that_stops_between_two_steps_is_late(on_hang):
     envs.close()
 
 
-def test_a_late_env_may_be_waited_for(tmp_path):
+def test_on_hang_wait_warns_and_keeps_waiting(tmp_path):
     envs = make(step_timeout=0.3, on_hang="wait")
     envs.reset()
     envs.step_async(np.array([0, Counting.HANG, 0, 0, 0, 0]))
@@ -316,7 +316,7 @@ def test_a_late_env_may_be_waited_for(tmp_path):
 
 
 @pytest.mark.parametrize("hang", ["HANG", "HANG_IN_C"])
-def test_a_late_env_s_worker_may_be_replaced(hang):
+def test_on_hang_restart_replaces_the_worker(hang):
     envs = make(step_timeout=0.3, on_hang="restart", on_worker_loss="raise")
     envs.reset(seed=0)
     truncated, infos = step(envs, env_1=getattr(Counting, hang))[3:]
@@ -330,7 +330,7 @@ def test_a_late_env_s_worker_may_be_replaced(hang):
     envs.close()
 
 
-def test_a_late_worker_is_replaced_if_a_signal_comes_behind_its_kill(monkeypatch):
+def test_late_worker_is_replaced_even_if_interrupted_after_its_kill(monkeypatch):
     class Hit(Exception):  # noqa: N818
         pass
 
@@ -366,7 +366,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "match"), WRONG)
-def test_wrong_arguments(arguments, match):
+def test_wrong_recovery_options_raise(arguments, match):
     with pytest.raises(ValueError, match=match):
         make(**arguments)
 
@@ -384,7 +384,7 @@ class Closing(Counting):
 
 
 @pytest.mark.parametrize("policy", ["raise", "restart"])
-def test_closing_beside_a_worker_that_died_idle(policy, tmp_path):
+def test_close_reaches_other_workers_after_one_died(policy, tmp_path):
     """The others close their envs all the same."""
     paths = [tmp_path / str(i) for i in range(3)]
     fns = [functools.partial(Closing, path) for path in paths]
@@ -397,7 +397,7 @@ def test_closing_beside_a_worker_that_died_idle(policy, tmp_path):
     assert [path.exists() for path in paths] == [True, False, True]
 
 
-def test_a_masked_reset_after_a_loss_resets_all_that_is_new():
+def test_masked_reset_after_a_loss_also_resets_replaced_envs():
     envs = make(autoreset_mode=DISABLED)
     envs.reset(seed=0)
     with pytest.raises(WorkerLostError):
@@ -411,7 +411,7 @@ def test_a_masked_reset_after_a_loss_resets_all_that_is_new():
 
 
 @pytest.mark.parametrize("frames", [2, 3])
-def test_the_last_observation_is_right_where_earlier_ones_are_held(frames):
+def test_final_obs_after_a_loss_is_right_while_frames_are_held(frames):
     """Large ones are lent, and a frame that is lent or was seen last is not the next."""
 
     envs = pysampler.VectorEnv(

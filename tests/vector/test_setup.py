@@ -28,7 +28,7 @@ def run(program, *flags, **kwargs):
 
 
 @pytest.mark.slow
-def test_a_module_that_registers_its_envs_warns_of_nothing(tmp_path):
+def test_registering_envs_in_a_module_causes_no_warning(tmp_path):
     (tmp_path / "myenvs.py").write_text(
         textwrap.dedent("""
         import gymnasium as gym
@@ -73,7 +73,7 @@ def test_a_module_that_registers_its_envs_warns_of_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_specs_of_registered_envs_may_hold_arrays(tmp_path):
+def test_registered_env_specs_can_hold_arrays(tmp_path):
     (tmp_path / "arrays.py").write_text(
         textwrap.dedent("""
         import gymnasium as gym
@@ -122,7 +122,7 @@ class NoSpaces:
         (gym.Env(), "Env whose observation_space is NoneType, expected a gymnasium.Space"),
     ],
 )
-def test_a_function_that_returns_no_env_is_told_of(workers, made, told):
+def test_error_names_an_env_fn_that_does_not_return_an_env(workers, made, told):
     with pytest.raises(EnvError, match=told) as caught:
         pysampler.VectorEnv([TellingEnv, lambda: made], num_workers=workers)
     assert isinstance(caught.value, TypeError)
@@ -164,7 +164,7 @@ class OldDictReset(OldReset):
         (Unready, "is an Unready whose metadata is None, expected a dict"),
     ],
 )
-def test_an_env_that_is_not_a_gymnasium_env_is_named_with_what_it_lacks(workers, made, told):
+def test_error_names_the_attribute_that_a_non_gymnasium_env_lacks(workers, made, told):
     with pytest.raises(EnvError, match=f"env 1.* raised TypeError being made: env 1.*{told}") as e:
         pysampler.VectorEnv([TellingEnv, made], num_workers=0 if workers == "auto" else workers)
     assert e.value.env == 1
@@ -174,7 +174,7 @@ def test_an_env_that_is_not_a_gymnasium_env_is_named_with_what_it_lacks(workers,
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(("made", "got"), [(OldReset, "an array"), (OldDictReset, "a dict")])
-def test_a_reset_without_an_info_is_told_what_to_return(workers, made, got):
+def test_error_after_reset_without_info_states_the_expected_return(workers, made, got):
     envs = pysampler.VectorEnv([made], num_workers=workers)
     told = rf"env 0.*: env.reset\(\) returned {got}, expected \(observation, info\)"
     with pytest.raises(TypeError, match=told):
@@ -182,7 +182,7 @@ def test_a_reset_without_an_info_is_told_what_to_return(workers, made, got):
     envs.close()
 
 
-def test_the_trial_of_auto_names_the_function_whose_env_raised():
+def test_error_in_the_num_workers_auto_trial_names_the_env():
     told = "env 0 raised ValueError being made, in the trial of num_workers='auto': cannot be made"
     with pytest.raises(EnvError, match=told) as caught:
         pysampler.VectorEnv([functools.partial(TellingEnv, "raise")] * 2, num_workers="auto")
@@ -193,13 +193,13 @@ def test_the_trial_of_auto_names_the_function_whose_env_raised():
 @pytest.mark.parametrize(
     ("made", "what"), [("Unsendable", "observation_space"), ("Odd", "metadata")]
 )
-def test_what_an_env_has_that_cannot_be_sent_is_named(made, what):
+def test_error_names_the_env_attribute_that_cannot_be_pickled(made, what):
     told = f"env 1 in worker 1 .* raised LookupError sending its {what}: not to be sent"
     with pytest.raises(EnvError, match=told):
         pysampler.VectorEnv([TellingEnv, globals()[made]], num_workers=2)
 
 
-def test_what_looks_like_an_env_may_be_one():
+def test_duck_typed_env_is_accepted():
     class Plain(NoSpaces):
         observation_space = gym.spaces.Box(-1, 1, (2,))
         action_space = gym.spaces.Discrete(2)
@@ -240,7 +240,7 @@ class Odd(TellingEnv):
 
 
 @pytest.mark.parametrize("env", [Undescribed, Unsendable])
-def test_nothing_that_a_worker_can_say_is_an_exit_code(env):
+def test_failure_to_describe_an_env_is_an_env_error(env):
     with pytest.raises(EnvError, match="LookupError"):
         pysampler.VectorEnv([env], num_workers=1)
 
@@ -291,7 +291,7 @@ envs.close()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
-def test_workers_hash_alike_in_each_run(context):
+def test_workers_use_the_same_hash_seed_in_every_run(context):
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
     runs = [completed("-c", HASHES, context, env=plain).stdout.splitlines() for _ in range(2)]
     first, second = runs[0][0].strip("[]").split(", ")
@@ -303,7 +303,7 @@ def test_workers_hash_alike_in_each_run(context):
     assert chosen.stdout.splitlines()[1] == "[('5', True), ('5', True)]"
 
 
-def test_worker_init_that_raises_is_told_of():
+def test_worker_init_error_is_raised():
     def set_up():
         raise LookupError("no such setting")
 
@@ -315,7 +315,7 @@ def test_worker_init_that_raises_is_told_of():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
-def test_workers_log_as_their_parent_does(context):
+def test_workers_use_the_parents_logging_setup(context):
     _, said = run(f"""
         import logging, warnings, pysampler
         from gymnasium.envs.classic_control import CartPoleEnv
@@ -334,7 +334,7 @@ def test_workers_log_as_their_parent_does(context):
     assert "WARNING=py.warnings=" in said
 
 
-def test_a_logger_that_was_not_set_up_stays_so():
+def test_workers_do_not_set_up_logging_by_themselves():
     before = logging.getLogger().handlers
 
     def handlers(env):
@@ -349,7 +349,7 @@ def test_a_logger_that_was_not_set_up_stays_so():
         logging.getLogger().handlers = before
 
 
-def test_a_replaced_worker_is_logged(caplog):
+def test_worker_replacement_is_logged(caplog):
     envs = pysampler.VectorEnv([TellingEnv], num_workers=1, on_worker_loss="restart")
     envs.reset()
     envs.step([TellingEnv.OS_EXIT])
@@ -359,7 +359,7 @@ def test_a_replaced_worker_is_logged(caplog):
     assert "exit code 6 while stepping env 0; another worker takes its place" in record.message
 
 
-def test_errors_of_several_envs_are_one_error_with_notes(capfd):
+def test_errors_of_several_envs_are_raised_as_one_with_notes(capfd):
     envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2)
     envs.reset()
     with pytest.raises(EnvError, match="env 1 in worker 0") as caught:
@@ -371,7 +371,7 @@ def test_errors_of_several_envs_are_one_error_with_notes(capfd):
 
 # "" is what Python does by itself; the other is what Ray sets where it was initialised.
 @pytest.mark.parametrize("debugger", ["", "ray.util.rpdb._driver_set_trace"])
-def test_a_breakpoint_in_a_worker_says_what_to_do(debugger, monkeypatch):
+def test_breakpoint_in_a_worker_suggests_num_workers_0(debugger, monkeypatch):
     monkeypatch.setenv("PYTHONBREAKPOINT", debugger)
 
     def make():
@@ -383,7 +383,7 @@ def test_a_breakpoint_in_a_worker_says_what_to_do(debugger, monkeypatch):
         pysampler.VectorEnv([make], num_workers=1)
 
 
-def test_a_worker_keeps_a_debugger_that_the_user_chose(monkeypatch):
+def test_workers_use_the_debugger_that_the_user_chose(monkeypatch):
     monkeypatch.setenv("PYTHONBREAKPOINT", "builtins.print")
 
     def make():
@@ -393,7 +393,7 @@ def test_a_worker_keeps_a_debugger_that_the_user_chose(monkeypatch):
     pysampler.VectorEnv([make], num_workers=1).close()
 
 
-def test_tracebacks_show_lines_that_only_the_parent_knows():
+def test_traceback_shows_source_that_only_the_parent_has():
     source = "def fails(env):\n    return 1 / 0  # in a cell\n"
     name = "<ipython-input-7-abc>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
@@ -407,7 +407,7 @@ def test_tracebacks_show_lines_that_only_the_parent_knows():
 
 
 @pytest.mark.slow
-def test_a_program_in_a_deleted_directory_has_workers():
+def test_workers_start_in_a_deleted_working_directory():
     out, said = run(
         """
         import os, tempfile
@@ -428,7 +428,7 @@ def test_a_program_in_a_deleted_directory_has_workers():
 @pytest.mark.slow
 @pytest.mark.parametrize("executable", [None, ""])
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
-def test_a_program_without_an_interpreter_is_told_what_to_do(executable, context):
+def test_missing_sys_executable_error_suggests_a_fix(executable, context):
     out, said = run(
         f"""
         import sys
@@ -470,7 +470,7 @@ class Raising(TellingEnv):
     ],
     ids=lambda value: None if isinstance(value, str) else "",
 )
-def test_an_exception_with_a_text_of_its_own_is_told(workers, error, kind, text):
+def test_env_error_contains_the_text_of_the_exception(workers, error, kind, text):
     envs = pysampler.VectorEnv([functools.partial(Raising, error)] * 2, num_workers=workers)
     envs.reset()
     with pytest.raises(kind, match=text) as raised:
@@ -488,7 +488,7 @@ class SimError(RuntimeError):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_except_around_an_env_error_matches_any_exception_of_the_env(workers):
+def test_except_clause_catches_the_exception_type_of_the_env(workers):
     def fails(env):
         raise SimError(7, text="unstable")
 
@@ -510,7 +510,7 @@ class Infos(TellingEnv):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("partial", [False, True])
-def test_infos_that_cannot_be_batched_are_an_error_of_the_envs(workers, partial):
+def test_infos_that_cannot_be_batched_raise_env_error(workers, partial):
     """gymnasium puts arrays of one key into one array, which has the shape of the first."""
     envs = pysampler.VectorEnv([Infos] * 2, num_workers=workers, groups=2)
     for _ in range(2):
@@ -538,7 +538,7 @@ class Holding(gym.Env):
 
 
 @pytest.mark.parametrize("loss", ["raise", "restart"])
-def test_an_array_in_env_fns_is_sent_once_and_is_each_worker_s_own(loss):
+def test_array_in_env_fns_is_sent_once_and_private_to_each_worker(loss):
     held = np.ones(1 << 20)
     frozen = np.ones(1 << 16)
     frozen.flags.writeable = False
@@ -601,7 +601,7 @@ class Reusing(gym.Env):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_an_episode_ended_with_is_what_it_was_before_the_reset(workers):
+def test_final_obs_and_info_are_copied_before_the_reset(workers):
     envs = pysampler.VectorEnv([Reusing] * 4, num_workers=workers, autoreset_mode="SameStep")
     envs.reset()
     observations, _, _, _, infos = envs.step([1, 2, 1, 2])
@@ -614,7 +614,7 @@ def test_what_an_episode_ended_with_is_what_it_was_before_the_reset(workers):
 
 
 @pytest.mark.slow
-def test_a_worker_that_steps_envs_imports_no_samplers():
+def test_env_worker_does_not_import_samplers():
     told = completed(
         "-c",
         textwrap.dedent(
@@ -655,7 +655,7 @@ def test_a_worker_that_steps_envs_imports_no_samplers():
 
 
 @pytest.mark.slow
-def test_a_worker_finds_in_its_fork_server_what_it_needs_of_pysampler():
+def test_fork_server_preloads_the_pysampler_modules_of_env_workers():
     told = completed(
         "-c",
         textwrap.dedent(

@@ -51,19 +51,19 @@ FOUR = [Way(16), Way(12), Way(8), Way(1)]
 
 
 @pytest.mark.parametrize("best", FOUR)
-def test_the_way_with_the_most_steps_a_second_is_chosen(best):
+def test_fastest_batch_setting_is_chosen(best):
     prices = {way: 50_000 if way == best else 60_000 for way in FOUR}
     choice = Loop(priced(prices), FOUR, timeouts=False).trial()
     assert (choice.min_envs, choice.timeout) == best
     assert choice.rates == {tuple(way): pytest.approx(1e9 / ns) for way, ns in prices.items()}
 
 
-def test_all_envs_are_waited_for_where_nothing_is_better():
+def test_all_envs_are_awaited_unless_something_is_clearly_faster():
     prices = {Way(16): 50_000, Way(12): 50_000, Way(8): 49_900, Way(1): 55_000}
     assert Loop(priced(prices), FOUR, timeouts=False).trial().min_envs == 16
 
 
-def test_a_choice_stays_twenty_times_as_long_as_its_trial_took():
+def test_choice_is_kept_for_twenty_times_its_trial():
     prices = {Way(16): 90_000, Way(12): 80_000, Way(8): 50_000, Way(1): 1_000_000}
     loop = Loop(priced(prices), FOUR, timeouts=False)
     loop.trial()
@@ -73,7 +73,7 @@ def test_a_choice_stays_twenty_times_as_long_as_its_trial_took():
     assert 20 * took <= loop.now - took <= 20 * took + SECOND
 
 
-def test_noise_does_not_decide():
+def test_rare_slow_steps_do_not_change_the_choice():
     """Rare long steps hold up all ways but one, though none of them in each window."""
     for seed in range(10):
         dice = random.Random(seed)
@@ -87,7 +87,7 @@ def test_noise_does_not_decide():
         assert Loop(batch, FOUR, timeouts=False).trial().min_envs == 8, seed
 
 
-def test_a_pause_of_the_caller_counts_against_no_way():
+def test_pauses_of_the_caller_are_not_measured():
     prices = {Way(16): 60_000, Way(12): 60_000, Way(8): 50_000, Way(1): 60_000}
     loop = Loop(priced(prices), FOUR, timeouts=False)
     turns = 0
@@ -100,7 +100,7 @@ def test_a_pause_of_the_caller_counts_against_no_way():
     assert loop.tuner.choice.min_envs == 8
 
 
-def test_a_changed_rate_ends_the_rest():
+def test_changed_rate_starts_a_new_trial():
     loop = Loop(priced({Way(16): 50_000, Way(1): 50_000}), [Way(16), Way(1)], timeouts=False)
     assert loop.trial().min_envs == 16
     took = loop.now
@@ -109,7 +109,7 @@ def test_a_changed_rate_ends_the_rest():
     assert loop.now - took < 10 * took  # of the loop's own time
 
 
-def test_timeouts_are_tried_where_few_batches_take_long():
+def test_timeouts_are_tried_when_a_few_batches_are_slow():
     """Of 16 envs one resets for 5 ms now and then; the policy costs 5 ms whatever the batch."""
     dice = random.Random(1)
 
@@ -150,12 +150,12 @@ def _with_policy(loop):
         ([1] * 64, 64, [64, 63, 62, 60, 56, 48, 32, 16, 1]),
     ],
 )
-def test_which_ways_there_are(groups, max_envs, expected):
+def test_candidate_batch_sizes_depend_on_groups_and_max_envs(groups, max_envs, expected):
     assert [way.min_envs for way in ways(groups, max_envs)] == expected
 
 
 @pytest.mark.slow
-def test_an_interrupted_tuner_goes_on(monkeypatch):
+def test_tuner_continues_after_an_interrupt(monkeypatch):
     monkeypatch.setattr(tuner, "_SWEEPS", (1, 1, 2))
     prices = {Way(16): 50_000, Way(12): 50_000, Way(8): 50_000, Way(1): 60_000}
     loops = []
@@ -201,7 +201,7 @@ def play(envs, batches, **arguments):
     ],
     ids=str,
 )
-def test_stats_say_what_was_chosen(arguments, workers):
+def test_stats_report_the_chosen_batch(arguments, workers):
     with pysampler.VectorEnv(FNS, num_workers=workers, groups=3) as envs:
         assert envs.stats().batches is None
         assert all(ids for ids, _ in play(envs, 20, **arguments))
@@ -212,7 +212,7 @@ def test_stats_say_what_was_chosen(arguments, workers):
         assert f"{chosen.min_envs} envs" in str(envs.stats())
 
 
-def test_calls_with_other_arguments_learn_for_themselves():
+def test_each_set_of_recv_arguments_is_tuned_separately():
     with pysampler.VectorEnv(FNS, num_workers=0, groups=3) as envs:
         play(envs, 5, min_envs="auto")
         assert envs.stats().batches.min_envs == 6
@@ -224,7 +224,7 @@ def test_calls_with_other_arguments_learn_for_themselves():
         assert envs.stats().batches.min_envs == 4
 
 
-def test_a_replay_repeats_what_was_chosen(tmp_path):
+def test_replay_repeats_the_recorded_batches(tmp_path):
     """Also if what chooses would choose something else meanwhile."""
 
     def run(**where):
@@ -235,7 +235,7 @@ def test_a_replay_repeats_what_was_chosen(tmp_path):
     assert run(replay_from=tmp_path / "batches") == recorded
 
 
-def test_all_that_is_received_counts(monkeypatch):
+def test_tuner_counts_every_received_env(monkeypatch):
     counts = []
     monkeypatch.setattr(BatchTuner, "received", lambda _, count: counts.append(count))
     with pysampler.VectorEnv(FNS, num_workers=2, groups=3) as envs:
