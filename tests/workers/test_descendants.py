@@ -42,7 +42,7 @@ class Server(gym.Wrapper):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
-def test_what_an_env_started_ends_with_its_worker_and_no_other(context):
+def test_env_subprocesses_end_only_with_their_own_worker(context):
     envs = pysampler.VectorEnv([Server] * 2, num_workers=2, context=context)
     pids = [pid for both in envs.call("pids") for pid in both]
     # The ends of other pools' workers are none of its business.
@@ -55,7 +55,7 @@ def test_what_an_env_started_ends_with_its_worker_and_no_other(context):
 
 
 @pytest.mark.slow
-def test_a_killed_worker_takes_with_it_what_its_env_started():
+def test_killing_a_worker_ends_its_env_subprocesses():
     with contextlib.closing(
         pysampler.VectorEnv([Server] * 2, num_workers=2, on_worker_loss="restart")
     ) as envs:
@@ -69,7 +69,7 @@ def test_a_killed_worker_takes_with_it_what_its_env_started():
 
 
 @pytest.mark.slow
-def test_modules_are_imported_again_by_a_fork_server_that_takes_the_place_of_another():
+def test_replacement_fork_server_imports_the_same_modules():
     out = run("""
         import sys
         import pysampler
@@ -107,7 +107,7 @@ def test_modules_are_imported_again_by_a_fork_server_that_takes_the_place_of_ano
 
 
 @pytest.mark.slow
-def test_nothing_is_run_from_the_current_directory(tmp_path):
+def test_workers_do_not_import_from_the_current_directory(tmp_path):
     for name in ("json", "os", "pickle", "socket", "pysampler"):
         (tmp_path / f"{name}.py").write_text(f"open('imported-{name}', 'w')\nraise SystemExit(3)\n")
     program = tmp_path / "elsewhere" / "program.py"
@@ -129,7 +129,7 @@ def test_nothing_is_run_from_the_current_directory(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", [(1,), (0, 1, 2), (2,)])
-def test_a_program_without_outputs_has_workers(closed, tmp_path):
+def test_workers_start_with_standard_streams_closed(closed, tmp_path):
     run(f"""
         import os
         for fd in {closed}:
@@ -151,7 +151,7 @@ def test_a_program_without_outputs_has_workers(closed, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
-def test_children_of_envs_inherit_no_descriptors(context):
+def test_env_subprocesses_inherit_no_descriptors(context):
     def env_fn():
         import subprocess
         import sys
@@ -177,7 +177,7 @@ def test_children_of_envs_inherit_no_descriptors(context):
 
 
 @pytest.mark.slow
-def test_a_fork_server_leaves_though_a_fork_of_its_parent_lives():
+def test_fork_server_exits_while_a_fork_of_its_parent_lives():
     out = run("""
         import os, pysampler
         from pysampler._workers import fork_server
@@ -205,7 +205,7 @@ def test_a_fork_server_leaves_though_a_fork_of_its_parent_lives():
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT"])
 @pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
-def test_a_signal_to_all_processes_leaves_the_parent_to_decide(context, sent):
+def test_workers_survive_a_signal_sent_to_all_processes(context, sent):
     """SLURM, systemd and `timeout` send one to every process of a job."""
     out = run(f"""
         import os, signal, subprocess, pysampler, psutil
@@ -233,7 +233,7 @@ def test_a_signal_to_all_processes_leaves_the_parent_to_decide(context, sent):
 
 
 @pytest.mark.slow
-def test_a_signal_while_workers_are_being_made_ends_none_of_them():
+def test_workers_survive_signals_while_they_start():
     out = run("""
         import os, signal, pysampler, psutil, threading
         signal.signal(signal.SIGTERM, lambda *_: None)
@@ -261,7 +261,7 @@ def test_a_signal_while_workers_are_being_made_ends_none_of_them():
 
 
 @pytest.mark.slow
-def test_threads_that_make_and_close_pools_touch_no_other():
+def test_pools_made_in_threads_do_not_disturb_another_pool():
     failed = []
     with contextlib.closing(pysampler.VectorEnv([TellingEnv] * 2, num_workers=2)) as other:
         other.reset()
@@ -285,7 +285,7 @@ def test_threads_that_make_and_close_pools_touch_no_other():
 
 
 @pytest.mark.slow
-def test_a_fork_while_another_thread_makes_pools_ends_well():
+def test_fork_exits_cleanly_while_another_thread_makes_pools():
     out = run("""
         import os, threading, pysampler
         stop = threading.Event()
@@ -309,7 +309,7 @@ def test_a_fork_while_another_thread_makes_pools_ends_well():
 
 
 @pytest.mark.slow
-def test_pools_in_cycles_do_not_stop_their_own_collection():
+def test_collecting_pools_in_cycles_does_not_deadlock():
     """Their finalizers may come while this thread asks the fork server for the next one."""
     out = run("""
         import gc, pysampler
@@ -327,7 +327,7 @@ def test_pools_in_cycles_do_not_stop_their_own_collection():
 
 
 @pytest.mark.slow
-def test_a_fork_server_that_dies_at_an_import_is_not_asked_for_it_again(tmp_path, monkeypatch):
+def test_import_that_kills_the_fork_server_is_not_retried(tmp_path, monkeypatch):
     monkeypatch.setattr(fork_server, "_fork_servers", [])
     monkeypatch.setattr(fork_server, "_deadly", set())
     (tmp_path / "ends_it.py").write_text("import os\nos._exit(1)\n")
@@ -350,7 +350,7 @@ def test_a_fork_server_that_dies_at_an_import_is_not_asked_for_it_again(tmp_path
 
 
 @pytest.mark.slow
-def test_what_envs_started_ends_with_a_program_that_ends_while_its_fork_server_imports(tmp_path):
+def test_env_subprocesses_end_if_the_program_exits_during_a_preload(tmp_path):
     (tmp_path / "takes_long.py").write_text("import time\ntime.sleep(100)\n")
     out = run(
         """
@@ -375,7 +375,7 @@ def test_what_envs_started_ends_with_a_program_that_ends_while_its_fork_server_i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
-def test_workers_print_to_a_file_that_took_the_place_of_stdout(context, tmp_path):
+def test_workers_print_to_a_replaced_stdout(context, tmp_path):
     log = tmp_path / "log"
     run(f"""
         import os, sys
@@ -397,7 +397,7 @@ def test_workers_print_to_a_file_that_took_the_place_of_stdout(context, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_children_that_an_exception_came_past_are_reaped_by_the_next_start():
+def test_children_of_an_interrupted_start_are_reaped_by_the_next():
     for n in range(1, 400, 17):
         # Where the point lies in the fork itself, it is the worker's to end of it.
         with contextlib.suppress(WorkerLostError):
@@ -412,7 +412,7 @@ def test_children_that_an_exception_came_past_are_reaped_by_the_next_start():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
-def test_no_descriptor_is_lost_where_an_exception_comes_into_the_library(context):
+def test_interrupts_in_the_standard_library_leak_no_descriptors(context):
     """Between a descriptor and the object that closes it runs no Python, ours or another's."""
     pysampler.VectorEnv([TellingEnv], num_workers=1, context=context).close()
     before = psutil.Process().num_fds()
@@ -441,7 +441,7 @@ def test_no_descriptor_is_lost_where_an_exception_comes_into_the_library(context
 
 
 @pytest.mark.slow
-def test_a_fork_server_with_no_descriptor_left_for_another_pool_goes_on_for_those_it_has(capfd):
+def test_fork_server_out_of_descriptors_keeps_serving_its_pools(capfd):
     first = pysampler.VectorEnv([TellingEnv], num_workers=1)
     one = fork_server._fork_servers[-1]
     taken = {int(fd.name) for fd in Path(f"/proc/{one._process.pid}/fd").iterdir()}

@@ -41,7 +41,7 @@ class CodedError(ValueError):
         self.code = code
 
 
-def test_an_error_is_of_both_types_and_has_the_exception_and_its_traceback_as_causes():
+def test_error_has_both_types_and_chains_exception_and_traceback():
     error = sent(caught(CodedError("too cold", 7), KeyError("below zero")))
     assert isinstance(error, EnvError)
     assert isinstance(error, ValueError)
@@ -56,12 +56,12 @@ def test_an_error_is_of_both_types_and_has_the_exception_and_its_traceback_as_ca
     assert type(sent(CodedError())) is type(error)  # one type for each
 
 
-def test_a_message_is_not_quoted_again_and_needs_no_text():
+def test_message_is_not_quoted_twice_and_can_be_empty():
     assert str(sent(KeyError("key"))) == "env 3 raised: 'key'"
     assert str(sent(RuntimeError())) == "env 3 raised"
 
 
-def test_what_was_raised_in_this_process_is_the_cause_itself():
+def test_exception_raised_in_this_process_is_the_cause_itself():
     original = caught(CodedError("here"), KeyError("why"))
     error = raised_here(original)
     assert error.__cause__ is original
@@ -177,7 +177,7 @@ class ReducingError(RuntimeError):
     ],
     ids=lambda e: type(e).__name__,
 )
-def test_an_env_error_is_of_the_type_raised_whatever_its_constructor_takes(original, received):
+def test_env_error_has_the_raised_type_whatever_its_constructor_takes(original, received):
     error = received(caught(original))
     assert isinstance(error, EnvError)
     assert isinstance(error, type(original))
@@ -193,7 +193,7 @@ def test_an_env_error_is_of_the_type_raised_whatever_its_constructor_takes(origi
             assert getattr(one, name, None) == getattr(original, name, None)
 
 
-def test_a_note_says_which_attributes_could_not_be_sent():
+def test_note_names_the_attributes_that_could_not_be_sent():
     original = caught(HoldingError("held"))
     error = sent(original)
     assert error.__notes__ == [
@@ -206,7 +206,7 @@ def test_a_note_says_which_attributes_could_not_be_sent():
     assert here.lock is original.lock
 
 
-def test_base_classes_match_where_the_type_itself_cannot_be_imported(tmp_path, monkeypatch):
+def test_base_classes_match_if_the_type_cannot_be_imported(tmp_path, monkeypatch):
     path = tmp_path / "only_in_the_worker.py"
     path.write_text(
         f"from {__name__} import TwoArgumentsError\n"
@@ -248,7 +248,7 @@ class UntraceableError(RuntimeError):
         raise OSError("no context")
 
 
-def test_exceptions_whose_own_code_raises_are_reported():
+def test_exceptions_whose_own_methods_raise_are_reported():
     assert exceptions.report(SpeechlessError()).text == "<its __str__ raised OSError>"
     assert exceptions.report(UntraceableError("lost")).traceback == (
         "UntraceableError: no traceback of it can be made\n"
@@ -261,7 +261,7 @@ class FinalError(RuntimeError):
 
 
 @pytest.mark.parametrize("received", [sent, raised_here])
-def test_base_classes_match_where_a_type_allows_no_subclass(received):
+def test_base_classes_match_if_the_type_allows_no_subclass(received):
     error = received(FinalError("last"))
     assert isinstance(error, EnvError)
     assert isinstance(error, RuntimeError)
@@ -270,13 +270,13 @@ def test_base_classes_match_where_a_type_allows_no_subclass(received):
     assert type(error.__cause__) is FinalError
 
 
-def test_what_is_no_exception_but_ends_programs_is_the_cause_only():
+def test_system_exit_is_only_the_cause():
     error = sent(SystemExit(3))
     assert type(error) is EnvError
     assert error.__cause__.code == 3
 
 
-def test_an_env_error_stays_of_its_own_type():
+def test_env_error_subclass_keeps_its_type():
     class SpecialError(EnvError):
         pass
 
@@ -284,12 +284,12 @@ def test_an_env_error_stays_of_its_own_type():
     assert not isinstance(sent(RuntimeError("x")), WorkerLostError)
 
 
-def test_a_breakpoint_in_a_worker_says_what_it_needs():
+def test_breakpoint_in_a_worker_suggests_num_workers_0():
     assert "pass num_workers=0" in str(sent(BdbQuit()))
     assert "num_workers" not in str(raised_here(BdbQuit()))
 
 
-def test_a_traceback_begins_with_code_of_the_user():
+def test_traceback_begins_with_user_code():
     def user():
         raise KeyError("user's")
 
@@ -304,7 +304,7 @@ def test_a_traceback_begins_with_code_of_the_user():
     assert "in caught" in exceptions.report(only_ours).traceback
 
 
-def test_lines_that_only_the_parent_knows_are_added_to_the_traceback(monkeypatch):
+def test_parent_adds_missing_source_lines_to_the_traceback(monkeypatch):
     code = compile("def cell():\n    return 1 / 0\n", "<cell 5>", "exec")
     names = {}
     exec(code, names)
@@ -320,7 +320,7 @@ def test_lines_that_only_the_parent_knows_are_added_to_the_traceback(monkeypatch
     assert text.count("names") == report.traceback.count("names")  # other lines are there once
 
 
-def test_a_raised_says_which_member_raised_its_cause_and_doing_what():
+def test_raised_records_the_member_and_its_action():
     raised = Raised(4, "stepping")
     assert (raised.member, raised.doing) == (4, "stepping")
     again = pickle.loads(dumps(raised))

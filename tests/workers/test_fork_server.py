@@ -136,7 +136,7 @@ TestLines = pytest.mark.slow(
 
 
 @pytest.mark.slow
-def test_a_fork_server_that_has_come_to_threads_is_left_with_its_workers(tmp_path):
+def test_fork_server_with_threads_retires_and_keeps_its_workers(tmp_path):
     (tmp_path / "starts_a_thread.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
@@ -164,7 +164,7 @@ def test_a_fork_server_that_has_come_to_threads_is_left_with_its_workers(tmp_pat
 
 
 @pytest.mark.slow
-def test_threads_that_every_interpreter_has_are_not_the_fault_of_an_import(tmp_path):
+def test_threads_started_by_sitecustomize_do_not_retire_the_fork_server(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
@@ -213,16 +213,14 @@ FIRST = """
     ("workers", "preload", "imported"),
     [(3, None, "False True True"), (2, None, "False True False"), (3, [], "False False False")],
 )
-def test_many_workers_find_in_their_fork_server_what_the_first_had_to_import(
-    workers, preload, imported, tmp_path
-):
+def test_fork_server_preloads_imports_of_the_first_worker(workers, preload, imported, tmp_path):
     path = str(tmp_path / "made")
     values = {"first": "pass", "patience": 60.0, "workers": workers, "preload": preload}
     assert run(FIRST.format(path=path, **values)) == f"{imported}\n"
 
 
 @pytest.mark.slow
-def test_workers_do_not_wait_long_for_what_the_first_imports(tmp_path):
+def test_workers_do_not_wait_long_for_imports_of_the_first(tmp_path):
     path = str(tmp_path / "made")
     first = f"while not os.path.exists({path!r}): pass"
     values = {"first": first, "patience": 0.05, "workers": 3, "preload": None}

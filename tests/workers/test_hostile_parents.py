@@ -53,7 +53,7 @@ def stopping(monkeypatch):
             os.kill(pid, signal.SIGCONT)
 
 
-def test_making_envs_names_a_fork_server_that_is_stopped(stopping):
+def test_constructor_error_names_a_stopped_fork_server(stopping):
     pysampler.VectorEnv([TellingEnv], num_workers=1).close()
     pid = fork_server.current()._process.pid
     stopping(pid)
@@ -75,12 +75,12 @@ class Stopping(gym.Wrapper):
 
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.usefixtures("stopping")
-def test_making_envs_names_a_worker_that_is_stopped(context):
+def test_constructor_error_names_a_stopped_worker(context):
     with pytest.raises(PysamplerError, match=r"cannot start workers: worker 1 \(pid \d+\) is stop"):
         pysampler.VectorEnv([TellingEnv, Stopping], num_workers=2, context=context)
 
 
-def test_close_does_not_wait_for_a_worker_that_is_stopped(stopping, monkeypatch):
+def test_close_does_not_wait_for_a_stopped_worker(stopping, monkeypatch):
     monkeypatch.setattr(Pool.close, "__defaults__", (1e6,))
     envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2)
     envs.reset()
@@ -90,7 +90,7 @@ def test_close_does_not_wait_for_a_worker_that_is_stopped(stopping, monkeypatch)
 
 
 @pytest.mark.slow
-def test_close_does_not_wait_for_the_step_of_a_worker_that_is_stopped(stopping, monkeypatch):
+def test_close_does_not_wait_for_the_step_of_a_stopped_worker(stopping, monkeypatch):
     monkeypatch.setattr(core, "SHUTDOWN_TIMEOUT_S", 1e6)
     envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2)
     envs.reset()
@@ -146,7 +146,7 @@ print(*pids, flush=True)
 @pytest.mark.slow
 @pytest.mark.parametrize("hanging", [0, 1])
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_step_names_descriptors_that_something_else_has_closed(context, hanging):
+def test_step_error_reports_descriptors_closed_by_the_program(context, hanging):
     program = """
 os.closerange(3, 1000)
 try:
@@ -171,7 +171,7 @@ print(*pids)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_files_that_got_the_numbers_of_closed_descriptors_stay_open(context):
+def test_files_that_reuse_closed_descriptor_numbers_stay_open(context):
     program = """
 os.closerange(3, 1000)
 files = [os.open(os.devnull, os.O_RDONLY) for _ in range(60)]  # a daemon's logs, say
@@ -195,7 +195,7 @@ print(*pids)
 @pytest.mark.slow
 @pytest.mark.parametrize("restart", ["raise", "restart"])
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_a_daemon_thread_that_steps_while_the_program_exits_prints_nothing(context, restart):
+def test_daemon_thread_stepping_at_exit_prints_nothing(context, restart):
     program = """
 fns = [Hanging] * 2
 other = pysampler.VectorEnv(

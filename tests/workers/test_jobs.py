@@ -34,7 +34,7 @@ def kinds_of(base):
 
 
 @pytest.mark.slow
-def test_every_job_and_note_is_a_frozen_dataclass_that_a_worker_can_import():
+def test_jobs_and_notes_are_importable_frozen_dataclasses():
     for package in ("_actors", "_learning", "_policies", "_rollouts", "_vector", "_workers"):
         path = importlib.import_module(f"pysampler.{package}").__path__
         for module in pkgutil.iter_modules(path, f"pysampler.{package}."):
@@ -53,7 +53,7 @@ def test_every_job_and_note_is_a_frozen_dataclass_that_a_worker_can_import():
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_messages_arrive_as_they_were_and_cannot_be_changed(message):
+def test_messages_survive_pickling_and_are_immutable(message):
     assert pickle.loads(dumps(message)) == message
     with pytest.raises(dataclasses.FrozenInstanceError):
         message.doing = "something else"
@@ -74,14 +74,14 @@ class Again(Repeated):
     """A job that may be done twice."""
 
 
-def test_a_job_is_the_same_for_members_that_replace_lost_ones_and_settles_nothing():
+def test_job_is_unchanged_for_replaced_members_and_settles_nothing():
     for job in (Once(), Again(), LayOut(1), Close()):
         assert job.for_replaced() is job
         assert job.replaces is None
         assert job.settles == "none"
 
 
-def test_the_replacement_of_a_lost_worker_reports_the_loss_in_place_of_the_job():
+def test_replacement_worker_reports_the_loss_instead_of_the_job():
     job = Once().after_loss("worker 2 lost: signal 9")
     assert job == ReportLoss("worker 2 lost: signal 9", "trying")
     with pytest.raises(WorkerLostError, match="^worker 2 lost: signal 9$"):
@@ -89,12 +89,12 @@ def test_the_replacement_of_a_lost_worker_reports_the_loss_in_place_of_the_job()
     assert job.after_loss("worker 2 lost again") == ReportLoss("worker 2 lost again", "trying")
 
 
-def test_a_repeated_job_is_done_by_the_replacement():
+def test_replacement_worker_runs_a_repeated_job_again():
     for job in (Again(), LayOut(7)):
         assert job.after_loss("worker 2 lost") is job
 
 
-def test_a_host_gets_the_seeds_of_members_that_replace_lost_ones():
+def test_replace_note_passes_seeds_to_the_server():
     class Server:
         def replace(self, seeds):
             self.seeds = seeds
@@ -113,7 +113,7 @@ def raised_from(cause):
     return raised
 
 
-def test_a_failure_of_a_member_is_that_of_the_cause_whatever_the_message():
+def test_failure_of_a_member_reports_the_cause():
     cause = KeyError("x")
     for message in (Once(), "closing"):
         failure = failure_of(raised_from(cause), message)
@@ -122,7 +122,7 @@ def test_a_failure_of_a_member_is_that_of_the_cause_whatever_the_message():
         assert (failure.report.kind, failure.report.text) == ("KeyError", "'x'")
 
 
-def test_a_failure_of_a_member_without_a_cause_reports_what_there_is():
+def test_failure_of_a_member_without_a_cause_reports_itself():
     failure = failure_of(raised_from(None), "closing")
     assert (failure.member, failure.report.error.args) == (4, (4, "stepping"))
     assert failure.report.kind == "Raised"
@@ -145,7 +145,7 @@ class Blaming(Note):
     ],
     ids=["text", "job", "note", "culprit"],
 )
-def test_another_failure_says_what_was_being_done_and_what_is_to_blame(message, doing, culprit):
+def test_other_failures_name_the_action_and_the_culprit(message, doing, culprit):
     error = ValueError("bad")
     failure = failure_of(error, message)
     assert (failure.member, failure.doing, failure.culprit) == (None, doing, culprit)
@@ -153,7 +153,7 @@ def test_another_failure_says_what_was_being_done_and_what_is_to_blame(message, 
     assert failure.report.text == "bad"
 
 
-def test_a_failure_is_sent_without_its_exception_which_the_report_holds():
+def test_failure_is_sent_with_its_report_but_without_the_exception():
     failure = failure_of(ValueError("bad"), Blaming())
     answer = pickle.loads(dumps(Answer(3, failure, "step")))
     assert (answer.group, answer.replaced) == (3, "step")

@@ -48,7 +48,7 @@ def run(program, *prefix, **kwargs):
 
 
 @pytest.mark.slow
-def test_too_few_file_descriptors():
+def test_too_few_descriptors_raise_and_leak_nothing():
     """However few there are; and when there are enough again, it works."""
     told = run("""
 processes.allow_workers = lambda count: None  # for what comes up after its look
@@ -68,7 +68,7 @@ print(sorted(t.split(":")[0] for t in told))
 
 
 @pytest.mark.slow
-def test_the_limit_on_open_files_is_raised_for_workers_and_stays_as_it_was_in_them():
+def test_open_file_limit_is_raised_in_the_parent_only():
     told = run("""
 limit(resource.RLIMIT_NOFILE, me.num_fds() + 8)
 before = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -82,7 +82,7 @@ print(before < after, set(theirs) == {before})
 
 
 @pytest.mark.slow
-def test_too_many_workers_for_the_hard_limit_on_open_files():
+def test_error_suggests_raising_the_hard_limit_on_open_files():
     told = run("""
 resource.setrlimit(resource.RLIMIT_NOFILE, (me.num_fds() + 8,) * 2)
 print(attempt())
@@ -92,7 +92,7 @@ print(attempt())
 
 
 @pytest.mark.slow
-def test_too_little_memory():
+def test_too_little_memory_raises_and_leaves_no_workers():
     told = run("""
 use()
 limit(resource.RLIMIT_AS, me.memory_info().vms + (1 << 20))
@@ -119,7 +119,7 @@ envs.close()
 
 
 @pytest.mark.slow
-def test_workers_without_proc_say_what_is_missing():
+def test_missing_proc_mount_raises_a_clear_error():
     """In a mount namespace of its own, which only root may make."""
     hidden = 'mount -t tmpfs none /proc && exec "$0" "$@"'
     command = ["unshare", "-m", "sh", "-c", hidden]
@@ -141,7 +141,7 @@ def test_workers_without_proc_say_what_is_missing():
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() == 0, reason="the limit on processes does not bind root")
-def test_too_few_processes():
+def test_process_limit_raises_a_clear_error():
     told = run("""
 limit(resource.RLIMIT_NPROC, 1)
 print(attempt())
@@ -153,7 +153,7 @@ print(attempt())
 @pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare"
 )
-def test_nowhere_to_write():
+def test_workers_run_without_writable_directories():
     """Neither /tmp nor /dev/shm nor the working directory: nothing here needs a file."""
     mounts = " && ".join(
         f"mount --bind {folder} {folder} && mount -o remount,ro,bind {folder}"
@@ -169,7 +169,7 @@ def test_nowhere_to_write():
 
 
 @pytest.mark.slow
-def test_one_cpu():
+def test_one_cpu_gets_one_worker():
     told = run("""
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 envs = pysampler.make_vec("CartPole-v1", 4)
@@ -202,7 +202,7 @@ def refused(call):
 
 
 @pytest.mark.slow
-def test_an_answer_for_which_there_is_no_memory_is_received_when_there_is():
+def test_answer_is_received_once_memory_is_available():
     assert (
         run(
             LARGE
@@ -222,7 +222,7 @@ print("received")
 
 
 @pytest.mark.slow
-def test_an_answer_for_which_there_is_no_descriptor_is_received_when_there_is():
+def test_answer_is_received_once_descriptors_are_available():
     assert (
         run(
             LARGE
@@ -242,7 +242,7 @@ print("received")
 
 
 @pytest.mark.slow
-def test_a_vector_env_whose_answers_have_no_memory_is_closed_and_its_workers_end():
+def test_close_ends_workers_whose_answers_had_no_memory():
     assert (
         run(
             LARGE

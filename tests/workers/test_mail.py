@@ -51,7 +51,7 @@ def ends(groups):
 
 @pytest.mark.parametrize("parcels", [True, False])
 @pytest.mark.parametrize("size", [0, 10, mail._PART_BYTES, 3 * mail._PART_BYTES + 7])
-def test_a_message_survives_an_interruption_anywhere(size, parcels, monkeypatch):
+def test_message_survives_an_interrupt_at_any_line(size, parcels, monkeypatch):
     if not parcels:  # as where there is no memory for one
         monkeypatch.setattr(mail._core, "send_parcel", lambda *_: False)
     messages = {0: bytes(size), 1: b"x" * size, 2: b"third"}
@@ -72,7 +72,7 @@ def test_a_message_survives_an_interruption_anywhere(size, parcels, monkeypatch)
     assert at > 20
 
 
-def test_a_message_that_answers_another_command_is_dropped():
+def test_answer_to_another_command_is_dropped():
     outbox, inbox = ends(2)
     outbox.post(0, 1, b"late" * mail._PART_BYTES)
     outbox.post(1, 1, b"of another group")
@@ -83,7 +83,7 @@ def test_a_message_that_answers_another_command_is_dropped():
         inbox.read(0, 3, deadline=now())
 
 
-def test_a_large_message_needs_no_room_in_the_ring():
+def test_large_message_takes_no_room_in_the_ring():
     outbox, inbox = ends(2)
     open_before = len(list(Path("/proc/self/fd").iterdir()))
     for number in range(50):
@@ -96,14 +96,14 @@ def test_a_large_message_needs_no_room_in_the_ring():
     assert len(list(Path("/proc/self/fd").iterdir())) == open_before
 
 
-def test_a_message_whose_memory_is_missing_is_an_error():
+def test_large_message_without_its_descriptor_raises():
     outbox, inbox = ends(1)
     outbox._ring.send(mail._HEAD.pack(0, 1, mail._PARCEL))
     with pytest.raises(LayoutError, match="a large message has no descriptor"):
         inbox.read(0, 1)
 
 
-def test_a_large_message_that_could_still_change_is_refused():
+def test_unsealed_large_message_raises():
     outbox, inbox = ends(1)
     memory = os.memfd_create("not sealed", os.MFD_ALLOW_SEALING)
     try:

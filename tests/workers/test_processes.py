@@ -81,7 +81,7 @@ envs.close()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["script", "-c", "stdin", "module"])
-def test_what_is_defined_in_main_needs_no_guard(how, tmp_path):
+def test_script_needs_no_main_guard(how, tmp_path):
     if how == "-c":
         out = run("", "-c", IN_MAIN)
     elif how == "stdin":
@@ -94,7 +94,7 @@ def test_what_is_defined_in_main_needs_no_guard(how, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_module_beside_the_script_is_found(tmp_path):
+def test_workers_import_modules_beside_the_script(tmp_path):
     (tmp_path / "beside.py").write_text(
         IN_MAIN.replace("envs = ", "if 0: envs = ").split("if 0:")[0]
     )
@@ -107,7 +107,7 @@ def test_a_module_beside_the_script_is_found(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_parent_with_threads_and_locks_of_its_own_is_not_forked():
+def test_parent_with_threads_and_held_locks_is_not_forked():
     out = run(
         CARTPOLE.replace(
             "envs =",
@@ -129,7 +129,7 @@ def test_a_parent_with_threads_and_locks_of_its_own_is_not_forked():
 
 
 @pytest.mark.slow
-def test_a_parent_that_has_used_torch_with_many_threads():
+def test_workers_run_after_the_parent_used_torch_threads():
     pytest.importorskip("torch")
     out = run(
         "import torch\ntorch.set_num_threads(4)\nx = torch.rand(600, 600) @ torch.rand(600, 600)\n"
@@ -142,7 +142,7 @@ def test_a_parent_that_has_used_torch_with_many_threads():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
-def test_what_workers_print_reaches_the_parents_outputs(context, capfd):
+def test_prints_of_workers_reach_the_parents_stdout(context, capfd):
     envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2, context=context)
     envs.step([TellingEnv.PRINT, TellingEnv.PRINT])
     envs.close()
@@ -150,7 +150,7 @@ def test_what_workers_print_reaches_the_parents_outputs(context, capfd):
 
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
-def test_a_worker_has_a_name(context):
+def test_worker_processes_have_names(context):
     envs = pysampler.make_vec(
         "CartPole-v1", 4, vector_kwargs={"num_workers": 2, "context": context}
     )
@@ -162,7 +162,7 @@ def test_a_worker_has_a_name(context):
 
 
 @pytest.mark.slow
-def test_libraries_in_workers_use_one_thread_unless_told_otherwise():
+def test_libraries_in_workers_use_one_thread_by_default():
     program = """
 import os
 import gymnasium as gym, pysampler
@@ -177,7 +177,7 @@ print(pysampler.VectorEnv([env_fn]).get_attr("told")[0])
     assert run(program, env={**clean, "OMP_NUM_THREADS": "3"}) == "['3', '1']\n"
 
 
-def test_workers_do_not_draw_the_same_random_numbers():
+def test_workers_draw_different_random_numbers():
     def env_fn():
         import random
 
@@ -220,7 +220,7 @@ def wait_for(condition):
     ],
 )
 @pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
-def test_however_the_parent_ends_its_workers_end(end, code, context):
+def test_workers_end_however_the_parent_ends(end, code, context):
     program = CARTPOLE.replace('"num_workers": 2', f'"num_workers": 2, "context": "{context}"')
     program += "import os, sys\nenvs.reset()\nprint(*envs._pool.pids, flush=True)\n" + end
     done = subprocess.run(
@@ -235,7 +235,7 @@ def test_however_the_parent_ends_its_workers_end(end, code, context):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_wait_and_the_pool_can_be_closed():
+def test_ctrl_c_ends_a_wait_and_close_still_works():
     program = CARTPOLE.replace('"CartPole-v1"', "Slow") + textwrap.dedent("""
     print(*envs._pool.pids, flush=True)
     try:
@@ -271,7 +271,7 @@ def test_ctrl_c_ends_a_wait_and_the_pool_can_be_closed():
 
 
 @pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
-def test_a_killed_worker_is_told_of(context):
+def test_killed_worker_raises_worker_lost_error(context):
     envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2, context=context)
     envs.reset()
     envs.step_async([TellingEnv.SLEEP] * 4)
@@ -287,7 +287,7 @@ def test_a_killed_worker_is_told_of(context):
 
 
 @pytest.mark.slow
-def test_another_fork_server_takes_the_place_of_a_dead_one():
+def test_dead_fork_server_is_replaced():
     pysampler.VectorEnv([TellingEnv]).close()
     fork_servers = [
         p
@@ -303,7 +303,7 @@ def test_another_fork_server_takes_the_place_of_a_dead_one():
 
 
 @pytest.mark.slow
-def test_a_dropped_vector_env_ends_its_workers():
+def test_collected_vector_env_ends_its_workers():
     envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2)
     envs.reset()
     pids = envs._pool.pids
@@ -316,7 +316,7 @@ def memory(*pids):
 
 
 @pytest.mark.slow
-def test_steps_take_no_memory():
+def test_steps_leak_no_memory():
     envs = pysampler.make_vec("CartPole-v1", 64, vector_kwargs={"num_workers": 2})
     envs.reset(seed=1)
     actions = envs.action_space.sample()
@@ -332,7 +332,7 @@ def test_steps_take_no_memory():
 
 
 @pytest.mark.slow
-def test_pools_in_pools():
+def test_env_can_make_a_pool_in_its_worker():
     def env_fn():
         import made_up
 
@@ -349,7 +349,7 @@ def test_pools_in_pools():
     envs.close()
 
 
-def test_a_fork_server_that_was_told_nothing_leaves_without_a_word(capfd):
+def test_fork_server_with_an_unread_answer_exits_silently(capfd):
     left = fork_server.ForkServer()
     left.load([])
     while left.loading():
@@ -362,7 +362,7 @@ def test_a_fork_server_that_was_told_nothing_leaves_without_a_word(capfd):
     assert not capfd.readouterr().err
 
 
-def test_a_fork_server_that_imports_can_leave_twice():
+def test_leave_can_be_called_twice_while_the_fork_server_imports():
     busy = fork_server.ForkServer()
     busy.load(["torch"])
     busy.leave()
@@ -370,7 +370,7 @@ def test_a_fork_server_that_imports_can_leave_twice():
     assert busy.ended
 
 
-def test_a_worker_whose_first_answer_nobody_read_leaves_without_a_word(capfd):
+def test_worker_with_an_unread_first_answer_exits_silently(capfd):
     server = types.SimpleNamespace(describe=lambda: types.SimpleNamespace(name="left"))
     child = Launcher("forkserver").start(0, None)
     child.connection.send(

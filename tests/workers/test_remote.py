@@ -60,13 +60,13 @@ def by_value(thing, **kwargs):
     return thing.__module__ not in unpickler.modules
 
 
-def test_what_others_can_import_is_sent_by_reference(module):
+def test_importable_objects_are_pickled_by_reference(module):
     found = module("found_elsewhere", findable=True)
     for thing in (found.double, found.Thing, np.ndarray, len, remote.dumps, EnvError):
         assert not by_value(thing)
 
 
-def test_what_no_clean_interpreter_can_import_is_sent_by_value(module):
+def test_unimportable_objects_are_pickled_by_value(module):
     hidden = module("not_found_elsewhere", findable=False)
     for thing in (hidden.double, hidden.Thing):
         assert by_value(thing)
@@ -76,7 +76,7 @@ def test_what_no_clean_interpreter_can_import_is_sent_by_value(module):
     assert thing.double(4) == functions["function"](4) == 8
 
 
-def test_a_module_whose_name_finds_another_file_is_sent_by_value(module, monkeypatch):
+def test_module_shadowed_by_another_file_is_pickled_by_value(module, monkeypatch):
     other = module("two_of_a_name", findable=False, source="def double(x):\n    return 0\n")
     module("two_of_a_name", findable=True)
     monkeypatch.setitem(sys.modules, "two_of_a_name", other)
@@ -84,13 +84,13 @@ def test_a_module_whose_name_finds_another_file_is_sent_by_value(module, monkeyp
     assert by_value(other.double)
 
 
-def test_a_module_of_a_package_that_is_not_found_is_sent_by_value(module, tmp_path):
+def test_module_of_an_unimportable_package_is_pickled_by_value(module, tmp_path):
     package = module("hidden_package", findable=False)
     package.__path__ = [str(tmp_path / "elsewhere" / "hidden_package")]  # where finders look for it
     assert by_value(module("hidden_package.inner", findable=False).double)
 
 
-def test_the_home_of_a_function_is_sent_as_it_is_now(module):
+def test_home_module_is_pickled_with_its_current_state(module):
     found = module("home_of_policies", findable=True, source="n = 1\ndef f():\n    return n\n")
     found.n = 2
     assert by_value(found.f, home="home_of_policies")
@@ -99,19 +99,19 @@ def test_the_home_of_a_function_is_sent_as_it_is_now(module):
     assert not by_value(found.f, home="no_such_module")
 
 
-def test_modules_are_by_value_no_longer_than_it_takes(module):
+def test_failed_pickling_leaves_no_module_registered_by_value(module):
     hidden = module("hidden_from_others", findable=False)
     with pytest.raises(TypeError, match="lock"):  # the fixture looks at what is registered
         dumps_by_value([hidden.double, threading.Lock()], home="json")
 
 
-def test_several_modules_that_are_not_found_are_sent_by_value_one_of_them_home(module):
+def test_home_and_other_unimportable_modules_are_pickled_by_value(module):
     home, other = (module(name, findable=False) for name in ("not_found_home", "not_found_other"))
     sent = dumps_by_value([home.double, other.double], home="not_found_home")
     assert [function(4) for function in pickle.loads(sent)] == [8, 8]
 
 
-def test_a_module_that_the_user_has_registered_stays_so(module):
+def test_user_registered_module_stays_registered(module):
     own = module("registered_by_the_user", findable=False)
     cloudpickle.register_pickle_by_value(own)
     assert by_value(own.double)
@@ -119,7 +119,7 @@ def test_a_module_that_the_user_has_registered_stays_so(module):
     cloudpickle.unregister_pickle_by_value(own)
 
 
-def test_arrays_may_be_left_out_of_the_pickle():
+def test_arrays_can_be_left_out_of_the_pickle():
     buffers = []
     array = np.arange(10_000)
     sent = dumps_by_value({"array": array}, lambda buffer: buffers.append(buffer))
@@ -128,12 +128,12 @@ def test_arrays_may_be_left_out_of_the_pickle():
     assert np.shares_memory(np.frombuffer(buffer, np.int64), array)
 
 
-def test_what_pickle_cannot_send_cloudpickle_does():
+def test_dumps_falls_back_to_cloudpickle():
     assert dumps([1, len]) == pickle.dumps([1, len], protocol=5)
     assert pickle.loads(dumps(lambda: 3))() == 3
 
 
-def test_a_module_is_looked_for_once_on_a_path(module, monkeypatch):
+def test_module_lookup_is_cached_per_path(module, monkeypatch):
     class Finder:
         def __init__(self):
             self.asked = []
@@ -173,7 +173,7 @@ def stats():
     return Stats, pickled
 
 
-def test_an_answer_changes_no_class_of_this_process(stats):
+def test_loading_an_answer_does_not_change_existing_classes(stats):
     kind, pickled = stats
     method = kind.scaled
     again = remote.loads(pickled)
@@ -183,7 +183,7 @@ def test_an_answer_changes_no_class_of_this_process(stats):
 
 
 @pytest.mark.slow
-def test_an_answer_brings_classes_that_this_process_lacks(stats):
+def test_loading_an_answer_creates_missing_classes(stats):
     _, pickled = stats
     program = "import sys; from pysampler._workers.remote import loads\n"
     program += "print(loads(sys.stdin.buffer.read()).scaled())"
@@ -193,7 +193,7 @@ def test_an_answer_brings_classes_that_this_process_lacks(stats):
     assert done.stdout == b"(1.0, <Kind.ONE: 1>)\n"
 
 
-def test_a_copy_has_classes_of_its_own(stats):
+def test_copy_has_its_own_classes(stats):
     kind, _ = stats
     method = kind.scaled
     copied = remote.copy_from(dumps_by_value(kind()))
@@ -203,7 +203,7 @@ def test_a_copy_has_classes_of_its_own(stats):
     assert kind.scaled is method
 
 
-def test_large_answers_are_read_where_they_are():
+def test_large_answers_are_loaded_from_a_memoryview():
     sent = {"picture": np.arange(1_000_000), "text": "x" * 100_000, "kind": np.float32}
     again = remote.loads(memoryview(dumps(sent)))
     assert (again["picture"] == sent["picture"]).all()
