@@ -63,7 +63,7 @@ def place(array):
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(plans)
-def test_no_two_arrays_share_a_line_and_all_lie_within_the_size(plan):
+def test_arrays_share_no_cache_line_and_fit_the_plan(plan):
     frames, _ = laid_out(plan)
     begin, end = place(frames.memory)
     assert end - begin == plan.size
@@ -87,7 +87,7 @@ def attached(frames, segment):
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(plans)
-def test_what_is_written_to_one_array_is_read_there_in_another_mapping(plan):
+def test_writes_appear_in_the_same_array_of_another_mapping(plan):
     frames, segment = laid_out(plan)
     other = attached(frames, segment)
     assert not np.shares_memory(frames.memory, other.memory)
@@ -99,7 +99,7 @@ def test_what_is_written_to_one_array_is_read_there_in_another_mapping(plan):
         ).all(), name
 
 
-def test_two_mappings_have_the_same_rows():
+def test_two_mappings_share_their_rows():
     frames, segment = laid_out(plain(infos=1 << 17))
     other = attached(frames, segment)
     frames.take_infos(1000)
@@ -111,7 +111,7 @@ def test_two_mappings_have_the_same_rows():
     assert other.infos[998:1001].tolist() == [0, 5, 0]
 
 
-def test_final_observations_have_arrays_only_where_envs_are_reset_in_the_same_step():
+def test_final_observations_have_arrays_only_in_same_step_mode():
     ours, _ = laid_out(plain())
     assert ours.final_observations == []
     spec = ours.spec
@@ -119,7 +119,7 @@ def test_final_observations_have_arrays_only_where_envs_are_reset_in_the_same_st
     assert [a.shape for a in others.final_observations] == [a.shape for a in others.observations]
 
 
-def test_frames_are_rows_of_one_array_so_that_consecutive_ones_are_a_rollout():
+def test_consecutive_frames_are_a_contiguous_rollout():
     frames, _ = laid_out(plain(count=5))
     assert all(array.flags.c_contiguous for _, array in arrays(frames))
     assert frames.rewards[1:4].shape == (3, 4)
@@ -129,7 +129,7 @@ def test_frames_are_rows_of_one_array_so_that_consecutive_ones_are_a_rollout():
 
 
 @pytest.mark.parametrize("dtype", ["i1", "i4", "u8", "f8", "c8"])
-def test_actions_keep_a_dtype_of_at_most_eight_bytes(dtype):
+def test_actions_keep_any_dtype_of_up_to_eight_bytes(dtype):
     spec = spec_of(spaces.Discrete(2), spaces.Box(-1, 1, (3,), np.float16))
     frames, _ = laid_out(Plan(spec, 4, 2, final=False))
     given = np.arange(24).reshape(2, 4, 3).astype(dtype)
@@ -141,7 +141,7 @@ def test_actions_keep_a_dtype_of_at_most_eight_bytes(dtype):
     assert frames.actions_as(0, np.dtype(np.float16)) is frames.actions[0]
 
 
-def test_where_an_action_lies_does_not_depend_on_the_types_of_others():
+def test_action_offset_does_not_depend_on_other_dtypes():
     """Groups that are at work at the same time may have been given actions of other dtypes."""
     spec = spec_of(spaces.Discrete(2), spaces.Box(-1, 1, (3,), np.float32))
     frames, _ = laid_out(Plan(spec, 5, 2, final=False))
@@ -152,7 +152,7 @@ def test_where_an_action_lies_does_not_depend_on_the_types_of_others():
         assert frames.actions_as(0, dtype)[1, env].tolist() == [env + 1] * 3
 
 
-def test_each_frame_has_actions_of_its_own():
+def test_each_frame_has_its_own_actions():
     frames, _ = laid_out(plain())
     frames.actions[0][1] = -1
     assert frames.actions[0].tolist() == [[0] * 4, [-1] * 4, [0] * 4]
@@ -161,7 +161,7 @@ def test_each_frame_has_actions_of_its_own():
 # -- infos ----------------------------------------------------------------------------------------
 
 
-def test_infos_lie_behind_all_other_arrays_at_the_end_of_the_segment():
+def test_infos_are_the_last_array_of_the_segment():
     frames, segment = laid_out(plain(infos=1 << 17))
     begin, end = place(frames.infos)
     assert end - begin == 1 << 17
@@ -169,7 +169,7 @@ def test_infos_lie_behind_all_other_arrays_at_the_end_of_the_segment():
     assert frames.offset + (end - place(frames.memory)[0]) == segment.size
 
 
-def test_infos_get_memory_as_they_are_taken_and_memory_covers_it():
+def test_memory_of_infos_grows_in_chunks():
     frames, _ = laid_out(plain(infos=1 << 18))
     sizes = []
     for size in (0, 1, 1, 1000, 1 << 16, (1 << 16) + 1, 1 << 18):
@@ -182,7 +182,7 @@ def test_infos_get_memory_as_they_are_taken_and_memory_covers_it():
     assert place(frames.memory)[1] == place(frames.infos)[1]
 
 
-def test_fewer_bytes_are_reserved_for_infos_where_the_address_space_is_limited(monkeypatch):
+def test_limited_address_space_reserves_fewer_info_bytes(monkeypatch):
     free = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     monkeypatch.setattr(resource, "getrlimit", lambda _: free)
     assert info_bytes(100, 3) == 300 * 8192

@@ -142,7 +142,7 @@ MAILED = {
 
 
 @pytest.mark.parametrize("name", COMPACT)
-def test_a_number_or_plain_array_gets_a_column_once_it_was_seen(name):
+def test_number_or_plain_array_gets_a_column_after_its_first_step(name):
     batched = Batched(2)
     info = {name: COMPACT[name]}
     same(batched.step(info, {}), batched.of_gymnasium(info, {}))
@@ -153,7 +153,7 @@ def test_a_number_or_plain_array_gets_a_column_once_it_was_seen(name):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_small_object_gets_a_column_once_it_was_seen(name):
+def test_small_object_gets_a_column_after_its_first_step(name):
     batched = Batched(3)
     info = {name: SMALL[name]}
     same(batched.step(info, {}, info), batched.of_gymnasium(info, {}, info))
@@ -165,7 +165,7 @@ def test_a_small_object_gets_a_column_once_it_was_seen(name):
         assert batched.mailed == []
 
 
-def test_objects_that_can_change_are_not_shared():
+def test_mutable_objects_are_not_shared():
     batched = Batched(2)
     info = {"list": [1, 2], "tuple": ([],)}
     for _ in range(2):
@@ -176,7 +176,7 @@ def test_objects_that_can_change_are_not_shared():
     same(batched.step(info, info), batched.of_gymnasium(info, info))
 
 
-def test_objects_of_several_types_share_an_array_without_mail():
+def test_objects_of_several_types_share_a_column_without_mail():
     batched = Batched(4)
     infos = {"x": None}, {"x": "red"}, {"x": np.bool_(1)}, {}
     for mailed in (3, 0, 0):
@@ -185,7 +185,7 @@ def test_objects_of_several_types_share_an_array_without_mail():
         infos = (*infos[1:], infos[0])
 
 
-def test_text_that_is_long_at_times_comes_by_mail_then():
+def test_long_text_comes_by_mail():
     batched = Batched(1)
     for length in (1, 5, 500, 100, 0, 5000):
         info = {"text": "x" * length}
@@ -193,14 +193,14 @@ def test_text_that_is_long_at_times_comes_by_mail_then():
         assert len(batched.mailed) == (length in (1, 500, 5000))
 
 
-def test_more_constants_than_are_remembered():
+def test_more_constants_than_the_cache_holds_are_batched():
     batched = Batched(2)
     for number in range(1000):
         infos = {"text": f"number {number}"}, {"text": f"number {number % 300}"}
         same(batched.step(*infos), batched.of_gymnasium(*infos))
 
 
-def test_an_object_that_cannot_be_read_is_an_error_when_it_is_merged():
+def test_unreadable_object_raises_when_it_is_merged():
     batched = Batched(1)
     batched.step({"text": "x"})
     batched.step({"text": "x"})
@@ -213,7 +213,7 @@ def test_an_object_that_cannot_be_read_is_an_error_when_it_is_merged():
         batched.infos.merge([(batched.frame, 0)], infos, mixed, [])
 
 
-def test_keys_that_change_with_each_step_get_no_more_columns_at_some_point(caplog):
+def test_keys_that_change_with_each_step_stop_getting_columns(caplog):
     batched = Batched(1)
     with caplog.at_level(logging.WARNING, "pysampler"):
         for number in range(1500):
@@ -227,7 +227,7 @@ def test_keys_that_change_with_each_step_get_no_more_columns_at_some_point(caplo
 
 @pytest.mark.parametrize("second", [2, 0, "word", np.zeros(2)])
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_key_that_names_the_mask_of_another(second, nested):
+def test_key_that_names_the_mask_of_another_is_batched(second, nested):
     batched = Batched(2)
     info = {"a": 1, "_a": second}
     infos = [{"in": info} if nested else info, {"in": {"a": 3}} if nested else {"a": 3}]
@@ -242,7 +242,7 @@ def test_a_key_that_names_the_mask_of_another(second, nested):
 
 
 @pytest.mark.parametrize("value", [True, 1.5])
-def test_an_array_without_axes_stays_an_array_where_it_is_merged(value):
+def test_array_without_axes_stays_an_array_when_merged(value):
     batched = Batched(2)
     infos = {"in": {"x": np.array(value)}}, {"in": {"x": np.array(value)}}
     batched.step(*infos)
@@ -252,7 +252,7 @@ def test_an_array_without_axes_stays_an_array_where_it_is_merged(value):
 
 
 @pytest.mark.parametrize("name", MAILED)
-def test_any_other_value_has_no_column_and_comes_by_mail(name):
+def test_other_values_get_no_column_and_come_by_mail(name):
     batched = Batched(2)
     info = {name: MAILED[name]}
     for _ in range(3):
@@ -261,13 +261,13 @@ def test_any_other_value_has_no_column_and_comes_by_mail(name):
     assert batched.infos.columns == []
 
 
-def test_keys_that_are_no_strings_and_final_obs_have_no_columns():
+def test_non_string_keys_and_final_obs_get_no_columns():
     batched = Batched(1)
     batched.infos.learn([(0, {3: 1.0, "final_obs": np.zeros(2), ("a",): 2})])
     assert batched.infos.columns == []
 
 
-def test_a_nested_dict_has_a_mask_and_its_values_have_columns():
+def test_nested_dict_gets_a_mask_and_columns_for_its_values():
     batched = Batched(2)
     info = {"deep": {"x": 1, "inner": {"y": 2.0}}, "empty": {}}
     for mailed in (2, 0):
@@ -284,7 +284,7 @@ def test_a_nested_dict_has_a_mask_and_its_values_have_columns():
     assert [c.dtype is None for c in batched.infos.columns] == [True, False, True, False, True]
 
 
-def test_columns_lie_apart_and_aligned_within_the_infos():
+def test_columns_are_aligned_and_do_not_overlap():
     batched = Batched(3)
     batched.infos.learn([(0, COMPACT | {"deep": COMPACT})])
     begin = batched.frames.infos.__array_interface__["data"][0]
@@ -318,7 +318,7 @@ def test_values_with_and_without_a_column_are_batched_together():
     assert batched.mailed == [(0, {"x": "no number"}), (3, {"x": None})]
 
 
-def test_rows_are_those_of_the_chosen_envs_in_their_frames():
+def test_merge_reads_the_rows_of_the_chosen_envs():
     batched = Batched(4)
     batched.step({"x": 1}, {"x": 2}, {"x": 3}, {"x": 4})
     batched.step({"x": "zero"}, {"x": 6}, {"x": "two"}, {"x": 8})
@@ -330,7 +330,7 @@ def test_rows_are_those_of_the_chosen_envs_in_their_frames():
         assert infos["_x"].tolist() == [True, expected is not None]
 
 
-def test_a_key_may_have_columns_of_four_types_and_the_fifth_comes_by_mail(caplog):
+def test_key_gets_columns_for_four_types_and_mail_for_the_fifth(caplog):
     batched = Batched(2)
     values = [1, 0.5, True, np.float32(3), np.int8(4)]
     with caplog.at_level(logging.WARNING, "pysampler"):
@@ -343,7 +343,7 @@ def test_a_key_may_have_columns_of_four_types_and_the_fifth_comes_by_mail(caplog
     ]
 
 
-def test_a_value_that_is_too_large_for_its_type_comes_by_mail():
+def test_value_too_large_for_its_column_comes_by_mail():
     batched = Batched(1)
     batched.step({"n": 1})
     batched.step({"n": 2})
@@ -353,7 +353,7 @@ def test_a_value_that_is_too_large_for_its_type_comes_by_mail():
     assert batched.mailed == [(0, {"n": 1 << 70})]
 
 
-def test_values_that_have_no_room_left_come_by_mail(caplog):
+def test_values_without_room_come_by_mail(caplog):
     batched = Batched(2, room=4096)
     info = {"small": 1, "large": np.zeros(2000), "late": 2.0}
     with caplog.at_level(logging.WARNING, "pysampler"):
@@ -366,7 +366,7 @@ def test_values_that_have_no_room_left_come_by_mail(caplog):
     assert "there is no room left for infos" in record.getMessage()
 
 
-def test_a_value_that_never_gets_a_column_is_reported_once_and_late(caplog):
+def test_value_that_never_gets_a_column_is_logged_once_and_late(caplog):
     batched = Batched(1)
     info = {"deep": {"word": "x" * 1000}}
     with caplog.at_level(logging.WARNING, "pysampler"):
@@ -382,7 +382,7 @@ def test_a_value_that_never_gets_a_column_is_reported_once_and_late(caplog):
     )
 
 
-def test_a_slow_key_is_reported_once_for_a_program(caplog):
+def test_slow_key_is_logged_once_per_program(caplog):
     with caplog.at_level(logging.WARNING, "pysampler"):
         for key in ("a", "b", "a"):
             infos = Batched(1).infos
@@ -391,7 +391,7 @@ def test_a_slow_key_is_reported_once_for_a_program(caplog):
     assert [message[:9] for message in caplog.messages] == ["info['a']", "info['b']"]
 
 
-def test_nothing_is_reported_where_nothing_is_pickled(caplog):
+def test_nothing_is_logged_if_nothing_is_pickled(caplog):
     batched = Batched(1)
     infos = Infos(batched.frames, [], batched.add_info, pickled=False)
     with caplog.at_level(logging.WARNING, "pysampler"):
@@ -401,7 +401,7 @@ def test_nothing_is_reported_where_nothing_is_pickled(caplog):
     assert ("a",) not in [column.path for column in infos.columns]
 
 
-def test_new_columns_are_returned_once():
+def test_learn_returns_each_new_column_once():
     batched = Batched(1)
     new = batched.infos.learn([(0, {"a": 1}), (0, {"a": 2, "b": 0.5})])
     assert [column.path for column in new] == [("a",), ("b",)]
@@ -424,7 +424,7 @@ infos = st.recursive(
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(infos, infos, infos), min_size=2, max_size=5))
 @pytest.mark.filterwarnings("ignore")  # of NumPy, where a number loses a part
-def test_any_infos_are_batched_as_gymnasium_does(steps):
+def test_any_infos_are_batched_as_in_gymnasium(steps):
     batched = Batched(3)
     for step in steps:
         try:

@@ -50,7 +50,7 @@ class ObjectBox(spaces.Box):
     ],
     ids=str,
 )
-def test_a_space_of_fixed_shape_is_a_field(space, shape, dtype):
+def test_space_of_fixed_shape_becomes_a_field(space, shape, dtype):
     spec = spec_of(space, spaces.Discrete(2))
     assert (spec.observation_tree, spec.unshaped_observations) == (("leaf", 0), 0)
     assert spec.observations == (Field(shape, np.dtype(dtype)),)
@@ -68,7 +68,7 @@ def test_a_space_of_fixed_shape_is_a_field(space, shape, dtype):
     ],
     ids=lambda space: type(space).__name__,
 )
-def test_a_space_without_a_fixed_shape_is_unshaped(space):
+def test_space_without_a_fixed_shape_is_unshaped(space):
     spec = spec_of(spaces.Discrete(2), space)
     assert (spec.action_tree, spec.actions, spec.unshaped_actions) == (("unshaped", 0), (), 1)
 
@@ -81,7 +81,7 @@ NESTED = spaces.Dict(
 )
 
 
-def test_leaves_are_numbered_from_left_to_right_and_unshaped_ones_separately():
+def test_leaves_and_unshaped_parts_are_numbered_separately():
     spec = spec_of(NESTED, spaces.Discrete(2))
     inner = ("tuple", (("leaf", 1), ("unshaped", 0), ("dict", (("k", ("leaf", 2)),))))
     parts = [("z", ("leaf", 0)), ("a", inner), ("m", ("unshaped", 1)), ("b", ("tuple", ()))]
@@ -103,7 +103,7 @@ nested = st.recursive(
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(nested)
-def test_paths_lead_to_the_leaves_in_their_order(space):
+def test_leaf_paths_are_in_the_order_of_leaves(space):
     tree = spec_of(space, space).action_tree
     batch = build(tree, lambda i: f"leaf {i}", lambda i: f"unshaped {i}")
     found = list(leaves(tree, batch))
@@ -126,7 +126,7 @@ def refusal(actions):
     return f"{type(caught.value).__name__}: {caught.value}".replace(": cannot send actions", "")
 
 
-def test_good_actions_are_the_arrays_of_the_leaves_themselves():
+def test_valid_actions_are_returned_without_copies():
     given = {"a": (FORCE, CHOICE)}
     force, choice = checked_actions(SPEC, 4, given)
     assert force is FORCE
@@ -147,11 +147,11 @@ def test_good_actions_are_the_arrays_of_the_leaves_themselves():
         ({"a": (FORCE * 1j, CHOICE)}, "TypeError: dtype complex64 at ['a'][0], expected float32"),
     ],
 )
-def test_bad_actions_are_refused_by_what_is_wrong_and_where(actions, expected):
+def test_invalid_actions_error_names_the_fault_and_its_path(actions, expected):
     assert refusal(actions) == expected
 
 
-def test_another_dtype_of_the_same_kind_is_kept():
+def test_actions_of_another_dtype_of_the_same_kind_are_kept():
     arrays = checked_actions(SPEC, 4, {"a": (FORCE.astype(np.float64), CHOICE.astype(np.int8))})
     assert [array.dtype for array in arrays] == [np.float64, np.int8]
 
@@ -167,11 +167,11 @@ def test_another_dtype_of_the_same_kind_is_kept():
     ],
     ids=["list", "objects", "foreign bytes", "longdouble", "half"],
 )
-def test_what_no_frame_keeps_as_it_is_goes_another_way(force):
+def test_actions_that_do_not_fit_the_frame_are_pickled(force):
     assert checked_actions(SPEC, 4, {"a": (force, CHOICE)}) is None
 
 
-def test_unshaped_actions_are_not_looked_at():
+def test_unshaped_actions_are_not_checked():
     assert checked_actions(spec_of(box(1), spaces.Text(1)), 4, "anything") is None
 
 
@@ -188,13 +188,13 @@ def test_equal_spaces_are_batched():
     assert made.actions == spaces.MultiDiscrete([3, 3])
 
 
-def test_different_bounds_are_batched_where_that_is_wanted():
+def test_different_bounds_are_batched_in_different_mode():
     made = Spaces.of([LOW, HIGH], [box(1)] * 2, "different")
     assert made.single_observation is LOW
     assert made.observations.high.tolist() == [[1, 1], [9, 9]]
 
 
-def test_a_batch_space_may_be_given():
+def test_given_batch_space_is_used():
     batch = spaces.Box(0, 9, (2, 2))
     made = Spaces.of([LOW, HIGH], [box(1)] * 2, (batch, HIGH))
     assert made.observations is batch
@@ -212,6 +212,6 @@ def test_a_batch_space_may_be_given():
     ],
     ids=["bounds", "shapes", "actions", "no space", "mode"],
 )
-def test_spaces_that_do_not_fit_are_refused(observations, actions, mode, error, message):
+def test_incompatible_spaces_raise(observations, actions, mode, error, message):
     with pytest.raises(error, match=message):
         Spaces.of(observations, actions, mode)
