@@ -283,14 +283,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_wrong_argument_gets_one_clear_sentence(name):
+def test_wrong_argument_error_is_one_clear_sentence(name):
     call, error, sentence = BAD[name]
     with pytest.raises(error, match="^" + re.escape(sentence)):
         call()
 
 
 @pytest.mark.slow
-def test_wrong_arguments_leave_no_file_descriptor_or_mapping():
+def test_wrong_arguments_leak_no_descriptor_or_mapping():
     def count():
         gc.collect()  # also of what earlier tests left in cycles
         fds = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - no Path for each
@@ -320,7 +320,7 @@ CLOSED = {
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_use_after_close_says_so(name):
+def test_use_after_close_raises_closed_error(name):
     thing, use = CLOSED[name]()
     thing.close()
     thing.close()
@@ -330,7 +330,7 @@ def test_use_after_close_says_so(name):
         use(thing)
 
 
-def test_a_view_outlives_its_handle():
+def test_claimed_slots_outlive_their_ring():
     ring = sync.Ring(4, np.int64)
     slots = ring.claim(4)
     ring.close()
@@ -338,7 +338,7 @@ def test_a_view_outlives_its_handle():
     assert slots.tolist() == [1, 2, 3, 4]
 
 
-def test_a_deadline_in_the_past_is_a_look():
+def test_wait_with_a_past_deadline_returns_at_once():
     flag = sync.Flag()
     assert not flag.wait(deadline=0)
     flag.set()

@@ -49,7 +49,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_view_outlives_its_handle(name):
+def test_view_outlives_its_handle(name):
     make, look = VIEWS[name]
     thing = make()
     view = look(thing)
@@ -59,7 +59,7 @@ def test_a_view_outlives_its_handle(name):
     assert view.tolist() == before
 
 
-def test_a_message_that_came_in_parts_outlives_the_next():
+def test_message_received_in_parts_outlives_the_next():
     ring = sync.ByteRing(1 << 12)
     first, second = (bytes([i]) * (1 << 14) for i in (1, 2))
     sender = threading.Thread(target=lambda: [ring.send(m) for m in (first, second)])
@@ -119,7 +119,7 @@ print("well")
 
 
 @pytest.mark.slow
-def test_closing_under_a_waiter_crashes_no_thread():
+def test_closing_during_a_wait_does_not_crash():
     assert run(CLOSE) == "well\n"
 
 
@@ -190,7 +190,7 @@ print("well")
 
 
 @pytest.mark.slow
-def test_a_handle_that_is_closed_while_an_argument_is_converted_says_so():
+def test_closing_during_argument_conversion_does_not_crash():
     assert completed("-c", CONVERT).stdout == "well\n"
 
 
@@ -215,7 +215,7 @@ assert ring.capacity == 4096
 
 
 @pytest.mark.slow
-def test_an_argument_is_converted_once():
+def test_arguments_are_converted_once():
     completed("-c", TWO_SIZES)
 
 
@@ -235,12 +235,12 @@ threading.Thread(target=sync.Watch().wait, daemon=True).start()
 
 
 @pytest.mark.slow
-def test_waiting_daemon_threads_do_not_spoil_the_exit():
+def test_waiting_daemon_threads_do_not_disturb_the_exit():
     assert run(EXIT) == ""
 
 
 @pytest.mark.parametrize("policy", ["spin", "yield"])
-def test_ctrl_c_ends_a_wait_that_never_sleeps(policy):
+def test_ctrl_c_ends_a_wait_that_never_parks(policy):
     flag = sync.Flag(policy=sync.WaitPolicy.fixed(**{f"{policy}_ns": 1 << 62}))
     main = threading.get_ident()
     threading.Timer(0.02, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
@@ -248,7 +248,7 @@ def test_ctrl_c_ends_a_wait_that_never_sleeps(policy):
         flag.wait()
 
 
-def test_a_waiter_keeps_its_place_however_long_it_waits():
+def test_waiter_keeps_its_place_during_a_long_wait():
     flag = sync.Flag()
     same = second_handle(flag, _core.Flag)
     got = []
@@ -266,7 +266,7 @@ def test_a_waiter_keeps_its_place_however_long_it_waits():
 
 
 @pytest.mark.parametrize("kind", [sync.Ring, sync.SharedRing])
-def test_threads_that_share_a_side_get_whole_records_or_an_error(kind):
+def test_threads_sharing_one_side_get_whole_records_or_an_error(kind):
     ring = kind(64, np.int64, 4096)  # large enough to be copied without the GIL for a while
     total = 2_000
     got = []
@@ -290,7 +290,7 @@ def test_threads_that_share_a_side_get_whole_records_or_an_error(kind):
     assert sorted(got) == list(range(total))
 
 
-def test_a_claimed_or_peeked_slot_is_not_pushed_or_popped_over():
+def test_push_and_pop_refuse_claimed_or_peeked_slots():
     ring = sync.Ring(8, np.int64)
     ring.claim(2)
     with pytest.raises(ValueError, match="cannot push to ring: 2 slots are claimed and not"):
@@ -304,7 +304,7 @@ def test_a_claimed_or_peeked_slot_is_not_pushed_or_popped_over():
 
 @pytest.mark.parametrize("kind", [sync.Ring, sync.SharedRing])
 @pytest.mark.parametrize("garbage", [1, 1 << 40, (1 << 62) - 1])
-def test_garbage_in_the_positions_ends_in_an_error_and_not_in_a_loop(kind, garbage):
+def test_garbage_in_positions_does_not_loop_forever(kind, garbage):
     segment = sync.Segment(1 << 16)
     ring = kind(8, np.int64, segment=segment)
     ring.push_many([1, 2, 3])
@@ -325,7 +325,7 @@ def push_and_go(ring):
     os._exit(0)  # as multiprocessing ends its children: nothing is left or closed
 
 
-def test_the_place_of_a_producer_that_died_unnoticed_is_taken():
+def test_place_of_a_producer_that_died_unnoticed_is_reused():
     ring = sync.SharedRing(16, np.int64, producers=2)
     for _ in range(5):
         child = FORK.Process(target=push_and_go, args=(ring,))
@@ -339,7 +339,7 @@ def test_the_place_of_a_producer_that_died_unnoticed_is_taken():
         two.push(1)
 
 
-def test_taking_no_member_takes_none():
+def test_take_of_no_members_takes_none():
     bell = sync.Doorbell(2)
     assert bell.take(bell.wait(timeout=0)) == bell.take([]) == 0
     bell.post(1)
@@ -349,7 +349,7 @@ def test_taking_no_member_takes_none():
 
 
 @pytest.mark.slow
-def test_a_doorbell_does_not_wait_for_more_than_are_left():
+def test_doorbell_does_not_wait_for_more_members_than_are_left():
     bell = sync.Doorbell(3)
     bell.post(0)
     with sync.Watch() as watch, subprocess.Popen([sys.executable, "-c", ""]) as peer:
@@ -365,7 +365,7 @@ def test_a_doorbell_does_not_wait_for_more_than_are_left():
             bell.wait(2)
 
 
-def test_a_board_is_never_larger_than_its_segment():
+def test_board_larger_than_its_segment_raises():
     large = np.broadcast_to(np.zeros(1, "u1"), 1 << 62)
     with pytest.raises(ValueError, match="cannot make board: .* are too large"):
         sync.Board(dict.fromkeys("abcd", large))
@@ -374,7 +374,7 @@ def test_a_board_is_never_larger_than_its_segment():
         _core.Board(sync.Segment(64), words, 24)
 
 
-def test_a_pool_knows_its_groups_and_workers_and_whether_it_is_closed():
+def test_pool_rejects_unknown_indices_and_use_after_close():
     pool = _core.Pool(sync.Segment(1 << 20), [1, 1], [1, 1], 4096)
     of_a_group = [pool.in_flight, pool.is_ready, pool.owed, pool.is_new]
     for call in (*of_a_group, pool.frame_of, pool.number_of, lambda group: pool.take([group])):
@@ -392,7 +392,7 @@ def test_a_pool_knows_its_groups_and_workers_and_whether_it_is_closed():
             call()
 
 
-def test_closing_a_watch_ends_the_waits_for_it():
+def test_closing_a_watch_ends_its_waits():
     watch = sync.Watch()
     raised = []
 
@@ -409,7 +409,7 @@ def test_closing_a_watch_ends_the_waits_for_it():
     assert len(raised) == 1
 
 
-def test_nothing_is_written_beyond_a_board():
+def test_writes_beyond_a_board_raise():
     board = sync.Board({"a": np.zeros(4)})
     for at in (1, 4, (1 << 64) - 1):
         with pytest.raises(ValueError, match="does not fit"):
@@ -418,7 +418,7 @@ def test_nothing_is_written_beyond_a_board():
         board._read_words(np.zeros(8, np.uint64)[::2])
 
 
-def test_an_array_keeps_its_memory():
+def test_array_view_cannot_be_replaced():
     array = sync.Array(3, np.int64)
     array.view += 2
     with pytest.raises(AttributeError, match=r"assign to array\.view"):

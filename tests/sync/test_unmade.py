@@ -36,11 +36,11 @@ for name, member in vars(cls).items():
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_no_method_of_an_object_that_was_not_made_crashes(name):
+def test_methods_of_uninitialized_objects_raise_type_error(name):
     completed("-c", CALL_ALL, name)
 
 
-def test_an_object_that_was_not_made_is_no_argument_either():
+def test_uninitialized_objects_are_rejected_as_arguments():
     unmade = _core.Segment.__new__(_core.Segment)
     for call in (_core.Flag, _core.Segment):
         with pytest.raises(TypeError, match="has not been called"):
@@ -50,7 +50,7 @@ def test_an_object_that_was_not_made_is_no_argument_either():
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_no_class_of_ours_pickles_by_itself(name):
+def test_native_classes_cannot_be_pickled(name):
     cls = getattr(_core, name)
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         with pytest.raises(TypeError, match=f"cannot pickle or copy {name}"):
@@ -61,14 +61,14 @@ def test_no_class_of_ours_pickles_by_itself(name):
 
 
 @pytest.mark.parametrize("make", [sync.WaitPolicy, sync.Watch, sync.wait_costs])
-def test_what_has_no_place_in_another_process_does_not_pickle(make):
+def test_process_local_objects_cannot_be_pickled(make):
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         with pytest.raises(TypeError, match="cannot pickle or copy"):
             pickle.dumps(make(), protocol)
 
 
 @pytest.mark.slow
-def test_a_subinterpreter_is_refused():
+def test_import_in_a_subinterpreter_raises():
     program = """
 try:
     import _interpreters as interpreters

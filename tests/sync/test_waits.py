@@ -72,7 +72,7 @@ def test_ctrl_c_loses_no_record(kind):
     assert ring.pop_many(4).tolist() == [1, 2]
 
 
-def test_ctrl_c_is_answered_where_a_producer_has_died():
+def test_ctrl_c_ends_a_wait_for_a_dead_producer():
     ring = sync.SharedRing(4, np.int64, producers=2)
     ring.push(1)
     child = os.fork()
@@ -88,7 +88,7 @@ def test_ctrl_c_is_answered_where_a_producer_has_died():
 
 
 @pytest.mark.parametrize("kind", [sync.Ring, sync.SharedRing])
-def test_a_consumer_that_wants_more_than_a_blocked_producer_may_bring_gets_what_there_is(kind):
+def test_consumer_gets_available_records_if_the_producer_is_blocked(kind):
     ring = kind(8, np.int64, high=4, low=1)
     producer = threading.Thread(target=lambda: kind.push_many(ring, np.arange(8)))
     producer.start()
@@ -99,7 +99,7 @@ def test_a_consumer_that_wants_more_than_a_blocked_producer_may_bring_gets_what_
     producer.join()
 
 
-def test_a_producer_that_found_the_ring_full_may_wait_repeatedly_until_it_is_drained():
+def test_wait_drained_can_be_repeated_until_the_ring_is_drained():
     ring = sync.SharedRing(8, np.int64, high=4, low=1)
     ring.push_many(np.arange(4))
     for _ in range(3):
@@ -119,7 +119,7 @@ def until(condition):
         os.sched_yield()
 
 
-def test_a_second_waiter_is_refused_and_the_first_goes_on():
+def test_second_waiter_raises_busy_error_and_the_first_continues():
     flag = sync.Flag()
     got = []
     first = threading.Thread(target=lambda: got.append(flag.wait()))
@@ -132,14 +132,14 @@ def test_a_second_waiter_is_refused_and_the_first_goes_on():
     assert got == [True]
 
 
-def test_a_timeout_leaves_what_comes_later_to_the_next_wait():
+def test_record_pushed_after_a_timeout_goes_to_the_next_wait():
     ring = sync.Ring(2, np.int64)
     assert ring.pop_many(1, timeout=0).tolist() == []
     ring.push(7)
     assert ring.pop() == 7
 
 
-def test_a_full_ring_says_so_and_keeps_what_it_has():
+def test_push_to_a_full_ring_raises_and_keeps_its_records():
     ring = sync.Ring(2, np.int64)
     assert ring.push_many([1, 2, 3], timeout=0.001) == 2
     with pytest.raises(errors.WaitTimeoutError, match="cannot push to ring: it stayed full"):
@@ -163,7 +163,7 @@ DEAD_PEER = {
 
 
 @pytest.mark.parametrize("name", [name for name in DEAD_PEER if DEAD_PEER[name][2]])
-def test_a_dead_peer_ends_the_wait_for_it(name):
+def test_dead_peer_ends_the_wait_for_it(name):
     make, part, wait = DEAD_PEER[name]
     thing = make()
     with sync.Watch() as watch:
@@ -177,7 +177,7 @@ def test_a_dead_peer_ends_the_wait_for_it(name):
         peer.communicate()
 
 
-def test_a_doorbell_names_the_lost_and_who_is_ready_all_the_same():
+def test_lost_error_of_a_doorbell_lists_lost_and_ready_members():
     bell = sync.Doorbell(3)
     bell.post(2)
     with sync.Watch() as watch, subprocess.Popen([sys.executable, "-c", ""]) as peer:
@@ -227,7 +227,7 @@ REPLACED = {
 
 
 @pytest.mark.parametrize("name", REPLACED)
-def test_a_process_that_takes_the_place_of_a_dead_one_is_waited_for(name):
+def test_wait_works_after_a_dead_process_was_replaced(name):
     make, part, look = REPLACED[name]
     thing = make()
     with sync.Watch() as watch, subprocess.Popen([sys.executable, "-c", ""]) as peer:
@@ -240,7 +240,7 @@ def test_a_process_that_takes_the_place_of_a_dead_one_is_waited_for(name):
         assert not look(thing)
 
 
-def test_an_abandoned_slot_is_skipped():
+def test_abandoned_slot_is_skipped():
     ring = sync.SharedRing(4, np.int64)
     ring.claim()[...] = 1
     assert ring.abandon()
@@ -250,7 +250,7 @@ def test_an_abandoned_slot_is_skipped():
         ring.abandon()
 
 
-def test_a_post_survives_its_poster():
+def test_post_survives_its_poster():
     flag = sync.Flag()
     flag.set()
     with sync.Watch() as watch, subprocess.Popen([sys.executable, "-c", ""]) as peer:
@@ -275,7 +275,7 @@ with sync.Watch() as watch:
 """
 
 
-def test_a_worker_leaves_with_its_parent_whatever_it_is_doing():
+def test_leave_with_ends_a_waiting_worker_with_its_parent():
     with (
         subprocess.Popen(
             [sys.executable, "-c", LEAVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -325,7 +325,7 @@ MADE_READY = {
 
 
 @pytest.mark.parametrize("name", MADE_READY)
-def test_a_handler_that_raises_is_heard_though_the_wait_is_over(name):
+def test_exception_of_a_handler_is_raised_even_if_the_wait_is_over(name):
     """It makes ready what is waited for, and raises: the wait may not return as if it had not."""
     make, wait, satisfy = MADE_READY[name]
     waited = make()
