@@ -20,7 +20,7 @@ SEED = os.environ.get("PYSAMPLER_FAULT_SEED", "1")
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.timeout(float(SECONDS) + 180)
-def test_nothing_hangs_is_lost_or_left(tmp_path):
+def test_fault_campaign_finds_no_hang_loss_or_leak(tmp_path):
     program = str(Path(__file__).with_name("campaign.py"))
     command = [
         *(sys.executable, program, "--seconds", SECONDS, "--seed", SEED),
@@ -45,6 +45,6 @@ def test_nothing_hangs_is_lost_or_left(tmp_path):
         *("suspensions.py", "descriptors.py", "parent.py"),
     ],
 )
-def test_what_is_hostile_is_told_in_words(fuzzer):
+def test_short_run_of_each_fuzzer_passes(fuzzer):
     program = str(Path(__file__).with_name(fuzzer))
     print(completed(program, "--seconds", "1", "--seed", SEED).stdout)

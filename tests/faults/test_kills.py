@@ -69,7 +69,7 @@ def produce(ring, name):
         sequence += 1
 
 
-def test_killed_producers_leave_whole_records_and_no_hole(dice):
+def test_killed_producers_leave_no_torn_or_missing_records(dice):
     with sync.SharedRing(64, np.int64, WORDS) as ring, sync.Watch() as watch:
 
         def start(name):
@@ -117,7 +117,7 @@ def wait_and_answer(flag, bell, member):
         bell.post(member)
 
 
-def test_killed_members_are_told_once_and_replaced(dice):
+def test_killed_members_are_reported_once_and_replaced(dice):
     members = 3
     with sync.Doorbell(members) as bell, sync.Watch() as watch:
         flags = [sync.Flag() for _ in range(members)]
@@ -163,7 +163,7 @@ def publish(board):
         board.publish({"a": np.full(1000, version), "b": np.full(3, version)})
 
 
-def test_a_killed_writer_leaves_a_whole_set(dice):
+def test_killed_writer_leaves_a_consistent_board(dice):
     with sync.Board({"a": np.zeros(1000, np.int64), "b": np.zeros(3, np.int64)}) as board:
         out = None
         for _ in range(ROUNDS):

@@ -34,11 +34,11 @@ def shared(request):
     return request.param
 
 
-def test_it_is_a_direct_subclass_of_gymnasiums():
+def test_vector_env_is_a_direct_subclass_of_gymnasiums():
     assert VectorEnv.__bases__ == (gym.vector.VectorEnv,)
 
 
-def test_attributes(shared):
+def test_attributes_describe_envs_and_spaces(shared):
     envs = VectorEnv(cartpoles(8), shared_memory=shared)
     assert isinstance(envs, gym.vector.VectorEnv)
     assert (envs.num_envs, envs.closed, envs.render_mode, envs.spec) == (8, False, None, None)
@@ -53,7 +53,7 @@ def test_attributes(shared):
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_the_autoreset_mode_is_told_and_the_envs_metadata_left_alone(mode):
+def test_autoreset_mode_is_set_without_changing_env_metadata(mode):
     for given in (mode, mode.value):
         envs = VectorEnv(cartpoles(1), autoreset_mode=given)
         assert envs.metadata["autoreset_mode"] is mode
@@ -62,7 +62,7 @@ def test_the_autoreset_mode_is_told_and_the_envs_metadata_left_alone(mode):
     assert "autoreset_mode" not in cartpole().metadata
 
 
-def test_what_reset_and_step_return(shared):
+def test_reset_and_step_return_the_expected_types(shared):
     envs = VectorEnv(cartpoles(8), shared_memory=shared)
     observations, infos = envs.reset()
     assert (observations.dtype, observations.shape) == (np.float32, (8, 4))
@@ -77,7 +77,7 @@ def test_what_reset_and_step_return(shared):
     envs.close()
 
 
-def test_render():
+def test_render_returns_a_frame_per_env():
     pytest.importorskip("pygame")
     envs = VectorEnv(cartpoles(3, render_mode="rgb_array"))
     assert envs.render_mode == "rgb_array"
@@ -88,7 +88,7 @@ def test_render():
     envs.close()
 
 
-def test_calls_and_attributes(shared):
+def test_call_get_attr_and_set_attr_reach_every_env(shared):
     envs = VectorEnv([functools.partial(SpaceEnv, spaces.Discrete(3))] * 4, shared_memory=shared)
     envs.reset()
     assert envs.call("double", 3, plus=1) == (7,) * 4
@@ -107,7 +107,7 @@ def test_calls_and_attributes(shared):
     envs.close()
 
 
-def test_copies_and_views(shared):
+def test_copy_false_returns_views(shared):
     copies = VectorEnv(cartpoles(4), shared_memory=shared)
     first, _ = copies.reset(seed=1)
     kept = first.copy()
@@ -124,7 +124,7 @@ def test_copies_and_views(shared):
     views.close()
 
 
-def test_seeds():
+def test_reset_seeds_each_env():
     envs = VectorEnv(cartpoles(3))
     assert envs.np_random_seed == (0, 1, 2)  # as they were made
     a, _ = envs.reset(seed=42)
@@ -139,7 +139,7 @@ def test_seeds():
     envs.close()
 
 
-def test_time_outs(shared):
+def test_step_wait_raises_timeout_error(shared):
     envs = VectorEnv([TellingEnv] * 4, shared_memory=shared)
     envs.reset()
     envs.step_async(np.array([0, 0, TellingEnv.SLEEP, 0]))
@@ -149,7 +149,7 @@ def test_time_outs(shared):
         envs.close(terminate=True)
 
 
-def test_out_of_order_calls_say_what_is_pending(shared):
+def test_out_of_order_calls_name_the_pending_call(shared):
     envs = VectorEnv(cartpoles(4), shared_memory=shared)
     for wait, begin in (("reset_wait", "reset_async"), ("step_wait", "step_async")):
         with pytest.raises(
@@ -169,7 +169,7 @@ def test_out_of_order_calls_say_what_is_pending(shared):
         envs.reset()
 
 
-def test_spaces_that_differ():
+def test_different_spaces_raise():
     fns = cartpoles(4)
     fns[1] = functools.partial(SpaceEnv, spaces.Discrete(16), spaces.Discrete(4))
     with pytest.raises(RuntimeError):
@@ -177,7 +177,7 @@ def test_spaces_that_differ():
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_observation_modes(num_workers):
+def test_observation_modes_batch_spaces_or_raise(num_workers):
     def make(spaces_, mode):
         fns = [functools.partial(SpaceEnv, space) for space in spaces_]
         return VectorEnv(fns, observation_mode=mode, num_workers=num_workers)
@@ -205,7 +205,7 @@ def test_observation_modes(num_workers):
         make(similar, (1, 2))
 
 
-def test_errors_are_raised_as_their_own_type_and_not_logged_too():
+def test_env_errors_keep_their_type():
     envs = VectorEnv([TellingEnv] * 3)
     envs.reset()
     with pytest.raises(ValueError, match="told to raise") as caught:
@@ -232,7 +232,7 @@ def counting(reset_info, step_info):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_next_step_autoreset(num_workers):
+def test_next_step_autoreset_ignores_the_action_after_an_end(num_workers):
     envs = VectorEnv([counting({"reset": 1}, {})] * 2, num_workers=num_workers)
     envs.reset()
     *_, infos = envs.step(np.array([1, 3]))
@@ -249,7 +249,7 @@ def test_next_step_autoreset(num_workers):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_same_step_autoreset(num_workers):
+def test_same_step_autoreset_returns_final_obs_and_info(num_workers):
     envs = VectorEnv(
         [counting({"reset": 1}, {"x": 0.5})] * 2,
         num_workers=num_workers,
@@ -270,7 +270,7 @@ def test_same_step_autoreset(num_workers):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_resets_by_mask(num_workers):
+def test_reset_mask_resets_only_the_chosen_envs(num_workers):
     kwargs = {"autoreset_mode": AutoresetMode.DISABLED}
     fns = cartpoles(3)
     envs = VectorEnv(fns, num_workers=num_workers, **kwargs)
@@ -294,7 +294,7 @@ def test_resets_by_mask(num_workers):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_number_of_actions(num_workers):
+def test_wrong_number_of_actions_raises(num_workers):
     envs = VectorEnv(cartpoles(4), num_workers=num_workers)
     envs.reset()
     actions = envs.action_space.sample()
@@ -307,7 +307,7 @@ def test_the_number_of_actions(num_workers):
     envs.close()
 
 
-def test_max_concurrency():
+def test_max_concurrency_limits_the_workers():
     envs = VectorEnv(cartpoles(4), max_concurrency=1)
     assert envs.num_workers == 1
     envs.close()
@@ -316,7 +316,7 @@ def test_max_concurrency():
             VectorEnv(cartpoles(4), max_concurrency=bad)
 
 
-def test_infos_of_different_envs():
+def test_infos_of_different_envs_are_masked():
     class Env(gym.Env):
         observation_space = action_space = spaces.Box(0, 1, (1,))
 
@@ -380,7 +380,7 @@ def counting_worker(
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_worker_of_the_users(num_workers):
+def test_custom_worker_function_is_used(num_workers):
     envs = VectorEnv([TellingEnv] * 3, worker=counting_worker, num_workers=num_workers)
     assert envs.single_observation_space == TellingEnv.observation_space
     envs.reset(seed=1)
