@@ -1,4 +1,4 @@
-"""What a user does wrong is told at once, by name, and leaves nothing behind."""
+"""User mistakes raise at once, name the culprit, and leave no process, fd or thread behind."""
 
 import contextlib
 import copy
@@ -26,14 +26,14 @@ WORKERS = [0, 2]
 
 @pytest.fixture
 def nothing_left():
-    """No process, fd or thread more than before; the fork server stays."""
+    """Assert that a test leaves no process, fd or thread behind, except the fork server."""
     pysampler.VectorEnv([TellingEnv]).close()
     gc.collect()
     me = psutil.Process()
     fds, threads, children = me.num_fds(), me.num_threads(), me.children(recursive=True)
     yield
     gc.collect()
-    # Fewer, where an earlier test's garbage went, or a library ended its threads at a fork.
+    # There may be fewer: garbage of an earlier test, threads that a library ended at a fork.
     assert me.num_fds() <= fds
     assert me.num_threads() <= threads
     assert set(me.children(recursive=True)) <= set(children)
@@ -59,7 +59,7 @@ def test_unknown_autoreset_mode_error_lists_the_modes():
 
 
 class Keywords(TellingEnv):
-    """Takes any keywords, and has an argument that is called as an option of a vector env."""
+    """Accepts any keyword; one parameter has the name of a VectorEnv option."""
 
     def __init__(self, frames=1, **kwargs):
         super().__init__()
@@ -170,7 +170,7 @@ def test_step_error_names_the_env_and_later_steps_work(
     assert isinstance(caught.value, error)
     assert caught.value.env == 2
     assert caught.value.worker == (1 if workers else None)
-    # The pool is as good as before.
+    # The pool works as before.
     envs.reset()
     assert envs.step(np.zeros(4, np.int64))[1].tolist() == [1] * 4
     envs.close()
@@ -210,7 +210,7 @@ LOSSES = {
 
 
 class Lossy(gym.Env):
-    """Returns something else than its space says from the first step on."""
+    """Returns a value that does not fit its space, in each step."""
 
     action_space = spaces.Discrete(2)
 
@@ -226,7 +226,7 @@ class Lossy(gym.Env):
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.filterwarnings("ignore:invalid value")  # of NumPy
+@pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's
 def test_lossy_observation_cast_error_names_env_and_part(name, workers):
     space, value, message = LOSSES[name]
     envs = pysampler.VectorEnv(
@@ -292,7 +292,7 @@ def test_system_exit_in_an_env_constructor_is_an_env_error(workers, nothing_left
 
 
 class Leaving(TellingEnv):
-    """Raises what ends a program, where it is not stepped."""
+    """Raises an exception that ends programs, in a call and in close()."""
 
     def __init__(self, kind=None):
         super().__init__()
@@ -637,7 +637,7 @@ print("well")
 
 @pytest.mark.slow
 def test_values_that_clear_their_own_dict_do_not_crash():
-    # What is freed is overwritten at once.
+    # The debug allocator overwrites freed memory at once.
     assert completed("-c", EMPTIES, env=os.environ | {"PYTHONMALLOC": "debug"}).stdout == "well\n"
 
 

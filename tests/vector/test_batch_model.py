@@ -1,4 +1,4 @@
-"""The simulation of recv agrees with arithmetic, and what recv chooses in it with the best."""
+"""The simulation of recv agrees with arithmetic, and the tuner comes close to the best rate."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def model(monkeypatch):
 
 
 def rate(model, way, length=2000, **loop):
-    """Return the env steps a second with a way to wait that stays."""
+    """Return the env steps per second with a fixed way to wait."""
     simulated = model.Loop(**{**COSTS, "steps": "constant", **loop})
     return model.simulated(simulated, lambda _: model.Fixed(way), length, warm_up=100)
 
@@ -33,12 +33,12 @@ def test_round_time_is_the_sum_of_its_parts(model):
 
 
 def test_workers_keep_stepping_while_the_parent_answers_others(model):
-    """With a policy that costs nothing two workers are always at work."""
+    """With a free policy, both workers are always busy."""
     assert rate(model, Way(4), workers=2, envs=16) == pytest.approx(2 / 100e-6)
 
 
 def test_timeout_ends_the_wait_for_a_straggler(model):
-    """Of two workers one needs ten times as long: the other one's env does not wait for it."""
+    """One of two workers takes ten times as long; the other one's env does not wait for it."""
     slow = {"steps": "straggler", "workers": 2, "envs": 2}
     all_of_them = rate(model, Way(2), **slow)
     assert rate(model, Way(2, 200e-6), **slow) > 2 * all_of_them
@@ -63,7 +63,7 @@ def test_parent_that_shares_a_cpu_delays_workers(model):
 @pytest.mark.parametrize("steps", ["constant", "exponential", "straggler", "resets"])
 @pytest.mark.parametrize(("workers", "envs"), [(2, 16), (8, 32)])
 def test_tuner_comes_close_to_the_best_rate(model, workers, envs, steps, policy):
-    """Of twenty simulated seconds, with the first trial: where steps vary much it costs most."""
+    """Over twenty simulated seconds, first trial included; it costs most if steps vary a lot."""
     loop = {"workers": workers, "envs": envs, "steps": steps, "policy": policy}
     given = ways([1] * envs, envs)
     fixed = {

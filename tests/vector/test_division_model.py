@@ -1,4 +1,4 @@
-"""The simulation of rounds with the parent at work agrees with arithmetic."""
+"""The simulation of rounds with main envs agrees with arithmetic."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def model(monkeypatch):
 def test_round_time_is_the_sum_of_its_parts(model):
     costs = model.Costs(send=(3, 1), wake=(5, 2), notice=(7, 0), read=11, spread=0)
     assert model.simulated(8, 2, 0, 10, costs) == pytest.approx(5 + 9 + 4 * 10 + 7 + 11)
-    # The parent's six envs take longer than the worker's two, or not as long as its six.
+    # The parent's six envs outlast the worker's two; then the worker's six the parent's two.
     assert model.simulated(8, 1, 6, 10, costs) == pytest.approx(4 + 6 * 10 + 11)
     assert model.simulated(8, 1, 2, 10, costs) == pytest.approx(4 + 7 + 6 * 10 + 11)
 

@@ -1,4 +1,4 @@
-"""What people put around a vector env works around this one."""
+"""Wrappers, scripts and make_vec of gymnasium work with this vector env."""
 
 import sys
 
@@ -22,7 +22,7 @@ def cartpole():
 
 
 def run(wrap, mode=AutoresetMode.SAME_STEP, steps=200, env_fn=cartpole):
-    """The same results with the wrapper around ours and around gymnasium's."""
+    """Assert that the wrapper returns equal results around ours and gymnasium's."""
     ours, theirs = (wrap(envs) for envs in both([env_fn] * 4, autoreset_mode=mode))
     same_(ours.reset(seed=1), theirs.reset(seed=1))
     theirs.action_space.seed(2)
@@ -34,7 +34,7 @@ def run(wrap, mode=AutoresetMode.SAME_STEP, steps=200, env_fn=cartpole):
 
 
 def same_(a, b):
-    """But for the wall-clock times that RecordEpisodeStatistics tells."""
+    """Compare all but the wall-clock times of RecordEpisodeStatistics."""
     for infos in (a[-1], b[-1]):
         if isinstance(infos, dict):
             infos.get("episode", {}).pop("t", None)
@@ -92,7 +92,7 @@ def test_numpy_to_torch_wrapper_works_with_copies_and_views():
         before = observations.clone()
         later, rewards, *_ = envs.step(torch.zeros(4, dtype=torch.int64))
         assert rewards.tolist() == [1] * 4
-        # A view is valid until the frame comes round again.
+        # A view is valid until its frame is reused.
         assert torch.equal(observations, before)
         assert not torch.equal(later, before)
         envs.close()

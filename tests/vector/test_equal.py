@@ -1,4 +1,4 @@
-"""A vector env returns just what gymnasium's SyncVectorEnv returns."""
+"""A vector env returns exactly the results of gymnasium's SyncVectorEnv."""
 
 import copy
 import functools
@@ -19,7 +19,7 @@ MODES = list(AutoresetMode)
 
 
 def run_both(env_fns, mode, steps, **kwargs):
-    """The same seeds and actions for both; every result must be the same."""
+    """Run both with the same seeds and actions; assert that all results are equal."""
     ours = pysampler.VectorEnv(env_fns, autoreset_mode=mode, **kwargs)
     theirs = SyncVectorEnv(env_fns, autoreset_mode=mode)
     try:
@@ -110,7 +110,7 @@ def test_infos_that_only_some_envs_return_match(mode):
 
 
 def made_by_gymnasium():
-    """Every env id of gymnasium that can be made here, newest versions only."""
+    """Yield the env ids of gymnasium; of its MuJoCo envs only v5."""
     for env_id, spec in gym.registry.items():
         if not str(spec.entry_point).startswith("gymnasium.envs.") or "jax" in str(
             spec.entry_point
@@ -130,7 +130,7 @@ def test_every_gymnasium_env_matches_sync_vector_env(env_id, mode, workers):
         gym.make(env_id).close()
     except (gym.error.Error, ImportError) as error:
         pytest.skip(str(error))
-    images = "CarRacing" in env_id  # each step draws one
+    images = "CarRacing" in env_id  # slow: each step renders one
     fns = [functools.partial(gym.make, env_id)] * (2 if images else 5)
     run_both(fns, mode, 100 if images else 300, num_workers=workers)
 
@@ -138,7 +138,7 @@ def test_every_gymnasium_env_matches_sync_vector_env(env_id, mode, workers):
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["box", "large", "dict", "text"])
 def test_masked_reset_returns_the_last_observations_of_other_envs(kind, num_workers):
-    """Whatever the owner of the arrays has written to them since."""
+    """Even if the caller has written to the arrays since."""
     space = {**SPACES, "large": box(20000), "text": spaces.Dict(a=box(2), b=spaces.Text(9))}[kind]
     env_fns = [functools.partial(SpaceEnv, space, box(2), ends=0.0)] * 3
     envs = pysampler.VectorEnv(

@@ -1,4 +1,4 @@
-"""Common types of values have a fast way, and give what gymnasium gives; slow ones are told of."""
+"""Fast paths for common types return the same results as gymnasium; slow infos are logged."""
 
 import gc
 import logging
@@ -18,7 +18,7 @@ from pysampler._frames import infos
 
 
 class Typed(gym.Env):
-    """An env that returns values of one type after another."""
+    """Returns observations, rewards and infos of changing types."""
 
     observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
 
@@ -103,7 +103,7 @@ def test_observation_overflow_warns_as_numpy_does():
 
 
 class Told(gym.Wrapper):
-    """CartPole with these infos in each step."""
+    """CartPole that returns this info from each step."""
 
     def __init__(self, told):
         super().__init__(gym.make("CartPole-v1"))
@@ -115,7 +115,7 @@ class Told(gym.Wrapper):
 
 
 def messages(envs, steps):
-    """Step, and count the messages of the last step."""
+    """Step some times; return the number of messages in the last step."""
     envs.reset()
     for _ in range(steps):
         envs.step_async(np.zeros(envs.num_envs, np.int64))
@@ -163,7 +163,7 @@ def test_strings_and_enums_in_infos_match_gymnasium(num_workers):
 
 
 class Waits:
-    """Is pickled when a file is there."""
+    """Its pickling blocks until a file exists."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -181,7 +181,7 @@ def test_mail_is_sent_before_the_step_completes(tmp_path):
     envs.step_async(np.zeros(2, np.int64))
     while not (tmp_path / "begun").exists():
         time.sleep(0.001)
-    assert envs._pool.ready == 0  # or the parent would wake, and wait for the message
+    assert envs._pool.ready == 0  # else the parent would wake up only to wait for the message
     (tmp_path / "go").touch()
     assert envs.step_wait()[4]["x"].tolist() == ["gone"] * 2
     envs.close()
@@ -206,7 +206,7 @@ def test_idle_worker_does_not_wake_up():
     envs.reset()
     [pid] = envs._pool.pids
     since, switches = time.monotonic(), ""
-    while time.monotonic() - since < 0.5:  # it used to wake every 50 ms
+    while time.monotonic() - since < 0.5:  # it once woke every 50 ms
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         now = next(line for line in lines if line.startswith("voluntary"))
         if now != switches:
@@ -217,7 +217,7 @@ def test_idle_worker_does_not_wake_up():
 
 
 class Looking(gym.Env):
-    """Says whether its spaces have their attributes in a dict, which makes them slower to find."""
+    """Reports whether its spaces keep their attributes in a dict, which slows their lookup."""
 
     def __init__(self):
         self.observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
@@ -236,6 +236,6 @@ class Looking(gym.Env):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_pickling_spaces_does_not_slow_their_attributes(num_workers):
     envs = pysampler.VectorEnv([Looking] * 4, num_workers=num_workers)
-    # The first of equal spaces is pickled, if it is sent to this process.
+    # Of equal spaces only the first is pickled, to send it to this process.
     assert envs.reset()[1]["in dicts"][1:].tolist() == [0, 0, 0]
     envs.close()

@@ -1,4 +1,4 @@
-"""What a vector env has handed out is the caller's own, in forks of the process too."""
+"""Returned observations belong to the caller, also in forks of the process."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ import pysampler
 
 
 class Counting(gym.Env):
-    """Shows an image full of the number of its steps."""
+    """Observes an image filled with its step count."""
 
     observation_space = spaces.Box(0, 255, (128, 128), np.uint8)
     action_space = spaces.Discrete(2)
@@ -92,7 +92,7 @@ def test_parent_does_not_reuse_frames_of_a_fork_without_descriptors(envs):
                 spare.append(os.dup(0))
             except OSError:
                 break
-        one_pipe = spare[-4:]  # what Fork needs, and no more
+        one_pipe = spare[-4:]  # just enough for Fork
         for fd in one_pipe:
             os.close(fd)
         del spare[-4:]
@@ -113,7 +113,7 @@ def test_parent_does_not_reuse_frames_of_a_fork_without_descriptors(envs):
 
 
 def limit_descriptors():
-    """Leave room for some descriptors; return the limits before."""
+    """Lower the limit to a few more descriptors; return the previous limits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = os.dup(0)  # the lowest free one
     os.close(used)
@@ -134,7 +134,7 @@ def test_forked_replacement_worker_writes_to_the_shared_frames():
             if "worker_lost" in infos:
                 break
         step(envs)  # begins the next episode
-        assert (step(envs)[:2] == 1).all()  # of the worker that replaces the lost one
+        assert (step(envs)[:2] == 1).all()  # by the replacement worker
         assert [int(one.max()) for one in held] == [1, 2]
     finally:
         envs.close()

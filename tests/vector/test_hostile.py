@@ -1,4 +1,4 @@
-"""A worker that writes garbage wherever it can: the parent neither crashes nor hangs."""
+"""A worker writes garbage to all memory it shares: the parent neither crashes nor hangs."""
 
 import subprocess
 import sys

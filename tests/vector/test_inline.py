@@ -1,4 +1,4 @@
-"""Envs in the main process: what is due when a handler closes, what callers change meanwhile."""
+"""Inline envs: closing in a signal handler, changed arguments, Ctrl-C, errors, replay."""
 
 import contextlib
 import signal
@@ -17,14 +17,14 @@ INLINE = [{"num_workers": 0}, {"num_workers": 1, "main_envs": 1}]
 
 
 class Counts(gym.Env):
-    """Observes how often it has stepped, and its last action."""
+    """Observes its step count and its last action."""
 
     observation_space = gym.spaces.Box(-99, 99, (2,), np.float64)
     action_space = OBJECTS
     interrupts = False
 
     def __init__(self, go=None):
-        self.go = go  # a file for which it waits in a step
+        self.go = go  # a file that each step waits for
         self.steps = 0
         self.closed = False
 
@@ -36,7 +36,7 @@ class Counts(gym.Env):
             Counts.interrupts = False
             raise KeyboardInterrupt
         while self.go is not None and not self.go.exists():
-            time.sleep(0.001)  # there is nothing to wait on: another process makes it
+            time.sleep(0.001)  # poll: another process creates the file
         value = action[0][0]
         self.steps += 1
         return np.array([self.steps, value], np.float64), 0.0, False, False, {}
@@ -54,7 +54,7 @@ def objects(value=1.0):
 
 @contextlib.contextmanager
 def signal_at(event, name, act):
-    """Let a signal arrive when Python calls a function of this name, or returns from it."""
+    """Raise SIGUSR1 when Python calls, or returns from, the function of this name."""
 
     def trace(frame, kind, _):
         if frame.f_code.co_qualname == name and kind == event:
@@ -117,12 +117,12 @@ def test_step_with_object_actions_resumes_after_ctrl_c():
         second.interrupts = False
         assert envs.step_wait()[0].tolist() == [[1, 1]] * 2
         again = objects(2.0)
-        for steps in (2, 3):  # the same list steps anew where nothing was interrupted
+        for steps in (2, 3):  # without an interrupt, the same list is a new step
             assert envs.step(again)[0].tolist() == [[steps, 2]] * 2
 
 
 def test_replaying_a_batch_of_inline_envs_does_not_wait_for_workers(tmp_path):
-    """It would wait without end: env 0 is let go afterwards."""
+    """Else it would hang: env 0 is released only after the batch."""
     go = tmp_path / "go"
     fns = [lambda: Counts(go), Counts]
     for way in ("record_to", "replay_from"):

@@ -1,4 +1,4 @@
-"""Signal handlers that raise at each point of our Python: nothing is lost, nothing is stuck."""
+"""Signal handlers that raise or close at each point of our Python lose nothing and never hang."""
 
 import contextlib
 import gc
@@ -22,7 +22,7 @@ import pysampler
 from pysampler._workers import fork_server
 from pysampler.errors import BusyError, ClosedError, WorkerLostError
 
-# What an exception came past is closed when it is dropped, and Python warns of that.
+# An interrupted function cannot close its files; their finalizers do, and Python warns of that.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:.*socket.socket:pytest.PytestUnraisableExceptionWarning"),
@@ -59,7 +59,7 @@ def test_next_wait_returns_an_interrupted_step(talks, main_envs):
 def test_interrupted_recv_loses_no_results(arguments, main_envs):
     with contextlib.closing(counters(6, groups=3, main_envs=main_envs)) as envs:
         envs.async_reset()
-        got = np.zeros(6, int)  # steps that were returned
+        got = np.zeros(6, int)  # returned steps
         envs.recv()
         envs.send([0] * 6)
 
@@ -120,7 +120,7 @@ def test_call_never_returns_the_answer_of_an_interrupted_call(main_envs):
                 answers = envs.call_wait()
             if answers is not None:
                 assert answers == tuple((n, question) for n in range(4)), where
-            # The next one is answered itself.
+            # The next call gets its own answer.
             assert envs.call("asked", -1) == tuple((n, -1) for n in range(4)), where
 
         assert at_each_point(ask, check) > 20
@@ -171,7 +171,7 @@ def test_interrupted_worker_replacement_completes():
             reached, results, where = at_point(n, lambda: envs.step([0] * 4))
             if results is None:
                 results = envs.step_wait() if envs.pending else envs.step([0] * 4)
-            while not results[3][2:].all():  # truncated: the worker may be lost a moment later
+            while not results[3][2:].all():  # truncated: the loss may show a moment later
                 results = envs.step([0] * 4)
             assert not results[3][:2].any(), where
             assert results[4]["worker_lost"].tolist() == [False, False, True, True], where
@@ -205,7 +205,7 @@ def test_interrupted_pool_creation_does_not_affect_other_pools(context):
 
         at_each_point(lambda: counters(context=context), check, step=step)
         gc.collect()
-        counters().close()  # whatever was left of an interrupted one has been told to end
+        counters().close()  # all that an interrupted one left has been asked to end
         wait_until(lambda: workers_alive() <= mine)
         assert other.get_attr("number") == (0, 1, 2, 3)
 
@@ -231,7 +231,7 @@ def test_interrupted_close_leaves_no_workers():
                 break
 
 
-# -- handlers that do things ----------------------------------------------------------------------
+# -- handlers that close or step ------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -329,7 +329,7 @@ def test_refused_close_leaves_the_envs_open():
 
 
 def test_finalizers_do_not_call_the_fork_server(monkeypatch):
-    """What a finalizer may not do: it may run while its own thread asks the fork server."""
+    """A finalizer can run in the middle of a request of its own thread to the fork server."""
     envs = counters()
     envs.cycle = envs
     asked = []
@@ -346,7 +346,7 @@ def test_finalizers_do_not_call_the_fork_server(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("on_loss", ["restart", "raise"])
 def test_interrupted_report_of_a_loss_is_repeated(on_loss):
-    """Where others are idle, nothing but that loss will ever end the wait."""
+    """While the other workers are idle, only that loss can end the wait."""
     for n in itertools.count(1, 2 if on_loss == "raise" else 9):
         envs = counters(4, num_workers=4, on_worker_loss=on_loss)
         with contextlib.closing(envs):
@@ -359,7 +359,7 @@ def test_interrupted_report_of_a_loss_is_repeated(on_loss):
             def receive(envs=envs, told=told):
                 try:
                     return envs.recv(2)
-                except (WorkerLostError, ClosedError) as error:  # closed: interrupted as it told
+                except (WorkerLostError, ClosedError) as error:  # closed: interrupted mid-raise
                     told.append(error)
 
             reached, results, where = at_point(n, receive)

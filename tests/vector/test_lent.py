@@ -1,4 +1,4 @@
-"""Large observations are the caller's own without being copied: the frame is lent."""
+"""Large observations are not copied: the caller gets views, and their frames are not reused."""
 
 import gc
 
@@ -11,7 +11,7 @@ import pysampler
 
 
 class Counting(gym.Env):
-    """Shows an image full of the number of its steps."""
+    """Observes an image filled with its step count."""
 
     observation_space = spaces.Dict(
         image=spaces.Box(0, 255, (128, 128), np.uint8), n=spaces.Discrete(256)
@@ -57,12 +57,12 @@ def test_large_observations_are_views_and_small_ones_are_copies(envs):
 
 def test_held_observations_are_not_overwritten(envs):
     held = [step(envs) for _ in range(10)]
-    assert [lent(envs, o) for o in held].count(True) == 2  # one of three frames stays free
+    assert [lent(envs, o) for o in held].count(True) == 2  # of three frames one must stay free
     for n, observation in enumerate(held, start=1):
         assert (observation["image"] == n).all()
-        observation["image"][:] = 99  # it is the caller's
+        observation["image"][:] = 99  # belongs to the caller
     assert (step(envs)["image"] == 11).all()
-    # Let go, frames are lent again.
+    # Once the views are dropped, their frames are lent again.
     del held, observation
     gc.collect()
     step(envs)

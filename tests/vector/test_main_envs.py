@@ -1,4 +1,4 @@
-"""Envs that live in the user's process beside workers, and how envs are divided."""
+"""Main envs: envs that step in the user's process beside workers, and the choice of how many."""
 
 import contextlib
 import functools
@@ -50,7 +50,7 @@ def test_main_envs_return_the_same_results_as_sync_vector_env(mode, kwargs):
 
 
 class Where(Scripted):
-    """Says in which process it lives."""
+    """Can return the pid of its process."""
 
     def where(self):
         return os.getpid()
@@ -82,7 +82,7 @@ def test_send_and_recv_work_with_main_envs():
         assert observations[:, 2].tolist() == [1]
         envs.send(np.zeros((4, 2), np.float32), [0, 1, 2, 3])
         first = envs.recv(1)[4]["env_id"]
-        assert 3 in first  # it was done when it was sent
+        assert 3 in first  # it stepped within send()
         rest = [env for _ in range(3) if envs.pending for env in envs.recv()[4]["env_id"]]
         assert sorted([*first, *rest]) == [0, 1, 2, 3]
 
@@ -105,7 +105,7 @@ def test_errors_name_the_env(env):
 
 
 class Interrupts(Counter):
-    """Ctrl-C comes in its second step, once, in the user's process."""
+    """Raises SIGINT once, in its second step, if it is in the user's process."""
 
     parent = os.getpid()
 
@@ -177,7 +177,7 @@ def test_step_timeout_names_a_worker_env_beside_main_envs():
     fns = [lambda n=n: Waits(n, talks=False) for n in range(4)]
     envs = pysampler.VectorEnv(fns, num_workers=2, main_envs=2, step_timeout=0.2)
     envs.reset()
-    for _ in range(3):  # the last one in one call
+    for _ in range(3):  # the last one on the fast path
         envs.step([0] * 4)
     with pytest.raises(EnvTimeoutError, match="env 1 in worker 1"):
         envs.step([0, 9, 0, 0])
@@ -211,7 +211,7 @@ def test_wrong_main_envs_and_num_workers_raise(kwargs, match):
         pysampler.VectorEnv([Scripted] * 5, **kwargs)
 
 
-# -- choosing --------------------------------------------------------------------------------------
+# -- num_workers="auto" and main_envs="auto" -------------------------------------------------------
 
 
 @pytest.fixture
@@ -231,8 +231,8 @@ def test_fastest_division_depends_on_step_time_and_cpus():
     assert of(64, 1e-5, cpus=1) == (0, 64)
     assert of(2, 1e-7) == (0, 2)  # nothing to gain
     assert of(8, 5e-6) == (1, 4)
-    assert of(7, 30e-6) == (1, 3)  # this process has more to do than to step
-    assert of(8, 10e-3) == (2, 0)  # as fast, and leaves this process free
+    assert of(7, 30e-6) == (1, 3)  # the main process also sends and reads
+    assert of(8, 10e-3) == (2, 0)  # as fast, and the main process stays free
 
 
 @pytest.mark.usefixtures("_two_cpus")
@@ -261,7 +261,7 @@ def test_auto_trial_is_reported_and_leaves_global_generators_alone():
 
 
 class Slow(gym.Env):
-    """Its clock says that a step takes as long as told."""
+    """Advances a simulated clock by ``step_seconds`` in each step."""
 
     observation_space = action_space = spaces.Discrete(2)
     now = 0.0
@@ -285,7 +285,7 @@ def test_trial_length_depends_on_the_step_time(monkeypatch, seconds, steps):
 
 
 def test_trial_ignores_pauses_without_a_cpu(monkeypatch):
-    """The process waits for a CPU for 10 ms in the third step, and again in the 4,000th."""
+    """The process loses its CPU for 10 ms in the third step, and again in the 4,000th."""
     monkeypatch.setattr(division.time, "perf_counter", lambda: Slow.now)
     Slow.now, steps = 0.0, 0
 
@@ -306,7 +306,7 @@ def test_unknown_words_for_counts_suggest_auto():
             pysampler.VectorEnv([Scripted] * 2, **options)
 
 
-# -- one call a step -------------------------------------------------------------------------------
+# -- the fast path: one native call per step -------------------------------------------------------
 
 
 def counting_reads(envs):
@@ -367,7 +367,7 @@ def test_results_survive_an_exception_raised_as_the_call_returns(main_envs):
         envs.reset()
         for _ in range(2):
             envs.step([0] * 4)
-        # As if a signal handler raised where the call returns.
+        # As if a signal handler had raised just as the call returned.
         assert isinstance(envs._core.call.step(np.zeros(4, int)), tuple)
         with pytest.raises(gym.error.AlreadyPendingCallError):
             envs.step([0] * 4)
@@ -395,11 +395,11 @@ def test_close_unmaps_all_segments(num_workers):
     assert mapped() <= before
 
 
-# -- ending ----------------------------------------------------------------------------------------
+# -- closing, and sharing work with workers --------------------------------------------------------
 
 
 class Closes(Counter):
-    """Counts how often it is closed; its step does what it is told."""
+    """Records its steps and closes in ``calls``; each step calls ``do`` first."""
 
     def __init__(self, number, calls):
         super().__init__(number, talks=False)
@@ -456,7 +456,7 @@ def test_close_does_not_resume_an_interrupted_step():
 def test_handler_can_close_while_a_main_env_steps(kwargs):
     envs, own, calls = closing(**kwargs)
     envs.reset()
-    own[0].do = envs.close  # as a signal handler that comes then
+    own[0].do = envs.close  # like a signal handler that runs then
     with pytest.raises(ClosedError):
         envs.step([0] * 4)
     assert calls == ["step", "close", "close"]
@@ -515,7 +515,7 @@ def test_cycle_through_the_native_step_is_collected(main_envs):
     envs.reset()
     for _ in range(3):
         envs.step([0] * 4)
-    envs._pool.refers_to = envs  # as an error of a lost worker does, by its traceback
+    envs._pool.refers_to = envs  # like the traceback of a WorkerLostError
     ref = weakref.ref(envs)
     del envs
     gc.collect()
@@ -523,7 +523,7 @@ def test_cycle_through_the_native_step_is_collected(main_envs):
 
 
 def test_recv_orders_main_and_worker_envs_by_readiness(tmp_path):
-    """Env 1 is ready first, then env 0 of the worker, then env 2."""
+    """Env 1 is ready first, then env 0 in the worker, then env 2."""
     begun = tmp_path / "env 2 has begun to step"
     vector = []
 
@@ -535,11 +535,11 @@ def test_recv_orders_main_and_worker_envs_by_readiness(tmp_path):
         def step(self, action):
             if self.number == 0:
                 while not begun.exists():
-                    time.sleep(0.001)  # there is nothing to wait on: another process makes it
+                    time.sleep(0.001)  # poll: another process creates the file
             if self.number == 2:
-                begun.touch()  # env 1 has come back by now
+                begun.touch()  # env 1 has stepped by now
                 while not vector[0]._pool.native.is_ready(0):
-                    time.sleep(0.001)  # a wait would be a call within the call that steps
+                    time.sleep(0.001)  # poll: a wait would be a nested call
             return super().step(action)
 
     fns = [functools.partial(One, number) for number in range(3)]
@@ -559,7 +559,7 @@ def test_recv_orders_main_and_worker_envs_by_readiness(tmp_path):
 
 @pytest.mark.parametrize("kwargs", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2}])
 def test_policy_that_steps_its_own_envs_is_refused(kwargs):
-    """Also right after a warm-up, whose last call was a step like any other."""
+    """Also right after a warm-up, which ends with an ordinary step."""
 
     class Stepping:
         def __init__(self, envs):

@@ -1,4 +1,4 @@
-"""Options that travel with commands; recordings; counters."""
+"""Reset options, recordings of batches, and counters."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ from pysampler.errors import EnvError, RecordingError
 
 
 class Tasked(gym.Env):
-    """Its observation is its task."""
+    """Observes its task."""
 
     observation_space = spaces.Box(-1, 100, (), np.float64)
     action_space = spaces.Discrete(2)
@@ -49,7 +49,7 @@ def test_options_apply_from_the_next_reset(mode, workers):
     observations, *_, infos = envs.step(np.zeros(5, np.int64))
     assert observations.tolist() == [-1] * 5
     assert infos["options_version"].tolist() == [0] * 5
-    for _ in range(2):  # as long as nothing else is said
+    for _ in range(2):  # until they are changed
         observations, *_, infos = envs.step(np.ones(5, np.int64))
         if mode == AutoresetMode.NEXT_STEP:
             observations, *_, infos = envs.step(np.ones(5, np.int64))
@@ -75,7 +75,7 @@ def test_options_and_options_version_change_together():
         envs.async_reset(env_ids=infos["env_id"])
     while envs.pending:
         observations, *_, infos = envs.recv(min_envs=1)
-        # An env's task and its version are of the same moment.
+        # The task and options_version of an env change together.
         assert (observations + 1).tolist() == infos["options_version"].tolist()
     envs.close()
 
@@ -133,7 +133,7 @@ def test_options_that_cannot_be_unpickled_fail_the_next_step():
 
 
 class Delayed(SpaceEnv):
-    """Takes as long as chance has it, unless told not to."""
+    """Steps take a random time if ``delays`` is set."""
 
     def __init__(self, delays):
         super().__init__(spaces.Box(0, 1, (3,)), infos="all")
@@ -173,7 +173,7 @@ def test_replay_repeats_a_recorded_run_exactly(tmp_path):
     recorded = run(delays=True, record_to=path)
     assert path.stat().st_size < 100 + 12 * len(recorded)  # a few bytes a batch
     replayed = run(delays=False, replay_from=path)
-    assert len({tuple(batch[4]["env_id"]) for batch in recorded}) > 5  # chance had its say
+    assert len({tuple(batch[4]["env_id"]) for batch in recorded}) > 5  # the order did vary
     same(replayed, recorded)
 
 
@@ -260,7 +260,7 @@ def record(path, count, batches):
 
 
 def replayed(path, count):
-    """The batches, and what is said where they end."""
+    """Return the batches of a recording, and the text of the error at their end."""
     batches = []
     with pytest.raises(RecordingError) as told:
         replayer = BatchReplayer(path, groups_of(count))
@@ -421,7 +421,7 @@ def test_stats_name_a_slow_env():
     envs.reset()
     for _ in range(99):
         envs.step(np.zeros(4, np.int64))
-    assert "times the usual" not in str(envs.stats())  # there may have been few
+    assert "times the usual" not in str(envs.stats())  # 99 steps may be too few to tell
     envs.step(np.zeros(4, np.int64))
     stats = envs.stats()
     assert stats.steps.quantile(0.5).argmax() == stats.steps.mean.argmax() == 2
@@ -440,7 +440,7 @@ def test_first_env_of_a_group_is_compared_with_other_first_envs():
     assert slow_of(cold, [3, 3]) == []
     assert slow_of(cold, [6]) == [3]
     assert slow_of([400, 10, 10, 900, 10, 200], [3, 3]) == [5, 3]
-    assert slow_of([400, 10], [2]) == []  # nothing is like it
+    assert slow_of([400, 10], [2]) == []  # there is no other first env
     assert slow_of([10, 400], [2]) == [1]
     assert slow_of([10, 400], [1, 1]) == [1]
     assert slow_of([400], [1]) == []

@@ -1,4 +1,4 @@
-"""Some envs at a time: send, recv, async_reset."""
+"""Partial batches: send, recv, async_reset."""
 
 import functools
 import os
@@ -28,7 +28,7 @@ OBSERVATIONS = {
 
 
 class Gated(gym.Env):
-    """Steps when something is written to its pipe, and only then."""
+    """With action 1, steps only once something was written to its pipe."""
 
     observation_space = spaces.Box(0, 1, (1,), np.float32)
     action_space = spaces.Discrete(3)
@@ -41,13 +41,13 @@ class Gated(gym.Env):
 
     def step(self, action):
         if action == 1:
-            self.gate.read_bytes()  # until there has been a writer
+            self.gate.read_bytes()  # blocks until a writer has come and gone
         return np.ones(1, np.float32), float(action), False, False, {}
 
 
 @pytest.fixture
 def gated(tmp_path):
-    """Four envs in as many groups, and how to let one step."""
+    """Yield four envs in four groups, and a function that lets one step."""
     gates = [tmp_path / str(i) for i in range(4)]
     for gate in gates:
         os.mkfifo(gate)
@@ -58,17 +58,17 @@ def gated(tmp_path):
     envs = pysampler.VectorEnv([functools.partial(Gated, gate) for gate in gates], num_workers=4)
     envs.reset()
     yield envs, let
-    with warnings.catch_warnings(action="ignore"):  # of what is pending
+    with warnings.catch_warnings(action="ignore"):  # about pending calls
         envs.close(terminate=True)
 
 
 def of_env(infos, at):
-    """What one env had in the infos of a batch."""
+    """Return the info of one env in a batch."""
     if not isinstance(infos, dict):
         return infos[at]
     own = {}
     for key, value in infos.items():
-        # "either" is an int or a float: what becomes of it depends on who else is in the batch.
+        # "either" is an int or a float: its dtype depends on the other envs of the batch.
         if key.startswith("_") or key in ("env_id", "either"):
             continue
         if infos[f"_{key}"][at]:
@@ -77,7 +77,7 @@ def of_env(infos, at):
 
 
 def rows(results, at):
-    """Everything one env returned."""
+    """Return all results of one env."""
     observations, *numbers, infos = results
     take = functools.partial(row_of, at=at)
     return take(observations), *(array[at] for array in numbers), of_env(infos, at)
@@ -95,7 +95,7 @@ def row_of(batch, at):
 @pytest.mark.parametrize("space", OBSERVATIONS)
 @pytest.mark.parametrize(("workers", "groups"), [(0, 3), (1, 7), (2, 1), (2, 3), (5, 2)])
 def test_send_and_recv_return_the_same_results_as_step(mode, space, workers, groups):
-    """Whoever is ready is answered; in the end each env has returned what it returns anywhere."""
+    """Answering envs as they become ready does not change the results of any."""
     fns = [functools.partial(SpaceEnv, OBSERVATIONS[space], spaces.Discrete(5), infos="all")] * 7
     ours = pysampler.VectorEnv(fns, autoreset_mode=mode, num_workers=workers, groups=groups)
     theirs = SyncVectorEnv(fns, autoreset_mode=mode)
@@ -187,7 +187,7 @@ def test_auto_timeout_never_returns_an_empty_batch(gated, monkeypatch):
     envs.send(np.ones(4, np.int64))
     let(1)
     assert envs.recv(timeout="auto")[4]["env_id"].tolist() == [1]
-    # Not one is ready when the time-out ends.
+    # No env is ready when the time-out ends.
     later = threading.Timer(0.05, let, [3])
     later.start()
     begun = now()
@@ -382,7 +382,7 @@ def test_empty_send_leaves_nothing_pending(workers):
 
 
 class Interrupted(TellingEnv):
-    """Ctrl-C comes once while it steps."""
+    """Raises KeyboardInterrupt in its first step."""
 
     interrupts = 1
 
@@ -407,7 +407,7 @@ def test_recv_resumes_an_inline_step_after_ctrl_c():
 
 
 class Adds(gym.Env):
-    """Its reward is the sum of its action."""
+    """Returns the sum of its action as its reward."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
     action_space = gym.spaces.Box(-10, 10, (6,), np.float32)
@@ -423,7 +423,7 @@ class Adds(gym.Env):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_pending_groups_can_have_actions_of_different_dtypes(num_workers):
-    """In one frame: none is written over those of another."""
+    """They share a frame, and do not overwrite each other."""
     dtypes = [np.float32, np.float64, np.int8, np.float16]
     envs = pysampler.VectorEnv([Adds] * 4, num_workers=num_workers, groups=4 // (num_workers or 1))
     envs.async_reset()

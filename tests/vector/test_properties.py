@@ -1,4 +1,4 @@
-"""Whatever spaces and infos envs have, the batch is gymnasium's."""
+"""Property tests: random spaces and infos give the same batches as gymnasium."""
 
 import functools
 
@@ -74,7 +74,7 @@ def test_any_space_matches_gymnasium_in_workers(observation, action):
 
 
 class Sayer(gym.Env):
-    """Says the given infos, one after the other."""
+    """Returns the given infos in turn."""
 
     observation_space = spaces.Discrete(2)
     action_space = spaces.Discrete(2)
@@ -95,7 +95,7 @@ class Sayer(gym.Env):
         return 1, 0.0, self.at % 4 == 0, False, self._next()
 
 
-# One shape a key for arrays, as gymnasium wants it.
+# Arrays of a key have one shape, as gymnasium requires.
 keys = st.sampled_from(["a", "b", "c", "episode", "final_obs"])
 numbers = st.one_of(
     st.integers(-5, 5),
@@ -117,7 +117,7 @@ infos = st.recursive(
 
 
 def outcome(make, steps):
-    """What it returns, or the type of what it raises: gymnasium refuses some mixtures."""
+    """Return the results, and the type of an exception: gymnasium rejects some mixtures."""
     envs = make()
     results = []
     try:
@@ -151,7 +151,7 @@ def test_any_infos_match_gymnasium(sayings, mode):
         assert raised is None
 
 
-# -- less of them ---------------------------------------------------------------------------------
+# -- the infos option, and infos in frames --------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -202,7 +202,7 @@ def test_numeric_infos_travel_in_the_frame():
     envs.step(np.zeros(4, np.int64))
     for _ in range(20):
         envs.step_async(np.zeros(4, np.int64))
-        assert envs._pool.wait() == []  # nobody had anything to say beside the frame
+        assert envs._pool.wait() == []  # no env sent mail
         assert envs.step_wait()[4].keys() == {"x", "_x", "n", "_n", "f", "_f"}
     envs.close()
 

@@ -1,4 +1,4 @@
-"""Workers that are lost and replaced, envs that do not answer."""
+"""Worker recovery: replacing lost workers, and time-outs for envs that hang."""
 
 import ctypes
 import functools
@@ -22,7 +22,7 @@ NEXT_STEP, SAME_STEP, DISABLED = MODES
 
 
 class Counting(gym.Env):
-    """Its observation is (steps since the last reset, its seed); dies as its action says."""
+    """Observes (steps since the last reset, its seed); its action can make it die or hang."""
 
     observation_space = spaces.Box(-1, 2**40, (2,), np.float64)
     action_space = spaces.Discrete(10)
@@ -46,7 +46,7 @@ class Counting(gym.Env):
 
     def step(self, action):
         if action == self.SEGV:
-            signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # pygame, once imported, aborts instead
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # an imported pygame would abort instead
             ctypes.string_at(0)
         if action == self.OS_EXIT:
             os._exit(7)
@@ -71,7 +71,7 @@ def make(count=6, **kwargs):
 
 
 def step(envs, **actions):
-    """Everybody steps; env_3=... is what env 3 does."""
+    """Step all envs with action 0, except those given as env_3=action."""
     all_actions = np.zeros(envs.num_envs, np.int64)
     for name, action in actions.items():
         all_actions[int(name[4:])] = action
@@ -109,7 +109,7 @@ def test_worker_loss_in_a_step_truncates_only_its_episodes(death, mode, groups):
     assert observations[lost, 0].tolist() == [0, 0]
     seeds = observations[lost, 1].tolist()
     assert len(set(seeds)) == 2
-    assert min(seeds) > 5  # fresh ones
+    assert min(seeds) > 5  # fresh seeds
     observations = step(envs)[0]
     assert observations[lost].tolist() == [[1, seed] for seed in seeds]
     assert observations[~lost, 1].tolist() == [0, 1, 4, 5]
@@ -150,7 +150,7 @@ def test_loss_of_an_idle_worker_truncates_its_next_step():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_replacement_worker_repeats_an_unfinished_reset(mode, tmp_path):
-    """With the same seeds; and all its envs are new, also those that were not to be reset."""
+    """It uses the same seeds, and resets all its envs: all of them are new."""
     envs = make(autoreset_mode=mode)
     envs.reset(seed=0)
     step(envs)
@@ -254,7 +254,7 @@ def test_step_timeout_names_the_env(hang):
     envs = make(step_timeout=0.3, num_workers=2)
     envs.reset()
     envs.step_async(np.array([0, 0, 0, 0, getattr(Counting, hang), 0]))
-    for _ in range(2):  # what is pending stays so
+    for _ in range(2):  # the call stays pending
         with pytest.raises(EnvTimeoutError, match=r"env 4 in worker 1 .* step_timeout is 0.3 s"):
             envs.step_wait()
     assert envs.late == [4]
@@ -271,7 +271,7 @@ def test_step_timeout_names_the_env_while_others_keep_stepping():
             while True:
                 ids = envs.recv(min_envs=1)[4]["env_id"]
                 envs.send(np.zeros(len(ids), np.int64), ids)
-        assert len(envs.recv(min_envs=1)[0])  # the others are there still
+        assert len(envs.recv(min_envs=1)[0])  # the others still answer
         with pytest.warns(UserWarning, match="pending"):
             envs.close(terminate=True)
 
@@ -371,7 +371,7 @@ def test_wrong_recovery_options_raise(arguments, match):
         make(**arguments)
 
 
-# -- ends of all kinds ----------------------------------------------------------------------------
+# -- closing, resets and final observations after a loss ------------------------------------------
 
 
 class Closing(Counting):
@@ -385,7 +385,7 @@ class Closing(Counting):
 
 @pytest.mark.parametrize("policy", ["raise", "restart"])
 def test_close_reaches_other_workers_after_one_died(policy, tmp_path):
-    """The others close their envs all the same."""
+    """The other workers still close their envs."""
     paths = [tmp_path / str(i) for i in range(3)]
     fns = [functools.partial(Closing, path) for path in paths]
     envs = pysampler.VectorEnv(fns, num_workers=3, on_worker_loss=policy)
@@ -412,7 +412,7 @@ def test_masked_reset_after_a_loss_also_resets_replaced_envs():
 
 @pytest.mark.parametrize("frames", [2, 3])
 def test_final_obs_after_a_loss_is_right_while_frames_are_held(frames):
-    """Large ones are lent, and a frame that is lent or was seen last is not the next."""
+    """Large observations are views; a frame in use, or the last one, is not written next."""
 
     envs = pysampler.VectorEnv(
         [Large] * 2,

@@ -1,4 +1,4 @@
-"""How a worker is set up before its envs are made, and how what goes wrong there is told."""
+"""Worker setup before the envs are made, and the errors of setup and of envs."""
 
 import functools
 import linecache
@@ -22,7 +22,7 @@ from pysampler.errors import EnvError
 
 
 def run(program, *flags, **kwargs):
-    """A program of a user's: what it prints, and what it says on stderr."""
+    """Run a user program; return its stdout and stderr."""
     done = completed(*flags, "-c", textwrap.dedent(program), **kwargs)
     return done.stdout, done.stderr
 
@@ -57,7 +57,7 @@ def test_registering_envs_in_a_module_causes_no_warning(tmp_path):
     )
     assert out == "(2, 4)\n"
     assert "Overriding" not in said
-    # What a worker registers twice itself is warned of, as by gymnasium alone.
+    # An env that a worker itself registers twice still causes gymnasium's warning.
     _, said = run(
         """
         import gymnasium as gym, myenvs, pysampler
@@ -130,7 +130,7 @@ def test_error_names_an_env_fn_that_does_not_return_an_env(workers, made, told):
 
 
 class OldGym(NoSpaces):
-    """An env of before gymnasium."""
+    """An env written for the old gym package."""
 
     observation_space = gym.spaces.Box(-1, 1, (3,))
     action_space = gym.spaces.Discrete(2)
@@ -296,9 +296,9 @@ def test_workers_use_the_same_hash_seed_in_every_run(context):
     runs = [completed("-c", HASHES, context, env=plain).stdout.splitlines() for _ in range(2)]
     first, second = runs[0][0].strip("[]").split(", ")
     assert first == second
-    assert runs[0] == runs[1]  # for "fork": what differs from the parent's
+    assert runs[0] == runs[1]  # for "fork": relative to the parent's hash
     assert (first == "0") == (context == "fork")
-    assert runs[0][1] == "[(None, False), (None, False)]"  # not what they start
+    assert runs[0][1] == "[(None, False), (None, False)]"  # not their subprocesses
     chosen = completed("-c", HASHES, context, env={**plain, "PYTHONHASHSEED": "5"})
     assert chosen.stdout.splitlines()[1] == "[('5', True), ('5', True)]"
 
@@ -369,7 +369,7 @@ def test_errors_of_several_envs_are_raised_as_one_with_notes(capfd):
     envs.close()
 
 
-# "" is what Python does by itself; the other is what Ray sets where it was initialised.
+# "" is Python's default; Ray sets the other one when it is initialised.
 @pytest.mark.parametrize("debugger", ["", "ray.util.rpdb._driver_set_trace"])
 def test_breakpoint_in_a_worker_suggests_num_workers_0(debugger, monkeypatch):
     monkeypatch.setenv("PYTHONBREAKPOINT", debugger)
@@ -420,7 +420,7 @@ def test_workers_start_in_a_deleted_working_directory():
         print(envs.step([0, 0])[1])
         envs.close()
         """,
-        "-P",  # or Python 3.13.0 fails to import NumPy: it looks for the directory
+        "-P",  # else Python 3.13.0 looks for the directory and cannot import NumPy
     )
     assert (out, said) == ("[1. 1.]\n", "")
 
@@ -480,7 +480,7 @@ def test_env_error_contains_the_text_of_the_exception(workers, error, kind, text
 
 
 class SimError(RuntimeError):
-    """Neither its constructor nor what it holds suits pickle."""
+    """Cannot be pickled: neither its constructor nor its attributes allow it."""
 
     def __init__(self, code, *, text):
         super().__init__(f"{text} ({code})")
@@ -511,7 +511,7 @@ class Infos(TellingEnv):
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("partial", [False, True])
 def test_infos_that_cannot_be_batched_raise_env_error(workers, partial):
-    """gymnasium puts arrays of one key into one array, which has the shape of the first."""
+    """gymnasium stores the arrays of a key in one array with the shape of the first."""
     envs = pysampler.VectorEnv([Infos] * 2, num_workers=workers, groups=2)
     for _ in range(2):
         envs.reset()
@@ -525,7 +525,7 @@ def test_infos_that_cannot_be_batched_raise_env_error(workers, partial):
 
 
 class Holding(gym.Env):
-    """An env that holds an array, and writes to it."""
+    """Holds an array and writes to it."""
 
     observation_space = action_space = gym.spaces.Discrete(2)
 
@@ -580,7 +580,7 @@ def test_equal_spaces_are_sent_once():
 
 
 class Reusing(gym.Env):
-    """Writes all observations and infos to the same arrays, of a type that its space has not."""
+    """Reuses its arrays for all observations and infos; their dtypes are not its space's."""
 
     observation_space = gym.spaces.Box(-9, 9, (2,), np.float32)
     action_space = gym.spaces.Discrete(3)

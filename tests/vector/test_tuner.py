@@ -1,4 +1,4 @@
-"""How recv finds how many envs to wait for, and how long."""
+"""BatchTuner: how recv chooses the number of envs to wait for, and the time-out."""
 
 import functools
 import random
@@ -17,9 +17,9 @@ SECOND = 1_000_000_000
 
 
 class Loop:
-    """A loop of recv and policy whose time is what a test says, not the clock's.
+    """A loop of recv and policy with a simulated clock.
 
-    ``batch`` returns, for a way to wait, the envs that a batch has and the ns that it takes.
+    ``batch`` returns, for a way to wait, the number of envs in a batch and its duration in ns.
     """
 
     def __init__(self, batch, given, envs=16, **options):
@@ -35,7 +35,7 @@ class Loop:
         self.tuner.received(envs)
 
     def trial(self):
-        """Go on until a trial is over."""
+        """Run until a trial is over; return the choice."""
         trials = self.tuner.choice.trials
         while self.tuner.choice.trials == trials:
             self.turn()
@@ -43,7 +43,7 @@ class Loop:
 
 
 def priced(prices):
-    """Batches of as many envs as are waited for, which cost so many ns each."""
+    """Return a ``batch`` for Loop: exactly ``min_envs`` envs, at a price in ns for each."""
     return lambda way: (way.min_envs, prices[way] * way.min_envs)
 
 
@@ -74,7 +74,7 @@ def test_choice_is_kept_for_twenty_times_its_trial():
 
 
 def test_rare_slow_steps_do_not_change_the_choice():
-    """Rare long steps hold up all ways but one, though none of them in each window."""
+    """Rare long steps slow all ways but one, though not in every window."""
     for seed in range(10):
         dice = random.Random(seed)
 
@@ -94,7 +94,7 @@ def test_pauses_of_the_caller_are_not_measured():
     while loop.tuner.choice.trials == 0:
         best = loop.tuner.way == Way(8)
         turns += best
-        # It learns for a second, twice while the best way is measured.
+        # The caller trains for a second, twice while the best way is measured.
         loop.turn(SECOND if best and turns in (10, 20) else 0)
     assert turns > 20
     assert loop.tuner.choice.min_envs == 8
@@ -106,11 +106,11 @@ def test_changed_rate_starts_a_new_trial():
     took = loop.now
     loop.batch = priced({Way(16): 100_000, Way(1): 50_000})
     assert loop.trial().min_envs == 1
-    assert loop.now - took < 10 * took  # of the loop's own time
+    assert loop.now - took < 10 * took  # in simulated time
 
 
 def test_timeouts_are_tried_when_a_few_batches_are_slow():
-    """Of 16 envs one resets for 5 ms now and then; the policy costs 5 ms whatever the batch."""
+    """One of 16 envs sometimes resets for 5 ms; the policy takes 5 ms for any batch."""
     dice = random.Random(1)
 
     def batch(way):
@@ -131,7 +131,7 @@ def test_timeouts_are_tried_when_a_few_batches_are_slow():
 
 
 def _with_policy(loop):
-    """As Loop.turn, with 5 ms of each batch outside recv."""
+    """Loop.turn with 5 ms of each batch spent outside recv."""
     loop.now += 5_000_000
     loop.tuner.called()
     envs, ns = loop.batch(loop.tuner.way)
@@ -178,7 +178,7 @@ FNS = [functools.partial(SpaceEnv, spaces.Box(0, 100, (2,), np.float32), spaces.
 
 
 def play(envs, batches, **arguments):
-    """Answer batches, and return what was in each."""
+    """Answer batches; return the env ids and observations of each."""
     envs.async_reset(seed=1)
     seen = []
     for _ in range(batches):
@@ -218,14 +218,14 @@ def test_each_set_of_recv_arguments_is_tuned_separately():
         assert envs.stats().batches.min_envs == 6
         play(envs, 5, min_envs="auto", max_envs=4, timeout=0.5)
         assert envs.stats().batches.min_envs == 4
-        # The same whatever the time-out is: a caller may compute it anew for each call.
+        # The time-out is not part of the key: a caller may compute a new one for each call.
         play(envs, 5, min_envs="auto", max_envs=4, timeout=0.25)
         play(envs, 5)
         assert envs.stats().batches.min_envs == 4
 
 
 def test_replay_repeats_the_recorded_batches(tmp_path):
-    """Also if what chooses would choose something else meanwhile."""
+    """Even if the tuner would choose differently in the replay."""
 
     def run(**where):
         with pysampler.VectorEnv(FNS, num_workers=2, groups=3, **where) as envs:
