@@ -1,4 +1,4 @@
-"""What workers inherit, what envs start, and what ends with them."""
+"""Inheritance by workers and env subprocesses, and their ends; signals, forks, descriptors."""
 
 import contextlib
 import gc
@@ -28,7 +28,7 @@ from pysampler.errors import PysamplerError, WorkerLostError
 
 
 class Server(gym.Wrapper):
-    """Starts something in the background, as an env with a simulator does."""
+    """Starts background processes, like an env with a simulator."""
 
     def __init__(self):
         super().__init__(TellingEnv())
@@ -45,7 +45,7 @@ class Server(gym.Wrapper):
 def test_env_subprocesses_end_only_with_their_own_worker(context):
     envs = pysampler.VectorEnv([Server] * 2, num_workers=2, context=context)
     pids = [pid for both in envs.call("pids") for pid in both]
-    # The ends of other pools' workers are none of its business.
+    # The ends of other pools' workers must not affect them.
     pysampler.VectorEnv([TellingEnv], num_workers=1).close()
     pysampler.VectorEnv([TellingEnv], num_workers=1, context="spawn").close()
     assert all(map(alive, pids))
@@ -141,7 +141,7 @@ def test_workers_start_with_standard_streams_closed(closed, tmp_path):
             envs.reset()
             assert envs.step([0, 0])[1].tolist() == [1, 1]
             envs.close()
-            while fork_server._fork_servers[-1].loading():  # it outlives its imports
+            while fork_server._fork_servers[-1].loading():  # it must survive its imports
                 assert not fork_server._fork_servers[-1].ended
         assert len(fork_server._fork_servers) == 1
         open({str(tmp_path / "done")!r}, "w").close()
@@ -160,7 +160,7 @@ def test_env_subprocesses_inherit_no_descriptors(context):
 
         env = TellingEnv()
         show = "import os; print(*sorted(map(int, os.listdir('/proc/self/fd')))[3:-1])"
-        # What a program is started with by os.system: all that can be inherited.
+        # Inherit like a program started by os.system: all that is inheritable.
         env.inherited = subprocess.run(
             [sys.executable, "-c", show],
             close_fds=False,
@@ -199,14 +199,14 @@ def test_fork_server_exits_while_a_fork_of_its_parent_lives():
         os.close(release)
         os.waitpid(child, 0)
     """)
-    assert out == "0\n"  # by itself, and not because it was killed at last
+    assert out == "0\n"  # by itself, not because it was killed in the end
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT"])
 @pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
 def test_workers_survive_a_signal_sent_to_all_processes(context, sent):
-    """SLURM, systemd and `timeout` send one to every process of a job."""
+    """SLURM, systemd and `timeout` signal every process of a job; the parent decides."""
     out = run(f"""
         import os, signal, subprocess, pysampler, psutil
         from gymnasium.envs.classic_control import CartPoleEnv
@@ -225,7 +225,7 @@ def test_workers_survive_a_signal_sent_to_all_processes(context, sent):
         os.kill(os.getpid(), signal.{sent})
         assert asked == [True]
         print(envs.step([0, 0])[1].tolist())
-        # What envs started has the defaults.
+        # Subprocesses of envs have the default handlers.
         print(envs.call("ended_by") == (-signal.{sent},) * 2)
         envs.close()
     """)
@@ -299,7 +299,7 @@ def test_fork_exits_cleanly_while_another_thread_makes_pools():
         for _ in range(30):
             child = os.fork()
             if child == 0:
-                raise SystemExit(0)  # with all that happens at exit
+                raise SystemExit(0)  # runs the exit handlers
             assert os.waitpid(child, 0)[1] == 0
         stop.set()
         thread.join()
@@ -310,7 +310,7 @@ def test_fork_exits_cleanly_while_another_thread_makes_pools():
 
 @pytest.mark.slow
 def test_collecting_pools_in_cycles_does_not_deadlock():
-    """Their finalizers may come while this thread asks the fork server for the next one."""
+    """Finalizers can run while their thread waits for the fork server to start a worker."""
     out = run("""
         import gc, pysampler
         gc.set_threshold(50, 2, 2)
@@ -399,7 +399,7 @@ def test_workers_print_to_a_replaced_stdout(context, tmp_path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_children_of_an_interrupted_start_are_reaped_by_the_next():
     for n in range(1, 400, 17):
-        # Where the point lies in the fork itself, it is the worker's to end of it.
+        # A point in the child of the fork ends that worker.
         with contextlib.suppress(WorkerLostError):
             at_point(n, lambda: pysampler.VectorEnv([TellingEnv] * 2, context="fork"))
 
@@ -413,7 +413,7 @@ def test_children_of_an_interrupted_start_are_reaped_by_the_next():
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_interrupts_in_the_standard_library_leak_no_descriptors(context):
-    """Between a descriptor and the object that closes it runs no Python, ours or another's."""
+    """No Python code, ours or not, runs between opening a descriptor and making its owner."""
     pysampler.VectorEnv([TellingEnv], num_workers=1, context=context).close()
     before = psutil.Process().num_fds()
     for n in itertools.count(1):
@@ -454,5 +454,5 @@ def test_fork_server_out_of_descriptors_keeps_serving_its_pools(capfd):
     for envs in (first, second):
         envs.reset()
         envs.close()
-    one.leave()  # later tests use another
+    one.leave()  # later tests start another
     assert "Traceback" not in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""Exceptions on their way to another process."""
+"""Exceptions sent from workers: their types, texts, attributes, notes and tracebacks."""
 
 import errno
 import importlib.util
@@ -26,12 +26,12 @@ def caught(error, cause=None):
 
 
 def sent(error):
-    """The error that a parent raises for one of a worker."""
+    """Return the error that the parent raises for an exception in a worker."""
     return exceptions.error_from(pickle.loads(dumps(exceptions.report(error))), "env 3 raised")
 
 
 def raised_here(error):
-    """The error that is raised for one of an env in this process."""
+    """Return the error that is raised for an exception of an env in this process."""
     return exceptions.error_from(exceptions.report(error), "env 3 raised")
 
 
@@ -81,7 +81,7 @@ class HoldingError(RuntimeError):
 
 
 class TwoArgumentsError(RuntimeError):
-    """Can be pickled, but not be unpickled."""
+    """Can be pickled, but not unpickled."""
 
     def __init__(self, code, text):
         super().__init__(f"{text} ({code})")
@@ -95,7 +95,7 @@ class KeywordError(RuntimeError):
 
 
 class RewordingError(RuntimeError):
-    """Is unpickled with another text."""
+    """Changes its text when unpickled."""
 
     def __init__(self, text, code=7):
         super().__init__(f"text: {text}")
@@ -103,7 +103,7 @@ class RewordingError(RuntimeError):
 
 
 class PretendingError(RuntimeError):
-    """Is something else when it is unpickled."""
+    """Unpickles as a str."""
 
     code = 7
 
@@ -149,7 +149,7 @@ class FrozenError(RuntimeError):
 
 
 class ReducingError(RuntimeError):
-    """Knows itself how to be pickled."""
+    """Defines its own __reduce__."""
 
     def __init__(self, code):
         super().__init__("reduced")
@@ -296,7 +296,7 @@ def test_traceback_begins_with_user_code():
     try:  # as in a worker: pysampler's own frames above
         eval("call()", {"__name__": "pysampler._workers.worker", "call": user})
     except KeyError as error:
-        error.__traceback__ = error.__traceback__.tb_next  # that of this test
+        error.__traceback__ = error.__traceback__.tb_next  # drop the frame of this test
         trace = exceptions.report(error).traceback
     assert "in user" in trace
     assert "<module>" not in trace
@@ -317,7 +317,7 @@ def test_parent_adds_missing_source_lines_to_the_traceback(monkeypatch):
     monkeypatch.setitem(linecache.cache, "<cell 5>", (0, None, lines, "<cell 5>"))
     text = str(exceptions.error_from(pickle.loads(dumps(report)), "raised").__cause__.__cause__)
     assert 'File "<cell 5>", line 2, in cell\n    return 1 / 0\nZeroDivisionError' in text
-    assert text.count("names") == report.traceback.count("names")  # other lines are there once
+    assert text.count("names") == report.traceback.count("names")  # other lines are not repeated
 
 
 def test_raised_records_the_member_and_its_action():

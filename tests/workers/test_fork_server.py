@@ -1,4 +1,4 @@
-"""The fork server: whose workers are whose, whatever happens between it and its parent."""
+"""The fork server: its workers belong to the right pools, whatever happens; its imports."""
 
 import gc
 import os
@@ -17,8 +17,8 @@ from pysampler._workers.launcher import Launcher
 class Lines(RuleBasedStateMachine):
     """Pools that start, lose, replace and drop workers, while fork servers retire and die.
 
-    A model of who must be alive: each worker that was started and not ended, as long as its own
-    launcher is there. No other's end, and no interrupt, may change that.
+    The model knows the workers that must be alive: each one that was started and not ended, as
+    long as its launcher exists. Neither the end of another worker nor an interrupt changes that.
     """
 
     def __init__(self):
@@ -39,7 +39,7 @@ class Lines(RuleBasedStateMachine):
         which %= len(self.launchers)
         before = self.workers[which].pop(index, None)
         self.workers[which][index] = self.launchers[which].start(index, None)
-        if before is not None:  # one index, one worker: the earlier one ends
+        if before is not None:  # one worker per index: the earlier one ends
             retired = before._process._line is not self.workers[which][index]._process._line
             if retired:
                 before.kill()
@@ -65,7 +65,7 @@ class Lines(RuleBasedStateMachine):
         child = self.workers[which].pop(index)
         child.kill()
         assert child.ended(60)
-        # A fork server that died cannot tell; one that lives tells of this worker and no other.
+        # Only a living fork server knows the status, and it reports this worker's.
         assert child.status() in (-9, None)
         child.release()
         self.gone.append(child.pid)
@@ -80,7 +80,7 @@ class Lines(RuleBasedStateMachine):
     @precondition(lambda self: self.launchers)
     @rule(which=st.integers(0, 9))
     def drop(self, which):
-        """Children and launcher are garbage, without having been closed."""
+        """Drop launcher and children without closing them."""
         which %= len(self.launchers)
         self.gone += [child.pid for child in self.workers.pop(which).values()]
         self.launchers.pop(which)
@@ -88,7 +88,7 @@ class Lines(RuleBasedStateMachine):
 
     @rule()
     def retire(self):
-        """As one does that has started threads."""
+        """Retire, like a fork server that has threads."""
         if fork_server._fork_servers:
             fork_server._fork_servers[-1].retire()
 
@@ -98,7 +98,7 @@ class Lines(RuleBasedStateMachine):
             dead = fork_server._fork_servers[-1]
             dead._process.kill()
             dead._process.ended(60)
-            # Its workers live on, and their launchers end them.
+            # Its workers survive it; their launchers end them.
             for which, launcher in enumerate(self.launchers):
                 if any(line.fork_server is dead for line in launcher._lines):
                     for child in self.workers[which].values():
@@ -107,7 +107,7 @@ class Lines(RuleBasedStateMachine):
                     self.workers[which].clear()
 
     @invariant()
-    def those_that_must_be_alive_are(self):
+    def expected_workers_are_alive(self):
         for some in self.workers:
             for child in some.values():
                 assert not child.ended()
@@ -122,14 +122,14 @@ class Lines(RuleBasedStateMachine):
 
 Lines.TestCase.settings = settings(
     max_examples=15,
-    derandomize=True,  # the campaigns are for other dice every time
+    derandomize=True,  # campaigns vary the seed instead
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 
 
-# What an exception came past is closed when it is dropped; one that comes into that is not raised.
+# An interrupted start leaves its files to finalizers; exceptions in those are unraisable.
 TestLines = pytest.mark.slow(
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")(Lines.TestCase)
 )

@@ -1,4 +1,4 @@
-"""Parents that stop, lose privileges, close descriptors or exit while their workers are at work."""
+"""Parents with stopped processes, lost privileges or closed descriptors, or that exit mid-step."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ CONTEXTS = ["forkserver", "fork", "spawn"]
 
 
 def run(program, *arguments):
-    """Run a program to its good end, and return what it wrote to stdout and stderr."""
+    """Run a program that must succeed; return its stdout and stderr."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), *arguments],
         capture_output=True,
@@ -33,12 +33,12 @@ def run(program, *arguments):
     return done.stdout, done.stderr
 
 
-# -- processes that are stopped --------------------------------------------------------------------
+# -- stopped processes -----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def stopping(monkeypatch):
-    """Return a function that stops a process until the end of the test."""
+    """Return a function that stops a process (SIGSTOP) until the end of the test."""
     monkeypatch.setattr(children, "STOPPED", 0.1)
     monkeypatch.setattr("pysampler._workers.processes.STOPPED", 0.1)
     pids = []
@@ -66,7 +66,7 @@ def test_constructor_error_names_a_stopped_fork_server(stopping):
 
 
 class Stopping(gym.Wrapper):
-    """Stops its worker when it is made."""
+    """Stops its worker from its constructor."""
 
     def __init__(self):
         super().__init__(TellingEnv())
@@ -100,7 +100,7 @@ def test_close_does_not_wait_for_the_step_of_a_stopped_worker(stopping, monkeypa
         envs.close()
 
 
-# -- privileges and descriptors that are gone ------------------------------------------------------
+# -- lost privileges, closed descriptors -----------------------------------------------------------
 
 PROGRAM = """
 import os, sys, threading, warnings

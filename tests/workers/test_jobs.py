@@ -1,4 +1,4 @@
-"""Jobs and notes: how they are sent, what replaces them, and what becomes of their exceptions."""
+"""Jobs and notes: pickling, their replacement after a loss, and reports of their exceptions."""
 
 import dataclasses
 import importlib
@@ -26,7 +26,7 @@ MESSAGES = [Close(), LayOut(3), ReportLoss("worker 2 lost", "stepping"), Replace
 
 
 def kinds_of(base):
-    """All classes derived from a class, wherever in the package."""
+    """Yield all classes of the package that derive from ``base``."""
     for kind in base.__subclasses__():
         if kind.__module__.startswith("pysampler."):
             yield kind
@@ -47,7 +47,7 @@ def test_jobs_and_notes_are_importable_frozen_dataclasses():
         assert dataclasses.is_dataclass(kind), kind
         assert kind.__dataclass_params__.frozen, kind
         assert pickle.loads(pickle.dumps(kind)) is kind
-    # A worker itself does these two.
+    # The worker itself handles these two.
     assert {kind for kind in kinds if getattr(kind, "run", None) is Job.run} == {Close, LayOut}
     assert all(kind.apply is not Note.apply for kind in kinds if issubclass(kind, Note))
 
@@ -64,14 +64,14 @@ def test_messages_survive_pickling_and_are_immutable(message):
 
 @dataclasses.dataclass(frozen=True)
 class Once(Job):
-    """A job of a user of the room."""
+    """A job as other packages define them."""
 
     doing = "trying"
 
 
 @dataclasses.dataclass(frozen=True)
 class Again(Repeated):
-    """A job that may be done twice."""
+    """A job that can run twice."""
 
 
 def test_job_is_unchanged_for_replaced_members_and_settles_nothing():
@@ -129,7 +129,7 @@ def test_failure_of_a_member_without_a_cause_reports_itself():
 
 
 class Blaming(Note):
-    """A note for whose exceptions something with a name is to blame."""
+    """A note whose exceptions are blamed on a named culprit."""
 
     doing = "setting options"
     culprit = ("the policy", "acting")

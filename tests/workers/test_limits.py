@@ -1,4 +1,4 @@
-"""Machines that are short of something: a clear error, or correct work, and nothing left behind."""
+"""Scarce resources give a clear error or correct results, and nothing is left behind."""
 
 import os
 import shutil
@@ -49,9 +49,9 @@ def run(program, *prefix, **kwargs):
 
 @pytest.mark.slow
 def test_too_few_descriptors_raise_and_leak_nothing():
-    """However few there are; and when there are enough again, it works."""
+    """With any number of spare descriptors; it works once there are enough again."""
     told = run("""
-processes.allow_workers = lambda count: None  # for what comes up after its look
+processes.allow_workers = lambda count: None  # to reach the errors behind this check
 use()
 fds = me.num_fds()
 told = set()
@@ -120,7 +120,7 @@ envs.close()
 
 @pytest.mark.slow
 def test_missing_proc_mount_raises_a_clear_error():
-    """In a mount namespace of its own, which only root may make."""
+    """Runs in a new mount namespace, which only root can make."""
     hidden = 'mount -t tmpfs none /proc && exec "$0" "$@"'
     command = ["unshare", "-m", "sh", "-c", hidden]
     if subprocess.run([*command, "true"], capture_output=True, check=False).returncode != 0:
@@ -154,7 +154,7 @@ print(attempt())
     os.getuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare"
 )
 def test_workers_run_without_writable_directories():
-    """Neither /tmp nor /dev/shm nor the working directory: nothing here needs a file."""
+    """/tmp, /dev/shm and the working directory are read-only; no file is needed."""
     mounts = " && ".join(
         f"mount --bind {folder} {folder} && mount -o remount,ro,bind {folder}"
         for folder in ("/tmp", "/dev/shm")
@@ -228,7 +228,7 @@ def test_answer_is_received_once_descriptors_are_available():
             LARGE
             + """
 before = me.num_fds()
-limit(resource.RLIMIT_NOFILE, 3)  # below those that are open
+limit(resource.RLIMIT_NOFILE, 3)  # below the open ones
 assert refused(lambda: envs.call("large")) == "LayoutError"
 limit(resource.RLIMIT_NOFILE, before + 100)
 assert [len(answer) for answer in envs.call_wait()] == [100_000_000] * 2

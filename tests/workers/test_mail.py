@@ -1,4 +1,4 @@
-"""The side channel: what was received is neither lost nor counted twice, whenever Ctrl-C comes."""
+"""Mail: Ctrl-C at any moment neither loses nor duplicates a message; large messages."""
 
 import itertools
 import multiprocessing
@@ -14,12 +14,12 @@ from pysampler.errors import LayoutError, WaitTimeoutError
 from pysampler.sync import ByteRing, now
 
 
-class InterruptedError(Exception):  # noqa: A001 - stands for KeyboardInterrupt, which pytest takes
+class InterruptedError(Exception):  # noqa: A001 - pytest itself catches KeyboardInterrupt
     pass
 
 
 def interrupted(function, at):
-    """Call it and raise before its at-th line (of mail.py); whether that was within it."""
+    """Call ``function`` and raise before its ``at``-th line of mail.py; return if it got there."""
     left = at
 
     def trace(frame, event, _):
@@ -45,14 +45,14 @@ def interrupted(function, at):
 def ends(groups):
     ring, (ours, theirs) = ByteRing(1 << 17), multiprocessing.Pipe()
     outbox, inbox = mail.Outbox(ring, theirs.fileno()), mail.Inbox(ring, range(groups), ours.fileno)
-    outbox.end = theirs  # as long as it
+    outbox.end = theirs  # keep it open as long as the outbox
     return outbox, inbox
 
 
 @pytest.mark.parametrize("parcels", [True, False])
 @pytest.mark.parametrize("size", [0, 10, mail._PART_BYTES, 3 * mail._PART_BYTES + 7])
 def test_message_survives_an_interrupt_at_any_line(size, parcels, monkeypatch):
-    if not parcels:  # as where there is no memory for one
+    if not parcels:  # as without memory for a parcel
         monkeypatch.setattr(mail._core, "send_parcel", lambda *_: False)
     messages = {0: bytes(size), 1: b"x" * size, 2: b"third"}
     for at in itertools.count(1):
@@ -88,8 +88,8 @@ def test_large_message_takes_no_room_in_the_ring():
     open_before = len(list(Path("/proc/self/fd").iterdir()))
     for number in range(50):
         large = bytes([number]) * (1 << 20)
-        assert not outbox.post(0, number, large)  # all of it has gone
-        if number % 3 == 0:  # the others are given up
+        assert not outbox.post(0, number, large)  # nothing is left to send
+        if number % 3 == 0:  # the others are dropped
             assert inbox.read(0, number) == large
     assert not outbox.post(1, 9, b"small")
     assert inbox.read(1, 9) == b"small"

@@ -1,5 +1,4 @@
-"""Worker processes: where they come from, what they are called, where what they print goes, how
-they end."""
+"""Worker processes: their start, names, output and ends."""
 
 import os
 import signal
@@ -28,7 +27,7 @@ envs = pysampler.make_vec("CartPole-v1", num_envs=4, vector_kwargs={"num_workers
 
 
 def run(program, *arguments, **kwargs):
-    """A program of a user's: what it prints, once it has ended well."""
+    """Run a user program that must succeed; return its stdout."""
     return completed(*arguments, input=program, **kwargs).stdout
 
 
@@ -262,7 +261,7 @@ def test_ctrl_c_ends_a_wait_and_close_still_works():
     )
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert process.stdout.readline() == "resetting\n"
-    # As a terminal does: to the whole group.
+    # To the whole group, like a terminal.
     os.killpg(process.pid, signal.SIGINT)
     rest = process.communicate(timeout=60)[0]
     assert rest.split()[-1] == "closed"
@@ -279,7 +278,7 @@ def test_killed_worker_raises_worker_lost_error(context):
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerLostError) as caught:
         envs.step_wait()
-    # It may have been killed before it began.
+    # The kill may come before the step began.
     told = f"worker 1 (pid {pid}) lost: signal 9 while stepping envs 2-3"
     assert str(caught.value) in (told, f"{told}, at env 2")
     assert caught.value.exit_code == -9
@@ -326,7 +325,7 @@ def test_steps_leak_no_memory():
     for _ in range(2000):
         envs.step(actions)
     after = memory(*envs._pool.pids)
-    # Less than four bytes for each step of an env.
+    # Less than four bytes per env step.
     assert all(b - a < 4 * 2000 * 64 for a, b in zip(before, after, strict=True))
     envs.close()
 
@@ -355,7 +354,7 @@ def test_fork_server_with_an_unread_answer_exits_silently(capfd):
     while left.loading():
         os.sched_yield()
     left.load([])
-    left._door.close()  # as the end of the process does it, with an answer unread
+    left._door.close()  # as at the end of the process, with an unread answer
     left._used = True
     assert left._process.ended(timeout=100)
     assert left._process.status() == 0

@@ -1,4 +1,4 @@
-"""Objects on their way to another process."""
+"""Pickling of objects for another process: by reference, by value, and loading them."""
 
 import enum
 import importlib.util
@@ -21,7 +21,7 @@ SOURCE = "def double(x):\n    return 2 * x\n\nclass Thing:\n    double = staticm
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A function that returns a module of a user's, in a place where imports find it or not."""
+    """Return a function that makes a user module, importable (``findable``) or not."""
 
     def make(name, *, findable, source=SOURCE):
         home = tmp_path / ("findable" if findable else "elsewhere")
@@ -42,7 +42,7 @@ def module(tmp_path, monkeypatch):
 
 
 class Unpickler(pickle.Unpickler):
-    """Notes which modules a pickle imports something from."""
+    """Records the modules from which a pickle imports."""
 
     def __init__(self, sent):
         super().__init__(io.BytesIO(sent))
@@ -54,7 +54,7 @@ class Unpickler(pickle.Unpickler):
 
 
 def by_value(thing, **kwargs):
-    """Whether a function or class is sent itself, rather than the place where it is imported."""
+    """Return whether a function or class is pickled by value, not as an import."""
     unpickler = Unpickler(dumps_by_value(thing, **kwargs))
     unpickler.load()
     return thing.__module__ not in unpickler.modules
@@ -86,7 +86,7 @@ def test_module_shadowed_by_another_file_is_pickled_by_value(module, monkeypatch
 
 def test_module_of_an_unimportable_package_is_pickled_by_value(module, tmp_path):
     package = module("hidden_package", findable=False)
-    package.__path__ = [str(tmp_path / "elsewhere" / "hidden_package")]  # where finders look for it
+    package.__path__ = [str(tmp_path / "elsewhere" / "hidden_package")]  # where finders search
     assert by_value(module("hidden_package.inner", findable=False).double)
 
 
@@ -101,7 +101,7 @@ def test_home_module_is_pickled_with_its_current_state(module):
 
 def test_failed_pickling_leaves_no_module_registered_by_value(module):
     hidden = module("hidden_from_others", findable=False)
-    with pytest.raises(TypeError, match="lock"):  # the fixture looks at what is registered
+    with pytest.raises(TypeError, match="lock"):  # the fixture checks the registrations
         dumps_by_value([hidden.double, threading.Lock()], home="json")
 
 
@@ -157,7 +157,7 @@ def test_module_lookup_is_cached_per_path(module, monkeypatch):
 
 @pytest.fixture
 def stats():
-    """A class that is pickled by value, and has changed since this process pickled it."""
+    """Return a class that is pickled by value, and a pickle made before the class changed."""
 
     class Stats:
         scale = 1.0
