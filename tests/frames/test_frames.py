@@ -1,4 +1,4 @@
-"""The ring of frames: where its arrays lie, and that all who attach see the same rows."""
+"""The ring of frames: the offsets of its arrays, and rows shared between mappings."""
 
 import resource
 
@@ -13,7 +13,7 @@ from pysampler._frames.frames import Frames, Plan, info_bytes
 from pysampler._frames.spec import Field, Spec, spec_of
 from pysampler.sync import Segment
 
-LINE = 128  # bytes of a cache line and its neighbour, which is fetched with it
+LINE = 128  # bytes: a cache line, and the next one, which the CPU fetches with it
 SPARE = 1024
 
 dtypes = st.sampled_from(list("?bHiqefdFD")).map(np.dtype)
@@ -45,7 +45,7 @@ def laid_out(plan):
 
 
 def arrays(frames):
-    """All arrays but the infos, with their names, in the order of the fields of the plan."""
+    """Yield names and arrays, except the infos, in the order of the plan's fields."""
     left = {}
     for name, _, _ in frames.plan.fields:
         value = getattr(frames, name)
@@ -56,7 +56,7 @@ def arrays(frames):
 
 
 def place(array):
-    """The first byte of an array, and the first behind it."""
+    """Return the address of an array, and the first address after it."""
     begin = array.__array_interface__["data"][0]
     return begin, begin + array.nbytes
 
@@ -73,7 +73,7 @@ def test_arrays_share_no_cache_line_and_fit_the_plan(plan):
         assert array.dtype == dtype, name
         if array.nbytes:
             first, last = place(array)
-            assert first >= begin, name  # behind the line that the array before it ends in
+            assert first >= begin, name  # after the last line of the previous array
             assert first % LINE == 0, name
             assert last <= end, name
             begin = last
@@ -81,7 +81,7 @@ def test_arrays_share_no_cache_line_and_fit_the_plan(plan):
 
 
 def attached(frames, segment):
-    """The same frames in another mapping of the segment, as another process has it."""
+    """Return the same frames in another mapping of the segment, like another process."""
     return Frames(frames.plan, _core.Segment.attach(segment.fd), frames.offset)
 
 
@@ -142,7 +142,7 @@ def test_actions_keep_any_dtype_of_up_to_eight_bytes(dtype):
 
 
 def test_action_offset_does_not_depend_on_other_dtypes():
-    """Groups that are at work at the same time may have been given actions of other dtypes."""
+    """Groups that step at the same time can have actions of different dtypes."""
     spec = spec_of(spaces.Discrete(2), spaces.Box(-1, 1, (3,), np.float32))
     frames, _ = laid_out(Plan(spec, 5, 2, final=False))
     dtypes = [np.dtype(name) for name in ("f4", "f8", "i1", "f2", "i8")]

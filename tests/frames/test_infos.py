@@ -1,4 +1,4 @@
-"""Infos: which values get columns, and that a batch is gymnasium's wherever its values lay."""
+"""Infos: values with and without columns, and batches equal to gymnasium's."""
 
 import copy
 import enum
@@ -35,12 +35,12 @@ class Level(enum.IntEnum):
 
 @pytest.fixture(autouse=True)
 def nothing_logged(monkeypatch):
-    """As in a program that has made no vector env yet."""
+    """Start as in a program that has not made a vector env."""
     monkeypatch.setattr("pysampler._frames.infos._logged", set())
 
 
 class Informed(gym.Env):
-    """Returns the info that it holds."""
+    """Returns its attribute ``info``."""
 
     observation_space = action_space = CELL
     info = None
@@ -53,7 +53,7 @@ class Informed(gym.Env):
 
 
 class Batched:
-    """Envs in a block, as in a worker, and the infos of their vector env, as in its parent."""
+    """Envs in a block, like in a worker, with the infos of their vector env, like in the parent."""
 
     def __init__(self, envs, room=1 << 16):
         self.count = envs
@@ -64,7 +64,7 @@ class Batched:
         self.frames = Frames(plan, Segment(plan.size + 1024, plan.infos))
         self.worker = _core.Infos()
         memory = np.zeros(Counters.size_of(envs, 1), np.uint8)
-        self.meter = Counters(envs, 1, memory).meter(0)  # it owns the memory that the block uses
+        self.meter = Counters(envs, 1, memory).meter(0)  # owns the memory that the block uses
         self.block = _core.EnvBlock(
             self.envs, 0, self.frames, self.worker, self.meter, "DISABLED", "ALL"
         )
@@ -73,13 +73,13 @@ class Batched:
             self.frames, self.infos.core, copy=True, groups=[(0, envs)], spare=1
         )
         self.frame = 0
-        self.mailed = []  # in the last step
+        self.mailed = []  # of the last step
 
     def add_info(self, infos, info, at):
         return self.gymnasium._add_info(infos, info, at)
 
     def step(self, *infos):
-        """The batch of a step in which each env returns one of these infos."""
+        """Step with one of these infos per env; return the batch."""
         for env, info in zip(self.envs, infos, strict=True):
             env.info = info
         self.frame = 1 - self.frame
@@ -135,7 +135,7 @@ MAILED = {
     "objects": np.array([1, None], object),
     "words": np.array(["a", "b"]),
     "foreign": np.arange(2, dtype=">i4"),
-    # Without a unit, as gymnasium expects; NumPy 2.5 warns of other ways to make one.
+    # Without a unit, as gymnasium expects; NumPy 2.5 warns if it is made in another way.
     "difference": np.array([3]).view("m8")[0],
     "differences": np.array([3], "m8[s]"),
 }
@@ -348,7 +348,7 @@ def test_value_too_large_for_its_column_comes_by_mail():
     batched.step({"n": 1})
     batched.step({"n": 2})
     assert batched.mailed == []
-    with pytest.raises(OverflowError):  # of gymnasium: it is merged in, and not cut off
+    with pytest.raises(OverflowError):  # gymnasium's: it is merged, not truncated
         batched.step({"n": 1 << 70})
     assert batched.mailed == [(0, {"n": 1 << 70})]
 
@@ -423,13 +423,13 @@ infos = st.recursive(
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(infos, infos, infos), min_size=2, max_size=5))
-@pytest.mark.filterwarnings("ignore")  # of NumPy, where a number loses a part
+@pytest.mark.filterwarnings("ignore")  # NumPy's, about lossy casts
 def test_any_infos_are_batched_as_in_gymnasium(steps):
     batched = Batched(3)
     for step in steps:
         try:
             expected = batched.of_gymnasium(*copy.deepcopy(step))
-        except Exception:  # gymnasium refuses some mixtures; the envs have stepped all the same
+        except Exception:  # gymnasium rejects some mixtures; the envs step anyway
             expected = None
         try:
             batch = batched.step(*step)

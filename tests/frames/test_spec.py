@@ -1,4 +1,4 @@
-"""Spaces as fields: their trees, the order and paths of leaves, and batches of actions."""
+"""Specs of spaces: trees, fields, the order and paths of leaves; action checks; batch spaces."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def box(*shape, dtype=np.float32):
 
 
 class Own(spaces.Space):
-    """A space of a user's."""
+    """A user-defined space."""
 
     def __init__(self):
         super().__init__((2,), np.float32)

@@ -1,6 +1,6 @@
-"""What gymnasium's own tests ask of an AsyncVectorEnv, asked of this one in our words.
+"""The behaviour that gymnasium's own tests require of AsyncVectorEnv, as tests of VectorEnv.
 
-They pass with every gymnasium we support: ``make contract``.
+They pass with every supported version of gymnasium: ``make contract``.
 """
 
 import functools
@@ -118,7 +118,7 @@ def test_copy_false_returns_views(shared):
     first, _ = views.reset(seed=1)
     assert first is views.observations
     views.step(np.zeros(4, np.int64))
-    assert np.array_equal(first, kept)  # until the frame comes round again
+    assert np.array_equal(first, kept)  # until the frame is reused
     views.step(np.zeros(4, np.int64))
     assert not np.array_equal(first, kept)
     views.close()
@@ -126,7 +126,7 @@ def test_copy_false_returns_views(shared):
 
 def test_reset_seeds_each_env():
     envs = VectorEnv(cartpoles(3))
-    assert envs.np_random_seed == (0, 1, 2)  # as they were made
+    assert envs.np_random_seed == (0, 1, 2)  # from their construction
     a, _ = envs.reset(seed=42)
     assert envs.np_random_seed == (42, 43, 44)
     envs.reset()
@@ -351,7 +351,7 @@ def test_infos_of_different_envs_are_masked():
 def counting_worker(
     index, env_fn, pipe, parent_pipe, shared_memory, error_queue, autoreset_mode, semaphore=None
 ):
-    """As gymnasium's own, but that it never resets and counts the commands."""
+    """Like gymnasium's own worker, but without autoreset, and it counts the commands."""
     env = env_fn()
     parent_pipe.close()
     commands = 0

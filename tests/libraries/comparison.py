@@ -1,4 +1,4 @@
-"""Compares envs of a library on pysampler with the same on gymnasium's SyncVectorEnv."""
+"""Compares a library's envs on pysampler with the same envs on gymnasium's SyncVectorEnv."""
 
 import functools
 import statistics
@@ -17,13 +17,13 @@ from made_up import same
 
 STEPS = 200
 ENVS = 4
-TURNS, SECONDS = 6, 0.5  # of a measurement
+TURNS, SECONDS = 6, 0.5  # per measurement
 
 
 def compare(*ids: str, unseeded: Sequence[str] = (), **kwargs: Any) -> None:
-    """Step envs that are registered and raise at the first difference; print what infos cost.
+    """Step registered envs, raise at the first difference, and print the cost of infos.
 
-    Infos that an env draws from a generator it does not seed are not compared.
+    Infos named in ``unseeded``, which an env draws from an unseeded generator, are not compared.
     """
     results = []
     for name in ids:
@@ -59,12 +59,12 @@ def equal_to_sync(make: Callable[[], gym.Env[Any, Any]], unseeded: Sequence[str]
 
 
 def vector_env(make: Callable[[], gym.Env[Any, Any]], **options: Any) -> pysampler.VectorEnv:
-    # False admits spaces of a library's own.
+    # shared_memory=False allows custom spaces.
     return pysampler.VectorEnv([make] * ENVS, num_workers=2, shared_memory=False, **options)
 
 
 def ratio_with_infos(make: Callable[[], gym.Env[Any, Any]]) -> float:
-    """Return the rate with infos as they are over the rate without, measured in turns."""
+    """Return the rate with infos divided by the rate without, measured in turns."""
     both = [vector_env(make, infos=kind) for kind in ("all", "none")]
     for envs in both:
         envs.reset(seed=1)
@@ -76,7 +76,7 @@ def ratio_with_infos(make: Callable[[], gym.Env[Any, Any]]) -> float:
 
 
 def rate(envs: Any) -> float:
-    """Return steps a second."""
+    """Return steps per second."""
     actions = envs.action_space.sample()
     steps, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < SECONDS:

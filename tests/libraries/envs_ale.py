@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["ale-py>=0.11"]
 # ///
-"""Atari: pictures, and numbers in infos."""
+"""Atari: image observations, and numeric infos."""
 
 import ale_py
 import gymnasium as gym

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["gymnasium[box2d]"]
 # ///
-"""Box2D: pictures of 96 x 96, and no infos."""
+"""Box2D: vectors and 96 x 96 images, without infos."""
 
 from comparison import compare
 

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["dm-control>=1.0.50", "imageio", "mujoco<4", "packaging", "shimmy>=2"]
 # ///
-"""DeepMind's control suite by Shimmy, with enums in infos. 1.0.50 fails with MuJoCo 4."""
+"""DeepMind's control suite via Shimmy: enums in infos. 1.0.50 fails with MuJoCo 4."""
 
 import os
 

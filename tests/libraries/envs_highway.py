@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["highway-env>=1.10"]
 # ///
-"""highway-env: slow envs, with dicts and numbers in infos."""
+"""highway-env: slow envs; dicts and numbers in infos."""
 
 import gymnasium as gym
 import highway_env

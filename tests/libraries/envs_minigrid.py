@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["minigrid>=3"]
 # ///
-"""Minigrid: observations with words, no infos."""
+"""Minigrid: observations with text, without infos."""
 
 import gymnasium as gym
 import minigrid

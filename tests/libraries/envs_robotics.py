@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["gymnasium-robotics>=1.4", "mujoco<3.10"]
 # ///
-"""Gymnasium-Robotics: goals in dicts, `is_success` in infos. Fetch of 1.4.2 fails with MuJoCo 4."""
+"""Gymnasium-Robotics: dict goals, `is_success` in infos. Fetch of 1.4.2 fails with MuJoCo 4."""
 
 import gymnasium as gym
 import gymnasium_robotics

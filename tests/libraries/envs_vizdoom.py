@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["vizdoom>=1.2"]
 # ///
-"""ViZDoom: large pictures in dicts, and a process for each env."""
+"""ViZDoom: large images in dicts, and a subprocess per env."""
 
 import gymnasium as gym
 from comparison import compare

@@ -1,9 +1,9 @@
 # /// script
 # dependencies = ["pytest>=8", "pytest-timeout>=2.3", "stable-baselines3>=2.9"]
 # ///
-"""Stable-Baselines3's own tests of vector envs, with our `VecEnv` in the place of `SubprocVecEnv`.
+"""Stable-Baselines3's tests of vector envs, with our `VecEnv` instead of `SubprocVecEnv`.
 
-They come from the sdist of the version that is installed. After them, our tests of the adapter.
+They come from the sdist of the installed version. Then our own tests of the adapter run.
 """
 
 import importlib.metadata
@@ -23,7 +23,7 @@ from pysampler.adapters.sb3 import VecEnv
 vec_env.SubprocVecEnv = env_util.SubprocVecEnv = VecEnv
 """
 OTHERS = ["test_utils.py::test_make_vec_env"]
-# It expects multiprocessing's words for an unknown start method.
+# It expects multiprocessing's error text for an unknown start method.
 NOT_OURS = ["--deselect", "tests/test_vec_envs.py::test_subproc_start_method"]
 
 

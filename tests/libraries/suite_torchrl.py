@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["pytest>=8", "pytest-timeout>=2.3", "torchrl>=0.14"]
 # ///
-"""Our tests of TorchRL's adapter, with the newest TorchRL. Its own tests are not on PyPI."""
+"""Our tests of the TorchRL adapter with the newest TorchRL, whose own tests are not on PyPI."""
 
 import importlib.metadata
 

@@ -1,4 +1,4 @@
-"""Runs suites of tests with pytest for the programs of this folder."""
+"""Runs pytest for the programs in this folder."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ TESTS = Path(__file__).parents[1]
 
 def run_tests(arguments: list[str], folder: Path) -> str:
     """Run pytest in a folder and return its summary; end this program if a test fails."""
-    # -P: the package is the one installed, not the one in the folder.
+    # -P: import the installed package, not the one in the folder.
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
     done = subprocess.run(
         [*command, *arguments], cwd=folder, check=False, capture_output=True, text=True
@@ -20,5 +20,5 @@ def run_tests(arguments: list[str], folder: Path) -> str:
 
 
 def run_ours(name: str) -> str:
-    """Run our tests of an adapter, with the library's version that this environment has."""
+    """Run our tests of an adapter with the installed version of its library."""
     return run_tests([f"tests/adapters/{name}"], TESTS.parent)

@@ -1,4 +1,4 @@
-"""Checks the models in this directory exhaustively, and that each broken variant is found wrong.
+"""Checks the models in this directory exhaustively, and that each broken variant fails.
 
 python tests/models/check.py [model]
 """
@@ -17,7 +17,7 @@ MODELS = Path(__file__).resolve().parent
 MEMORY_MB = 1024
 DEPTH = 200_000
 
-# model, defines, expected, and which promise is kept or broken
+# (model, defines, expected verdict, the promise that holds or is broken)
 TABLE = [
     ("flag", "", "holds", "all of them, over three posts"),
     ("flag", "MUT_ARM_BLIND", "violated", "no wake-up is lost to a post while it parks"),
@@ -105,11 +105,11 @@ def run(command: list[str], directory: str) -> str:
 
 
 def search(model: str, defines: str, expected: str) -> str:
-    """The output of a complete search, or of one that stopped at the first error."""
+    """Return the output of a search, complete or stopped at its first error."""
     with tempfile.TemporaryDirectory() as directory:
         flags = [f"-D{define}" for define in defines.split()]
         run(["spin", "-a", *flags, str(MODELS / f"{model}.pml")], directory)
-        # A fault is found soon: there most of the time goes into the compiler.
+        # A violation is found quickly: compiling dominates, so it is not optimized.
         optimise = "-O2" if expected == "holds" else "-O0"
         options = [optimise, "-w", "-DSAFETY", "-DCOLLAPSE", f"-DMEMLIM={MEMORY_MB}"]
         run(["cc", *options, "-o", "pan", "pan.c"], directory)
@@ -117,7 +117,7 @@ def search(model: str, defines: str, expected: str) -> str:
 
 
 def verdict(output: str) -> str:
-    """`holds` only after a complete search, `violated` only for a fault of the protocol."""
+    """Return `holds` only after a complete search, `violated` only for a protocol fault."""
     errors = re.search(r"errors: (\d+)", output)
     cut_short = re.search(r"depth too small|Search not completed|bound", output)
     if errors and errors[1] == "0" and not cut_short:
@@ -128,7 +128,7 @@ def verdict(output: str) -> str:
 
 
 def outcome(model: str, defines: str, expected: str) -> tuple[str, str, float]:
-    """Output, verdict, seconds."""
+    """Return (output, verdict, seconds)."""
     start = time.monotonic()
     try:
         output = search(model, defines, expected)

@@ -1,4 +1,4 @@
-"""A wrong argument gets one clear sentence, and leaves nothing behind."""
+"""A wrong argument raises one clear sentence, and leaks nothing."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ from pysampler import errors, sync
 
 NAN = float("nan")
 
-# What is called, the error, and how its sentence begins and goes on.
+# By name: the call, the type of its error, and the start of the error's text.
 BAD = {
     "segment of no size": (
         lambda: sync.Segment(0),
@@ -29,7 +29,7 @@ BAD = {
         ValueError,
         "cannot make segment: size 0.5",
     ),
-    "segment beyond all memory": (
+    "segment larger than memory": (
         lambda: sync.Segment(1 << 50),
         MemoryError,
         "cannot make segment of",
@@ -55,7 +55,7 @@ BAD = {
         ValueError,
         "cannot make doorbell: members 1.5",
     ),
-    "post by a stranger": (
+    "post by an unknown member": (
         lambda: sync.Doorbell(2).post(2),
         IndexError,
         "cannot post to doorbell: member 2",
@@ -87,7 +87,7 @@ BAD = {
     ),
     "deadline NaN": (lambda: sync.sleep_until(NAN), ValueError, "cannot sleep: deadline nan"),
     "set with an argument": (lambda: sync.Flag().set(1), TypeError, "set(): incompatible"),
-    "wait for a colour": (
+    "wait with an unknown keyword": (
         lambda: sync.Flag().wait(colour="red"),
         TypeError,
         "wait(): incompatible",
@@ -190,12 +190,12 @@ BAD = {
         ValueError,
         "cannot make array: shape (18446744073709551616,), expected whole numbers of at least 0",
     ),
-    "array beyond all numbers": (
+    "array whose size overflows": (
         lambda: sync.Array((1 << 40, 1 << 40), np.uint8, sync.Segment(64)),
         ValueError,
         "cannot make array: shape [1099511627776, 1099511627776] is negative or too large",
     ),
-    "array in what is no segment": (
+    "array in an int": (
         lambda: sync.Array(3, np.uint8, 5),
         TypeError,
         "cannot make array: segment 5, expected a Segment",
@@ -220,7 +220,7 @@ BAD = {
         ValueError,
         "cannot read board: out is not what an earlier read returned",
     ),
-    "board read into what is read-only": (
+    "board read into read-only arrays": (
         lambda: (
             (board := sync.Board({"a": np.zeros(1)})),
             (out := board.read()[1])["a"].base.setflags(write=False),
@@ -239,7 +239,7 @@ BAD = {
         ValueError,
         "cannot publish to board: fields [1, 'b'], expected ['a']",
     ),
-    "wait for a version that is no number": (
+    "wait for a version given as text": (
         lambda: sync.Board({"a": np.zeros(1)}).wait("new"),
         ValueError,
         "cannot wait on board: newer_than 'new', expected a whole number of at least 0",
@@ -254,12 +254,12 @@ BAD = {
         ValueError,
         "cannot watch 18446744073709551616: expected a pid",
     ),
-    "watch that knows of -1": (
+    "watch with known=-1": (
         lambda: sync.Watch().wait(known=-1),
         ValueError,
         "cannot wait on watch: known -1, expected a whole number of at least 0",
     ),
-    "leave with a huge code": (
+    "leave with a huge exit code": (
         lambda: sync.Watch().leave_with(1, 1 << 64),
         ValueError,
         "cannot leave: code 18446744073709551616, expected 0 to 255",
@@ -269,7 +269,7 @@ BAD = {
         ValueError,
         "cannot attach segment: fd 18446744073709551616, expected a file descriptor",
     ),
-    "watch of no process": (
+    "watch of pid 0": (
         lambda: sync.Watch().add(0),
         ValueError,
         "cannot watch 0: expected a pid",
@@ -292,7 +292,7 @@ def test_wrong_argument_error_is_one_clear_sentence(name):
 @pytest.mark.slow
 def test_wrong_arguments_leak_no_descriptor_or_mapping():
     def count():
-        gc.collect()  # also of what earlier tests left in cycles
+        gc.collect()  # includes cycles of earlier tests
         fds = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - no Path for each
         return fds, Path("/proc/self/maps").read_text().count("memfd:pysampler")
 

@@ -1,4 +1,4 @@
-"""What people do all the same: close under a waiter, share a side, leave without a word."""
+"""Misuse: closing during a wait, threads that share a side, processes that vanish."""
 
 import contextlib
 import multiprocessing
@@ -18,7 +18,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def run(script):
-    """In a process of its own, whose crash would be seen."""
+    """Run a script in a new process, to detect crashes; return its stdout."""
     result = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", script],
         capture_output=True,
@@ -30,7 +30,7 @@ def run(script):
 
 
 def second_handle(first, core):
-    """As another process has one."""
+    """Return another handle to the same memory, like another process has."""
     handle = type(first).__new__(type(first))
     handle._init(core, first.segment, first._geometry, offset=first.offset)
     return handle
@@ -129,7 +129,7 @@ import numpy as np
 from pysampler import _core, errors, sync
 
 class Closes:
-    "Closes a handle where it is converted, and then is a good argument."
+    "Closes a handle when it is converted, then yields a valid value."
 
     def __init__(self, handle, value):
         self.handle, self.value = handle, value
@@ -198,7 +198,7 @@ TWO_SIZES = """
 from pysampler import _core, sync
 
 class Grows:
-    "Is another number every time."
+    "Converts to another number each time."
 
     def __init__(self, *sizes):
         self.sizes = list(sizes)
@@ -267,7 +267,7 @@ def test_waiter_keeps_its_place_during_a_long_wait():
 
 @pytest.mark.parametrize("kind", [sync.Ring, sync.SharedRing])
 def test_threads_sharing_one_side_get_whole_records_or_an_error(kind):
-    ring = kind(64, np.int64, 4096)  # large enough to be copied without the GIL for a while
+    ring = kind(64, np.int64, 4096)  # large, so that copies without the GIL take a while
     total = 2_000
     got = []
 
@@ -309,7 +309,7 @@ def test_garbage_in_positions_does_not_loop_forever(kind, garbage):
     ring = kind(8, np.int64, segment=segment)
     ring.push_many([1, 2, 3])
     _, words = segment.array((160,), np.dtype(np.uint64), ring.offset)
-    for word in range(0, 160, 16):  # each position there is, in turn
+    for word in range(0, 160, 16):  # each position in turn
         before = words[word]
         words[word] = garbage << 2
         try:
@@ -322,7 +322,7 @@ def test_garbage_in_positions_does_not_loop_forever(kind, garbage):
 
 def push_and_go(ring):
     ring.push(1)
-    os._exit(0)  # as multiprocessing ends its children: nothing is left or closed
+    os._exit(0)  # skips all cleanup, as multiprocessing does in children
 
 
 def test_place_of_a_producer_that_died_unnoticed_is_reused():
@@ -358,7 +358,7 @@ def test_doorbell_does_not_wait_for_more_members_than_are_left():
         for _ in range(3):
             with pytest.raises(errors.LostError) as caught:
                 bell.wait()
-        assert list(caught.value.members) == [1]  # what member 0 had posted is still there
+        assert list(caught.value.members) == [1]  # the post of member 0 is kept
         assert bell.wait(1).tolist() == [0]
         bell.take([0])
         with pytest.raises(errors.LostError, match="members 0, 1 lost"):

@@ -1,4 +1,4 @@
-"""Objects whose ``__init__`` was never called, and what does not pickle: a TypeError, no crash."""
+"""Uninitialized objects, and objects that cannot be pickled, raise TypeError and never crash."""
 
 import copy
 import inspect

@@ -1,4 +1,4 @@
-"""Waits: never early, other threads run, Ctrl-C is answered, one waiter at a time."""
+"""Waits: never early, release the GIL, end on Ctrl-C and dead peers, one waiter at a time."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ import pytest
 
 from pysampler import _core, errors, sync
 
-# Each makes a wait that nothing ends, and that takes a timeout.
+# Each makes a function that waits, with a timeout, for something that never happens.
 WAITS = {
     "flag": lambda: sync.Flag().wait,
     "doorbell": lambda: functools.partial(sync.Doorbell(2).wait, 2),
@@ -48,11 +48,11 @@ def test_no_wait_ends_before_its_deadline(name):
 def test_ctrl_c_ends_every_wait(name):
     main = threading.get_ident()
     entered = threading.Event()
-    wait = WAITS[name]()  # before: an exception that comes into a finalizer there is not raised
+    wait = WAITS[name]()  # outside of ``raises``: finalizers may swallow a KeyboardInterrupt
 
     def interrupt():
         entered.wait()
-        # It may come before the wait sleeps, and is answered all the same.
+        # The signal may come before the wait sleeps; it must end the wait anyway.
         signal.pthread_kill(main, signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
@@ -189,7 +189,7 @@ def test_lost_error_of_a_doorbell_lists_lost_and_ready_members():
     assert caught.value.ready.tolist() == [2]
     assert bell.lost == [1]
     assert bell.wait(1).tolist() == [2]  # the loss is reported once
-    assert not bell.post(1)  # a ghost
+    assert not bell.post(1)  # a post by the lost member is ignored
     bell.revive(1)
     assert bell.post(1)
 
@@ -199,7 +199,7 @@ def _filled(ring):
     return ring
 
 
-# What is made, the part whose process dies, and a look at what is waited for from it.
+# The primitive, the part whose process dies, and a poll for something of that process.
 REPLACED = {
     "flag": (sync.Flag, lambda flag: flag.poster(), lambda flag: flag.wait(timeout=0)),
     "ring": (lambda: sync.Ring(2), lambda ring: ring.producer(), lambda ring: ring.pop(timeout=0)),
@@ -293,7 +293,7 @@ def _publish(board):
     board.publish({"a": np.ones(1)})
 
 
-# Each wait, on something that a handler makes ready.
+# The primitive, a wait on it, and the call by which the handler ends that wait.
 MADE_READY = {
     "flag": (sync.Flag, lambda flag: flag.wait(), lambda flag: flag.set()),
     "doorbell": (
@@ -326,7 +326,7 @@ MADE_READY = {
 
 @pytest.mark.parametrize("name", MADE_READY)
 def test_exception_of_a_handler_is_raised_even_if_the_wait_is_over(name):
-    """It makes ready what is waited for, and raises: the wait may not return as if it had not."""
+    """The handler ends the wait, then raises: the wait must raise, not return."""
     make, wait, satisfy = MADE_READY[name]
     waited = make()
 
@@ -341,7 +341,7 @@ def test_exception_of_a_handler_is_raised_even_if_the_wait_is_over(name):
         timer.start()
         with pytest.raises(ZeroDivisionError):
             wait(waited)
-        assert wait(waited) is not None  # what came is there
+        assert wait(waited) is not None  # nothing was lost
     finally:
         timer.join()
         signal.signal(signal.SIGUSR1, before)
