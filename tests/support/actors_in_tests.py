@@ -1,4 +1,4 @@
-"""What tests of actors share."""
+"""Helpers for tests of actors."""
 
 import functools
 import os
@@ -26,7 +26,7 @@ def taken(actors, count, size=50):
 
 
 def fill(actors):
-    """Until there is no more room, and each actor has found so: else one may find some later."""
+    """Run until the ring is full and every actor is blocked; else one may find room later."""
     actors.begin()
     blocked = actors._progress.blocked
     while len(actors._ring) < actors._ring.high or not blocked[actors._first_groups].all():
@@ -39,7 +39,7 @@ def rest_of(actors):
 
 
 class Weighted:
-    """Acts as its weights say, and tells which."""
+    """A policy that acts by its weights and reports them."""
 
     def __init__(self):
         self.weights = {"w": np.zeros(1000), "b": np.zeros((), np.int64)}

@@ -1,4 +1,4 @@
-"""What tests of averaging share."""
+"""Helpers for tests of averaging."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ WORKERS = [0, 2]
 
 
 class Adds:
-    """Two weights, to which each step of training adds ``index + 1``."""
+    """A trainer of two weights; each training step adds ``index + 1`` to them."""
 
     def __init__(self, index, seed):
         self.index, self.seed = index, seed

@@ -1,4 +1,4 @@
-"""What the fault campaigns have in common: their command line, and the files of their results."""
+"""The command line and result files of the fault campaigns."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def parser(about, seconds):
-    """Return the parser of a campaign's command line; ``about`` is its docstring."""
+    """Return a parser for a campaign's command line; ``about`` is the campaign's docstring."""
     made = argparse.ArgumentParser(description=about.splitlines()[0])
     made.add_argument("--seconds", type=float, default=seconds)
     made.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
@@ -19,7 +19,7 @@ def parser(about, seconds):
 
 
 def write(out, name, title, text, report=None):
-    """Write a table to a folder, if there is one, and a report as JSON beside it."""
+    """Write a table to the folder ``out``, if given, and ``report`` as JSON beside it."""
     if out is None:
         return
     date = time.strftime("%Y-%m-%d")

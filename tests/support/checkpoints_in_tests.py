@@ -1,4 +1,4 @@
-"""What tests of checkpoints share."""
+"""Helpers for tests of checkpoints."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from pysampler import ReplayBuffer
 
 
 class Holder:
-    """Anything with a state."""
+    """An object with a state_dict."""
 
     def __init__(self, state):
         self.state = state

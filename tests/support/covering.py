@@ -1,4 +1,4 @@
-"""Fewer cases of parametrized tests: each value once, or each pair of values once."""
+"""Selects cases of parametrized tests that cover each value, or each pair of values, once."""
 
 import itertools
 from collections import Counter
@@ -7,7 +7,7 @@ import pytest
 
 
 def covering(cases, size):
-    """Return the indices of cases that together have each combination of ``size`` values.
+    """Return the indices of cases that together cover each combination of ``size`` values.
 
     ``cases``: for each case a dict from parameters to values. Tests with fewer parameters than
     ``size`` keep all their cases.
@@ -18,7 +18,7 @@ def covering(cases, size):
         left.append(set(itertools.combinations(sorted(case.items()), count)))
     chosen, used = [], Counter()
 
-    def worth(at):  # of equals, the one whose values were chosen least
+    def worth(at):  # breaks ties by values that were chosen least
         return len(left[at]), -sum(used[value] for value in cases[at].items())
 
     while any(left):
@@ -32,9 +32,9 @@ def covering(cases, size):
 
 
 def ways(options):
-    """Return parameters for dicts of options: each pair of options is in one of them.
+    """Return parameters from dicts of options that cover each pair of options.
 
-    Those beyond each option once are marked slow.
+    Those that are not needed to cover each option once are marked slow.
     """
     cases = [{name: repr(value) for name, value in one.items()} for one in options]
     quick = covering(cases, 1)

@@ -1,4 +1,4 @@
-"""Disks that are full: a small one of memory, or files that may not grow any further."""
+"""Full disks: a small tmpfs, or a limit on the size of files."""
 
 import contextlib
 import resource
@@ -9,7 +9,7 @@ import pytest
 
 @contextlib.contextmanager
 def small_disk(path, size):
-    """Mount a disk of ``size`` bytes here; skip the test where that is not permitted."""
+    """Mount a tmpfs of ``size`` bytes at ``path``; skip the test if that is not permitted."""
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "pysampler-test", str(path)]
     try:
@@ -24,7 +24,7 @@ def small_disk(path, size):
 
 @contextlib.contextmanager
 def full_after(size):
-    """Let no file grow beyond ``size`` bytes: a write ends short, the next one with EFBIG."""
+    """Limit files to ``size`` bytes: a write ends short, and the next one fails with EFBIG."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""What tests of the fork server share."""
+"""Helpers for tests of the fork server."""
 
 import contextlib
 import os
@@ -20,5 +20,5 @@ def wait_until(condition):
 
 
 def run(program, **kwargs):
-    """A program of a user's: what it prints, once it has ended well."""
+    """Run a user program that must succeed; return its stdout."""
     return completed("-c", textwrap.dedent(program), **kwargs).stdout

@@ -6,7 +6,7 @@ import traceback
 
 
 class Fork:
-    """A fork of this process that runs a function with a pipe to wait on, and sends its result."""
+    """A fork of this process that calls ``function(wait)`` and sends back the result."""
 
     def __init__(self, function):
         wait_end, self._go = os.pipe()
@@ -25,7 +25,7 @@ class Fork:
         os.close(write_end)
 
     def result(self):
-        """Let the function go on, and return what it returned."""
+        """End the function's ``wait()``; return the function's result."""
         os.close(self._go)
         with os.fdopen(self._results, "rb") as results:
             result = pickle.load(results)

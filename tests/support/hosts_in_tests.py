@@ -1,4 +1,4 @@
-"""What tests of samplers on many hosts share."""
+"""Helpers for tests of samplers on many hosts."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ SCRIPTS = ["...t", "..c"]
 
 
 class Life(gym.Env):
-    """Observes its seed and how many steps it has made in its life, which are rewards too."""
+    """Observes its seed and the steps of its whole life, which are also its rewards."""
 
     observation_space = spaces.Box(-1, 2.0**40, (2,), np.float64)
     action_space = spaces.Discrete(1000)
@@ -45,7 +45,7 @@ class Life(gym.Env):
 
 
 class HasWeights:
-    """Base class of policies with weights, which are arrays by name."""
+    """Base class of policies whose weights are named arrays."""
 
     def __init__(self, **weights):
         self.weights = weights
@@ -62,7 +62,7 @@ def idle(observations):
 
 
 def rollouts(env=Life, policy=idle, horizon=HORIZON, **kwargs):
-    """Rollouts whose hosts step their envs in their own processes."""
+    """Return rollouts whose hosts step their envs inline."""
     kwargs = {"hosts": 2, "seed": 3, "vector_kwargs": {"num_workers": 0}, **kwargs}
     if not isinstance(env, list):
         kwargs = {"num_envs": 2, **kwargs}
@@ -75,7 +75,7 @@ def actors(env=Life, policy=idle, **kwargs):
 
 
 def local(env, policy, horizon=HORIZON, *, host, num_envs=2, seed=3, **kwargs):
-    """Return the rollouts that a host's must be equal to."""
+    """Return local rollouts that those of a host must equal."""
     kwargs = {"vector_kwargs": {"num_workers": 0}, **kwargs}
     if not isinstance(env, list):
         kwargs["num_envs"] = num_envs
@@ -106,7 +106,7 @@ FIELDS = [
 
 
 def assert_equal(rollout, expected):
-    """A rollout is equal to another one, wherever that has data."""
+    """Assert that a rollout equals another one wherever that one has data."""
     for name in FIELDS:
         ours = dict(leaves(getattr(rollout, name)))
         theirs = dict(leaves(getattr(expected, name)))
@@ -118,7 +118,7 @@ def assert_equal(rollout, expected):
     ours, theirs = rollout.final_observations, expected.final_observations
     for (path, one), (_, other) in zip(leaves(ours), leaves(theirs), strict=True):
         np.testing.assert_array_equal(one[over], other[over], err_msg=path)
-    # Keys that only other hosts' envs have given are there too, with nothing in them.
+    # Keys that only envs of other hosts returned are present, but empty.
     ours, theirs = dict(leaves(rollout.infos)), dict(leaves(expected.infos))
     our_masks, masks = dict(leaves(rollout.info_masks)), dict(leaves(expected.info_masks))
     assert ours.keys() >= theirs.keys()
@@ -139,29 +139,29 @@ def assert_ended_equal(ended, expected):
 
 
 class Continuity:
-    """Checks that rollouts of ``Life`` go on where the last ones of the same host ended.
+    """Checks that rollouts of ``Life`` continue where the last ones of the same host ended.
 
     Attributes:
-        counts: How many rollouts of each host were checked.
+        counts: The number of checked rollouts by host.
     """
 
     def __init__(self):
         self.counts = {}
-        self._last = {}  # of each host: the last observations, restarts, number
+        self._last = {}  # by host: last observations, restarts, number
 
     def check(self, rollouts):
         """Check rollouts, and return them."""
         for one in rollouts:
             life = one.observations[:, :, 1]
             observations, restarts, number = self._last.get(one.host, (None, -1, -1))
-            if one.restarts > restarts:  # new envs, and what was under way is missing
+            if one.restarts > restarts:  # new envs; unfinished rollouts were lost
                 assert one.number > number
                 assert (life[0] == 0).all()
                 assert one.starts[0].all()
             else:
                 assert (one.restarts, one.number) == (restarts, number + 1)
                 np.testing.assert_array_equal(one.observations[0], observations)
-            # What a reset observes is as old as the end of the episode before.
+            # A reset observes the same life as the end of the previous episode.
             np.testing.assert_array_equal(np.diff(life, axis=0), np.ones_like(life[1:]))
             np.testing.assert_array_equal(one.rewards, life[1:])
             self._last[one.host] = one.observations[-1].copy(), one.restarts, one.number
@@ -171,8 +171,8 @@ class Continuity:
 
 # -- clusters ------------------------------------------------------------------------------------
 
-MARK = "PYSAMPLER_TEST_CLUSTER"  # in the environment of all processes of a cluster
-# What is in the command lines of hosts and their workers.
+MARK = "PYSAMPLER_TEST_CLUSTER"  # in the environment of every process of a cluster
+# Parts of the command lines of hosts and their workers.
 PARTS = (
     "ray::HostActor",
     "PysamplerAnchor",
@@ -184,17 +184,17 @@ PARTS = (
 
 @contextlib.contextmanager
 def cluster_of(nodes, *, cpus=1, store=100):
-    """Start a cluster on this machine, whose head has no CPUs, and connect to it.
+    """Start a cluster on this machine, whose head node has no CPUs, and connect to it.
 
     Args:
         nodes: The number of other nodes.
-        cpus: How many CPUs each has.
-        store: How much memory for objects, in MiB.
+        cpus: The CPUs of each.
+        store: The memory for objects of each, in MiB.
     """
     before = dict(os.environ)
     os.environ[MARK] = str(os.getpid())
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # what tests import
-    # Otherwise Ray warns that it will not hide GPUs from some tasks.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # modules of the tests
+    # Else Ray warns that it will not hide GPUs from some tasks.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     cluster = Cluster(
         initialize_head=True,
@@ -202,7 +202,7 @@ def cluster_of(nodes, *, cpus=1, store=100):
             "num_cpus": 0,
             "include_dashboard": False,
             "object_store_memory": 150 * 2**20,
-            # By default a node that was killed is missed after 15 seconds.
+            # By default Ray notices a killed node after 15 seconds.
             "_system_config": {"health_check_period_ms": 1000, "health_check_timeout_ms": 3000},
         },
     )
@@ -227,7 +227,7 @@ def cluster_of(nodes, *, cpus=1, store=100):
 
 
 def _add_node(cluster, cpus, store):
-    """Add a node, and leave signals as they were."""
+    """Add a node, and restore the SIGTERM handler."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         return cluster.add_node(num_cpus=cpus, object_store_memory=store)
@@ -239,10 +239,10 @@ def processes_of_hosts(parts=PARTS):
     """Return the processes of all hosts of this program's cluster, and of their workers.
 
     Args:
-        parts: What the command lines of those wanted have.
+        parts: Return processes whose command lines have one of these.
     """
     me = psutil.Process()
-    own = {me.pid}  # this process has workers too
+    own = {me.pid}  # this process also has workers
     for child in me.children():
         if _line_of(child).find("pysampler._workers.fork_server") >= 0:
             own |= {child.pid, *(process.pid for process in child.children(recursive=True))}
@@ -257,7 +257,7 @@ def processes_of_hosts(parts=PARTS):
 
 
 def orphans_of_hosts():
-    """Return the processes of hosts that are no more."""
+    """Return the processes that ended hosts left behind."""
     found = processes_of_hosts()
     alive = {one.pid for one in found if "ray::HostActor" in _line_of(one)}
     orphans = []
@@ -275,7 +275,7 @@ def _line_of(process):
 
 
 def assert_nothing_left(seconds=30):
-    """Wait until no host is left: no process, no place that it had, and no actor."""
+    """Wait until no process and no placement group of a host is left."""
     gc.collect()
     end = time.monotonic() + seconds
     while True:
@@ -286,7 +286,7 @@ def assert_nothing_left(seconds=30):
         if left == ([], []):
             return
         assert time.monotonic() < end, left
-        time.sleep(0.05)  # they are nobody's children: there is nothing to wait on
+        time.sleep(0.05)  # poll: they are not our children
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""A module of a user's: policies that use what it holds."""
+"""A user module: policies that use its globals."""
 
 import numpy as np
 

@@ -1,11 +1,11 @@
-"""Exceptions of signal handlers, at each point at which Python runs one.
+"""Raises from signal handlers at each point at which Python runs them.
 
-Python looks for signals after a call, at the beginning of a function and at the end of a loop's
-body. ``at_each_point`` runs a program again and again, and lets a real signal arrive just before
-the n-th of these points within pysampler: its handler raises there.
+Python checks for signals after a call, at the start of a function and at the end of a loop body.
+``at_each_point`` runs a program repeatedly, and each time sends a real signal just before the n-th
+of these points within pysampler: its handler raises there.
 
-One point in four is tried, chosen by PYSAMPLER_FAULT_SEED, by default always the same, so that two
-runs of one commit try the same points. With PYSAMPLER_EVERY_POINT=1 (`make test-faults`) all are.
+One point in four is tried, chosen by PYSAMPLER_FAULT_SEED; its default is fixed, so that two runs
+of a commit try the same points. PYSAMPLER_EVERY_POINT=1 (`make test-faults`) tries all.
 """
 
 import _thread
@@ -29,12 +29,12 @@ SAMPLED = 4  # one point of this many is tried
 
 
 class Interrupted(BaseException):
-    """What the handler raises."""
+    """Raised by the handler."""
 
 
 class _Signal(int):
-    # A C function called by a property: Python does not look for signals before the end of the
-    # trace function that reads it.
+    # A property that calls a C function: Python does not check for signals before the trace
+    # function that reads it has ended.
     arrives = property(_thread.interrupt_main)
 
 
@@ -56,7 +56,7 @@ def _raise(*_):
 
 
 class _Trace:
-    """Lets the signal arrive before the n-th point."""
+    """Trace function that sends the signal before the n-th point."""
 
     def __init__(self, at, only, also):
         self.left = at
@@ -71,7 +71,7 @@ class _Trace:
             return None
         if self.only and code.co_name not in self.only:
             return None
-        frame.f_trace = self.inside  # first: Python 3.13 asks only a frame that has it for opcodes
+        frame.f_trace = self.inside  # first: Python 3.13 traces opcodes only in frames that have it
         frame.f_trace_opcodes = True
         return self.inside
 
@@ -80,8 +80,8 @@ class _Trace:
             return self.inside
         if dis.opname[frame.f_code.co_code[frame.f_lasti]] in _POINTS:
             self.left -= 1
-            if self.left == 0 and os.getpid() == self.process:  # or it is a fork, in which
-                # signals wait until the worker outlives them
+            if self.left == 0 and os.getpid() == self.process:  # not in a fork: there
+                # signals are blocked until the worker is ready for them
                 self.where = f"{frame.f_code.co_qualname} line {frame.f_lineno}"
                 sys.settrace(None)
                 _USR1.arrives  # noqa: B018
@@ -89,7 +89,7 @@ class _Trace:
 
 
 def points(step=1, first=1):
-    """Yield the numbers of points to try: each ``step``-th, or a sample of those."""
+    """Yield the numbers of the points to try: each ``step``-th, or a sample of them."""
     if EVERY_POINT:
         yield from itertools.count(first, step)
     print(f"PYSAMPLER_FAULT_SEED={SEED}")
@@ -103,8 +103,8 @@ def points(step=1, first=1):
 def at_point(n, program, act=_raise, only=(), also=()):
     """Call a program, and ``act`` as a signal handler at its n-th point.
 
-    ``also``: files beside those of pysampler whose points count.
-    Returns (whether the program got that far, what it returned or None, where it was).
+    ``also``: files other than pysampler's whose points count.
+    Returns (whether the point was reached, the program's result or None, the place).
     """
     trace, result = _traced(n, program, act, only, also)
     return trace.left == 0, result, trace.where
@@ -113,11 +113,11 @@ def at_point(n, program, act=_raise, only=(), also=()):
 def _traced(n, program, act, only, also=()):
     trace = _Trace(n, only, also)
     result = None
-    gc.freeze()  # what an earlier program left is not finalized at a point of this one
+    gc.freeze()  # keeps garbage of earlier programs from being finalized in this one
     with handler(act), warnings.catch_warnings():
-        # A socket is closed by its finalizer where the exception comes past the line that does so.
+        # If the exception skips the line that closes a socket, its finalizer closes it.
         warnings.simplefilter("ignore", ResourceWarning)
-        sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for such a frame in settrace
+        sys._getframe().f_trace_opcodes = True  # Python 3.12: settrace checks for it
         sys.settrace(trace)
         try:
             result = program()
@@ -133,7 +133,7 @@ def _traced(n, program, act, only, also=()):
 def at_each_point(program, check, act=_raise, only=(), step=1, first=1):
     """Interrupt a program at a sample of its points in turn; ``check(result, where)`` after each.
 
-    ``result`` is None where the exception came through. Returns how many points there were.
+    ``result`` is None if the exception came through. Returns the number of points.
     """
     for n in points(step, first):
         trace, result = _traced(n, program, act, only)

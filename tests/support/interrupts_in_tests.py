@@ -1,4 +1,4 @@
-"""What tests of interrupts share."""
+"""Helpers for tests of interrupts."""
 
 import gc
 import os
@@ -19,7 +19,7 @@ def garbage_goes_with_its_test():
 
 
 class Counter(gym.Env):
-    """Observes how many steps it has made; says so in infos too, which may need a message."""
+    """Observes its step count; also returns it in infos as text, which may go by mail."""
 
     observation_space = spaces.Box(-1, 2.0**40, (2,), np.float64)
     action_space = spaces.Discrete(16)
@@ -54,14 +54,14 @@ def counters(count=4, *, talks=True, **kwargs):
 closing_while_pending = pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting")
 
 
-# What is unpickled in this process while a signal arrives: a class, so that it can be pickled.
+# Raises a signal while this process unpickles it. A class, so that it can be pickled.
 class Slow:
     def __reduce__(self):
         return unpickled, (os.getpid(),)
 
 
 def unpickled(pid):
-    """Let a signal arrive where an answer is read."""
+    """Raise a signal while an answer is read."""
     if pid != os.getpid():
         signal.raise_signal(signal.SIGUSR1)
     return Slow()

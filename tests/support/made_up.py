@@ -1,4 +1,4 @@
-"""Envs made up for tests, and what it means that two results are the same."""
+"""Envs for tests, and ``same``, the exact comparison of results."""
 
 import copy
 import os
@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 
 class SpaceEnv(gym.Env):
-    """Draws observations from a space, and tells in its infos just what it was given as action."""
+    """Draws observations from a space; its infos describe the action exactly as it arrived."""
 
     metadata = {"render_modes": ["rgb_array"], "made_up": True}  # noqa: RUF012
     render_mode = "rgb_array"
@@ -71,7 +71,7 @@ class SpaceEnv(gym.Env):
         info = self._info("step")
         if self.infos == "all":
             info["action"] = describe(action)
-            # An action handed over stays what it was.
+            # Actions do not change after they were handed over.
             info["kept"] = all(describe(a) == told for a, told in self.kept[-5:])
         end, cut = self.np_random.random() < self.ends, self.np_random.random() < self.ends
         return self._observe(), self.np_random.normal(), bool(end), bool(cut), info
@@ -84,7 +84,7 @@ class SpaceEnv(gym.Env):
 
 
 def describe(value):
-    """Type, dtype, shape and content of an action, as text."""
+    """Return the type, dtype, shape and content of an action as text."""
     if isinstance(value, dict):
         return {k: describe(v) for k, v in value.items()}.__repr__()
     if isinstance(value, (tuple, list)):
@@ -95,7 +95,7 @@ def describe(value):
 
 
 class TellingEnv(gym.Env):
-    """Does what its action says: the faults users meet."""
+    """Fails in the way its action selects: the faults that users meet."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(16)

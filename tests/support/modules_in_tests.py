@@ -4,7 +4,7 @@ import torch
 
 
 class Net(torch.nn.Module):
-    """Acts by its last logits too, which are its state."""
+    """A network with a state: its last logits."""
 
     def __init__(self):
         super().__init__()

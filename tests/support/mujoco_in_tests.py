@@ -1,4 +1,4 @@
-"""gymnasium's MuJoCo envs simulated together, and the same envs one by one."""
+"""gymnasium's MuJoCo envs, simulated together (native) and one by one."""
 
 import functools
 import importlib
@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import same
 
 import pysampler
-import pysampler.envs.meta  # registers some
+import pysampler.envs.meta  # registers envs
 from pysampler._vector.mujoco.env_server import TaskServer
 
 MODES = NEXT_STEP, SAME_STEP, DISABLED = list(AutoresetMode)
@@ -24,17 +24,17 @@ IDS = [
 ]
 META_IDS = ["HalfCheetahDir-v5", "HalfCheetahVel-v5", "AntDir-v5", "AntVel-v5"]
 CHEETAH = "HalfCheetah-v5"
-# The quick set has one that never terminates and one that soon does.
+# The quick set: an env that never terminates, one that soon does, and one with tasks.
 QUICK = CHEETAH, "InvertedPendulum-v5", "HalfCheetahVel-v5"
 
 
 def each(env_ids):
-    """Return parameters for env ids: most of them are slow, all together."""
+    """Return parameters for env ids; all but a few are marked slow."""
     return [pytest.param(one, marks=[] if one in QUICK else [pytest.mark.slow]) for one in env_ids]
 
 
 def together(env_id, count=3, arguments=None, wrappers=None, **vector_kwargs):
-    """Envs that are simulated together, in this process by default."""
+    """Return envs that are simulated together, inline by default."""
     vector_kwargs = {"num_workers": 0, "native": True, **vector_kwargs}
     return pysampler.make_vec(
         env_id, count, vector_kwargs=vector_kwargs, wrappers=wrappers, **(arguments or {})
@@ -42,18 +42,18 @@ def together(env_id, count=3, arguments=None, wrappers=None, **vector_kwargs):
 
 
 def ordinary(env_id, count=3, arguments=None, **vector_kwargs):
-    """The same, each env simulated by itself."""
+    """Return the same envs, each simulated on its own."""
     return together(env_id, count, arguments, native=False, **vector_kwargs)
 
 
 def one_by_one(env_id, count=3, arguments=None, mode=NEXT_STEP):
-    """The same envs in gymnasium's own vector env."""
+    """Return the same envs in a SyncVectorEnv."""
     env_fns = [functools.partial(gym.make, env_id, **(arguments or {}))] * count
     return SyncVectorEnv(env_fns, autoreset_mode=mode)
 
 
 def drawn_actions(space, seed, steps, beyond=1.0):
-    """Actions of some steps, a few of them out of the range by a factor; dtypes in turn."""
+    """Yield actions of alternating dtypes; each fifth is out of range by a factor ``beyond``."""
     rng = np.random.default_rng(seed)
     for step in range(steps):
         factor = beyond if step % 5 == 0 else 1.0
@@ -62,7 +62,7 @@ def drawn_actions(space, seed, steps, beyond=1.0):
 
 
 def identical(ours, theirs, place=""):
-    """Assert that two results are the same, down to the sign of each zero."""
+    """Assert that two results are equal, down to the signs of zeros."""
     same(ours, theirs, place)
     for one, other in zip(_leaves(ours), _leaves(theirs), strict=True):
         there = ~np.isnan(one)
@@ -70,7 +70,7 @@ def identical(ours, theirs, place=""):
 
 
 def _leaves(value):
-    """Every array of floats in a result."""
+    """Yield every array of floats in a result."""
     if isinstance(value, dict):
         for key in sorted(value):
             yield from _leaves(value[key])
@@ -86,12 +86,12 @@ def _leaves(value):
 
 
 def compare(ours, theirs, actions):
-    """Step both with the same actions, and assert that all they return is the same.
+    """Step both with the same actions, and assert that all results are equal.
 
-    Where nothing resets what has ended, both are told to.
+    With autoreset disabled, it resets the ended episodes of both.
 
     Returns:
-        How many episodes ended.
+        The number of ended episodes.
     """
     ended = 0
     for step, row in enumerate(actions):
@@ -106,7 +106,7 @@ def compare(ours, theirs, actions):
 
 
 def walk(envs, actions):
-    """What some steps return, and the resets of what ended, where nothing else does that."""
+    """Return the results of steps and, with autoreset disabled, of resets after ends."""
     results = []
     for row in actions:
         results.append(envs.step(row))
@@ -117,12 +117,12 @@ def walk(envs, actions):
 
 
 def made(env_id=CHEETAH, native="auto", wrappers=None, arguments=None, **vector_kwargs):
-    """Two envs in this process, of the kind that is chosen."""
+    """Return two inline envs, native or not as ``native`` chooses."""
     return together(env_id, 2, arguments, wrappers, native=native, **vector_kwargs)
 
 
 def is_native(envs):
-    """As its name, its stats and where it steps its envs say."""
+    """Return whether envs are native; assert that repr, stats and env server agree."""
     told = "native" in repr(envs)
     assert envs.stats().native == told
     assert isinstance(envs._pool._inline._server, TaskServer) == told
@@ -131,7 +131,7 @@ def is_native(envs):
 
 
 def assert_equal(env_id, arguments, mode=SAME_STEP, steps=30):
-    """Assert that envs with these arguments are those of SyncVectorEnv, in short episodes."""
+    """Assert that native envs with these arguments match SyncVectorEnv, in short episodes."""
     arguments = {"max_episode_steps": 13, **arguments}
     ours = together(env_id, 3, arguments, autoreset_mode=mode, groups=2)
     theirs = one_by_one(env_id, 3, arguments, mode)
@@ -146,7 +146,7 @@ def assert_equal(env_id, arguments, mode=SAME_STEP, steps=30):
 
 
 def arguments_of(env_id):
-    """Return the names and defaults of the arguments of an env's class."""
+    """Return the parameters of an env's class and their defaults."""
     module, _, name = gym.spec(env_id).entry_point.partition(":")
     parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
     return {name: one.default for name, one in parameters.items() if name != "kwargs"}

@@ -1,4 +1,4 @@
-"""Parallel envs of PettingZoo's, for tests of their vector env."""
+"""PettingZoo parallel envs for tests of their vector env."""
 
 import numpy as np
 from gymnasium import spaces
@@ -72,7 +72,7 @@ class Dying(Leaving):
 
 
 class Joining(Leaving):
-    """Agents a and b leave after two steps; c, who was not there, joins then for two steps."""
+    """Agents a and b leave after two steps; then c joins for two steps."""
 
     def __init__(self):
         super().__init__((2, 2, 4))

@@ -1,4 +1,4 @@
-"""What tests of policies share."""
+"""Helpers for tests of policies."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ def still(observations):
 
 
 def first(envs, policy, **options):
-    """A rollout of five steps, as copies of what a learner reads."""
+    """Return copies of the actions and extras of a rollout of five steps."""
     with pysampler.Rollouts(envs, policy, 5, **options) as rollouts:
         rollout = next(rollouts)
         return {

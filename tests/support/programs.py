@@ -1,4 +1,4 @@
-"""Programs of a user's, run in an interpreter of their own."""
+"""User programs, run in a new interpreter."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def completed(*arguments, **kwargs):
-    """Run the interpreter with these arguments to its end, which must be a good one."""
+    """Run the interpreter with these arguments; it must exit with 0."""
     done = subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,
@@ -21,7 +21,7 @@ def completed(*arguments, **kwargs):
 
 
 def processes_in(folder):
-    """Return the pids of the other processes that work in a folder."""
+    """Return the pids of other processes whose working directory is ``folder``."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cwd"):
         try:

@@ -1,4 +1,4 @@
-"""What tests of the replay buffer share."""
+"""Helpers for tests of the replay buffer."""
 
 import itertools
 
@@ -13,7 +13,7 @@ def make(capacity, **options):
 
 
 def history(random, envs, steps, end=0.2):
-    """Transitions of some envs, one after the other as they come: dicts."""
+    """Return random transitions of several envs, as dicts in the order they arrive."""
     rows, numbers = [], itertools.count()
     for _ in range(steps):
         number = next(numbers)
@@ -37,7 +37,7 @@ def add(replay, rows):
 
 
 def expected(rows, at, n_step, gamma):
-    """(sum of rewards, discount, number of the last step) of a transition, the slow way."""
+    """Return (sum of rewards, discount, last step's number) of a transition, by a plain loop."""
     mine = [row for row in rows[at:] if row["env"] == rows[at]["env"]]
     total, discount = 0.0, 1.0
     for row in mine[:n_step]:
@@ -49,7 +49,7 @@ def expected(rows, at, n_step, gamma):
 
 
 def one(x, **rest):
-    """Arguments of one record."""
+    """Return the arguments that add one record."""
     own = {"rewards": [1.0], "terminated": [False], "truncated": [False], "env": [0]}
     return {"fields": {"x": x}, **own, **rest}
 

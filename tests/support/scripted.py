@@ -1,4 +1,4 @@
-"""Envs whose episodes end where a script says, and rollouts of them made the slow way."""
+"""Envs whose episodes end by a script, and their rollouts made by a plain loop."""
 
 import os
 import threading
@@ -12,10 +12,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 
 class Scripted(gym.Env):
-    """Observes (its seed, episode, steps, last action); ends episodes as its script says.
+    """Observes (its seed, episode, steps, last action); ends episodes by its script.
 
-    ``script`` is a string: what the n-th step of its life is: "." nothing, "t" terminated, "c" cut
-    off, "b" both; then it begins again. ``slow``: seconds that a step takes.
+    The n-th character of ``script`` is for the n-th step of its life: "." the episode continues,
+    "t" terminated, "c" cut off (truncated), "b" both; then the script repeats. ``slow``: seconds
+    that a step takes.
     """
 
     observation_space = spaces.Box(-(2.0**40), 2.0**40, (4,), np.float64)
@@ -51,7 +52,7 @@ class Scripted(gym.Env):
 
 
 class Mortal(gym.Env):
-    """Observes (seed, steps); does at some step of its life what it is made for."""
+    """Observes (seed, steps); dies, raises or hangs in step ``at`` of its life."""
 
     observation_space = spaces.Box(-(2.0**40), 2.0**40, (2,), np.float64)
     action_space = spaces.Box(-1, 1, (1,), np.float64)
@@ -73,7 +74,7 @@ class Mortal(gym.Env):
     def step(self, action):
         self.life += 1
         self.steps += 1
-        # Only the first time: who takes its place finds the mark.
+        # Only the first time: its replacement finds the mark.
         if self.life == self.at and (self.mark is None or not self.mark.exists()):
             if self.mark is not None:
                 self.mark.touch()
@@ -87,14 +88,14 @@ class Mortal(gym.Env):
 
 
 def policy(observations):
-    """Of observations alone: actions that tell them apart, and what else there is to say."""
+    """Return actions and extras that depend only on the observations, and differ by them."""
     x = observations.sum(axis=-1)
     actions = np.stack([np.sin(x), np.cos(x)], axis=-1).astype(np.float32)
     return actions, {"value": (x / 3).astype(np.float32), "pair": np.stack([x, -x], axis=-1)}
 
 
 class Counting:
-    """A policy with a state: how many steps ago the episode began, and what it saw since."""
+    """A policy with a state: the steps since the episode began, and decaying sums."""
 
     def initial_state(self, count):
         return {"steps": np.zeros(count, np.int64), "seen": (np.full((count, 2), 0.5),)}
@@ -107,7 +108,7 @@ class Counting:
 
 
 def slow_rollout(env_fns, policy, steps, seed, *, stateful=False):
-    """What T steps of a policy are: a plain loop over gymnasium's own vector env."""
+    """Return the expected rollout: a plain loop over gymnasium's SyncVectorEnv."""
     envs = SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
     count = envs.num_envs
     observations, _ = envs.reset(seed=seed)
@@ -154,7 +155,7 @@ def slow_rollout(env_fns, policy, steps, seed, *, stateful=False):
 
 
 def by_env(batches):
-    """Rows of each env, in the order of their numbers; none is missing."""
+    """Return the rows of each env; assert that their numbers are complete and in order."""
     rows = defaultdict(list)
     for batch in batches:
         for row in batch.rows:

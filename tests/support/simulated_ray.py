@@ -1,14 +1,14 @@
-"""A Ray in this process: what pysampler.ray calls of it, with nodes and a clock that are made up.
+"""A simulated Ray in this process: the calls that pysampler.ray uses, simulated nodes and clock.
 
-``installed`` puts it in the place of ``ray`` in all modules of ``pysampler.ray``. Actors are then
-objects in this process, and run the code of real hosts. A call takes as long as its node is set to
-take, and time passes only while something waits. As in Ray
+``installed`` replaces ``ray`` in all modules of ``pysampler.ray``. Actors are then objects in this
+process that run the code of real hosts. A call takes ``Node.seconds``, and time passes only while
+something waits. As in Ray
 
 - arguments and results are pickled, and arrays in results are read-only views of the store;
 - an actor dies when the last handle to it is gone;
-- a call to an actor that Ray starts again fails at once, one to an actor that has not been started
-  yet waits;
-- ``wait`` returns what is ready in the order in which it was asked for.
+- a call to an actor that is being restarted fails at once; a call to one that has not started yet
+  waits;
+- ``wait`` returns ready references in the order in which they were passed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-import pysampler.ray  # noqa: F401 - its modules are changed here
+import pysampler.ray  # noqa: F401 - its modules are patched here
 from pysampler._vector import arguments
 from pysampler.sync import now
 
@@ -43,7 +43,7 @@ CONTROL = {"load", "control", "kill_workers", "close"}
 
 
 class Ref:
-    """What will be an answer: a pickle in the store, or an exception."""
+    """A future result: a pickle in the store, or an exception."""
 
     def __init__(self):
         self.done = False
@@ -59,12 +59,12 @@ class Node:
     Attributes:
         id: Its id.
         address: Its address.
-        cpus: How many CPUs it has.
-        alive: Whether it has not been removed.
-        missed_at: When Ray notices that it was removed: heartbeats are missing for a while.
-        full: Whether something else has its CPUs, and no actor can start.
+        cpus: The number of its CPUs.
+        alive: False once it was removed.
+        missed_at: When Ray notices its removal, by missing heartbeats.
+        full: Whether other work has its CPUs, so that no actor can start.
         reserved: Whether another placement group has its CPUs.
-        seconds: How long a call to an actor on it takes.
+        seconds: The duration of a call to an actor on it.
     """
 
     def __init__(self, number, cpus):
@@ -74,15 +74,15 @@ class Node:
 
 
 class Process:
-    """An actor, and the process that it has now.
+    """An actor and its current process.
 
     Attributes:
-        options: What it was made with.
-        moves: Whether it starts again on another node when its own is removed.
-        state: "new", "starting" again, "running" or "dead".
-        stopped: Whether it does nothing, as after SIGSTOP.
-        calls: The calls that wait for it: (name, arguments, ref).
-        under_way: The call under way, as (ref, what it has returned, when it ends).
+        options: The options it was made with.
+        moves: Whether it restarts on another node when its own is removed.
+        state: "new", "starting" (again), "running" or "dead".
+        stopped: Whether it is frozen, as after SIGSTOP.
+        calls: The queued calls: (name, arguments, ref).
+        under_way: The running call: (ref, its result, its end).
     """
 
     def __init__(self, ray, kind, place, moves):
@@ -111,14 +111,14 @@ class Process:
         return ref
 
     def why_not(self):
-        """Return what a call raises while Ray starts the process again."""
+        """Return the error of calls while Ray restarts the process."""
         node = self.place()
         if self.moves or node.alive or self.ray.time < node.missed_at:
             return ActorUnavailableError("The actor is temporarily unavailable", None)
         return ActorUnschedulableError("The node does not exist any more")
 
     def next_event(self):
-        """Return when something happens here; None if nothing will."""
+        """Return the time of the next event here, or None."""
         if self.state in ("new", "starting"):
             node = self.place()
             if node is not None and node.alive and not node.full:
@@ -143,14 +143,14 @@ class Process:
         self.start_next()
 
     def start_next(self):
-        """Begin with the next call: it acts now, and its result is there later."""
+        """Begin the next call: it runs now, and its result arrives later."""
         if self.state == "running" and not self.stopped and not self.under_way and self.calls:
             name, args, ref = self.calls.popleft()
             ends_at = self.ray.time + int(self.node.seconds * SECOND)
             self.under_way = ref, self.returned(name, args), ends_at
 
     def returned(self, name, args):
-        """Call a method; return its result and what it raised."""
+        """Call a method; return (result, error)."""
         self.ray.node, self.ray.options = self.node, self.options
         self.ray.when_called.get(name, lambda: None)()
         try:
@@ -159,7 +159,7 @@ class Process:
             return None, RayTaskError(name, repr(error), error)
 
     def die(self, *, restart):
-        """End the process; an actor that does not start again is dead."""
+        """End the process; without a restart the actor is dead."""
         if self.state == "dead":
             return
         instance, self.instance = self.instance, None
@@ -178,11 +178,11 @@ class Process:
                 instance.close()  # its workers end with it
                 del instance
                 if traced:
-                    gc.collect()  # what would end with that process
+                    gc.collect()  # objects that would end with that process
 
 
 class Handle:
-    """A handle to an actor; when the last one is gone, so is the actor."""
+    """A handle to an actor; the actor dies with its last handle."""
 
     def __init__(self, process):
         self._process = process
@@ -196,7 +196,7 @@ class Handle:
 
 
 class Group:
-    """A placement group; its bundles are on different nodes, and move when a node is removed."""
+    """A placement group; its bundles are on different nodes, and move off removed nodes."""
 
     def __init__(self, ray, bundles, strategy):
         self.ray, self.bundles, self.strategy = ray, bundles, strategy
@@ -228,18 +228,18 @@ class SimulatedRay:
     """The module ``ray``.
 
     Args:
-        nodes: How many nodes there are, with one CPU each.
+        nodes: The number of nodes, with one CPU each.
 
     Attributes:
         nodes_by_age: The nodes.
-        restart_seconds: How long it takes until a process that died runs again.
-        miss_seconds: How long it takes until Ray notices that a node was removed.
-        fetch_seconds: How long a result takes to this node, once it was asked for.
-        processes: All actors that there have been.
-        groups: The placement groups that have not been removed.
-        keepers: The keepers that have not been ended, whose actors are not simulated.
+        restart_seconds: The time from the death of a process to its restart.
+        miss_seconds: The time from the removal of a node until Ray notices it.
+        fetch_seconds: The transfer time of a requested result to this node.
+        processes: All actors so far.
+        groups: The placement groups that were not removed.
+        keepers: The keepers that were not ended; their actors are not simulated.
         mode: Whether this process is a driver or a worker of Ray.
-        requests: The names of the methods that were called.
+        requests: The names of the called methods.
         when_called: Functions to call just before a method of this name begins.
     """
 
@@ -255,7 +255,7 @@ class SimulatedRay:
         self.mode = ray.SCRIPT_MODE
         self.requests = []
         self.when_called = {}
-        self.later = []  # (when, what to call)
+        self.later = []  # (time, function)
         self.util = types.SimpleNamespace(get_node_ip_address=lambda: self.node.address)
         self.node = None
         self._stored = {}  # weak references to the arrays in the store
@@ -275,7 +275,7 @@ class SimulatedRay:
         return [node for node in self.nodes_by_age if node.alive]
 
     def remove_node(self, node):
-        """Remove a node without grace, with the processes on it."""
+        """Remove a node ungracefully, with its processes."""
         node.alive, node.missed_at = False, self.time + int(self.miss_seconds * SECOND)
         for process in self.processes:
             if node in (process.node, None if process.moves else process.place()):
@@ -291,11 +291,11 @@ class SimulatedRay:
         return process
 
     def kill_process(self, node):
-        """Kill the process of the actor on a node, as a signal does."""
+        """Kill the process of the actor on a node, like SIGKILL."""
         self.process_on(node).die(restart=True)
 
     def at(self, seconds, function):
-        """Call a function after a number of seconds."""
+        """Call a function after some seconds."""
         self.later.append((self.time + int(seconds * SECOND), function))
 
     # -- time ------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ class SimulatedRay:
         self.pass_until(self.time + int(seconds * SECOND))
 
     def pass_until(self, until, over=lambda: False):
-        """Let happen what happens until then, or until something is so."""
+        """Process events until the time ``until``, or until ``over()`` is true."""
         with untraced():
             while not over():
                 events = [(at, function) for at, function in self.later]
@@ -333,7 +333,7 @@ class SimulatedRay:
                 function()
 
     def settle(self):
-        """Let all that is under way end."""
+        """Process all pending events."""
         self.pass_until(self.time + 3600 * SECOND, lambda: not self._busy())
 
     def _busy(self):
@@ -359,7 +359,7 @@ class SimulatedRay:
 
     @property
     def stored_bytes(self):
-        """The size of all arrays in the store that something refers to."""
+        """The size of all referenced arrays in the store."""
         gc.collect()
         arrays = [array() for array in self._stored.values()]
         return sum(array.nbytes for array in arrays if array is not None)
@@ -371,7 +371,7 @@ class SimulatedRay:
         if not self._here(ref):
             raise GetTimeoutError
         if ref.error is not None:
-            raise copy.copy(ref.error)  # as Ray: another one each time
+            raise copy.copy(ref.error)  # like Ray: a new exception each time
         with untraced():
             return pickle.loads(ref.data, buffers=ref.buffers)
 
@@ -436,7 +436,7 @@ class SimulatedRay:
             checked = ray.remote(**groups)(kind)
 
             def options(**options):
-                checked.options(**options)  # raises what is wrong
+                checked.options(**options)  # raises for wrong options
                 return types.SimpleNamespace(remote=lambda: self._actor(kind, options))
 
             return types.SimpleNamespace(options=options)
@@ -470,7 +470,7 @@ class SimulatedRay:
 
 @contextlib.contextmanager
 def untraced():
-    """Run what would be in another process: signals of ``interrupts`` do not arrive there."""
+    """Run code that stands for another process, without the signals of ``interrupts``."""
     trace = sys.gettrace()
     sys.settrace(None)
     try:
@@ -481,7 +481,7 @@ def untraced():
 
 @contextlib.contextmanager
 def installed(simulated, monkeypatch):
-    """Put a simulated Ray in the place of Ray; nothing of it may be left at the end."""
+    """Replace Ray with a simulated one; assert that nothing of it is left at the end."""
     replaced = {
         "ray": simulated,
         "now": simulated.now,

@@ -1,4 +1,4 @@
-"""Processes that are stopped and continued, as by Ctrl-Z, a batch system or a container's pause."""
+"""Stops and continues processes, like Ctrl-Z, a batch system or a paused container."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ def family(pid):
 
 
 def stop(pids):
-    """Stop processes, and wait until they are."""
+    """Stop processes, and wait until they have stopped."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     stopped = {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
@@ -25,7 +25,7 @@ def stop(pids):
 
 
 def continue_(pids):
-    """Let processes go on."""
+    """Continue processes."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
@@ -33,7 +33,7 @@ def continue_(pids):
 
 @contextlib.contextmanager
 def suspended(pids):
-    """Stop processes, and let them go on at the end of the block."""
+    """Stop processes for the duration of the block."""
     try:
         stop(pids)
         yield
@@ -42,6 +42,6 @@ def suspended(pids):
 
 
 def suspend(pids, seconds):
-    """Stop processes for some time."""
+    """Stop processes for some seconds."""
     with suspended(pids):
         time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Programs in a real terminal."""
+"""Programs in a pseudo-terminal."""
 
 import fcntl
 import os
@@ -11,10 +11,10 @@ import termios
 
 
 def on_screen(*arguments, columns=80, lines=24, kind="xterm-256color", once=None, keys=b""):
-    """Run the interpreter in a terminal; return its exit status and all that it showed.
+    """Run the interpreter in a terminal; return its exit status and output.
 
-    ``kind``: what TERM says. ``once``: a text, and what to call when the terminal shows it; that
-    may return the next such pair. After the last ``keys`` are pressed.
+    ``kind``: the value of TERM. ``once``: a pair of a text and a function, which is called when
+    the terminal shows the text, and may return the next pair. Then ``keys`` are pressed.
     """
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
@@ -51,5 +51,5 @@ def on_screen(*arguments, columns=80, lines=24, kind="xterm-256color", once=None
 
 
 def plain(text):
-    """Return text without the codes of colours, and those that move the cursor."""
+    """Return text without the escape codes for colors and cursor moves."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)

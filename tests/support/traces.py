@@ -1,4 +1,4 @@
-"""Traces, read as a viewer of Chrome's JSON reads them."""
+"""Reads traces like a viewer of Chrome's JSON format."""
 
 import json
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class Track:
     values: list[tuple[int, float]] = field(default_factory=list)
 
     def named(self, *names):
-        """Those whose names begin so."""
+        """Return the slices whose names begin with one of ``names``."""
         return [one for one in self.slices if one.name.startswith(names)]
 
 
@@ -30,7 +30,7 @@ def ns(us):
 
 
 def read(path):
-    """The tracks of a trace, by name; slices by their beginnings, the longest first."""
+    """Return the tracks of a trace by name, slices sorted by start, then longest first."""
     events = json.loads(Path(path).read_text())["traceEvents"]
     names = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}
     tracks = {name: Track(name) for name in names.values()}

@@ -1,4 +1,4 @@
-"""What tests of examples share."""
+"""Helpers for tests of examples."""
 
 import contextlib
 import signal
@@ -7,7 +7,7 @@ import sys
 
 
 def killed_after(steps, checkpoints, program, *arguments):
-    """Kill a training once it has saved a checkpoint of more steps; return those of the newest."""
+    """Kill a training once it saved a checkpoint past ``steps``; return the newest one's step."""
     training = subprocess.Popen([sys.executable, program, *arguments], start_new_session=True)
     try:
         while (checkpoints.latest or 0) <= steps and training.poll() is None:
