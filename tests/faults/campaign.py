@@ -1,9 +1,9 @@
-"""Random pools of random envs meet random faults, and everything that must not happen is counted.
+"""Fault campaign: random pools of random envs meet random faults; violations are counted.
 
     python tests/faults/campaign.py --seconds 600 --out benchmarks/results
 
-Each case has a seed, which decides what is made, who fails how and when somebody is killed. A case
-ends when its steps are done or its pool has ended; one in which nothing happens is a hang.
+The seed of a case decides its pool, its envs, their faults, and the times of kills. A case ends
+when its steps are done or its pool has ended; one without progress is a hang.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import campaigns
 
 MARK = "PYSAMPLER_CAMPAIGN"
-HANG = 60.0  # seconds without a step after which a case is one
-LONG = 20.0  # seconds after which a case has taken long enough: workers that hang, and are spawned
-NUMBER, STEPS, EPISODE = range(3)  # what an observation shows
+HANG = 60.0  # seconds without a step that count as a hang
+LONG = 20.0  # seconds after which a case stops early: workers that hang or are spawned are slow
+NUMBER, STEPS, EPISODE = range(3)  # the columns of an observation
 
 FAULTS = [
     *("raise", "exit", "os._exit", "segfault", "kill", "out of memory", "hang", "hang in C"),
@@ -55,7 +55,7 @@ LASTING = {"hang", "hang in C"}
 
 
 class Faulty(gym.Env):
-    """Shows who it is and how many steps it has taken; fails as its dice have it."""
+    """Observes (number, steps, episode); fails at random."""
 
     observation_space = spaces.Box(-1, 2.0**40, (3,), np.float64)
     action_space = spaces.Discrete(3)
@@ -111,7 +111,7 @@ class Faulty(gym.Env):
                 ctypes.PyDLL(None).pause()
             if fault == "close fds":
                 os.closerange(3, 100)
-            if fault == "fork":  # something that lives on, and is to end with the worker
+            if fault == "fork":  # survives the env, and must end with the worker
                 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
             if fault == "print":
                 print("x" * (1 << 20), flush=True)
@@ -122,7 +122,7 @@ class Faulty(gym.Env):
 
 
 class Simulated(Task):
-    """A MuJoCo env that shows what ``Faulty`` does. Simulations of it step together."""
+    """A MuJoCo task with the observations of ``Faulty``; its envs are simulated together."""
 
     MODEL = """<mujoco><worldbody><body><joint name="j"/><geom size="0.1"/></body></worldbody>
         <actuator><motor joint="j" ctrlrange="-1 1"/></actuator></mujoco>"""
@@ -156,16 +156,16 @@ class Simulated(Task):
 
 @dataclass
 class Report:
-    """What happened."""
+    """Counts of a campaign."""
 
     cases: int = 0
     steps: int = 0
-    ended: Counter = field(default_factory=Counter)  # how cases ended
+    ended: Counter = field(default_factory=Counter)  # cases, by their ends
     faults: Counter = field(default_factory=Counter)
     kills: int = 0
     restarts: int = 0
     notices_ms: list = field(default_factory=list)
-    wrong: list = field(default_factory=list)  # what must not happen: (seed, what)
+    wrong: list = field(default_factory=list)  # violations: (seed, text)
 
 
 class Case:
@@ -194,7 +194,7 @@ class Case:
         self.done = threading.Event()
 
     def make(self):
-        faulty = self.dice.randrange(self.count + 1)  # so many of them
+        faulty = self.dice.randrange(self.count + 1)  # the number of faulty envs
         fns = [
             functools.partial(
                 Faulty, i, self.seed + i, self.faults if i < faulty else [], self.rate
@@ -246,7 +246,7 @@ class Case:
                 envs.close(terminate=True)
 
     def sample(self):
-        self.last = [None] * self.count  # steps, episode of what was seen last
+        self.last = [None] * self.count  # by env: last observed (steps, episode)
         self.reset()
         for _ in range(self.steps):
             if not self.goes_on():
@@ -275,7 +275,7 @@ class Case:
         return np.zeros(count, np.int64)
 
     def goes_on(self):
-        """Something has happened; whether more is to."""
+        """Reset the watchdog; return whether the case continues."""
         faulthandler.dump_traceback_later(HANG, exit=True)
         return time.monotonic() < self.began + LONG
 
@@ -293,7 +293,7 @@ class Case:
         self.report.faults[kind or type(error.__cause__).__name__] += 1
 
     def reset(self):
-        """Until all envs have been reset; some may raise."""
+        """Retry until all envs are reset; some may raise."""
         while True:
             try:
                 while self.envs.pending:
@@ -344,7 +344,7 @@ class Case:
             envs.send(self.idle(len(ids)), ids)
 
     def look(self, ids, results):
-        """Nobody's step was lost or done twice, but for those whose worker was."""
+        """Check that no step was lost or repeated, except those of lost workers."""
         observations, rewards, terminated, truncated, infos = results
         lost = infos.get("worker_lost", np.zeros(len(ids), np.bool_))
         self.report.steps += len(ids)
@@ -375,7 +375,7 @@ class Case:
             self.report.wrong.append((self.seed, what))
 
     def kill_some(self):
-        """Kill a worker, or the fork server: while it starts, works, is called, closes."""
+        """Kill workers or the fork server at random times."""
         dice = random.Random(self.seed + 1)
         for _ in range(self.kills):
             if self.done.wait(dice.expovariate(1 / 0.1)):
@@ -398,7 +398,7 @@ class Case:
 
 
 class SimulatedCase(Case):
-    """Envs that are simulated together; their workers are killed."""
+    """A case with native envs, whose workers are killed."""
 
     method = "render"
 
@@ -431,7 +431,7 @@ class SimulatedCase(Case):
 
 
 class Weighted:
-    """Acts, and tells by which weights; it would notice if they were of two versions."""
+    """Reports the weights it acts by; raises if they mix two versions."""
 
     def __init__(self):
         self.weights = {"a": np.zeros(3000), "b": np.zeros(3000)}
@@ -455,7 +455,7 @@ class LearnerError(Exception):
 
 
 class ActorCase(Case):
-    """Actors, with a learner that may be slow or fail, in phases perhaps, and watched perhaps."""
+    """Actors with a learner that may be slow or fail, sometimes in phases or with a Watcher."""
 
     def __init__(self, seed, report):
         super().__init__(seed, report)
@@ -467,7 +467,7 @@ class ActorCase(Case):
         self.learner_fails = dice.random() < 0.1
 
     def sample(self):
-        self.before = {}  # of each env: the number of its last record, and what came next
+        self.before = {}  # by env: its last record's number, and next observation
         self.actors = pysampler.Actors(
             *(self.envs, Weighted()),
             steps=self.length,
@@ -509,7 +509,7 @@ class ActorCase(Case):
                 raise LearnerError
 
     def look_at(self, row):
-        """Each step goes on from the last. Where some were lost, an episode begins."""
+        """Check that a record continues the last one, or begins an episode after a loss."""
         env = int(row["env"])
         seen, came = row["observations"].reshape(-1, 3), row["next_observations"].reshape(-1, 3)
         over = (row["terminated"] | row["truncated"]).reshape(-1)
@@ -546,7 +546,7 @@ def mappings():
 
 
 def left_over():
-    """Processes of this campaign, but for the fork server and this one."""
+    """Return the processes of this campaign except this one and the fork server."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -558,12 +558,12 @@ def left_over():
 
 
 def nothing():
-    """Makes sure that there is a fork server."""
+    """Make sure that a fork server runs."""
     pysampler.VectorEnv([functools.partial(Faulty, 0, 0, [], 0)]).close()
 
 
 def campaign(seconds, seed, cases=None):
-    """Cases until the time is over. Calls the end of the process where one hangs."""
+    """Run cases until the time is over; a hang ends the process."""
     os.environ[MARK] = str(os.getpid())
     report = Report()
     nothing()
@@ -577,18 +577,18 @@ def campaign(seconds, seed, cases=None):
         faulthandler.dump_traceback_later(HANG, exit=True)
         case = KINDS[case_seed % len(KINDS)](case_seed, report)
         case.run()
-        # What envs had started ends with their workers if their fork server lives.
-        if case.kill_fork_server:  # the dead one is buried when another is needed
+        # Subprocesses of envs end with their workers if the fork server lives.
+        if case.kill_fork_server:  # a dead one is reaped when another is needed
             nothing()
         adopted = case.kind == "forkserver" and not case.kill_fork_server
         del case
         gc.collect()
         faulthandler.cancel_dump_traceback_later()
         report.cases += 1
-        # What was killed is gone once the kernel has got round to it.
+        # Killed processes take a while to disappear.
         patience = time.monotonic() + 20
         while (left := left_over()) and adopted and time.monotonic() < patience:
-            time.sleep(0.01)  # there is nothing to wait on: they are nobody's children
+            time.sleep(0.01)  # poll: they are not our children
         left = [p for p in left if adopted or is_worker(p)]
         if left:
             report.wrong.append((case_seed, f"processes left: {left}"))
@@ -634,7 +634,7 @@ def main():
     else:
         report = campaign(1e9, args.case, cases=1)
     text = table(report)
-    print(text, file=sys.stderr)  # stdout is what envs print to
+    print(text, file=sys.stderr)  # envs print to stdout
     for seed, what in report.wrong:
         print(f"WRONG: {what}; repeat it with --case {seed}", file=sys.stderr)
     campaigns.write(args.out, "faults", "Faults", text, report)

@@ -1,11 +1,11 @@
-"""Descriptors that are closed, taken for something else, or used up while envs are stepped.
+"""Descriptors are closed, replaced by other files, or used up while envs step.
 
     python tests/faults/descriptors.py --seconds 300 --out benchmarks/results
 
-Each case has a seed, which decides what a program does, and when something happens to its
-descriptors: one of ours is closed, or becomes a file of the program; all are closed, as code that
-makes daemons does; or no more can be opened for a while. Calls may raise, and then say why. None
-hangs, none returns steps that were not made, and ``close()`` closes no descriptor of the program's.
+The seed of a case decides the program, and the attack on its descriptors: one of ours is closed or
+becomes a file of the program, all are closed, as daemons do, or no more can be opened for a while.
+Calls may raise errors that say why. No call may hang or return steps that were not made, and
+``close()`` must not close descriptors of the program.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ import campaigns
 
 HANG = 60.0  # seconds that a case may take at most
 ENVS = 4
-LARGE = 100_000  # bytes of text, too long for the ring
+LARGE = 100_000  # bytes of text, too large for the ring
 
 
 class Counting(gym.Env):
-    """Shows how many steps it has made, and tells long stories."""
+    """Observes its step count; can return long texts."""
 
     observation_space = spaces.Box(0, 2.0**40, (1,), np.float64)
     action_space = spaces.Discrete(2)
@@ -64,14 +64,14 @@ class Counting(gym.Env):
 
 
 class Wrong(Exception):  # noqa: N818
-    """What must not happen."""
+    """Raised for a violation."""
 
 
 def policy(observations):
     return np.zeros(len(observations), np.int64)
 
 
-# -- what a program does: each yields after a call -------------------------------------------------
+# -- programs: each yields after a call ------------------------------------------------------------
 
 
 def stepping(dice):
@@ -121,7 +121,7 @@ def making(dice):
 KINDS = {one.__name__: one for one in (stepping, sampling, making)}
 
 
-# -- what happens to descriptors -------------------------------------------------------------------
+# -- attacks on descriptors ------------------------------------------------------------------------
 
 
 def open_now():
@@ -137,7 +137,7 @@ def identity(fd):
 
 
 class Descriptors:
-    """Those of the program, which must stay, and what happens to ours."""
+    """Attacks our descriptors, and knows those of the program, which must stay."""
 
     def __init__(self, dice):
         self._dice = dice
@@ -160,7 +160,7 @@ class Descriptors:
             self._kept[fd] = identity(fd)
 
     def close_all(self):
-        """As daemons do; then the program opens files of its own."""
+        """Close all of ours, as daemons do; then open some files of the program."""
         ours = self.ours()
         for fd in ours:
             os.close(fd)
@@ -176,7 +176,7 @@ class Descriptors:
         resource.setrlimit(resource.RLIMIT_NOFILE, self._limit)
 
     def lost(self):
-        """Return the program's descriptors that are others now, or closed."""
+        """Return the program's descriptors that were closed or replaced."""
         return [fd for fd, before in self._kept.items() if identity(fd) != before]
 
 
@@ -184,7 +184,7 @@ ATTACKS = ["close_one", "steal_one", "close_all", "use_up"]
 
 
 def run(kind, attack, dice):
-    """Run a program to which something happens; return what was wrong, and what was raised."""
+    """Run a program under an attack; return the errors that it raised."""
     program = KINDS[kind](dice)
     descriptors = Descriptors(dice)
     raised = []

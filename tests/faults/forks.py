@@ -1,11 +1,10 @@
-"""Forks at random points of a program that holds arrays of vector envs, samplers and buffers.
+"""Forks at random points of programs that hold arrays of vector envs, samplers and buffers.
 
     python tests/faults/forks.py --seconds 300 --out benchmarks/results
 
-Each case has a seed, which decides what is made, how much of it is held, and when a child is
-forked. A child looks at every array that it holds, waits until its parent has gone on for a while,
-looks again, and writes into all of them. Parent and child compare what they hold with copies that
-were made when they got it: any difference is a fault.
+The seed of a case decides the objects, the held arrays, and the times of forks. A child checks all
+arrays that it holds, waits while its parent continues, checks again, and writes to all of them.
+Parent and child compare their arrays with copies made on receipt: any difference is a fault.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import campaigns
 
 HANG = 120.0  # seconds that a case may take at most
-HELD = 6  # arrays, or sets of them, that a case holds at most
+HELD = 6  # the most results that a case holds
 
 
 class Counting(gym.Env):
-    """Shows a picture full of the number of its steps."""
+    """Observes an image filled with its step count."""
 
     action_space = spaces.Discrete(2)
 
@@ -54,7 +53,7 @@ class Counting(gym.Env):
 
 
 class Make:
-    """Makes an env; can be pickled."""
+    """Makes an env; picklable."""
 
     def __init__(self, side):
         self.side = side
@@ -67,7 +66,7 @@ def policy(observations):
     return np.zeros(len(observations), np.int64), {"seen": observations[:, 0, 0].copy()}
 
 
-# -- what is made: each yields functions that go on, and return arrays to hold --------------------
+# -- programs: each yields a function that continues it and returns arrays to hold -----------------
 
 
 def vector_env(dice):
@@ -142,7 +141,7 @@ def replay(dice):
         )
         return []
 
-    # The records themselves: they change here, and not in a child.
+    # The records themselves: they change in the parent, but not in a child.
     added.of_child = lambda: [*fields.values()]
     yield added
 
@@ -154,7 +153,7 @@ KINDS = {one.__name__: one for one in (vector_env, partial, rollouts, actors, re
 
 
 def wrong(held):
-    """Return how many arrays are others than their copies."""
+    """Return how many arrays differ from their copies."""
     return sum(array.tobytes() != copied.tobytes() for arrays in held for array, copied in arrays)
 
 
@@ -163,11 +162,11 @@ def with_copies(arrays):
 
 
 def fork(held, go_on):
-    """Fork a child that looks at what is held twice; return how many arrays were wrong."""
+    """Fork a child that checks the held arrays twice; yield 0, then its number of wrong ones."""
     wait, go = os.pipe()
     answers, told = os.pipe()
     more = getattr(go_on, "of_child", list)
-    own = with_copies(more())  # what the child has beside
+    own = with_copies(more())  # more arrays, checked only in the child
     if (child := os.fork()) == 0:
         count = 255
         try:
@@ -187,7 +186,7 @@ def fork(held, go_on):
     os.close(wait)
     os.close(told)
     yield 0
-    os.write(go, b"!")  # later children have this end, too
+    os.write(go, b"!")  # not by closing it: later children inherit this end
     os.close(go)
     count = os.read(answers, 1)[0]
     os.close(answers)
@@ -214,7 +213,7 @@ def case(seed, report):
             next(child)
             report["forks"] += 1
             children.append(child)
-            if dice.random() < 0.5:  # the child alone refers to them
+            if dice.random() < 0.5:  # only the child still holds them
                 held.clear()
     for child in children:
         report["wrong in a child"] += next(child)

@@ -1,13 +1,13 @@
-"""Full disks and read-only folders: what was there stays, or what is new is whole; errors name it.
+"""Full and read-only disks: the old file survives or the new one is whole; errors name the file.
 
     python tests/faults/full_disks.py --seconds 300 --out benchmarks/results
 
-Each case, which its seed decides, writes something to a small disk of memory that becomes full, or
-is read-only: replays, checkpoints, recordings, traces and traces that are merged, logs, weights and
-plots of examples, returns and videos of a watcher. What is lost: an old file that is neither as it
-was nor replaced by a whole new one, a file that cannot be read up to what was written, an error
-that does not name the file, or none at all. The disks are mounted in a mount namespace of its own;
-where that is not permitted, it says so and does nothing.
+Each case, decided by its seed, writes to a small tmpfs that becomes full or read-only: replays,
+checkpoints, recordings, traces and merged traces, logs, weights and plots of examples, returns and
+videos of a watcher. Violations are an old file that is neither unchanged nor replaced by a whole
+new one, a file that cannot be read up to the last write, an error that does not name the file, and
+a missing error. The disks are mounted in a new mount namespace; if that is not permitted, the
+campaign says so and does nothing.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests" / "support")]
 import campaigns  # noqa: E402
 
 HANG = 120.0  # seconds that a case may take at most
-INNER = "--inside"  # of the mount namespace
+INNER = "--inside"  # runs in the mount namespace
 GROUPS = [range(i, i + 1) for i in range(150)]
 
 
 class Wrong(Exception):  # noqa: N818
-    """What must not happen."""
+    """Raised for a violation."""
 
 
 def expect(true, what):
@@ -61,7 +61,7 @@ def expect(true, what):
 
 
 class Disk:
-    """A small disk of memory, which becomes full or read-only."""
+    """A small tmpfs that can become full or read-only."""
 
     def __init__(self, path, size):
         self.path = path
@@ -73,7 +73,7 @@ class Disk:
         subprocess.run(command, check=True, capture_output=True)
 
     def fill(self, room):
-        """Leave this many bytes free, to within a page."""
+        """Leave ``room`` bytes free, to within a page."""
         free = os.statvfs(self.path)
         taken = free.f_bavail * free.f_bsize - room
         if taken > 0:
@@ -81,7 +81,7 @@ class Disk:
                 os.posix_fallocate(file.fileno(), 0, taken)
 
     def spoil(self, dice, size):
-        """Become full where ``size`` bytes are to be written, or read-only; return what it is."""
+        """Become too full for ``size`` bytes, or read-only; return which."""
         if dice.random() < 0.3:
             self._mount("mount", "-o", "remount,ro", str(self.path))
             return "read-only"
@@ -92,7 +92,7 @@ class Disk:
         self._filler.unlink(missing_ok=True)
 
     def names(self):
-        """Return the files beside the filler."""
+        """Return the names of all files but the filler."""
         files = (path for path in self.path.rglob("*") if path.is_file() and path != self._filler)
         return sorted(str(path.relative_to(self.path)) for path in files)
 
@@ -102,7 +102,7 @@ class Disk:
 
 
 def failed(write, path):
-    """Write; return whether that failed with an error that names the file."""
+    """Write; return whether it failed; its error must name the file."""
     try:
         write()
     except OSError as error:
@@ -112,7 +112,7 @@ def failed(write, path):
 
 
 def told(write, path):
-    """Write; return what it said to stderr, which names the file if anything."""
+    """Write; return its stderr, which must name the file unless it is empty."""
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors):
         write()
@@ -121,7 +121,7 @@ def told(write, path):
     return text
 
 
-# -- what is written -------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def replay_of(dice):
@@ -267,7 +267,7 @@ def merges(dice, disk):
 
 
 def trainings(dice, disk):
-    """Logs, weights and checkpoints of an example that goes on."""
+    """Logs, weights and checkpoints of an example that keeps training."""
     import common
     import torch
 
@@ -347,7 +347,7 @@ def returns(dice, disk):
 
 
 class Noise:
-    """An env whose pictures cannot be compressed."""
+    """An env whose images cannot be compressed."""
 
     def __init__(self, seed):
         self.numbers = np.random.default_rng(seed)
@@ -380,7 +380,7 @@ def videos(dice, disk):
     yield "new"
 
 
-# How often each comes: traces and videos start processes.
+# Relative frequencies: traces and videos are slow, since they start processes.
 KINDS = {
     replays: 8,
     checkpoints: 8,
@@ -399,12 +399,12 @@ KINDS = {
 
 @dataclass
 class Report:
-    """What happened."""
+    """Counts of a campaign."""
 
     cases: int = 0
     faults: Counter = field(default_factory=Counter)
     ended: Counter = field(default_factory=Counter)
-    wrong: list = field(default_factory=list)  # what must not happen: (seed, what)
+    wrong: list = field(default_factory=list)  # violations: (seed, text)
 
 
 def run_case(seed, folder):
@@ -453,7 +453,7 @@ def table(report):
 
 
 def inside():
-    """Return whether this process has a mount namespace of its own, after starting one that has."""
+    """Return whether this process has its own mount namespace; if not, try to exec into one."""
     if INNER in sys.argv:
         return True
     for more in ([], ["--user", "--map-root-user"]):

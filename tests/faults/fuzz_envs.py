@@ -1,11 +1,11 @@
-"""Hostile envs and policies: whatever they return or raise is told in words, and harms no other.
+"""Fuzzes envs and policies: garbage that they return or raise gives clear errors and no harm.
 
     python tests/faults/fuzz_envs.py --seconds 600
 
-Each case has a seed, which decides what is made, what is called, and what the envs and the policy
-return in the place of what they should. Every other env is honest and counts its steps: what a call
-returns must have its rows right. An exception must be one of pysampler's, or name what it expected,
-or come from gymnasium's own code; afterwards the vector env can be reset or closed.
+The seed of a case decides the envs, the calls, and the garbage that envs and policy return instead
+of results. Every other env is honest and counts its steps: its rows must be right in all results.
+An exception must be one of pysampler's, or name what it expected, or come from gymnasium's own
+code; afterwards the vector env can be reset or closed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class UnwritableError(Exception):
 
 
 class Raising:
-    """Whatever is asked of it, it raises."""
+    """Raises from every conversion."""
 
     def __array__(self, *_, **__):
         raise RuntimeError("no array")
@@ -119,7 +119,7 @@ RAISED = [
 
 
 class Honest(gym.Env):
-    """Observes how many steps it has made in its life; its episodes last five."""
+    """Observes the steps of its life and of its episode; episodes last five steps."""
 
     observation_space = spaces.Box(-1, 2.0**30, (2,), np.float32)
     action_space = spaces.Discrete(3)
@@ -149,7 +149,7 @@ class Honest(gym.Env):
 
 
 class Hostile(Honest):
-    """Now and then does something else than it should."""
+    """Returns garbage, raises or exits at random."""
 
     def __init__(self, seed, often, dies):
         super().__init__()
@@ -195,7 +195,7 @@ class Hostile(Honest):
 
 
 class WrongError(AssertionError):
-    """What a case found."""
+    """Raised for a violation."""
 
 
 class Policy:
@@ -226,7 +226,7 @@ class Policy:
 class Case:
     def __init__(self, seed):
         self.dice = random.Random(seed)
-        self.told = Counter()  # exceptions, by type
+        self.told = Counter()  # exceptions by type
 
     def run(self):
         dice = self.dice
@@ -260,7 +260,7 @@ class Case:
 
     @contextlib.contextmanager
     def _telling(self):
-        """An exception must say what is so in words that are meant for the user."""
+        """Count an exception; raise WrongError unless its text is meant for the user."""
         try:
             yield
         except WrongError:
@@ -337,7 +337,7 @@ class Case:
 
 
 def campaign(seconds, seed, cases=None):
-    """Run cases until the time is over; how many, what was told, and what was wrong."""
+    """Run cases until the time is over; return their count, exceptions and violations."""
     end = time.monotonic() + seconds
     told, wrong, count = Counter(), [], 0
     while time.monotonic() < end and (cases is None or count < cases):

@@ -1,12 +1,11 @@
-"""Attacks on files: what was saved and then damaged comes back as it was, or is refused.
+"""Fuzzes files: a damaged file loads exactly as it was saved, or is refused.
 
     python tests/faults/fuzz_files.py --seconds 600 --out benchmarks/results
 
-Replays, checkpoints and recordings are saved; each case, which its seed decides, damages one of
-their files, or puts something else in its place: bits, parts, ends, splices of two files, headers
-that were made up (with right checksums), pipes, devices, links. What is read must be just what was
-saved, or the documented error must tell of it. Cases run in forks with little memory and a
-watchdog.
+Replays, checkpoints and recordings are saved; each case, decided by its seed, damages one of their
+files, or replaces it: flipped bits, cut or spliced parts, made-up headers with right checksums,
+pipes, devices, links. Loading must return exactly what was saved, or raise the documented error.
+Cases run in forks with little memory and a watchdog.
 """
 
 from __future__ import annotations
@@ -40,25 +39,25 @@ from pysampler._vector.recording import BatchRecorder, BatchReplayer
 from pysampler.errors import LayoutError, RecordingError
 
 HANG = 20.0  # seconds that a case may take at most
-ROOM = 1 << 28  # bytes that a fork may take beyond what it has
-CASES = 100  # of a fork
+ROOM = 1 << 28  # bytes that a fork may allocate beyond its start
+CASES = 100  # per fork
 
 
 @dataclass
 class Report:
-    """What happened."""
+    """Counts of a campaign."""
 
     cases: int = 0
     ended: Counter = field(default_factory=Counter)
     damages: Counter = field(default_factory=Counter)
-    wrong: list = field(default_factory=list)  # what must not happen: (seed, what)
+    wrong: list = field(default_factory=list)  # violations: (seed, text)
 
 
 class Wrong(Exception):  # noqa: N818
-    """What must not happen."""
+    """Raised for a violation."""
 
 
-# -- what is saved, and what it is when it has been read -------------------------------------------
+# -- saved objects, and their states once loaded ---------------------------------------------------
 
 
 def replay_of(seed):
@@ -98,7 +97,7 @@ def grow(replay, numbers, count):
 
 
 def state_of_replay(replay):
-    """All that there is of it, to be compared."""
+    """Return the whole state as text, for comparison."""
     there = len(replay)
     tree = replay._tree
     return repr(
@@ -149,7 +148,7 @@ class Replays:
         return replay, state_of_replay(replay)
 
     def use(self, replay):
-        """What was made up may be anything, but it must work."""
+        """Check that a replay from a made-up file works, whatever it holds."""
         numbers = np.random.default_rng(1)
         grow(replay, numbers, 5)
         batch = replay.sample(10)
@@ -198,7 +197,7 @@ class Recordings:
                 recorder.write(number, dice.sample(range(len(GROUPS)), count))
 
     def read(self, directory):
-        """A part of the batches may come before the error."""
+        """Return the batches before the error at the end, or at the damage."""
         replayer = BatchReplayer(directory / "recording", GROUPS)
         batches = []
         try:
@@ -229,7 +228,7 @@ HOSTILE = [
 
 
 def of_bytes(dice, whole, others):
-    """Damage that knows nothing of what it damages."""
+    """Damage a file without knowledge of its format."""
     size = len(whole)
     at, to = sorted(dice.randrange(size + 1) for _ in range(2))
     part = dice.randbytes(dice.choice([1, 4, 64, 1000]))
@@ -258,14 +257,14 @@ def of_bytes(dice, whole, others):
         return whole[:at] + other[dice.randrange(len(other) + 1) :]
     if how == 9:
         return dice.choice([b"", part, part + whole, whole + part, whole + other, other + whole])
-    # Numbers of the archive that say how large something is, or where: most are at its end.
+    # Sizes and offsets of the archive: most are at its end.
     at = max(0, size - dice.randrange(400)) if dice.random() < 0.7 else at
     huge = dice.choice([b"\xff" * 2, b"\xff" * 4, b"\xff" * 8, b"\0\0\0\x7f", b"\0" * 7 + b"\x40"])
     return whole[:at] + huge + whole[at + len(huge) :]
 
 
 def replaced(dice, tree):
-    """The same tree with one of its nodes another."""
+    """Return the tree with one node replaced or removed."""
     value = dice.choice(HOSTILE)
     if not isinstance(tree, (dict, list)) or not tree or dice.random() < 0.15:
         return value
@@ -279,7 +278,7 @@ def replaced(dice, tree):
 
 
 def array_file(dice, part):
-    """A file of one array that is not the one it was, or none."""
+    """Return a file of another array, or an invalid one."""
     file = io.BytesIO()
     how = dice.randrange(5)
     if how == 0:
@@ -301,7 +300,7 @@ def array_file(dice, part):
 
 
 def made_up(dice, whole, _):
-    """A file whose checksums are right, of parts that are not."""
+    """Return a file with wrong parts but right checksums."""
     if not whole.startswith(b"PK"):
         line, _, rest = whole.partition(b"\n")
         if dice.random() < 0.7:
@@ -339,11 +338,11 @@ def made_up(dice, whole, _):
 
 
 def something_else(dice, path, directory):
-    """Put what is no file in its place, or what leads to one."""
+    """Replace a file by something that is not a regular file, or by a link."""
     whole = path.read_bytes()
     elsewhere = directory / "elsewhere"
     how = dice.randrange(9)
-    if how == 0:  # huge, but with nothing in it
+    if how == 0:  # huge and sparse
         with path.open("r+b") as file:
             file.truncate(1 << 40)
         return
@@ -371,10 +370,10 @@ def something_else(dice, path, directory):
 
 
 class Saved:
-    """What each kind has saved, and what that is when it is read."""
+    """The saved files of each kind, and their states when read."""
 
     def __init__(self, seed, count=8):
-        self.trees = {kind: [] for kind in KINDS}  # the bytes of each file by name
+        self.trees = {kind: [] for kind in KINDS}  # bytes of each file, by name
         self.states = {kind: set() for kind in KINDS}
         for kind in KINDS:
             for at in range(count):
@@ -385,13 +384,13 @@ class Saved:
                     self.states[kind].add(kind.read(directory)[1])
 
     def is_known(self, kind, state):
-        if isinstance(kind, Recordings):  # which may end early
+        if isinstance(kind, Recordings):  # may end early
             return any(known.startswith(state[:-1]) for known in self.states[kind])
         return state in self.states[kind]
 
 
 def run_case(seed, saved, directory):
-    """How it ended, after which damage."""
+    """Return the kind of damage, and the outcome."""
     dice = random.Random(seed)
     kind = dice.choice(KINDS)
     files = dice.choice(saved.trees[kind])
@@ -416,14 +415,14 @@ def run_case(seed, saved, directory):
     except ImportError:
         if damage is not made_up:
             raise
-        return label, "refused without torch"  # of tensors that were made up
+        return label, "refused without torch"  # for made-up tensors
     except MemoryError as error:
-        # Only what says that it needs more than there is, with right checksums.
+        # Allowed only for files that claim too large sizes with right checksums.
         if damage is not made_up or "segment" not in str(error):
             raise
         return label, "no room"
     except OSError:
-        # All that is wrong with a checkpoint is a LayoutError, but that there is none.
+        # Anything wrong with a checkpoint is a LayoutError, unless it is missing.
         checkpoint = isinstance(kind, CheckpointsOf) and os.path.lexists(path)
         if damage is not something_else or checkpoint:
             raise
@@ -437,7 +436,7 @@ def run_case(seed, saved, directory):
 
 
 def run_cases(first, count, saved, out):
-    """In a fork: a line before each case, and one after it."""
+    """Run cases in a fork; write a line before and after each."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, used + ROOM))
     for seed in range(first, first + count):
@@ -453,7 +452,7 @@ def run_cases(first, count, saved, out):
 
 
 def lines_of(pipe, child):
-    """What the fork says; it is killed if it says nothing for too long."""
+    """Yield the lines of a fork; kill it if it writes nothing for too long."""
     rest = b""
     while True:
         if not select.select([pipe], [], [], HANG)[0]:

@@ -1,10 +1,10 @@
-"""Random operations on the primitives with hostile arguments, while threads close them.
+"""Fuzzes the primitives: random operations with hostile arguments, while threads close them.
 
     python tests/faults/fuzz_primitives.py --seconds 600
 
-Each case has a seed, which decides what is made, what is called with what, and by how many threads.
-It runs in a child: one that crashes, does not get on for a while, or raises what no caller can
-understand is reported with its seed and the last operations.
+The seed of a case decides its objects, calls, arguments and threads. It runs in a child process: a
+crash, a hang, or an error that no caller can understand is reported with its seed and the last
+operations.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from pysampler import errors, sync
 from pysampler.sync._segment import Handle
 
 HANG = 30.0  # seconds that a case may take at most
-CASES = 100  # in one child
-OPERATIONS = 60  # of a thread, in one case
+CASES = 100  # per child
+OPERATIONS = 60  # per thread and case
 LARGEST = 64 << 20  # bytes of a segment
 TELL = 12  # operations that a report shows
 
-# What a primitive may raise, whatever it is given.
+# The errors that a primitive may raise for any argument.
 EXPECTED = (
     *(errors.PysamplerError, TypeError, ValueError, OverflowError, IndexError, BufferError),
     *(MemoryError, OSError),
 )
-# What shows that an error comes from within.
+# Texts of errors that come from internals.
 INTERNAL = re.compile(
     r"Unable to (cast|load|convert)|bad_alloc|std::|vector|basic_string|returned .*NULL"
     r"|error return without exception|unknown (internal )?error"
@@ -50,11 +50,11 @@ INTERNAL = re.compile(
 
 
 class Raises(Exception):  # noqa: N818
-    """What a hostile argument raises where it is converted."""
+    """Raised by hostile arguments when they are converted."""
 
 
 class Converted:
-    """Does something, and then is another value, wherever it is converted."""
+    """Calls ``act`` when it is converted, then yields ``value``."""
 
     def __init__(self, act, value):
         self.act, self.value = act, value
@@ -129,7 +129,7 @@ ARRAYS = [
 
 
 class Hostile:
-    """Makes arguments; `handles` are what some of them close."""
+    """Makes arguments; some of them close one of ``handles``."""
 
     def __init__(self, dice, handles):
         self.dice, self.handles = dice, handles
@@ -173,7 +173,7 @@ class Hostile:
         return self.any()
 
     def wait(self):
-        """How long to wait: always given, and never long."""
+        """Return a short time-out or deadline, so that no wait is endless."""
         if self.dice.random() < 0.7:
             return {"timeout": self.dice.choice([0, 1e-4, 1e-3])}
         act = self.dice.choice([self.close_one, raises, lambda: None])
@@ -183,8 +183,8 @@ class Hostile:
         return {name: self.dice.choice(quick)}
 
 
-# -- what is called --------------------------------------------------------------------------------
-# (name, what makes the positional arguments, whether it waits)
+# -- calls -----------------------------------------------------------------------------------------
+# (name, kinds of the positional arguments, whether it waits)
 
 HANDLE = [
     *(("close", "", False), ("closed", None, False), ("offset", None, False)),
@@ -252,7 +252,7 @@ CALLS = {
 
 
 def makers(hostile):
-    """Each makes something of good arguments, or of others."""
+    """Return functions that make primitives from good arguments, and from bad ones."""
 
     def policy():
         some = [None, None, sync.WaitPolicy(), sync.WaitPolicy.fixed(spin_ns=1000, yield_ns=1000)]
@@ -295,7 +295,7 @@ def makers(hostile):
 
 
 class Case:
-    """One program of a few threads."""
+    """One program with a few threads."""
 
     def __init__(self, seed, note):
         self.seed, self.note = seed, note
@@ -309,7 +309,7 @@ class Case:
             self.expected("make", make)
 
     def expected(self, name, call):
-        """What the call returns; an error that it may not raise is noted."""
+        """Return the result of a call; record an error that it may not raise."""
         try:
             return call()
         except Raises:
@@ -351,7 +351,7 @@ class Case:
 
     def argument(self, hostile, kind):
         dice = hostile.dice
-        if kind == "p":  # a pid: never one that a loss could be told of
+        if kind == "p":  # a pid, never of a process whose death could be noticed
             return dice.choice([2**22 + 1, -1, 0, 2**40, None, "a", object()])
         if kind == "s":
             return dice.choice([np.dtype("u1"), np.dtype("f8"), np.dtype("V0"), "f4", None])
@@ -381,7 +381,7 @@ class Case:
 
 
 def child(seed, count, notes):
-    """Runs the cases; what it is at is the last line of the notes."""
+    """Run cases; the last line of the notes is the current operation."""
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, LARGEST))  # of a segment
     lock = threading.Lock()
@@ -405,7 +405,7 @@ def child(seed, count, notes):
 
 
 def campaign(seconds, seed, one):
-    """What went wrong, and how many cases and operations there were."""
+    """Return the violations, and the counts of cases and operations."""
     wrong = []
     done = Counter()
     end = time.monotonic() + seconds

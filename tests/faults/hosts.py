@@ -1,11 +1,11 @@
-"""Hosts of samplers on Ray meet random faults, and everything that must not happen is counted.
+"""Fault campaign for hosts of samplers on Ray; violations are counted.
 
     python tests/faults/hosts.py --faults 100 --out benchmarks/results
 
 Rollouts and actors run on the same three nodes of a cluster on this machine. A node is removed
-without grace, and another takes its place; a host is killed or stopped, or its worker is. After
-each fault the hosts that it hit must come back, and those of others must go on without a gap, with
-the arrays that deterministic envs make. One seed decides which faults come, in which order.
+ungracefully and replaced; a host or its worker is killed or stopped. After each fault the hosts
+that it hit must come back, and all others must continue without a gap, with the arrays that
+deterministic envs make. One seed decides the faults and their order.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ import pysampler.ray
 from pysampler.errors import PysamplerError
 
 NODES, ENVS, HORIZON, WIDTH = 3, 2, 20, 2000
-HANG = 240.0  # seconds for one fault after which the process ends, and says where it was
-BACK = 90.0  # seconds in which the hosts that a fault hit must be back
-ENDED = 30.0  # seconds in which processes that were left behind must have ended
-STOPPED = 10.0  # seconds without an answer after which a host is killed
+HANG = 240.0  # seconds per fault, after which the process ends with a traceback
+BACK = 90.0  # seconds within which the hosts that a fault hit must be back
+ENDED = 30.0  # seconds within which processes left behind must end
+STOPPED = 10.0  # host_timeout: seconds without an answer after which a host is killed
 
-# A node is removed in each phase of its hosts' work; the others are hit at any time.
+# Nodes are removed in each phase of their hosts' work; other faults come at any time.
 PHASES = ["making", "sampling", "publishing", "returning"]
 KINDS = [
     *(f"node removed while {phase}" for phase in PHASES),
@@ -56,14 +56,14 @@ KINDS = [
 
 
 class Numbered(gym.Env):
-    """Observes its seed and the steps of its life, and what follows from them."""
+    """Observes its seed, the steps of its life, and values computed from both."""
 
     observation_space = spaces.Box(-1, 2.0**62, (WIDTH,), np.float64)
     action_space = spaces.Discrete(1000)
 
     def __init__(self):
         self.number, self.life = -1, 0
-        time.sleep(0.1)  # making envs takes a while: faults meet it
+        time.sleep(0.1)  # slow, so that faults hit the making of envs
 
     def _observe(self):
         return observed(np.array([self.number, self.life], np.float64))
@@ -74,19 +74,19 @@ class Numbered(gym.Env):
         return self._observe(), {}
 
     def step(self, action):
-        time.sleep(0.005)  # an env that leaves the CPU to others
+        time.sleep(0.005)  # leaves the CPU to others
         self.life += 1
         return self._observe(), float(self.life), self.life % 33 == 0, False, {}
 
 
 def observed(known):
-    """Return what envs observe whose (number, life) this is."""
+    """Return the observations of envs with these (number, life)."""
     number, life = known[..., :1] % 2**20, known[..., 1:2]
     return np.concatenate([known, number * 1e6 + life + np.arange(WIDTH - 2)], axis=-1)
 
 
 class Versioned(HasWeights):
-    """A policy whose weights are all the same number, which it says."""
+    """A policy whose weights are all one number, which it reports."""
 
     def __init__(self):
         super().__init__(w=np.zeros(100_000))
@@ -101,7 +101,7 @@ class Versioned(HasWeights):
 
 @dataclass
 class Report:
-    """What happened."""
+    """Counts of a campaign."""
 
     faults: Counter = field(default_factory=Counter)
     hosts_lost: int = 0
@@ -111,25 +111,25 @@ class Report:
     hangs: int = 0
     lost_of_others: int = 0
     left_behind: list = field(default_factory=list)
-    back_after: dict = field(default_factory=lambda: defaultdict(list))  # seconds, by kind
-    wrong: list = field(default_factory=list)  # what must not happen
+    back_after: dict = field(default_factory=lambda: defaultdict(list))  # seconds by kind
+    wrong: list = field(default_factory=list)  # violations
 
 
 class RolloutsUnderTest:
-    """Rollouts, whose arrays are checked."""
+    """Rollouts whose arrays are checked."""
 
     name = "rollouts"
 
     def __init__(self, report, seed):
         self.report, self.policy = report, Versioned()
-        self.last = {}  # of each host: restarts, number, the last (number, life) of its envs
-        self.hit = set()  # the hosts that faults have hit, until they are back
+        self.last = {}  # by host: restarts, number, last (number, life) of its envs
+        self.hit = set()  # hosts hit by a fault, until they are back
         self.sampler = pysampler.ray.Rollouts(
             *(Numbered, self.policy, HORIZON), seed=seed, in_flight=2, **options()
         )
 
     def publish(self):
-        """Change the policy; the next ``take`` sends it."""
+        """Change the weights; the next ``take`` sends them."""
         self.policy.weights["w"] += 1
 
     def take(self):
@@ -166,7 +166,7 @@ class RolloutsUnderTest:
 
 
 class ActorsUnderTest:
-    """Actors, whose records are checked."""
+    """Actors whose records are checked."""
 
     name = "actors"
 
@@ -234,7 +234,7 @@ def options():
 
 
 class Campaign:
-    """Faults, one after another, on a cluster on which both samplers run."""
+    """Injects faults, one after another, into a cluster that runs both samplers."""
 
     def __init__(self, cluster, seed, report):
         self.cluster, self.report = cluster, report
@@ -246,10 +246,10 @@ class Campaign:
         for one in self.both:
             one.sampler.close()
 
-    # -- while nothing is wrong ------------------------------------------------------------------
+    # -- normal work -----------------------------------------------------------------------------
 
     def work(self, rounds=1):
-        """Take what both samplers have made, and publish now and then."""
+        """Take from both samplers, and sometimes publish."""
         for _ in range(rounds):
             for one in self.both:
                 if self.dice.random() < 0.3:
@@ -257,7 +257,7 @@ class Campaign:
                 one.take()
 
     def work_until(self, so, seconds):
-        """Work until something is so; return whether it is, in time."""
+        """Work until ``so()`` is true; return whether it became true in time."""
         end = time.monotonic() + seconds
         while not so():
             if time.monotonic() > end:
@@ -268,7 +268,7 @@ class Campaign:
     # -- faults ----------------------------------------------------------------------------------
 
     def fault(self):
-        """Let the next fault happen, and wait until all is well again."""
+        """Inject the next fault, and wait until all hosts serve again."""
         if not self.deck:
             self.deck = self.dice.sample(KINDS, len(KINDS))
         kind = self.deck.pop()
@@ -299,7 +299,7 @@ class Campaign:
         return [[host.restarts for host in one.sampler.stats().hosts] for one in self.both]
 
     def are_back(self, hit, before):
-        """Return whether all hosts serve, and those that were hit have been started again."""
+        """Return whether all hosts serve, and those that were hit have restarted."""
         for one, hosts, restarts in zip(self.both, hit, before, strict=True):
             stats = one.sampler.stats().hosts
             if not all(host.serves for host in stats):
@@ -309,7 +309,7 @@ class Campaign:
         return True
 
     def marked(self, hit):
-        """Note which hosts a fault hits; the samplers' others must not notice it."""
+        """Note the hosts that a fault hits; all others must not notice it."""
         for one, hosts in zip(self.both, hit, strict=True):
             one.hit.update(hosts)
         return hit
@@ -326,15 +326,15 @@ class Campaign:
         ]
 
     def remove_node(self, phase):
-        """Remove a node without grace, and add another; return the hosts that were on it."""
+        """Remove a node ungracefully, and add another; return the hosts that were on it."""
         node = self.dice.choice(list(self.cluster.worker_nodes))
         hit = self.marked(self.hosts_on(node))
-        if phase == "making":  # they start again on the same node, and have not finished
+        if phase == "making":  # its hosts restart on it, and are not done when it goes
             for process in self.processes(hit):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             self.work_until(lambda: not self.serve(hit), 30)
-            time.sleep(self.dice.uniform(0, 2))  # the fault comes at any moment of starting again
+            time.sleep(self.dice.uniform(0, 2))  # a random moment of the restart
             self.remove(node)
         elif phase == "sampling":
             self.work()
@@ -346,8 +346,8 @@ class Campaign:
                 one.publish()
                 one.take()
             removing.join()
-        else:  # what was answered lies on that node, or is on its way from there
-            time.sleep(0.3)  # answers are made, which the learner does not ask for
+        else:  # answers lie on that node, or are in transfer from it
+            time.sleep(0.3)  # answers arrive that the learner does not take
             removing = threading.Timer(self.dice.choice([0, 0, 0.002, 0.01]), self.remove, [node])
             removing.start()
             self.work()
@@ -379,7 +379,7 @@ class Campaign:
         [process] = self.processes(hit)
         if what == "worker":
             [process] = [one for one in process.children(recursive=True) if is_worker(one)]
-        time.sleep(self.dice.uniform(0, 0.1))  # the fault comes at any moment of a call
+        time.sleep(self.dice.uniform(0, 0.1))  # a random moment of a call
         if (what, how) == ("worker", "stopped") and self.both[which].name == "actors":
             return self.pause(process)
         self.marked(hit)
@@ -387,7 +387,7 @@ class Campaign:
         return hit
 
     def pause(self, worker):
-        """Stop a worker of actors for a while: its host answers as before, without records."""
+        """Stop a worker of actors for a while; its host still answers, but without records."""
         worker.suspend()
         self.work_until(lambda: False, self.dice.uniform(1, 5))
         before = dict(self.both[1].last)
@@ -399,7 +399,7 @@ class Campaign:
         return [[], []]
 
     def look_for_orphans(self):
-        """Count processes of hosts that are no more."""
+        """Report processes that ended hosts left behind."""
         end = time.monotonic() + ENDED
         while orphans := orphans_of_hosts():
             if time.monotonic() > end:
@@ -428,7 +428,7 @@ def shared_files():
 
 
 def marked_processes():
-    """Return all processes of the cluster, Ray's too."""
+    """Return all processes of the cluster, including Ray's."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -438,15 +438,15 @@ def marked_processes():
 
 
 def left_after(look):
-    """Return what is left when processes have had time to end."""
+    """Return the results of ``look`` that remain after processes had time to end."""
     end = time.monotonic() + ENDED
     while (left := look()) and time.monotonic() < end:
-        time.sleep(0.05)  # there is nothing to wait on: they are nobody's children
+        time.sleep(0.05)  # poll: they are not our children
     return left
 
 
 def campaign(faults, seconds, seed):
-    """Run faults until their number is reached, or the time is over."""
+    """Inject a number of faults, or as many as fit the time."""
     report = Report()
     files = shared_files()
     faulthandler.dump_traceback_later(HANG, exit=True)

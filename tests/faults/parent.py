@@ -1,11 +1,11 @@
-"""Attacks on the parent: random programs of public calls, into which signal handlers raise.
+"""Attacks on the parent: random programs of public calls, interrupted by signal handlers.
 
     python tests/faults/parent.py --seconds 600 --out benchmarks/results
 
-Each case has a seed, which decides what is made, what is called, when signals come (at a point of
-our Python that it has chosen, or whenever a timer goes off), when garbage is collected, and which
-forks and threads come and go. The envs count their own steps: what has been returned to the caller
-must be just that. Another pool is there all the time, and must not notice any of it.
+The seed of a case decides the objects, the calls, the times of signals (at a chosen point of our
+Python, or by a timer), of garbage collections, and of forks and threads. The envs count their own
+steps, and the returned steps must match exactly. Another pool runs all the time, and must not be
+affected.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HANG = 60.0  # seconds that a case may take at most
 
 
 class Counting(gym.Env):
-    """Observes its number, how many steps it has made in its life, and in this episode."""
+    """Observes its number, and its steps in its life and in the episode."""
 
     observation_space = spaces.Box(-1, 2.0**40, (3,), np.float64)
     action_space = spaces.Discrete(3)
@@ -83,7 +83,7 @@ def policy(observations):
 
 @dataclass
 class Report:
-    """What happened."""
+    """Counts of a campaign."""
 
     cases: int = 0
     calls: Counter = field(default_factory=Counter)
@@ -94,11 +94,11 @@ class Report:
 
 
 class Wrong(Exception):  # noqa: N818
-    """What must not happen."""
+    """Raised for a violation."""
 
 
 def _raise_in_ours(_, frame):
-    """What a timer's handler does: raises where the caller is at work in pysampler."""
+    """Handle the timer's signal: raise if the main thread is inside pysampler."""
     while frame is not None:
         if frame.f_code.co_name in ("__del__", "_end", "_after_fork"):  # Python would swallow it
             return
@@ -110,7 +110,7 @@ def _raise_in_ours(_, frame):
 
 
 class Case:
-    """One program."""
+    """One random program."""
 
     def __init__(self, seed, report):
         self.dice = random.Random(seed)
@@ -125,10 +125,10 @@ class Case:
         self.loss = dice.choice(["raise", "restart"])
         self.talks = dice.random() < 0.5
 
-    # -- calls, interrupted -----------------------------------------------------------------------
+    # -- interrupted calls ------------------------------------------------------------------------
 
     def called(self, name, function, *args, **kwargs):
-        """What a call returns; None if an exception of a handler came through it."""
+        """Return the result of a call, or None if the exception of a handler came through."""
         self.report.calls[name] += 1
         gc.set_threshold(*self.dice.choice([(700, 10, 10), (20, 2, 2)]))
         program = lambda: function(*args, **kwargs)  # noqa: E731
@@ -174,7 +174,7 @@ class Case:
             raise Wrong(f"{self.kind}, {self.how}, {self.context}: {what}")
 
     def visit(self, envs):
-        """What comes and goes beside the program."""
+        """Sometimes fork, or call from another thread."""
         dice = self.dice
         if dice.random() < 0.05:
             self.report.forks += 1
@@ -188,7 +188,7 @@ class Case:
                     gc.collect()
                     atexit._run_exitfuncs()
                     code = 0
-                finally:  # not further: the watchdog of this program cannot end in a fork
+                finally:  # at once: the watchdog thread cannot be stopped in a fork
                     os._exit(code)
             _, status = os.waitpid(child, 0)
             self.expect(status == 0, f"a fork ended with {status}")
@@ -196,15 +196,13 @@ class Case:
             failed = []
             calls = [envs.stats, envs.reset, lambda: envs.step([0] * self.count), envs.render]
             meddler = threading.Thread(target=self.meddle, args=(dice.choice(calls), failed))
-            with envs._core.guard.entry(
-                "be used"
-            ):  # as it is while a call of this thread is at work
+            with envs._core.guard.entry("be used"):  # like a running call of this thread
                 meddler.start()
                 meddler.join()
             self.expect(not failed, f"another thread got {failed}")
 
     def meddle(self, call, failed):
-        """What another thread calls that should not."""
+        """Call from another thread, which must raise BusyError or ClosedError."""
         try:
             call()
             failed.append("no error")
@@ -217,7 +215,7 @@ class Case:
 
     def run_step(self):
         envs = self.made()
-        seen = np.zeros(self.count)  # steps returned
+        seen = np.zeros(self.count)  # returned steps
         resets = 0
         with contextlib.closing(envs):
             while self.called("reset", envs.reset) is None:
@@ -259,7 +257,7 @@ class Case:
                 elif what == "set":
                     mark = self.dice.random()
                     self.called("set_attr", envs.set_attr, "mark", mark)
-                    # One that was interrupted is waited for by the next call.
+                    # The next call waits for an interrupted one.
                     marks = {*envs.get_attr("mark")}
                     self.expect(len(marks) == 1, f"set_attr: {marks}")
                 else:
@@ -267,7 +265,7 @@ class Case:
                 if results is not None:
                     seen += 1
                     self.report.steps += self.count
-                    # The step after an episode's end is a reset, which the env does not count.
+                    # The step after the end of an episode is a reset, which is not counted.
                     steps = results[0][:, 1]
                     seen = np.where(results[0][:, 2] == 0, seen - 1, seen)
                     self.expect((steps == seen).all(), f"steps {steps}, expected {seen}")
@@ -278,7 +276,7 @@ class Case:
         self.expect(envs.closed, "it is open")
 
     def waited(self, wait):
-        """What is pending, though handlers go on raising."""
+        """Return the pending results, though handlers keep raising."""
         for _ in range(50):
             if (results := self.called(wait.__name__, wait)) is not None:
                 return results
@@ -338,7 +336,7 @@ class Case:
                 rollout = self.called("next", next, some)
                 if rollout is None:
                     continue
-                # Within a rollout an env's steps follow one another.
+                # The steps of an env are consecutive within a rollout.
                 life = rollout.observations[:, :, 1]
                 made = np.diff(life, axis=0)
                 self.expect((made == 1).all(), f"steps {life.tolist()}")
@@ -349,7 +347,7 @@ class Case:
                     some.pause()
                     self.expect(envs.step([0] * self.count)[1].shape == (self.count,), "paused")
             if self.dice.random() < 0.5:
-                del some, rollout  # dropped, perhaps at work
+                del some, rollout  # dropped, perhaps with a pending step
             else:
                 self.called("close", some.close)
                 some.close()
@@ -389,7 +387,7 @@ class Case:
             if self.dice.random() < 0.5:
                 envs.reset()
                 envs.cycle = envs
-                del envs  # for the collector
+                del envs  # left to the collector
             else:
                 self.called("reset", envs.reset)
                 self.called("close", envs.close)
@@ -418,7 +416,7 @@ def campaign(seconds, seed, cases=None):
     stepped = 0
     Case(1, Report()).run()
     gc.collect()
-    faulthandler.dump_traceback_later(HANG, exit=True)  # a thread of its own
+    faulthandler.dump_traceback_later(HANG, exit=True)  # starts a thread, to be counted
     before = left()
     end = time.monotonic() + seconds
     while time.monotonic() < end and (cases is None or report.cases < cases):
@@ -437,7 +435,7 @@ def campaign(seconds, seed, cases=None):
         del case
         gc.collect()
         report.cases += 1
-        # The other pool has lost no step and no worker.
+        # The other pool must not lose a step or a worker.
         seen = other.step([0, 0])[0][:, 1]
         stepped += seen[0] > stepped
         if (seen != stepped).any():
@@ -451,8 +449,8 @@ def campaign(seconds, seed, cases=None):
                 before = left()
             gc.collect()
             pysampler._workers.fork_server.preload([])
-            pysampler._workers.children.reap_unclaimed()  # as the next start of a child does
-            time.sleep(0.01)  # there is nothing to wait on: what is killed goes when it goes
+            pysampler._workers.children.reap_unclaimed()  # like the next start of a child
+            time.sleep(0.01)  # poll: killed processes take a while to disappear
     faulthandler.cancel_dump_traceback_later()
     other.close()
     return report

@@ -1,4 +1,4 @@
-"""Ten million steps while a worker is killed again and again: memory, descriptors and threads stay.
+"""Soak test: ten million steps with repeated kills must not leak memory, descriptors or threads.
 
 python tests/faults/soak.py --out benchmarks/results
 """
@@ -16,7 +16,7 @@ import psutil
 
 import pysampler
 
-ENVS, EVERY = 64, 2000  # rounds between two kills
+ENVS, EVERY = 64, 2000  # EVERY: rounds between two kills
 
 
 def state(envs):

@@ -1,11 +1,11 @@
-"""Programs, their workers and their parents alone, stopped and continued at random points.
+"""Suspensions: programs, their parent processes or workers are stopped at random points.
 
     python tests/faults/suspensions.py --seconds 300 --out benchmarks/results
 
-Each case has a seed, which decides what a program does, and who is stopped when, and for how long.
-No worker may be lost while the whole program is stopped, or the process that made the envs, however
-long, nor while workers are stopped for less than ``step_timeout``. A worker that is stopped alone
-for longer is lost, once. The envs count their steps: none is missing, or made twice.
+The seed of a case decides the program, and which processes are stopped when and for how long. No
+worker may be lost while the whole program or its parent process is stopped for any time, nor while
+workers are stopped for less than ``step_timeout``. A worker stopped alone for longer is lost once.
+The envs count their steps: none may be missing or repeated.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WORKERS, ENVS = 2, 4
 
 
 class Counting(gym.Env):
-    """Shows its number and how many steps it has made; works for about a millisecond a step."""
+    """Observes its number and step count; each step works for about a millisecond."""
 
     observation_space = spaces.Box(0, 2.0**40, (2,), np.float64)
     action_space = spaces.Discrete(2)
@@ -49,7 +49,7 @@ class Counting(gym.Env):
         self.number, self.steps = number, 0
         new = folder / f"new-{number}"
         new.write_text(str(os.getpid()))
-        new.rename(folder / str(number))  # at once
+        new.rename(folder / str(number))  # atomic
 
     def _observe(self):
         return np.array([self.number, self.steps], np.float64)
@@ -66,7 +66,7 @@ class Counting(gym.Env):
 
 
 class Make:
-    """Makes an env; can be pickled."""
+    """Makes an env; picklable."""
 
     def __init__(self, number, folder):
         self.number, self.folder = number, folder
@@ -76,20 +76,20 @@ class Make:
 
 
 class Wrong(Exception):  # noqa: N818
-    """What must not happen."""
+    """Raised for a violation."""
 
 
 def policy(observations):
     return np.zeros(len(observations), np.int64)
 
 
-# -- what a program does: each yields once it has begun, and then after each call ------------------
+# -- programs: each yields once it has begun, and after each call ----------------------------------
 
 
 class Follower:
-    """Expects each env's steps in their order; a new env begins again.
+    """Checks that each env's steps come in order; a new env begins at 0.
 
-    A step in which an env is lost is truncated, and repeats the last observation.
+    The step in which an env is lost is truncated, and repeats the last observation.
     """
 
     def __init__(self):
@@ -129,7 +129,7 @@ def sampling(envs, dice, policy_in="main"):
     with pysampler.Rollouts(envs, policy, 8, policy_in=policy_in, overlap=overlap) as rollouts:
         while True:
             one = next(rollouts)
-            # The first row is the last one of the rollout before.
+            # The first row repeats the last one of the previous rollout.
             for observations in one.observations[0 if not seen.last else 1 :]:
                 seen.see(observations)
             yield
@@ -148,12 +148,12 @@ def acting(envs, dice):
 
 
 KINDS = {one.__name__: one for one in (stepping, receiving, sampling, sampling_in_workers, acting)}
-# Whose workers may stop between two steps, where they wait for more than actions.
+# Their workers may be stopped between two steps, since they wait for more than actions.
 FREE = {"sampling_in_workers", "acting"}
 
 
 def program(kind, folder, dice, go, told):
-    """Run a program until the controller closes its end of ``go``; answer what became of it."""
+    """Run a program until the controller closes its end of ``go``; send an answer."""
     answer = {"wrong": None}
     try:
         options = {"num_workers": WORKERS, "step_timeout": LIMIT, "on_hang": "restart"}
@@ -174,7 +174,7 @@ def program(kind, folder, dice, go, told):
 
 
 def making(folder, dice, go, told):
-    """A program that makes and closes envs; none of its workers may be lost."""
+    """Make and close envs repeatedly; none of the workers may be lost."""
     answer = {"wrong": None, "losses": [0] * WORKERS}
     try:
         os.write(told, b"\n")
@@ -189,7 +189,7 @@ def making(folder, dice, go, told):
     os.write(told, json.dumps(answer).encode())
 
 
-# -- who is stopped --------------------------------------------------------------------------------
+# -- attacks ---------------------------------------------------------------------------------------
 
 
 def worker_of(folder, number):
@@ -215,7 +215,7 @@ def attack(child, kind, folder, dice, report, expected):
         first = worker * ENVS // WORKERS
         pid = worker_of(folder, first)
         stop([pid])
-        # All its envs are made again: then the program goes on.
+        # Continue it once all its envs were made again by its replacement.
         for number in range(first, first + ENVS // WORKERS):
             while worker_of(folder, number) == pid:
                 time.sleep(0.01)

@@ -1,8 +1,7 @@
-"""A short run of the fault campaign, and a few cases of the other campaigns and of each fuzzer.
+"""Short runs of the fault campaign, the other campaigns and the fuzzers, to check that they work.
 
-`make test-faults` runs them for long: here they show that they still work. PYSAMPLER_FAULT_SECONDS
-and PYSAMPLER_FAULT_SEED set how long the campaign takes, and which cases; what it prints says how
-to repeat a single one.
+`make test-faults` runs them for longer. PYSAMPLER_FAULT_SECONDS sets the duration of the fault
+campaign, and PYSAMPLER_FAULT_SEED the seed; the output says how to repeat a single case.
 """
 
 import os
@@ -26,7 +25,7 @@ def test_fault_campaign_finds_no_hang_loss_or_leak(tmp_path):
         *(sys.executable, program, "--seconds", SECONDS, "--seed", SEED),
         *("--out", str(tmp_path)),
     ]
-    # What envs print goes nowhere; a case that hangs prints where, and ends the campaign.
+    # Drop the output of envs; a case that hangs prints its traceback and ends the campaign.
     done = subprocess.run(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
     )

@@ -1,6 +1,6 @@
-"""Processes killed at random points: nobody hangs, nothing is torn, nothing is left.
+"""Processes killed at random points cause no hang, no torn record and no leak.
 
-PYSAMPLER_FAULT_ROUNDS and PYSAMPLER_FAULT_SEED set how often, and which kills.
+PYSAMPLER_FAULT_ROUNDS sets the number of kills, and PYSAMPLER_FAULT_SEED the seed.
 """
 
 import gc
@@ -36,12 +36,12 @@ def nothing_is_left():
         me = psutil.Process()
         return me.num_fds(), len(me.children()), me.num_threads()
 
-    # What the first process of this kind starts for good is not a leak.
+    # Resources that the first such process starts for good are not a leak.
     first = FORK.Process(target=int)
     first.start()
     first.join()
     first.close()
-    gc.collect()  # what an earlier test left in cycles is not ours, and would go at any moment
+    gc.collect()  # garbage of earlier tests would disappear at any moment
     before = left(), Path("/proc/self/maps").read_text().count("memfd:pysampler")
     yield
     after = left(), Path("/proc/self/maps").read_text().count("memfd:pysampler")
@@ -83,8 +83,8 @@ def test_killed_producers_leave_no_torn_or_missing_records(dice):
                 try:
                     return ring.pop_many(most)
                 except errors.LostError:
-                    # The ring knows of a producer once it has come so far as to publish: with every
-                    # CPU taken, those that run may still have to.
+                    # The ring knows a producer only once it has published: with all CPUs busy, the
+                    # running ones may not have come so far.
                     assert not seen.keys() & running.keys()
                     os.sched_yield()
 
@@ -104,7 +104,7 @@ def test_killed_producers_leave_no_torn_or_missing_records(dice):
         for process in running.values():
             kill(process)
         watch.wait(known=ROUNDS + 2)
-        # What was published is still handed out, then all are known to be lost.
+        # Published records are still returned, then all producers are known to be lost.
         with pytest.raises(errors.LostError):
             while True:
                 ring.pop_many(64)
@@ -139,7 +139,7 @@ def test_killed_members_are_reported_once_and_replaced(dice):
             try:
                 while len(bell.wait()) < members:
                     pass
-                with pytest.raises(errors.LostError):  # it had posted; the loss comes after
+                with pytest.raises(errors.LostError):  # it had posted; the loss comes later
                     bell.take_ready()
                     bell.wait()
             except errors.LostError as lost:

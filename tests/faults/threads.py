@@ -1,12 +1,12 @@
-"""Threads that use primitives, vector envs and samplers at once, under ThreadSanitizer.
+"""Threads that share primitives, vector envs and samplers, under ThreadSanitizer.
 
     python tests/faults/threads.py --module build/tsan-module --seconds 600
 
 The folder has a build of the module with PYSAMPLER_SANITIZE=thread. This program runs itself again
-with the sanitizer's library preloaded; workers are ordinary ones, since the sanitizer sees the
-threads of one process only. CPython and NumPy are not instrumented: it sees their locks, so also
-what the GIL orders. Each case has a seed, which decides what is made and what its threads call.
-What a call raises is only counted: a report of the sanitizer, a crash or a hang is a fault.
+with the sanitizer's library preloaded; workers run without it, since the sanitizer sees the threads
+of one process only. CPython and NumPy are not instrumented, but it sees their locks, and thus the
+order that the GIL gives. The seed of a case decides its objects and the calls of its threads.
+Exceptions are only counted: a report of the sanitizer, a crash or a hang is a fault.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from collections import Counter
 from pathlib import Path
 
 HANG = 120.0  # seconds that a case may take at most
-CALLS = 40  # of a thread, in one case
-# glibc gives the memory of a thread that ended to another.
+CALLS = 40  # per thread and case
+# glibc reuses the memory of an ended thread for another.
 SUPPRESSIONS = """\
 race:_dl_deallocate_tls
 """
@@ -42,19 +42,19 @@ race:_dl_deallocate_tls
 
 
 class Case:
-    """Some things, and threads that use them."""
+    """Some objects, and threads that use them."""
 
     def __init__(self, seed, told):
         self.seed, self.told = seed, told
         self.dice = random.Random(seed)
-        self.going = 0  # loops that have not made their calls
+        self.going = 0  # loops with calls left to make
 
     def run(self):
         kinds = [self.hostile, self.streams, self.vector_env, self.vector_env, self.rollouts]
         self.dice.choice([*kinds, self.actors])()
 
     def tell(self, call):
-        """Call, and count what is raised."""
+        """Call, and count an exception."""
         try:
             return call()
         except Exception as error:
@@ -62,9 +62,9 @@ class Case:
         return None
 
     def together(self, *loops):
-        """Run functions in a thread each; each is given dice of its own.
+        """Run each function in a thread, with its own seed.
 
-        Loops of ``calling`` go on until all of them have made their calls.
+        Loops of ``calling`` continue until all of them have made their calls.
         """
         self.going = len(loops)
         threads = [
@@ -77,7 +77,7 @@ class Case:
             thread.join()
 
     def calling(self, *calls, count=CALLS):
-        """Return a loop that calls some of these functions."""
+        """Return a loop that calls these functions at random."""
 
         def loop(seed):
             dice, made = random.Random(seed), 0
@@ -94,7 +94,7 @@ class Case:
         fuzz_primitives.Case(self.seed, lambda _: None).run()
 
     def streams(self):
-        """Primitives as they are meant: each side in a thread of its own."""
+        """Primitives in proper use: each side in its own thread."""
         policy = self.dice.choice([None, sync.WaitPolicy.fixed(spin_ns=0, yield_ns=0)])
         ring, shared = sync.Ring(8, policy=policy), sync.SharedRing(8, producers=2, policy=policy)
         mail, flag = sync.ByteRing(4096, policy=policy), sync.Flag(policy=policy)
@@ -173,7 +173,7 @@ class Case:
 
 
 def child(seconds, seed, cases):
-    """Run cases until the time is over; print how many, and what was raised."""
+    """Run cases until the time is over; print their count and exceptions."""
     faulthandler.enable()
     sys.setswitchinterval(1e-4)
     largest = fuzz_primitives.LARGEST
@@ -193,7 +193,7 @@ def child(seconds, seed, cases):
 
 
 def package(module, folder):
-    """Make a package of links: ours, with the module of another build."""
+    """Make a copy of our package from links, with the module of another build."""
     root = Path(__file__).parents[2]
     shutil.copytree(
         root / "pysampler",
@@ -212,7 +212,7 @@ def sanitizer():
 
 
 def campaign(args, folder):
-    """Run the cases in a process of the sanitizer; return its exit status and what it wrote."""
+    """Run the cases under the sanitizer; return the exit status and stderr."""
     package(args.module, folder)
     suppressions = folder / "suppressions"
     suppressions.write_text(SUPPRESSIONS)
@@ -231,7 +231,7 @@ def campaign(args, folder):
     command += ["--seconds", str(args.seconds)]
     if args.case is not None:
         command += ["--case", str(args.case)]
-    # A large address randomisation and the sanitizer do not agree on every kernel.
+    # On some kernels the sanitizer fails with large address space randomization.
     fixed = ["setarch", platform.machine(), "-R"] if shutil.which("setarch") else []
     done = subprocess.run([*fixed, *command], env=env, stderr=subprocess.PIPE, check=False)
     return done.returncode, done.stderr.decode(errors="replace")
@@ -263,11 +263,11 @@ def main():
 
 
 if "--child" in sys.argv:
-    # The package with the sanitizer's module, and not the one that is installed for editing.
+    # Import the package with the sanitizer's module, not the editable install.
     sys.path.insert(0, sys.argv[sys.argv.index("--child") + 1])
     sys.meta_path[:] = [one for one in sys.meta_path if "Redirecting" not in type(one).__name__]
     with contextlib.suppress(KeyError):
-        del os.environ["LD_PRELOAD"]  # workers are ordinary
+        del os.environ["LD_PRELOAD"]  # workers run without the sanitizer
 
     import fuzz_envs
     import fuzz_primitives
