@@ -56,7 +56,7 @@ class Counting(gym.Env):
         self.steps += 1
         return self._observe(), 0.0, False, False, {"n": self.steps} if action else {}
 
-    def tell(self):
+    def text(self):
         return f"{self.steps:>{LARGE}}"
 
     def count(self):
@@ -82,7 +82,7 @@ def stepping(dice):
         last = np.zeros(ENVS)
         while True:
             yield
-            kind = dice.choice(["step", "step", "step", "count", "tell"])
+            kind = dice.choice(["step", "step", "step", "count", "text"])
             if kind == "step":
                 steps, _, _, truncated, _ = envs.step(np.full(ENVS, dice.randrange(2)))
                 steps = steps[:, 0]
@@ -90,9 +90,9 @@ def stepping(dice):
                     raise Wrong(f"steps {steps}, after {last}")
                 last = steps
             else:
-                told = np.array([int(one) for one in envs.call(kind)])
-                if not ((told == last) | (told == 0)).all():
-                    raise Wrong(f"told {told}, after {last}")
+                answers = np.array([int(one) for one in envs.call(kind)])
+                if not ((answers == last) | (answers == 0)).all():
+                    raise Wrong(f"answers {answers}, after {last}")
 
 
 def sampling(dice):
@@ -215,7 +215,7 @@ def case(seed, report):
     kind, attack = dice.choice([*KINDS]), dice.choice(ATTACKS)
     report[kind] += 1
     report[attack] += 1
-    answers, told = os.pipe()
+    answers, out = os.pipe()
     if (child := os.fork()) == 0:
         os.setsid()
         os.close(answers)
@@ -226,9 +226,9 @@ def case(seed, report):
         except BaseException:
             answer["wrong"] = traceback.format_exc()
         with contextlib.suppress(OSError):
-            os.write(told, json.dumps(answer).encode())
+            os.write(out, json.dumps(answer).encode())
         os._exit(0)
-    os.close(told)
+    os.close(out)
     text = b""
     while part := os.read(answers, 1 << 16):
         text += part

@@ -164,7 +164,7 @@ def with_copies(arrays):
 def fork(held, go_on):
     """Fork a child that checks the held arrays twice; yield 0, then its number of wrong ones."""
     wait, go = os.pipe()
-    answers, told = os.pipe()
+    answers, out = os.pipe()
     more = getattr(go_on, "of_child", list)
     own = with_copies(more())  # more arrays, checked only in the child
     if (child := os.fork()) == 0:
@@ -181,10 +181,10 @@ def fork(held, go_on):
                         array.view(np.uint8 if array.flags.c_contiguous else array.dtype)[...] = 119
         except BaseException:
             traceback.print_exc()
-        os.write(told, bytes([min(count, 255)]))
+        os.write(out, bytes([min(count, 255)]))
         os._exit(0)
     os.close(wait)
-    os.close(told)
+    os.close(out)
     yield 0
     os.write(go, b"!")  # not by closing it: later children inherit this end
     os.close(go)

@@ -111,7 +111,7 @@ def failed(write, path):
     return False
 
 
-def told(write, path):
+def stderr_of(write, path):
     """Write; return its stderr, which must name the file unless it is empty."""
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors):
@@ -220,7 +220,7 @@ def traces(dice, disk):
             is_refused = failed(make, path)
         yield fault
         expect(is_refused or fault == "full", "a trace on a read-only disk is not refused")
-        expect(is_refused or caught or path.stat().st_size, "nothing is said")
+        expect(is_refused or caught or path.stat().st_size, "neither an error nor a warning")
         yield "no file" if is_refused else "new"
         return
     envs = pysampler.VectorEnv([Counting] * 4, num_workers=2, trace=path)
@@ -232,14 +232,14 @@ def traces(dice, disk):
         disk.fill(dice.randrange(1 << 17))
         envs.close()
     yield "full"
-    said = [str(one.message) for one in caught]
-    expect(all(str(path) in text for text in said), f"a warning that does not name it: {said}")
+    texts = [str(one.message) for one in caught]
+    expect(all(str(path) in text for text in texts), f"a warning that does not name it: {texts}")
     events = trace_events(path)
-    if said:
-        expect(len(said) == 1, f"several warnings: {said}")
+    if texts:
+        expect(len(texts) == 1, f"several warnings: {texts}")
         yield "all that was written"
     else:
-        expect(events > 400, f"nothing is said, and the trace has {events} events")
+        expect(events > 400, f"no warning, and the trace has {events} events")
         yield "new"
 
 
@@ -255,15 +255,15 @@ def merges(dice, disk):
     path.write_text("[]")
     yield disk.spoil(dice, its.stat().st_size)
     with contextlib.redirect_stdout(io.StringIO()):
-        said = told(lambda: command(["trace", "--merge", str(its), "-o", str(path)]), path)
-    if said:
+        error = stderr_of(lambda: command(["trace", "--merge", str(its), "-o", str(path)]), path)
+    if error:
         expect(path.read_text() == "[]", "the old trace is damaged")
     else:
         expect(
             json.loads(path.read_text())["traceEvents"] == json.loads(its.read_text()), "not whole"
         )
     expect(disk.names() == ["both.json", "its.json"], f"files are left: {disk.names()}")
-    yield "old" if said else "new"
+    yield "old" if error else "new"
 
 
 def trainings(dice, disk):
@@ -300,7 +300,7 @@ def trainings(dice, disk):
     expect(not [name for name in disk.names() if name.endswith((".new", ".saving"))], "left files")
     lines = [line for line in errors.getvalue().splitlines() if line.startswith("cannot ")]
     expect(all(str(disk.path) in line for line in lines), f"an error names no file: {lines}")
-    expect(lines or len(rows) == progress.steps, "rows were lost, and nothing is said")
+    expect(lines or len(rows) == progress.steps, "rows were lost without an error")
     yield "all that was written" if lines else "new"
 
 

@@ -205,10 +205,10 @@ class Policy:
 
     def __call__(self, observations):
         actions = np.ones(len(observations), np.int64)
-        said = actions, {"value": observations[:, 0].copy()}
+        results = actions, {"value": observations[:, 0].copy()}
         dice = self.dice
         if dice.random() >= self.often:
-            return said
+            return results
         kind = dice.randrange(6)
         if kind == 0:
             raise copy.copy(dice.choice(RAISED[:-1]))
@@ -217,16 +217,16 @@ class Policy:
         if kind == 2:
             return actions, {dice.choice(["value", "b", None]): dice.choice(GARBAGE)()}
         if kind == 3:
-            return dice.choice(GARBAGE)(), said[1]
+            return dice.choice(GARBAGE)(), results[1]
         if kind == 4:
-            return (*said, dice.choice(GARBAGE)())
+            return (*results, dice.choice(GARBAGE)())
         return dice.choice(GARBAGE)()
 
 
 class Case:
     def __init__(self, seed):
         self.dice = random.Random(seed)
-        self.told = Counter()  # exceptions by type
+        self.errors = Counter()  # exceptions by type
 
     def run(self):
         dice = self.dice
@@ -245,21 +245,21 @@ class Case:
             "copy": dice.random() < 0.7,
             "on_worker_loss": dice.choice(["raise", "restart"]),
         }
-        with self._telling():
+        with self._checked():
             envs = pysampler.VectorEnv(fns, **kwargs)
             try:
                 what = dice.choice([self.steps, self.steps, self.rollouts, self.actors])
                 for _ in range(dice.randrange(1, 4)):
                     what(envs)
             finally:
-                with self._telling(), warnings.catch_warnings():
+                with self._checked(), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     envs.close()
                 if not envs.closed:
                     raise WrongError("close() left it open")
 
     @contextlib.contextmanager
-    def _telling(self):
+    def _checked(self):
         """Count an exception; raise WrongError unless its text is meant for the user."""
         try:
             yield
@@ -279,7 +279,7 @@ class Case:
                 error, SystemExit | GeneratorExit
             ):
                 raise
-            self.told[type(error).__name__] += 1
+            self.errors[type(error).__name__] += 1
 
     def steps(self, envs):
         dice = self.dice
@@ -287,7 +287,7 @@ class Case:
         seen = None
         for _ in range(dice.randrange(1, 12)):
             kind = dice.randrange(8)
-            with self._telling():
+            with self._checked():
                 if kind == 0 or seen is None:
                     envs.reset(seed=dice.choice([None, 3]))
                     seen = True
@@ -302,8 +302,10 @@ class Case:
                     observations, *_ = envs.step(actions)
                     steps = observations[:, 0] if self.dies else envs.get_attr("steps")
                     for env in (1, 3):
-                        if (said := observations[env, 0]) != steps[env]:
-                            raise WrongError(f"env {env} has made {steps[env]} steps, said {said}")
+                        if (shown := observations[env, 0]) != steps[env]:
+                            raise WrongError(
+                                f"env {env} has made {steps[env]} steps, shows {shown}"
+                            )
 
     def rollouts(self, envs):
         dice = self.dice
@@ -311,13 +313,13 @@ class Case:
         overlap = where == "main" and dice.random() < 0.5
         policy = Policy(dice.random(), dice.choice([0, 0.1, 0.5]))
         with (
-            self._telling(),
+            self._checked(),
             pysampler.Rollouts(
                 envs, policy, 4, policy_in=where, overlap=overlap, info_keys=["steps"], seed=3
             ) as rollouts,
         ):
             for _ in range(4):
-                with self._telling():
+                with self._checked():
                     rollout = next(rollouts)
                     for env in (1, 3):
                         counted = rollout.rewards[:, env][rollout.valid[:, env]]
@@ -327,7 +329,7 @@ class Case:
     def actors(self, envs):
         dice = self.dice
         policy = Policy(dice.random(), dice.choice([0, 0.1]))
-        with self._telling(), pysampler.Actors(envs, policy, seed=3) as actors:
+        with self._checked(), pysampler.Actors(envs, policy, seed=3) as actors:
             for _ in range(4):
                 if (records := actors.take(8)) is None:
                     break
@@ -339,7 +341,7 @@ class Case:
 def campaign(seconds, seed, cases=None):
     """Run cases until the time is over; return their count, exceptions and violations."""
     end = time.monotonic() + seconds
-    told, wrong, count = Counter(), [], 0
+    errors, wrong, count = Counter(), [], 0
     while time.monotonic() < end and (cases is None or count < cases):
         faulthandler.dump_traceback_later(HANG, exit=True)
         case = Case(seed + count)
@@ -351,9 +353,9 @@ def campaign(seconds, seed, cases=None):
             traceback.print_exc()
             wrong.append((seed + count, f"{type(error).__name__}: {error}"))
         faulthandler.cancel_dump_traceback_later()
-        told += case.told
+        errors += case.errors
         count += 1
-    return count, told, wrong
+    return count, errors, wrong
 
 
 def main():
@@ -366,8 +368,10 @@ def main():
     warnings.simplefilter("ignore")
     one = args.case is not None
     print(f"from --seed {args.case if one else args.seed}", flush=True)
-    count, told, wrong = campaign(args.seconds, args.case if one else args.seed, 1 if one else None)
-    print(f"{count} cases; told: {dict(told.most_common())}")
+    count, errors, wrong = campaign(
+        args.seconds, args.case if one else args.seed, 1 if one else None
+    )
+    print(f"{count} cases; errors: {dict(errors.most_common())}")
     for seed, what in wrong:
         print(f"WRONG: {what}; repeat it with --case {seed}", file=sys.stderr)
     return bool(wrong)

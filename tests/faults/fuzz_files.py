@@ -443,12 +443,12 @@ def run_cases(first, count, saved, out):
         os.write(out, f"{json.dumps(['case', seed])}\n".encode())
         directory = Path(tempfile.mkdtemp())
         try:
-            told = ["end", *run_case(seed, saved, directory)]
+            result = ["end", *run_case(seed, saved, directory)]
         except BaseException:
-            told = ["wrong", traceback.format_exc()[-2000:]]
+            result = ["wrong", traceback.format_exc()[-2000:]]
         finally:
             shutil.rmtree(directory)
-        os.write(out, f"{json.dumps(told)}\n".encode())
+        os.write(out, f"{json.dumps(result)}\n".encode())
 
 
 def lines_of(pipe, child):
@@ -481,16 +481,16 @@ def campaign(seconds, seed, cases=None):
                 os._exit(code)
         os.close(out)
         last = at - 1
-        for kind, *told in lines_of(pipe, child):
+        for kind, *result in lines_of(pipe, child):
             if kind == "case":
-                last = told[0]
+                last = result[0]
             elif kind == "end":
                 report.cases += 1
-                report.damages[told[0]] += 1
-                report.ended[told[1]] += 1
+                report.damages[result[0]] += 1
+                report.ended[result[1]] += 1
             else:
                 report.cases += 1
-                report.wrong.append((last, told[0]))
+                report.wrong.append((last, result[0]))
         os.close(pipe)
         _, status = os.waitpid(child, 0)
         if status != 0:

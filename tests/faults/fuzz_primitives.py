@@ -35,7 +35,7 @@ HANG = 30.0  # seconds that a case may take at most
 CASES = 100  # per child
 OPERATIONS = 60  # per thread and case
 LARGEST = 64 << 20  # bytes of a segment
-TELL = 12  # operations that a report shows
+SHOWN = 12  # operations that a report shows
 
 # The errors that a primitive may raise for any argument.
 EXPECTED = (
@@ -416,11 +416,11 @@ def campaign(seconds, seed, one):
             command = [sys.executable, "-W", "ignore", __file__, "--child", str(first)]
             command += ["--count", str(count), "--notes", str(notes)]
             ended = subprocess.run(command, capture_output=True, text=True, check=False)
-            told = notes.read_text().splitlines()
-            done["operations"] += len(told)
+            lines = notes.read_text().splitlines()
+            done["operations"] += len(lines)
             done["cases"] += count
             if ended.returncode != 0:
-                what = "\n  ".join([f"the child ended with {ended.returncode} at", *told[-TELL:]])
+                what = "\n  ".join([f"the child ended with {ended.returncode} at", *lines[-SHOWN:]])
                 wrong.append(f"{what}\n{ended.stderr[-3000:]}")
             if ended.stdout:
                 wrong.append(ended.stdout[:3000])

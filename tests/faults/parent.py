@@ -245,8 +245,8 @@ class Case:
                     answers = self.called("call", envs.call, "asked", question)
                     if answers is None and envs.pending:
                         answers = self.waited(envs.call_wait)
-                    told = tuple((n, question) for n in range(self.count))
-                    self.expect(answers in (None, told), f"answers {answers}, expected {told}")
+                    wanted = tuple((n, question) for n in range(self.count))
+                    self.expect(answers in (None, wanted), f"answers {answers}, expected {wanted}")
                 elif what == "render":
                     frames = self.called("render", envs.render)
                     if frames is None and envs.pending:

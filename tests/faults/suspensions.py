@@ -152,7 +152,7 @@ KINDS = {one.__name__: one for one in (stepping, receiving, sampling, sampling_i
 FREE = {"sampling_in_workers", "acting"}
 
 
-def program(kind, folder, dice, go, told):
+def program(kind, folder, dice, go, out):
     """Run a program until the controller closes its end of ``go``; send an answer."""
     answer = {"wrong": None}
     try:
@@ -163,21 +163,21 @@ def program(kind, folder, dice, go, told):
         with pysampler.VectorEnv([Make(n, folder) for n in range(ENVS)], **options) as envs:
             work = KINDS[kind](envs, dice)
             next(work)
-            os.write(told, b"\n")
+            os.write(out, b"\n")
             while not select.select([go], [], [], 0)[0]:
                 next(work)
             answer["losses"] = envs.stats().losses.tolist()
             work.close()
     except BaseException:
         answer["wrong"] = traceback.format_exc()
-    os.write(told, json.dumps(answer).encode())
+    os.write(out, json.dumps(answer).encode())
 
 
-def making(folder, dice, go, told):
+def making(folder, dice, go, out):
     """Make and close envs repeatedly; none of the workers may be lost."""
     answer = {"wrong": None, "losses": [0] * WORKERS}
     try:
-        os.write(told, b"\n")
+        os.write(out, b"\n")
         while not select.select([go], [], [], 0)[0]:
             options = {"num_workers": WORKERS, "step_timeout": LIMIT}
             with pysampler.VectorEnv([Make(n, folder) for n in range(ENVS)], **options) as envs:
@@ -186,7 +186,7 @@ def making(folder, dice, go, told):
                 next(stepping_on)
     except BaseException:
         answer["wrong"] = traceback.format_exc()
-    os.write(told, json.dumps(answer).encode())
+    os.write(out, json.dumps(answer).encode())
 
 
 # -- attacks ---------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def case(seed, report):
     kind = dice.choice([*KINDS, "making"])
     report[kind] += 1
     wait, go = os.pipe()
-    answers, told = os.pipe()
+    answers, out = os.pipe()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if (child := os.fork()) == 0:
@@ -237,12 +237,12 @@ def case(seed, report):
             faulthandler.dump_traceback_later(HANG, exit=True)
             os.close(go)
             if kind == "making":
-                making(folder, dice, wait, told)
+                making(folder, dice, wait, out)
             else:
-                program(kind, folder, dice, wait, told)
+                program(kind, folder, dice, wait, out)
             os._exit(0)
         os.close(wait)
-        os.close(told)
+        os.close(out)
         expected = [0] * WORKERS
         text = os.read(answers, 1)
         if text == b"\n":

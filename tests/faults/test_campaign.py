@@ -29,9 +29,9 @@ def test_fault_campaign_finds_no_hang_loss_or_leak(tmp_path):
     done = subprocess.run(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
     )
-    [told] = tmp_path.glob("*.md") or [None]
-    assert done.returncode == 0, (told and told.read_text(), done.stderr[-3000:])
-    print(told.read_text())
+    [table] = tmp_path.glob("*.md") or [None]
+    assert done.returncode == 0, (table and table.read_text(), done.stderr[-3000:])
+    print(table.read_text())
 
 
 @pytest.mark.faults

@@ -44,8 +44,8 @@ race:_dl_deallocate_tls
 class Case:
     """Some objects, and threads that use them."""
 
-    def __init__(self, seed, told):
-        self.seed, self.told = seed, told
+    def __init__(self, seed, raised):
+        self.seed, self.raised = seed, raised
         self.dice = random.Random(seed)
         self.going = 0  # loops with calls left to make
 
@@ -53,12 +53,12 @@ class Case:
         kinds = [self.hostile, self.streams, self.vector_env, self.vector_env, self.rollouts]
         self.dice.choice([*kinds, self.actors])()
 
-    def tell(self, call):
+    def attempt(self, call):
         """Call, and count an exception."""
         try:
             return call()
         except Exception as error:
-            self.told[type(error).__name__] += 1
+            self.raised[type(error).__name__] += 1
         return None
 
     def together(self, *loops):
@@ -68,7 +68,9 @@ class Case:
         """
         self.going = len(loops)
         threads = [
-            threading.Thread(target=self.tell, args=(functools.partial(loop, self.dice.random()),))
+            threading.Thread(
+                target=self.attempt, args=(functools.partial(loop, self.dice.random()),)
+            )
             for loop in loops
         ]
         for thread in threads:
@@ -82,7 +84,7 @@ class Case:
         def loop(seed):
             dice, made = random.Random(seed), 0
             while self.going > 0:
-                self.tell(dice.choice(calls))
+                self.attempt(dice.choice(calls))
                 made += 1
                 if made == count:
                     self.going -= 1
@@ -179,14 +181,14 @@ def child(seconds, seed, cases):
     largest = fuzz_primitives.LARGEST
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))  # of a segment
     warnings.simplefilter("ignore")
-    end, told, count = time.monotonic() + seconds, Counter(), 0
+    end, raised, count = time.monotonic() + seconds, Counter(), 0
     while time.monotonic() < end and (cases is None or count < cases):
         print(f"case {seed + count}", file=sys.stderr, flush=True)
         faulthandler.dump_traceback_later(HANG, exit=True)
-        Case(seed + count, told).run()
+        Case(seed + count, raised).run()
         count += 1
     faulthandler.cancel_dump_traceback_later()
-    print(f"{count} cases; raised: {dict(told.most_common())}")
+    print(f"{count} cases; raised: {dict(raised.most_common())}")
 
 
 # -- the parent ------------------------------------------------------------------------------------
@@ -251,14 +253,14 @@ def main():
         return False
     print(f"from --seed {args.seed if args.case is None else args.case}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        status, told = campaign(args, Path(folder))
-    reports = re.findall(r"^WARNING: ThreadSanitizer", told, re.MULTILINE)
-    kinds = Counter(re.findall(r"^SUMMARY: ThreadSanitizer: (.*)$", told, re.MULTILINE))
+        status, stderr = campaign(args, Path(folder))
+    reports = re.findall(r"^WARNING: ThreadSanitizer", stderr, re.MULTILINE)
+    kinds = Counter(re.findall(r"^SUMMARY: ThreadSanitizer: (.*)$", stderr, re.MULTILINE))
     print(f"{len(reports)} reports, exit status {status}")
     for kind, count in kinds.most_common():
         print(f"WRONG: {count} times {kind}", file=sys.stderr)
     if reports or status:
-        print(told[-100_000:], file=sys.stderr)
+        print(stderr[-100_000:], file=sys.stderr)
     return bool(reports or status)
 
 

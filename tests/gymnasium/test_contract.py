@@ -386,8 +386,8 @@ def test_custom_worker_function_is_used(num_workers):
     envs.reset(seed=1)
     before = envs.step(np.zeros(3, np.int64))[4]["commands"]
     same(envs.step(np.zeros(3, np.int64))[4]["commands"], before + 1)
-    envs.set_attr("told", [1, 2, 3])
-    assert envs.get_attr("told") == (1, 2, 3)
+    envs.set_attr("mark", [1, 2, 3])
+    assert envs.get_attr("mark") == (1, 2, 3)
     with pytest.raises(ValueError, match="env 1.* told to raise"):
         envs.step([0, TellingEnv.RAISE, 0])
     envs.step(np.zeros(3, np.int64))

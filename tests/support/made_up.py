@@ -72,7 +72,7 @@ class SpaceEnv(gym.Env):
         if self.infos == "all":
             info["action"] = describe(action)
             # Actions do not change after they were handed over.
-            info["kept"] = all(describe(a) == told for a, told in self.kept[-5:])
+            info["kept"] = all(describe(a) == described for a, described in self.kept[-5:])
         end, cut = self.np_random.random() < self.ends, self.np_random.random() < self.ends
         return self._observe(), self.np_random.normal(), bool(end), bool(cut), info
 

@@ -123,11 +123,11 @@ def made(env_id=CHEETAH, native="auto", wrappers=None, arguments=None, **vector_
 
 def is_native(envs):
     """Return whether envs are native; assert that repr, stats and env server agree."""
-    told = "native" in repr(envs)
-    assert envs.stats().native == told
-    assert isinstance(envs._pool._inline._server, TaskServer) == told
+    native = "native" in repr(envs)
+    assert envs.stats().native == native
+    assert isinstance(envs._pool._inline._server, TaskServer) == native
     envs.close()
-    return told
+    return native
 
 
 def assert_equal(env_id, arguments, mode=SAME_STEP, steps=30):

@@ -119,12 +119,12 @@ def slow_rollout(env_fns, policy, steps, seed, *, stateful=False):
     starts = np.ones(count, bool)
     returns, lengths, ended = np.zeros(count), np.zeros(count, int), []
     for step in range(steps):
-        actions, said = policy(observations, state) if stateful else policy(observations)
-        said = dict(said)
+        actions, outputs = policy(observations, state) if stateful else policy(observations)
+        outputs = dict(outputs)
         if stateful:
             states.append(state)
-            state = said.pop("state")
-        for name, value in said.items():
+            state = outputs.pop("state")
+        for name, value in outputs.items():
             extras.setdefault(name, []).append(value)
         after, rewards, terminated, truncated, infos = envs.step(actions)
         over = terminated | truncated

@@ -457,10 +457,10 @@ def test_step_in_a_forked_child_raises():
         del envs
         os._exit(0)
     os.close(writing)
-    said = os.read(reading, 1000).decode()
+    message = os.read(reading, 1000).decode()
     os.close(reading)
     assert os.waitpid(pid, 0)[1] == 0
-    assert "a fork" in said
+    assert "a fork" in message
     assert envs.step([0] * 4)[1].tolist() == [1] * 4
     envs.close()
 

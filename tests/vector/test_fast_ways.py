@@ -102,16 +102,16 @@ def test_observation_overflow_warns_as_numpy_does():
     envs.close()
 
 
-class Told(gym.Wrapper):
+class WithInfo(gym.Wrapper):
     """CartPole that returns this info from each step."""
 
-    def __init__(self, told):
+    def __init__(self, info):
         super().__init__(gym.make("CartPole-v1"))
-        self.told = told
+        self.info = info
 
     def step(self, action):
         *results, _ = self.env.step(action)
-        return *results, self.told
+        return *results, self.info
 
 
 def messages(envs, steps):
@@ -125,20 +125,20 @@ def messages(envs, steps):
 
 
 def test_many_infos_and_numpy_bools_travel_in_the_frame():
-    told = {f"x{i}": float(i) for i in range(300)} | {"success": np.bool_(1), "s": "abc"}
-    envs = pysampler.VectorEnv([lambda: Told(told)] * 2, num_workers=1)
+    info = {f"x{i}": float(i) for i in range(300)} | {"success": np.bool_(1), "s": "abc"}
+    envs = pysampler.VectorEnv([lambda: WithInfo(info)] * 2, num_workers=1)
     assert messages(envs, 3) == 0
     envs.close()
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("info", "why"),
     [({"image": np.ones(1 << 20)}, "no room left"), ({"a": {"name": "x" * 1000}}, "['a']['name']")],
 )
-def test_slow_infos_are_logged_once(told, why, caplog, monkeypatch):
+def test_slow_infos_are_logged_once(info, why, caplog, monkeypatch):
     monkeypatch.setattr(infos, "_WARN_AFTER", 5)
     monkeypatch.setattr(infos, "_logged", set())
-    envs = pysampler.VectorEnv([lambda: Told(told)] * 2, num_workers=1)
+    envs = pysampler.VectorEnv([lambda: WithInfo(info)] * 2, num_workers=1)
     with caplog.at_level(logging.WARNING, "pysampler"):
         assert messages(envs, 6) == 1
     [record] = caplog.records
@@ -149,9 +149,9 @@ def test_slow_infos_are_logged_once(told, why, caplog, monkeypatch):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_strings_and_enums_in_infos_match_gymnasium(num_workers):
-    told = {"s": "abc", "e": HTTPStatus.OK, "n": None, "t": ("x", 1), "in": {"s": b""}}
-    ours = pysampler.VectorEnv([lambda: Told(told)] * 3, num_workers=num_workers)
-    theirs = gym.vector.SyncVectorEnv([lambda: Told(told)] * 3)
+    info = {"s": "abc", "e": HTTPStatus.OK, "n": None, "t": ("x", 1), "in": {"s": b""}}
+    ours = pysampler.VectorEnv([lambda: WithInfo(info)] * 3, num_workers=num_workers)
+    theirs = gym.vector.SyncVectorEnv([lambda: WithInfo(info)] * 3)
     for envs in (ours, theirs):
         envs.reset(seed=1)
     for _ in range(60):
@@ -176,7 +176,7 @@ class Waits:
 
 
 def test_mail_is_sent_before_the_step_completes(tmp_path):
-    envs = pysampler.VectorEnv([lambda: Told({"x": Waits(tmp_path)})] * 2, num_workers=1)
+    envs = pysampler.VectorEnv([lambda: WithInfo({"x": Waits(tmp_path)})] * 2, num_workers=1)
     envs.reset()
     envs.step_async(np.zeros(2, np.int64))
     while not (tmp_path / "begun").exists():
@@ -188,7 +188,7 @@ def test_mail_is_sent_before_the_step_completes(tmp_path):
 
 
 def test_memory_for_infos_is_allocated_on_demand():
-    envs = pysampler.VectorEnv([lambda: Told({"x": 1.0})] * 8, num_workers=2)
+    envs = pysampler.VectorEnv([lambda: WithInfo({"x": 1.0})] * 8, num_workers=2)
     options = {"horizon": 512, "info_keys": ["x"]}
     with pysampler.Rollouts(envs, lambda o: np.zeros(len(o), np.int64), **options) as rollouts:
         taken = []

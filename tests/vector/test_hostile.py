@@ -58,7 +58,7 @@ envs = pysampler.VectorEnv(
     fns, num_workers=3, groups=2, on_worker_loss="restart" if restart else "raise",
     autoreset_mode="SameStep", step_timeout=5,
 )
-told = set()
+raised = set()
 try:
     envs.reset()
     for turn in range(300):
@@ -73,13 +73,13 @@ try:
                 envs.step_async(np.zeros(6, np.int64))
                 envs.step_wait(timeout=0.5)
         except (PysamplerError, TimeoutError, ValueError) as error:
-            told.add(type(error).__name__)
-            if envs.closed or len(told) > 20 or not asynchronous:
+            raised.add(type(error).__name__)
+            if envs.closed or len(raised) > 20 or not asynchronous:
                 break
 finally:
     if not envs.closed:
         envs.close(terminate=True)
-print("through", sorted(told))
+print("through", sorted(raised))
 """
 
 

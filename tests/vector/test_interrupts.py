@@ -354,19 +354,19 @@ def test_interrupted_report_of_a_loss_is_repeated(on_loss):
             envs.recv()
             envs.send([0, 0], [0, 1])
             os.kill(envs._pool.pids[0], signal.SIGKILL)
-            told = []
+            raised = []
 
-            def receive(envs=envs, told=told):
+            def receive(envs=envs, raised=raised):
                 try:
                     return envs.recv(2)
                 except (WorkerLostError, ClosedError) as error:  # closed: interrupted mid-raise
-                    told.append(error)
+                    raised.append(error)
 
             reached, results, where = at_point(n, receive)
             if on_loss == "raise":
-                if not told and results is None:
+                if not raised and results is None:
                     results = receive()
-                assert told or results is not None, where
+                assert raised or results is not None, where
             else:
                 if results is None:
                     results = envs.recv(2)

@@ -262,13 +262,13 @@ def record(path, count, batches):
 def replayed(path, count):
     """Return the batches of a recording, and the text of the error at their end."""
     batches = []
-    with pytest.raises(RecordingError) as told:
+    with pytest.raises(RecordingError) as caught:
         replayer = BatchReplayer(path, groups_of(count))
         while True:
             batches.append(replayer.read())
             replayer.done(len(batches) - 1)
-    assert str(told.value).startswith(f"cannot replay {path}: ")
-    return batches, str(told.value).removeprefix(f"cannot replay {path}: ")
+    assert str(caught.value).startswith(f"cannot replay {path}: ")
+    return batches, str(caught.value).removeprefix(f"cannot replay {path}: ")
 
 
 BATCHES = [[0], [2, 1], [], [199], list(range(200)), [7, 150]]
@@ -291,13 +291,13 @@ def test_damaged_recording_replays_up_to_the_damage(tmp_path):
             if damaged == whole:
                 continue
             path.write_bytes(damaged)
-            batches, told = replayed(path, 200)
+            batches, error = replayed(path, 200)
             assert batches == BATCHES[: len(batches)]
-            assert len(batches) < 6 or told == "it ends after 6 batches"
+            assert len(batches) < 6 or error == "it ends after 6 batches"
             if at < head + 4:
                 assert not batches
-            elif told != f"it ends after {len(batches)} batches":
-                assert told == f"damaged after batch {len(batches)}"
+            elif error != f"it ends after {len(batches)} batches":
+                assert error == f"damaged after batch {len(batches)}"
 
 
 def test_reordered_batches_are_detected(tmp_path):
@@ -308,9 +308,9 @@ def test_reordered_batches_are_detected(tmp_path):
     for order in ([1, 0, 2], [0, 0, 1], [0, 2, 1], [2]):
         parts = [whole[begin + 6 * i : begin + 6 * i + 6] for i in order]
         path.write_bytes(whole[:begin] + b"".join(parts))
-        batches, told = replayed(path, 4)
+        batches, error = replayed(path, 4)
         assert batches == [[0], [1], [2]][: len(batches)]
-        assert "damaged" in told
+        assert "damaged" in error
 
 
 @pytest.mark.parametrize("groups", [[1, 1], [4], [0, 1, 2, 3, 0], [1 << 62]])
@@ -321,7 +321,7 @@ def test_impossible_batch_is_rejected_despite_a_valid_checksum(groups, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("head", "told"),
+    ("head", "message"),
     [
         (b"", "not a recording"),
         (b"\0" * 100, "not a recording"),
@@ -341,13 +341,13 @@ def test_impossible_batch_is_rejected_despite_a_valid_checksum(groups, tmp_path)
         ),
     ],
 )
-def test_unknown_recording_header_raises(head, told, tmp_path):
+def test_unknown_recording_header_raises(head, message, tmp_path):
     path = tmp_path / "recording"
     line = head + b"\n"
     path.write_bytes(line + zlib.crc32(line).to_bytes(4, "little"))
-    batches, said = replayed(path, 2)
+    batches, error = replayed(path, 2)
     assert batches == []
-    assert told in said
+    assert message in error
 
 
 def test_recording_must_be_a_regular_file(tmp_path):

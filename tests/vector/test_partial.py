@@ -229,10 +229,10 @@ def test_check_for_late_envs_does_not_end_the_wait(tmp_path):
     envs.send(np.ones(2, np.int64))
     gates[0].write_bytes(b"")
 
-    with warnings.catch_warnings(record=True, action="always") as told:
+    with warnings.catch_warnings(record=True, action="always") as caught:
 
         def let_the_late_one():
-            while not told:
+            while not caught:
                 pass
             gates[1].write_bytes(b"")
 
@@ -240,7 +240,7 @@ def test_check_for_late_envs_does_not_end_the_wait(tmp_path):
         helper.start()
         assert sorted(envs.recv(min_envs=2)[4]["env_id"]) == [0, 1]
         helper.join()
-    assert "env 1 in worker 1" in str(told[0].message)
+    assert "env 1 in worker 1" in str(caught[0].message)
     envs.close()
 
 
@@ -417,8 +417,8 @@ class Adds(gym.Env):
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
-        told = {"dtype": np.dtype(action.dtype).num}
-        return np.zeros(1, np.float32), float(action.sum()), False, False, told
+        info = {"dtype": np.dtype(action.dtype).num}
+        return np.zeros(1, np.float32), float(action.sum()), False, False, info
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

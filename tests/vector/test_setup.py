@@ -42,7 +42,7 @@ def test_registering_envs_in_a_module_causes_no_warning(tmp_path):
         """)
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    out, said = run(
+    out, err = run(
         """
         import gymnasium as gym, myenvs, pysampler
         for _ in range(2):
@@ -56,9 +56,9 @@ def test_registering_envs_in_a_module_causes_no_warning(tmp_path):
         env=env,
     )
     assert out == "(2, 4)\n"
-    assert "Overriding" not in said
+    assert "Overriding" not in err
     # An env that a worker itself registers twice still causes gymnasium's warning.
-    _, said = run(
+    _, err = run(
         """
         import gymnasium as gym, myenvs, pysampler
         def make():
@@ -69,7 +69,7 @@ def test_registering_envs_in_a_module_causes_no_warning(tmp_path):
         """,
         env=env,
     )
-    assert said.count("Overriding environment Mine5-v0 already in registry") == 1
+    assert err.count("Overriding environment Mine5-v0 already in registry") == 1
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_registered_env_specs_can_hold_arrays(tmp_path):
         gym.register("Weighted-v0", entry_point=Weighted, kwargs={"weights": np.arange(3)})
         """)
     )
-    out, said = run(
+    out, err = run(
         """
         import arrays, pysampler
         for _ in range(2):
@@ -99,8 +99,8 @@ def test_registered_env_specs_can_hold_arrays(tmp_path):
         """,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
-    assert out == 2 * "(array([0, 1, 2]), array([0, 1, 2]))\n", said
-    assert "Overriding" not in said
+    assert out == 2 * "(array([0, 1, 2]), array([0, 1, 2]))\n", err
+    assert "Overriding" not in err
 
 
 class NoSpaces:
@@ -316,7 +316,7 @@ def test_worker_init_error_is_raised():
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
 def test_workers_use_the_parents_logging_setup(context):
-    _, said = run(f"""
+    _, err = run(f"""
         import logging, warnings, pysampler
         from gymnasium.envs.classic_control import CartPoleEnv
         logging.basicConfig(level=logging.INFO, format="%(levelname)s=%(name)s=%(message)s")
@@ -329,9 +329,9 @@ def test_workers_use_the_parents_logging_setup(context):
                 warnings.warn("careful")
         pysampler.VectorEnv([Mine], num_workers=1, context={context!r}).close()
     """)
-    assert "INFO=mine=made\n" in said
-    assert "not said" not in said
-    assert "WARNING=py.warnings=" in said
+    assert "INFO=mine=made\n" in err
+    assert "not said" not in err
+    assert "WARNING=py.warnings=" in err
 
 
 def test_workers_do_not_set_up_logging_by_themselves():
@@ -408,7 +408,7 @@ def test_traceback_shows_source_that_only_the_parent_has():
 
 @pytest.mark.slow
 def test_workers_start_in_a_deleted_working_directory():
-    out, said = run(
+    out, err = run(
         """
         import os, tempfile
         directory = tempfile.mkdtemp()
@@ -422,14 +422,14 @@ def test_workers_start_in_a_deleted_working_directory():
         """,
         "-P",  # else Python 3.13.0 looks for the directory and cannot import NumPy
     )
-    assert (out, said) == ("[1. 1.]\n", "")
+    assert (out, err) == ("[1. 1.]\n", "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executable", [None, ""])
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_missing_sys_executable_error_suggests_a_fix(executable, context):
-    out, said = run(
+    out, err = run(
         f"""
         import sys
         import pysampler
@@ -440,7 +440,7 @@ def test_missing_sys_executable_error_suggests_a_fix(executable, context):
             print(error)
         """
     )
-    assert "expected the path of the interpreter; set it, or pass context=" in out, said
+    assert "expected the path of the interpreter; set it, or pass context=" in out, err
 
 
 # -- exceptions -----------------------------------------------------------------------------------
@@ -615,7 +615,7 @@ def test_final_obs_and_info_are_copied_before_the_reset(workers):
 
 @pytest.mark.slow
 def test_env_worker_does_not_import_samplers():
-    told = completed(
+    out = completed(
         "-c",
         textwrap.dedent(
             """
@@ -641,7 +641,7 @@ def test_env_worker_does_not_import_samplers():
             """
         ),
     ).stdout
-    for line in told.splitlines():
+    for line in out.splitlines():
         rooms = {name.split(".")[1] for name in line.split()}
         assert rooms == {
             "_closing",
@@ -656,7 +656,7 @@ def test_env_worker_does_not_import_samplers():
 
 @pytest.mark.slow
 def test_fork_server_preloads_the_pysampler_modules_of_env_workers():
-    told = completed(
+    out = completed(
         "-c",
         textwrap.dedent(
             """
@@ -680,4 +680,4 @@ def test_fork_server_preloads_the_pysampler_modules_of_env_workers():
             """
         ),
     ).stdout
-    assert told == "set()\n"
+    assert out == "set()\n"

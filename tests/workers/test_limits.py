@@ -50,26 +50,26 @@ def run(program, *prefix, **kwargs):
 @pytest.mark.slow
 def test_too_few_descriptors_raise_and_leak_nothing():
     """With any number of spare descriptors; it works once there are enough again."""
-    told = run("""
+    out = run("""
 processes.allow_workers = lambda count: None  # to reach the errors behind this check
 use()
 fds = me.num_fds()
-told = set()
+out = set()
 for spare in range(12):
     limit(resource.RLIMIT_NOFILE, fds + spare)
-    told.add(attempt())
+    out.add(attempt())
     assert me.num_fds() <= fds + 1, (spare, me.num_fds(), fds)
 limit(resource.RLIMIT_NOFILE, 1000)
-told.add(attempt())
-print(sorted(t.split(":")[0] for t in told))
+out.add(attempt())
+print(sorted(t.split(":")[0] for t in out))
 """)
-    assert "'works'" in told
-    assert "'OSError'" in told
+    assert "'works'" in out
+    assert "'OSError'" in out
 
 
 @pytest.mark.slow
 def test_open_file_limit_is_raised_in_the_parent_only():
-    told = run("""
+    out = run("""
 limit(resource.RLIMIT_NOFILE, me.num_fds() + 8)
 before = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 envs = pysampler.make_vec("CartPole-v1", 8, vector_kwargs={"num_workers": 8})
@@ -78,7 +78,7 @@ theirs = envs.apply(lambda env: resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 envs.close()
 print(before < after, set(theirs) == {before})
 """)
-    assert told == "True True"
+    assert out == "True True"
 
 
 @pytest.mark.slow
@@ -93,15 +93,15 @@ print(attempt())
 
 @pytest.mark.slow
 def test_too_little_memory_raises_and_leaves_no_workers():
-    told = run("""
+    out = run("""
 use()
 limit(resource.RLIMIT_AS, me.memory_info().vms + (1 << 20))
-told = {attempt(frames=10_000).split(":")[0]}
+out = {attempt(frames=10_000).split(":")[0]}
 limit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS)[1])
-told.add(attempt())
-print(sorted(told), len([c for c in me.children() if "pysampler: worker" in " ".join(c.cmdline())]))
+out.add(attempt())
+print(sorted(out), len([c for c in me.children() if "pysampler: worker" in " ".join(c.cmdline())]))
 """)
-    assert told in ("['MemoryError', 'works'] 0", "['OSError', 'works'] 0")
+    assert out in ("['MemoryError', 'works'] 0", "['OSError', 'works'] 0")
 
 
 WITHOUT_PROC = """
@@ -142,11 +142,11 @@ def test_missing_proc_mount_raises_a_clear_error():
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() == 0, reason="the limit on processes does not bind root")
 def test_process_limit_raises_a_clear_error():
-    told = run("""
+    out = run("""
 limit(resource.RLIMIT_NPROC, 1)
 print(attempt())
 """)
-    assert "cannot" in told
+    assert "cannot" in out
 
 
 @pytest.mark.slow
@@ -170,13 +170,13 @@ def test_workers_run_without_writable_directories():
 
 @pytest.mark.slow
 def test_one_cpu_gets_one_worker():
-    told = run("""
+    out = run("""
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 envs = pysampler.make_vec("CartPole-v1", 4)
 print(envs.num_workers, attempt())
 envs.close()
 """)
-    assert told == "1 works"
+    assert out == "1 works"
 
 
 LARGE = """

@@ -167,9 +167,9 @@ import os
 import gymnasium as gym, pysampler
 def env_fn():
     env = gym.make("CartPole-v1")
-    env.unwrapped.told = [os.environ.get(n) for n in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
+    env.unwrapped.threads = [os.environ.get(n) for n in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
     return env
-print(pysampler.VectorEnv([env_fn]).get_attr("told")[0])
+print(pysampler.VectorEnv([env_fn]).get_attr("threads")[0])
 """
     clean = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
     assert run(program, env=clean) == "['1', '1']\n"
