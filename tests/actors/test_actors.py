@@ -1,4 +1,4 @@
-"""Actors: what they hand over is what a plain loop would have seen, whoever dies meanwhile."""
+"""Actors: transitions, trajectories, weights and settings, against a plain loop."""
 
 import functools
 import os
@@ -17,7 +17,7 @@ import pysampler
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_transitions_are_those_of_a_plain_loop(workers, groups):
+def test_transitions_equal_a_plain_loop(workers, groups):
     steps = 100
     fns = [functools.partial(Scripted, script) for script in SCRIPTS]
     expected = slow_rollout(fns, policy, steps, 5)
@@ -59,7 +59,7 @@ def test_transitions_are_those_of_a_plain_loop(workers, groups):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stateful", [False, True])
-def test_trajectories_are_those_of_a_plain_loop(workers, stateful):
+def test_trajectories_equal_a_plain_loop(workers, stateful):
     length, count = 7, 5
     acting = Counting() if stateful else policy
     fns = [functools.partial(Scripted, script) for script in SCRIPTS]
@@ -110,7 +110,7 @@ def tree_policy(observations):
 
 
 @pytest.mark.parametrize("steps", [None, 3])
-def test_trees_of_spaces_come_as_such(steps):
+def test_nested_spaces_keep_their_structure(steps):
     with pysampler.Actors(Tree, tree_policy, num_envs=2, steps=steps) as actors:
         records = actors.take(16, min_records=8)
         shape = (len(records),) if steps is None else (len(records), steps)
@@ -127,7 +127,7 @@ def test_trees_of_spaces_come_as_such(steps):
         }
 
 
-def test_batches_are_views_of_what_the_actors_wrote():
+def test_batches_are_views_of_the_shared_records():
     with envs_of(num_workers=2) as envs, pysampler.Actors(envs, policy) as actors:
         records = actors.take(64, min_records=8)
         assert records.rows.base is not None
@@ -145,7 +145,7 @@ def test_batches_are_views_of_what_the_actors_wrote():
 # -- weights --------------------------------------------------------------------------------------
 
 
-def test_published_weights_act_and_every_record_says_which():
+def test_published_weights_act_and_records_carry_their_version():
     acting = Weighted()
     with envs_of(num_workers=2) as envs, pysampler.Actors(envs, acting, refresh_share=1) as actors:
         versions = set(actors.take(8).version.tolist())
@@ -159,7 +159,7 @@ def test_published_weights_act_and_every_record_says_which():
         assert 1 in versions
 
 
-def test_records_that_are_too_old_are_dropped_and_counted():
+def test_records_beyond_max_lag_are_dropped_and_counted():
     acting = Weighted()
     with (
         envs_of(num_workers=2) as envs,
@@ -174,12 +174,12 @@ def test_records_that_are_too_old_are_dropped_and_counted():
         assert actors.stats().dropped >= 64 - 12
 
 
-def test_weights_that_take_too_long_are_taken_over_when_an_actor_was_blocked():
+def test_slow_refreshes_happen_while_an_actor_is_blocked():
     with envs_of(num_workers=2) as envs:
         options = {"refresh_share": 1e-9, "high": 1024, "low": 1000}
         with pysampler.Actors(envs, Weighted(), **options) as actors:
             seen = set()
-            while len(seen) < 6:  # all have taken over the first ones
+            while len(seen) < 6:  # all have loaded the first weights
                 seen |= set(actors.take(16).env.tolist())
             actors.publish({"w": np.ones(1000), "b": 1})
             while not actors._progress.blocked[actors._first_groups].all():
@@ -201,7 +201,7 @@ def test_weights_that_take_too_long_are_taken_over_when_an_actor_was_blocked():
                 assert (actors.take(16).version == version).all()
 
 
-def test_a_policy_without_weights_cannot_be_published():
+def test_publish_refuses_a_policy_without_weights():
     with envs_of(num_workers=1) as envs, pysampler.Actors(envs, policy) as actors:
         with pytest.raises(TypeError, match=r"cannot publish weights: .*state_dict"):
             actors.publish()
@@ -210,7 +210,7 @@ def test_a_policy_without_weights_cannot_be_published():
 
 
 @pytest.mark.slow
-def test_a_module_acts_with_what_was_published():
+def test_a_module_acts_with_published_weights():
     torch = pytest.importorskip("torch", reason="modules")
     module = torch.nn.Linear(4, 2).double()
     with envs_of(num_workers=2) as envs, pysampler.Actors(envs, module, refresh_share=1) as actors:
@@ -237,7 +237,7 @@ def exploring(observations, epsilon, noise):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_each_actor_has_its_settings_and_they_can_be_changed(workers):
+def test_settings_are_per_env_and_can_be_changed(workers):
     epsilon = np.linspace(0, 1, 6)
     with envs_of(num_workers=workers) as envs:
         settings = {"epsilon": epsilon, "noise": 3}

@@ -1,4 +1,4 @@
-"""Actors that block, end, fail or are interrupted."""
+"""Actors that block, stop, fail or are interrupted."""
 
 import functools
 import os
@@ -22,7 +22,7 @@ from pysampler._vector import core
 from pysampler.errors import BusyError, ClosedError, EnvError, StopActors, WorkerLostError
 
 
-def test_actors_block_when_the_ring_is_full_and_go_on_when_it_has_drained():
+def test_actors_block_on_a_full_ring_and_resume_once_it_drains():
     with envs_of(num_workers=2) as envs, pysampler.Actors(envs, policy, high=40, low=8) as actors:
         actors.begin()
         fill(actors)
@@ -30,7 +30,7 @@ def test_actors_block_when_the_ring_is_full_and_go_on_when_it_has_drained():
         drained = 0
         while drained < 24:  # not yet low
             drained += len(actors.take(8))
-        assert len(actors) + drained <= 40  # what has been given back is not filled
+        assert len(actors) + drained <= 40  # slots given back are not filled yet
         batches = taken(actors, 200)
         assert len(batches) > 0
         assert envs.stats().steps.count.sum() > before
@@ -38,7 +38,7 @@ def test_actors_block_when_the_ring_is_full_and_go_on_when_it_has_drained():
         assert all(len(actors) <= 40 for _ in iter(lambda: actors.take(7), None))
 
 
-def test_a_batch_stays_as_it_is_until_the_next():
+def test_a_batch_stays_unchanged_until_the_next_take():
     with envs_of(num_workers=2) as envs, pysampler.Actors(envs, policy, high=32) as actors:
         for _ in range(5):
             records = actors.take(16, min_records=8)
@@ -47,7 +47,7 @@ def test_a_batch_stays_as_it_is_until_the_next():
             np.testing.assert_array_equal(records.rows, kept.rows)
 
 
-def test_take_returns_what_there_is_at_the_deadline(monkeypatch, tmp_path):
+def test_take_returns_available_records_at_the_deadline(monkeypatch, tmp_path):
     monkeypatch.setattr(core, "SHUTDOWN_TIMEOUT_S", 0.1)
     hangs = tmp_path / "hangs"
     with closing(
@@ -64,7 +64,7 @@ def test_take_returns_what_there_is_at_the_deadline(monkeypatch, tmp_path):
             actors.close()
 
 
-def test_many_at_once_are_joined_where_the_ring_comes_round():
+def test_a_batch_is_joined_across_the_end_of_the_ring():
     with envs_of(num_workers=2) as envs, pysampler.Actors(envs, policy, high=64, low=60) as actors:
         batches = [actors.take(48, min_records=48).copy() for _ in range(40)]
         assert {len(batch) for batch in batches} == {48}
@@ -73,7 +73,7 @@ def test_many_at_once_are_joined_where_the_ring_comes_round():
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("max_lag", [None, 2])
-def test_a_batch_may_be_larger_than_what_waits_to_be_taken(workers, max_lag):
+def test_a_batch_may_be_larger_than_the_ring(workers, max_lag):
     kwargs = {"high": 8, "low": 3, "max_lag": max_lag}
     with (
         envs_of(4, num_workers=workers) as envs,
@@ -89,7 +89,7 @@ def test_a_batch_may_be_larger_than_what_waits_to_be_taken(workers, max_lag):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_after_a_stop_nothing_that_was_recorded_is_missing(workers):
+def test_stop_loses_no_recorded_step(workers):
     with envs_of(num_workers=workers) as envs:
         actors = pysampler.Actors(envs, policy, high=40)
         batches = taken(actors, 100)
@@ -102,7 +102,7 @@ def test_after_a_stop_nothing_that_was_recorded_is_missing(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_stopped_before_they_begin_they_make_no_step(workers):
+def test_actors_stopped_before_they_begin_make_no_step(workers):
     with envs_of(num_workers=workers) as envs, pysampler.Actors(envs, policy) as actors:
         actors.stop()
         assert actors.stopped
@@ -125,7 +125,7 @@ def stopping(observations):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("who", ["env", "policy", "thread"])
-def test_any_side_may_stop_all(who, workers):
+def test_an_env_a_policy_or_a_thread_may_stop_all_actors(who, workers):
     fns = [Scripted, Scripted, Scripted, Stopping if who == "env" else Scripted]
     with closing(pysampler.VectorEnv(fns, num_workers=workers)) as envs:
         actors = pysampler.Actors(envs, stopping if who == "policy" else policy)
@@ -137,12 +137,12 @@ def test_any_side_may_stop_all(who, workers):
         rows = by_env(batches)
         if who == "thread":
             thread.join()
-        else:  # by one of them, or of those whose policy came to it
+        else:  # one env, or the envs of the first policy to reach 20
             assert 20 in ({len(rows[3])} if who == "env" else {len(mine) for mine in rows.values()})
         assert actors.take(5) is None
 
 
-def test_the_vector_env_is_given_back():
+def test_closed_actors_return_the_vector_env():
     with envs_of(num_workers=2) as envs:
         with pysampler.Actors(envs, policy) as actors:
             actors.take(5)
@@ -173,7 +173,7 @@ def test_a_learner_that_raises_stops_the_actors():
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_an_env_that_raises_tells_the_learner():
+def test_an_env_error_reaches_the_learner():
     fns = [Mortal, functools.partial(Mortal, "raise", 30)]
     with closing(pysampler.VectorEnv(fns, num_workers=2)) as envs:
         actors = pysampler.Actors(envs, lambda o: np.sin(o[:, 1:]))
@@ -191,7 +191,7 @@ def failing(observations):
     return np.sin(observations[:, 1:])
 
 
-def test_a_policy_that_raises_tells_the_learner():
+def test_a_policy_error_reaches_the_learner():
     with closing(pysampler.VectorEnv([Mortal] * 2, num_workers=2)) as envs:
         actors = pysampler.Actors(envs, failing)
         with pytest.raises(EnvError, match=r"the policy.* raised KeyError acting"):
@@ -202,7 +202,7 @@ def test_a_policy_that_raises_tells_the_learner():
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("steps", [None, 5])
 @pytest.mark.parametrize("at", [1, 16, 37])
-def test_a_lost_worker_is_replaced_and_no_record_is_torn_or_doubled(at, steps, groups, tmp_path):
+def test_replacing_a_lost_worker_neither_tears_nor_repeats_records(at, steps, groups, tmp_path):
     fns = [functools.partial(Mortal, "die", at, tmp_path / "died")] + [Mortal] * 5
     envs = pysampler.VectorEnv(fns, num_workers=3, groups=groups, on_worker_loss="restart")
     with closing(envs), pysampler.Actors(envs, counted, steps=steps, seed=0) as actors:
@@ -233,7 +233,7 @@ def counted(observations):
     return np.sin(observations[:, 1:])
 
 
-def test_a_lost_worker_is_told_where_it_is_not_replaced(tmp_path):
+def test_a_lost_worker_raises_without_restarts(tmp_path):
     fns = [functools.partial(Mortal, "die", 20), Mortal]
     with closing(pysampler.VectorEnv(fns, num_workers=2)) as envs:
         actors = pysampler.Actors(envs, counted)
@@ -242,7 +242,7 @@ def test_a_lost_worker_is_told_where_it_is_not_replaced(tmp_path):
 
 
 class Stillborn(Mortal):
-    """Does not live again; who does not notice may let it step."""
+    """Its second reset raises; a step after that is recorded if the error goes unnoticed."""
 
     steps = 0
 
@@ -253,7 +253,7 @@ class Stillborn(Mortal):
 
 
 @pytest.mark.parametrize("length", [None, 3])
-def test_whoever_takes_a_lost_workers_place_and_cannot_begin_says_so(tmp_path, length):
+def test_an_error_in_the_first_reset_of_a_replacement_raises(tmp_path, length):
     fns = [functools.partial(Stillborn, "die", 20, tmp_path / "died"), Mortal]
     with closing(pysampler.VectorEnv(fns, num_workers=2, on_worker_loss="restart")) as envs:
         actors = pysampler.Actors(envs, counted, steps=length)
@@ -266,7 +266,7 @@ def test_whoever_takes_a_lost_workers_place_and_cannot_begin_says_so(tmp_path, l
             np.testing.assert_array_equal(after.reshape(-1, 2), np.add(before, (0, 1)))
 
 
-def test_killed_while_blocked_an_actor_is_replaced():
+def test_a_blocked_actor_that_is_killed_is_replaced():
     made = envs_of(num_workers=2, on_worker_loss="restart")
     with made as envs, pysampler.Actors(envs, policy, high=32, seed=3) as actors:
         for _ in range(3):
@@ -276,11 +276,11 @@ def test_killed_while_blocked_an_actor_is_replaced():
             seen = set()
             while len(seen) < 6 or envs._pool.pids[1] == killed:
                 seen |= set(actors.take(16).env.tolist())
-            envs._pool._recovery.losses[1].clear()  # so many of them end the pool
+            envs._pool._recovery.losses[1].clear()  # too many losses would end the pool
 
 
 @pytest.mark.slow
-def test_weights_are_whole_while_workers_are_killed():
+def test_weights_are_never_torn_while_workers_are_killed():
     acting = Weighted()
     made = envs_of(num_workers=2, on_worker_loss="restart", max_restarts=99, restart_window=1.0)
     with made as envs, pysampler.Actors(envs, acting, refresh_share=1) as actors:
@@ -294,7 +294,7 @@ def test_weights_are_whole_while_workers_are_killed():
 
 
 @pytest.mark.slow
-def test_the_program_ends_well_whatever_is_under_way():
+def test_the_program_exits_cleanly_with_open_actors():
     script = """
         import numpy as np, pysampler
         def policy(observations):
@@ -311,7 +311,7 @@ def test_the_program_ends_well_whatever_is_under_way():
         os.sched_yield()
 
 
-def test_two_threads_cannot_take_at_once(tmp_path, monkeypatch):
+def test_concurrent_take_raises_busy_error(tmp_path, monkeypatch):
     monkeypatch.setattr(core, "SHUTDOWN_TIMEOUT_S", 0.1)
     hangs = functools.partial(Mortal, "hang", 1, tmp_path / "hangs")
     with closing(pysampler.VectorEnv([hangs], num_workers=1)) as envs:
@@ -342,8 +342,8 @@ def test_two_threads_cannot_take_at_once(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("least", [1, 40])
 @pytest.mark.parametrize("max_lag", [None, 0])
-def test_ctrl_c_at_any_line_of_take_loses_nothing(least, max_lag):
-    """An interrupt before each line of a batch in turn; then the batch is asked for again."""
+def test_ctrl_c_at_any_line_of_take_loses_no_record(least, max_lag):
+    """Interrupt before each line of a take in turn, then take again."""
     made = envs_of(num_workers=2)
     options = {"high": 64, "low": 48, "max_lag": max_lag, "refresh_share": 1}
     with made as envs, pysampler.Actors(envs, Weighted(), **options) as actors:
@@ -389,7 +389,7 @@ def test_ctrl_c_at_any_line_of_take_loses_nothing(least, max_lag):
         assert gaps <= stats.dropped
 
 
-def test_ctrl_c_while_they_begin_leaves_a_vector_env_that_can_be_used():
+def test_ctrl_c_while_actors_begin_leaves_the_vector_env_usable():
     with envs_of(num_workers=2) as envs:
         actors = pysampler.Actors(envs, policy)
         for where, owner in (("reset", envs), ("_start_workers", actors), ("lay_out", envs._core)):
@@ -411,7 +411,7 @@ def test_ctrl_c_while_they_begin_leaves_a_vector_env_that_can_be_used():
         envs.reset()
 
 
-class Interrupted(Scripted):
+class InterruptedOnce(Scripted):
     def step(self, action):
         if self.life == 4 and not hasattr(self, "once"):
             self.once = True
@@ -420,9 +420,9 @@ class Interrupted(Scripted):
 
 
 @pytest.mark.parametrize("steps", [None, 8])
-def test_ctrl_c_in_an_env_of_this_process(steps):
+def test_ctrl_c_in_an_env_of_this_process_restarts_its_episode(steps):
     options = {"num_envs": 1, "vector_kwargs": {"num_workers": 0}}
-    with pysampler.Actors(Interrupted, policy, steps=steps, **options) as a:
+    with pysampler.Actors(InterruptedOnce, policy, steps=steps, **options) as a:
         with pytest.raises(KeyboardInterrupt):
             a.take(4)
         records = a.take(1)
@@ -430,7 +430,7 @@ def test_ctrl_c_in_an_env_of_this_process(steps):
         assert records.observations.reshape(-1, 4)[0, 2] == 0
 
 
-class Both(Scripted):
+class RaisesAtStep5(Scripted):
     def __init__(self, error):
         super().__init__()
         self.error = error
@@ -442,14 +442,17 @@ class Both(Scripted):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_stop_hides_no_error(workers):
-    fns = [functools.partial(Both, StopActors()), functools.partial(Both, ValueError("a bug"))]
+def test_an_env_error_takes_precedence_over_a_stop(workers):
+    fns = [
+        functools.partial(RaisesAtStep5, StopActors()),
+        functools.partial(RaisesAtStep5, ValueError("a bug")),
+    ]
     made = closing(pysampler.VectorEnv(fns, num_workers=workers))
     with made as envs, pytest.raises(EnvError, match="a bug"):
         taken(pysampler.Actors(envs, policy), 10**9)
 
 
-def test_a_fork_stops_nobody():
+def test_stop_in_a_forked_child_does_not_stop_the_actors():
     with envs_of(num_workers=2) as envs, pysampler.Actors(envs, policy) as actors:
         actors.take(1)
         child = os.fork()
@@ -461,7 +464,7 @@ def test_a_fork_stops_nobody():
         taken(actors, 100)
 
 
-def test_the_first_to_come_begins_for_all():
+def test_threads_that_use_actors_at_once_begin_them_once():
     for _ in range(3):
         with envs_of(num_workers=2) as envs, pysampler.Actors(envs, Weighted()) as actors:
             threads = [
@@ -476,7 +479,7 @@ def test_the_first_to_come_begins_for_all():
             assert actors.version == 2
 
 
-def test_after_a_stop_old_records_are_no_batch():
+def test_batches_after_a_stop_are_never_empty():
     with envs_of(num_workers=2) as envs, pysampler.Actors(envs, Weighted(), max_lag=0) as actors:
         actors.take(1)
         fill(actors)
@@ -509,7 +512,7 @@ def test_bad_options_are_refused_before_anything_starts(options, match):
         envs.reset()
 
 
-def test_bad_requests_are_refused():
+def test_bad_take_arguments_are_refused():
     with envs_of(num_workers=0) as envs, pysampler.Actors(envs, policy, high=8, low=3) as actors:
         with pytest.raises(ValueError, match="min_records 9, expected at most count, 8"):
             actors.take(8, min_records=9)
@@ -520,7 +523,7 @@ def test_bad_requests_are_refused():
 
 
 @pytest.mark.parametrize("name", ["returns", "copy", "state0", "no name"])
-def test_a_name_of_the_policys_that_records_have_is_refused(name):
+def test_policy_outputs_named_like_record_fields_are_refused(name):
     def clashing(observations):
         return policy(observations)[0], {name: observations[:, 0]}
 
@@ -532,7 +535,7 @@ def test_a_name_of_the_policys_that_records_have_is_refused(name):
 
 
 class Held(Scripted):
-    """Tells that it is being reset, and waits to go on."""
+    """Signals that its reset has begun, then waits for permission to continue."""
 
     def __init__(self, folder):
         super().__init__()
@@ -544,7 +547,7 @@ class Held(Scripted):
         return super().reset(**kwargs)
 
 
-def test_who_closes_actors_waits_for_a_thread_that_begins_them(tmp_path):
+def test_close_waits_for_a_thread_that_begins_the_actors(tmp_path):
     os.mkfifo(tmp_path / "at work")
     os.mkfifo(tmp_path / "go on")
     actors = pysampler.Actors(functools.partial(Held, tmp_path), policy, num_envs=1)

@@ -1,4 +1,4 @@
-"""Records that are held: actors go on, and later batches lie elsewhere."""
+"""Records that the caller keeps: actors continue and write later batches elsewhere."""
 
 import numpy as np
 from forks_in_tests import Fork
@@ -21,7 +21,7 @@ def test_held_records_are_not_overwritten():
         assert len({(int(r["env"]), int(r["number"])) for one in held for r in one.rows}) == 80
 
 
-def test_a_loop_uses_the_memory_of_two_batches():
+def test_a_plain_loop_reuses_the_memory_of_two_batches():
     with pysampler.Actors("CartPole-v1", right, num_envs=2, high=8, seed=1) as actors:
         addresses = set()
         for _ in range(20):
@@ -30,7 +30,7 @@ def test_a_loop_uses_the_memory_of_two_batches():
         assert len(addresses) == 2
 
 
-def test_a_fork_keeps_the_records_that_it_was_made_with():
+def test_a_forked_child_keeps_its_records():
     with pysampler.Actors("CartPole-v1", right, num_envs=2, high=8, seed=1) as actors:
         records = actors.take(4, min_records=4)
         expected = records.rows.tobytes()

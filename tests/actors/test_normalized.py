@@ -1,4 +1,4 @@
-"""Actors with a normalizer: what their records have, and what the statistics are."""
+"""Actors with a normalizer: the numbers in their records and the statistics."""
 
 import functools
 import os
@@ -33,7 +33,7 @@ def all_of(actors, count):
 
 
 @pytest.mark.parametrize("steps", [None, 6])
-def test_in_one_process_records_have_the_numbers_of_the_wrappers(steps):
+def test_records_of_one_process_equal_gymnasiums_wrappers(steps):
     normalizer = pysampler.Normalizer(gamma=GAMMA)
     with pysampler.VectorEnv([make] * 4, num_workers=0) as envs:
         actors = pysampler.Actors(envs, still, steps=steps, seed=3, normalize=normalizer)
@@ -60,7 +60,9 @@ def test_in_one_process_records_have_the_numbers_of_the_wrappers(steps):
         after = np.array(raw)
         for env in np.flatnonzero(terminated | truncated):
             after[env] = infos["final_obs"][env]
-        observed_now = observed.obs_rms  # counted: the reset's, normalised: the last one
+        observed_now = (
+            observed.obs_rms
+        )  # resets count as well, the last observation is only normalized
         counted = RunningMeanStd(shape=(4,))
         counted.mean, counted.var = observed_now.mean, observed_now.var
         counted.count = observed_now.count
@@ -75,7 +77,7 @@ def test_in_one_process_records_have_the_numbers_of_the_wrappers(steps):
 
 
 def steps_and_returns(count):
-    """What the third number of observations is, and the discounted returns, in ``count`` steps."""
+    """Return the third numbers of observations and the discounted returns of ``count`` steps."""
     steps, returns, so_far = [0], [], 0.0
     for life in range(count):
         end = SCRIPT[life % len(SCRIPT)]
@@ -87,7 +89,7 @@ def steps_and_returns(count):
 
 
 def total(values):
-    """The mean and variance of values and of what counts as 1e-4 of one of 0 +- 1."""
+    """Mean and variance of ``values``, with a prior N(0, 1) that weighs as 1e-4 of a value."""
     values, count = np.array(values, np.float64), len(values) + 1e-4
     mean = values.sum() / count
     return mean, (((values - mean) ** 2).sum() + 1e-4 * (1 + mean**2)) / count
@@ -95,7 +97,7 @@ def total(values):
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("steps", [None, 5])
-def test_the_statistics_are_those_of_all_that_the_envs_returned(num_workers, steps):
+def test_statistics_cover_everything_the_envs_returned(num_workers, steps):
     normalizer = pysampler.Normalizer(gamma=GAMMA)
     with pysampler.VectorEnv([make] * 5, num_workers=num_workers) as envs:
         with pysampler.Actors(envs, still, steps=steps, seed=3, normalize=normalizer) as actors:
@@ -116,7 +118,7 @@ def test_the_statistics_are_those_of_all_that_the_envs_returned(num_workers, ste
 
 
 @pytest.mark.parametrize("steps", [None, 4])
-def test_states_of_policies_are_as_without(steps):
+def test_normalization_leaves_policy_states_alone(steps):
     def policy(observations, state):
         state = np.zeros(len(observations), np.int64) if state is None else state
         return still(observations), {"state": state + 1}
@@ -157,7 +159,7 @@ def idle(observations):
     return np.zeros((len(observations), 1))
 
 
-def test_after_publish_workers_normalise_with_the_statistics_of_all():
+def test_workers_use_the_merged_statistics_after_publish():
     normalizer = pysampler.Normalizer(rewards=False)
     fns = [functools.partial(Constant, value) for value in (1.0, 3.0)]
     with (
@@ -166,7 +168,7 @@ def test_after_publish_workers_normalise_with_the_statistics_of_all():
     ):
         made = np.zeros(2, int)
         last = np.zeros(2)
-        # Each has seen its own number so often that little is left of the other's.
+        # Until the other env's number hardly shows in each worker's own statistics.
         while made.min() < 200 or abs(last).max() > 0.2:
             records = actors.take(64)
             for env, value in zip(records.env, records.next_observations[:, 0], strict=True):
@@ -182,7 +184,7 @@ def test_after_publish_workers_normalise_with_the_statistics_of_all():
             highest = max(highest, values[records.env == 1].max(initial=0))
 
 
-def test_a_replaced_worker_goes_on_with_what_the_lost_one_handed_over(tmp_path):
+def test_a_replacement_continues_the_statistics_of_a_lost_worker(tmp_path):
     normalizer = pysampler.Normalizer(gamma=1.0)
     fns = [functools.partial(Constant, 5.0, 100, tmp_path / "died"), lambda: Constant(7.0)]
     with pysampler.VectorEnv(fns, num_workers=2, on_worker_loss="restart") as envs:
@@ -196,13 +198,13 @@ def test_a_replaced_worker_goes_on_with_what_the_lost_one_handed_over(tmp_path):
                 counts += np.bincount(records.env, minlength=2)
         assert envs.stats().losses.tolist() == [1, 0]
         made = envs.stats().steps.count.astype(int)
-    # Two first observations, one of the new env; perhaps steps whose records were not pushed.
+    # Two first observations and one of the new env, perhaps steps whose records were not pushed.
     assert counts.sum() + 3 <= normalizer.count <= counts.sum() + 3 + 16
     state = normalizer.state_dict()
     fives = (7 - state["observations.mean"][0]) / 2 * normalizer.count
     assert counts[0] <= fives <= counts[0] + 2 + 16 + 1
     assert state["returns.count"] == pytest.approx(normalizer.count - 3 + 1e-4)
-    # The n-th step of an episode has the return n; the new env began one.
+    # The n-th step of an episode has the return n; the new env began an episode.
     of_new, of_other = made[0] - 99, made[1]
     of_lost = normalizer.count - 3 - of_new - of_other
     assert of_lost in range(80, 100)
@@ -235,14 +237,14 @@ def loaded():
     return normalizer
 
 
-def test_a_watcher_normalises_and_does_not_count():
+def test_a_watcher_normalizes_without_updating_statistics():
     normalizer = loaded()
     with pysampler.Watcher(near, lambda: Far(1e6), repeat=True, normalize=normalizer) as watcher:
         assert watcher.wait(3, timeout=60)["return"].tolist() == [5, 5, 5]
     assert normalizer.count == 10
 
 
-def test_a_watcher_of_actors_normalises_as_they_do():
+def test_a_watcher_of_actors_uses_their_statistics():
     normalizer = loaded()
     with pysampler.VectorEnv([lambda: Far(1e6)] * 2, num_workers=1) as envs:
         with (
@@ -257,7 +259,7 @@ def test_a_watcher_of_actors_normalises_as_they_do():
     assert normalizer.count == 10 + 2 + made  # not those of the watcher
 
 
-def test_actors_do_not_count_if_update_is_false():
+def test_actors_do_not_update_statistics_if_update_is_false():
     normalizer = loaded()
     normalizer.update = False
     with pysampler.Actors(lambda: Far(1e6 + 1), near, num_envs=2, normalize=normalizer) as actors:
@@ -282,7 +284,7 @@ class Raising(Scripted):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_was_counted_is_kept_if_an_env_raises(workers):
+def test_statistics_are_kept_if_an_env_raises(workers):
     normalizer = pysampler.Normalizer()
     taken = 0
     with (
@@ -297,7 +299,7 @@ def test_what_was_counted_is_kept_if_an_env_raises(workers):
     assert normalizer.count >= max(taken, 31)
 
 
-def test_actors_that_have_ended_must_be_closed_before_others_count():
+def test_stopped_actors_must_be_closed_before_others_update_statistics():
     normalizer = pysampler.Normalizer()
     actors = pysampler.Actors([make] * 2, still, normalize=normalizer)
     all_of(actors, 10)

@@ -1,4 +1,4 @@
-"""Phases: the actors fill the ring, the learner drains it, in turn; nothing recorded is lost."""
+"""Phases: actors fill the ring and the learner drains it, in turn; no record is lost."""
 
 import functools
 import itertools
@@ -50,7 +50,7 @@ def envs_of(count=4, **kwargs):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("low", [0, 10])
 @pytest.mark.parametrize("size", [7, 64, 1000])
-def test_nothing_recorded_is_lost(workers, low, size):
+def test_phases_lose_no_record(workers, low, size):
     with envs_of(num_workers=workers) as envs:
         actors = pysampler.Actors(envs, act)
         batches = []
@@ -66,21 +66,21 @@ def test_nothing_recorded_is_lost(workers, low, size):
         assert [len(rows[env]) for env in range(4)] == steps.tolist()
 
 
-def test_who_learns_and_who_acts_take_turns():
-    """No step is made between two moments: when the actors are blocked, and when it is drained."""
+def test_actors_make_no_step_while_the_learner_drains_a_phase():
+    """No step falls between the moment all actors are blocked and the end of the phase."""
     with envs_of(num_workers=2) as envs:
         actors = pysampler.Actors(envs, act)
         made, learning = [], []
         for phase in actors.phases(64):
             assert phase.filling < phase.full
-            # Both are blocked as soon as they have to hand over the steps that are under way.
+            # Both block once they have to hand over the steps under way.
             heads = actors._first_groups
             while (~actors._progress.blocked[heads].astype(bool)).any():
                 os.sched_yield()
             began = now()
             for records in phase.batches(16):
                 made.append(np.array(records.next_observations).ravel().copy())
-                # Longer than the actors wait between two looks whether they are to stop.
+                # Longer than the actors wait between two checks for a stop.
                 sleep_until(now() + int(1.2e9 * CHECK_SECONDS) * (phase.number < 4))
             learning.append((began, now()))
             if phase.number == 10:
@@ -95,7 +95,7 @@ def test_who_learns_and_who_acts_take_turns():
             assert not ((times > began) & (times < drained)).any()
 
 
-def test_what_is_left_is_the_next_phase_before_anything_is_recorded():
+def test_a_phase_with_many_records_left_continues_as_the_next():
     with envs_of(num_workers=2) as envs:
         actors = pysampler.Actors(envs, act)
         sizes = []
@@ -108,7 +108,7 @@ def test_what_is_left_is_the_next_phase_before_anything_is_recorded():
 
 
 class Gated(Timed):
-    """Makes no step before a file is there."""
+    """Its step waits until a file exists."""
 
     def __init__(self, gate):
         super().__init__()
@@ -120,7 +120,7 @@ class Gated(Timed):
         return super().step(action)
 
 
-def test_a_phase_ends_though_a_record_of_it_was_begun_by_somebody_who_died(tmp_path):
+def test_a_phase_ends_despite_a_record_claimed_by_a_dead_process(tmp_path):
     fns = [functools.partial(Gated, tmp_path / "gate")] * 4
     with closing(pysampler.VectorEnv(fns, num_workers=1)) as envs:
         actors = pysampler.Actors(envs, act)
@@ -140,7 +140,7 @@ def test_a_phase_ends_though_a_record_of_it_was_begun_by_somebody_who_died(tmp_p
 
 
 @pytest.mark.parametrize("drop", [False, True])
-def test_what_a_learner_leaves_comes_again_unless_it_is_dropped(drop):
+def test_records_left_in_a_phase_return_in_the_next_unless_dropped(drop):
     with envs_of(num_workers=2) as envs:
         actors = pysampler.Actors(envs, act)
         seen = []
@@ -160,7 +160,7 @@ def test_what_a_learner_leaves_comes_again_unless_it_is_dropped(drop):
             assert [len(rows[i]) for i in range(4)] == envs.stats().steps.count.tolist()
 
 
-def test_a_worker_killed_in_a_phase_holds_up_nobody():
+def test_a_worker_killed_in_a_phase_does_not_block_it():
     with envs_of(
         num_workers=2, on_worker_loss="restart", max_restarts=8, restart_window=1.0
     ) as envs:
@@ -173,7 +173,7 @@ def test_a_worker_killed_in_a_phase_holds_up_nobody():
         actors.close()
 
 
-def test_all_of_a_phase_come_in_one_batch():
+def test_all_returns_the_phase_as_one_batch():
     with envs_of(num_workers=2) as envs:
         actors = pysampler.Actors(envs, act)
         batches = []
@@ -188,8 +188,8 @@ def test_all_of_a_phase_come_in_one_batch():
 
 @pytest.mark.parametrize("left", [0, 24])
 @pytest.mark.parametrize("drop", [False, True])
-def test_what_interrupts_the_wait_for_a_phase_does_not_end_them(left, drop):
-    """Each record is taken or dropped once, whatever an exception of a signal handler came into."""
+def test_an_interrupted_wait_does_not_end_the_phases(left, drop):
+    """Each record is taken or dropped once, wherever a signal handler raises."""
     with envs_of(num_workers=2) as envs:
         actors = pysampler.Actors(envs, act)
         phases = actors.phases(64, drop=drop)
@@ -215,7 +215,7 @@ def test_what_interrupts_the_wait_for_a_phase_does_not_end_them(left, drop):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_they_end_after_a_stop_though_the_learner_takes_nothing(workers):
+def test_phases_end_after_a_stop_even_if_the_learner_takes_nothing(workers):
     with envs_of(num_workers=workers) as envs:
         actors = pysampler.Actors(envs, act)
         numbers = []
@@ -228,7 +228,7 @@ def test_they_end_after_a_stop_though_the_learner_takes_nothing(workers):
         assert sum(map(len, actors.batches(64, min_records=1))) == envs.stats().steps.count.sum()
 
 
-def test_records_that_were_on_their_way_to_an_interrupted_learner_stay_in_their_phase():
+def test_records_of_an_interrupted_take_stay_in_their_phase():
     with envs_of(num_workers=2) as envs:
         actors = pysampler.Actors(envs, act)
         phases = actors.phases(64)
@@ -245,7 +245,7 @@ def test_records_that_were_on_their_way_to_an_interrupted_learner_stay_in_their_
 
 
 @pytest.mark.parametrize("count", ["x", 0, 2.5, None])
-def test_so_many_records_as_are_no_number_are_refused(count):
+def test_phase_take_refuses_bad_counts(count):
     with envs_of(num_workers=0) as envs, pysampler.Actors(envs, act) as actors:
         phase = next(actors.phases(8))
         with pytest.raises(ValueError, match=f"cannot take records: count {count!r}"):
@@ -253,7 +253,7 @@ def test_so_many_records_as_are_no_number_are_refused(count):
         assert phase.left > 0
 
 
-def test_bad_marks_are_refused():
+def test_bad_high_and_low_marks_are_refused():
     with envs_of(num_workers=0) as envs:
         actors = pysampler.Actors(envs, act)
         with pytest.raises(ValueError, match="cannot act: high 0"):

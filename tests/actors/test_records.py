@@ -1,4 +1,4 @@
-"""Every number that a learner gets from records, against its definition written as a loop."""
+"""Numbers that a learner computes from records, against their definitions as loops."""
 
 import functools
 from contextlib import closing
@@ -37,7 +37,7 @@ def value(observations):
 
 
 def slow_gae(rewards, values, next_values, terminated, truncated, gamma, lam):
-    """Of one record, by the sums of the definition: each step's error, and those that follow it."""
+    """Return the advantages of one record: each step's error and the discounted later ones."""
     advantages = []
     for t in range(len(rewards)):
         total, weight = 0.0, 1.0
@@ -52,7 +52,7 @@ def slow_gae(rewards, values, next_values, terminated, truncated, gamma, lam):
 
 
 def made_up(rewards, terminated, truncated):
-    """Records that hold only what advantages are made of."""
+    """Records with only the fields that advantages need."""
     count, steps = rewards.shape
     kinds = [
         ("rewards", "f8", (steps,)),
@@ -67,13 +67,13 @@ def made_up(rewards, terminated, truncated):
 @pytest.mark.slow
 @settings(deadline=None)
 @given(data=st.data(), count=st.integers(1, 4), steps=st.integers(1, 8))
-def test_advantages_of_records_are_what_the_definition_says(data, count, steps):
+def test_gae_of_records_equals_its_definition(data, count, steps):
     draw, shape, numbers = data.draw, (count, steps), st.floats(-10, 10, width=32)
     rewards, values, after = (
         draw(arrays.arrays(np.float64, shape, elements=numbers)) for _ in range(3)
     )
     terminated, truncated = (draw(arrays.arrays(np.bool_, shape)) for _ in range(2))
-    # Within an episode what comes after a step is what the next one begins with.
+    # Within an episode the value after a step is the value before the next one.
     goes_on = ~(terminated | truncated)[:, :-1]
     after[:, :-1][goes_on] = values[:, 1:][goes_on]
     gamma, lam = draw(st.sampled_from([(0.99, 0.95), (1.0, 1.0), (0.5, 0.0), (0.0, 1.0)]))
@@ -87,7 +87,7 @@ def test_advantages_of_records_are_what_the_definition_says(data, count, steps):
         np.testing.assert_allclose(returns[row], expected + values[row], rtol=1e-9, atol=1e-9)
 
 
-def test_advantages_of_what_actors_took_end_where_episodes_do():
+def test_gae_of_actor_records_stops_at_episode_ends():
     records, _ = taken(steps=6, count=40)
     both = records.terminated & records.truncated
     assert both.any()
@@ -101,7 +101,7 @@ def test_advantages_of_what_actors_took_end_where_episodes_do():
         np.testing.assert_allclose(returns[row], expected + values[row], rtol=1e-9)
 
 
-def test_bad_values_are_refused():
+def test_gae_refuses_bad_values():
     records = made_up(np.ones((2, 3)), np.zeros((2, 3), bool), np.zeros((2, 3), bool))
     fine = np.ones((2, 3))
     for wrong in (np.ones((3, 2)), np.ones(6), np.ones((2, 3, 1)), 1.0):
@@ -120,7 +120,7 @@ def test_bad_values_are_refused():
 
 @pytest.mark.parametrize("steps", [None, 1, 5])
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])  # always reset at once
-def test_returns_and_lengths_are_sums_over_the_episode(steps, mode):
+def test_returns_and_lengths_sum_over_the_episode(steps, mode):
     records, _ = taken(steps=steps, mode=mode)
     single = {name: records.by_step(name) for name in records.fields}
     ended = []
@@ -139,7 +139,7 @@ def test_returns_and_lengths_are_sums_over_the_episode(steps, mode):
 
 
 def slow_steps(single, order, at, n_step, gamma):
-    """(sum of rewards, discount, last) of the steps from one on, in the order of its env."""
+    """Return (sum of rewards, discount, last) of up to ``n_step`` steps of an env from ``at``."""
     total, discount = 0.0, 1.0
     mine = order[single["env"][at]]
     for step in mine[mine.index(at) :][:n_step]:
@@ -154,7 +154,7 @@ def slow_steps(single, order, at, n_step, gamma):
 @pytest.mark.parametrize("steps", [None, 1, 5])
 @pytest.mark.parametrize("n_step", [1, 3, 100])
 @pytest.mark.parametrize("acting", [policy, Counting()])
-def test_a_replay_keeps_the_steps_of_what_actors_took(steps, n_step, acting):
+def test_a_replay_keeps_the_steps_of_actor_records(steps, n_step, acting):
     records, like = taken(steps=steps, acting=acting)
     replay = ReplayBuffer(10_000, like, n_step=n_step, gamma=0.5, seed=1)
     for begin in range(0, len(records), 7):
@@ -175,7 +175,7 @@ def test_a_replay_keeps_the_steps_of_what_actors_took(steps, n_step, acting):
 
 
 @pytest.mark.parametrize("steps", [None, 4])
-def test_what_a_replay_needs_is_of_single_steps(steps):
+def test_like_describes_single_steps(steps):
     records, like = taken(SCRIPTS[:1], acting=Counting(), steps=steps, count=5)
     shapes = {name: (one.shape, one.dtype) for name, one in like.items()}
     expected = {
@@ -184,7 +184,7 @@ def test_what_a_replay_needs_is_of_single_steps(steps):
         "actions": ((2,), np.float32),
         "value": ((), np.float64),
     }
-    if steps is None:  # of steps within a record the state is not known
+    if steps is None:  # records store no states of the steps within
         expected |= {"state0": ((), np.int64), "state1": ((2,), np.float64)}
     assert shapes == expected
     replay = ReplayBuffer(10, {**like, "more": np.zeros(())})
@@ -192,10 +192,10 @@ def test_what_a_replay_needs_is_of_single_steps(steps):
         replay.extend(records)
 
 
-def test_a_state_as_wide_as_the_record_is_long_belongs_to_all_its_steps():
+def test_a_state_of_the_records_length_is_repeated_for_each_step():
     records, like = taken(
         SCRIPTS[:1], acting=Counting(), steps=2, count=5
-    )  # of which one part is [2]
+    )  # one part of its state has shape [2]
     replay = ReplayBuffer(100, {**like, "state1": np.zeros(2)})
     replay.extend(records)
     np.testing.assert_array_equal(
@@ -204,7 +204,7 @@ def test_a_state_as_wide_as_the_record_is_long_belongs_to_all_its_steps():
 
 
 @pytest.mark.parametrize("which", [0, -1, "rewards", None, (0, 1)])
-def test_one_record_is_no_batch(which):
+def test_indexing_records_requires_a_slice_or_indices(which):
     records, _ = taken(count=16)
     assert len(records[:3]) == len(records[[0, 1, 2]]) == 3
     with pytest.raises(TypeError, match="cannot choose records: .*fields are attributes"):

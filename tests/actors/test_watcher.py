@@ -1,4 +1,4 @@
-"""Somebody who looks on: sees what was published, holds up nobody, and leaves whole files."""
+"""Watcher: evaluates published weights, blocks no actor, and leaves complete files."""
 
 import csv
 import functools
@@ -25,8 +25,8 @@ from pysampler._workers.exceptions import Raised
 from pysampler.errors import BusyError, ClosedError, StopActors, WaitTimeoutError
 
 
-class Told(gym.Env):
-    """Rewards what it is told; its episodes are three steps long."""
+class RewardsAction(gym.Env):
+    """Its reward is the action; episodes have three steps."""
 
     observation_space = spaces.Box(-1, 1, (1,), np.float64)
     action_space = spaces.Box(-100, 100, (1,), np.float64)
@@ -48,15 +48,15 @@ class Told(gym.Env):
         return np.full((32, 32, 3), 80 * self.steps, np.uint8)
 
 
-class Noisy(Told):
-    """Its pictures cannot be compressed."""
+class Noisy(RewardsAction):
+    """Renders noise, which does not compress."""
 
     def render(self):
         return self.np_random.integers(0, 256, (128, 128, 3), np.uint8)
 
 
-class Says:
-    """Does what its weight is."""
+class ConstantPolicy:
+    """Its action is its weight."""
 
     def __init__(self):
         self.weight = np.zeros(())
@@ -71,24 +71,24 @@ class Says:
         return np.full((len(observations), 1), self.weight) * np.reshape(scale, (-1, 1))
 
 
-def test_each_episode_is_of_the_newest_weights():
-    with pysampler.Watcher(Says(), Told) as watcher:
+def test_each_episode_uses_the_newest_weights():
+    with pysampler.Watcher(ConstantPolicy(), RewardsAction) as watcher:
         while len(watcher.curve) < 1:
             os.sched_yield()
         for value in range(1, 6):
             version = watcher.publish({"weight": value}, at=100 * value)
             while value == 3 and watcher._state.episodes < value + 1:
-                os.sched_yield()  # it has ended before anybody waits for it
+                os.sched_yield()  # the episode ends before anyone waits for it
             episode = watcher.wait(1)[0]
             assert (episode["version"], episode["return"]) == (version, 3 * value)
             assert (episode["at"], episode["length"]) == (100 * value, 3)
         with pytest.raises(WaitTimeoutError):
-            watcher.wait(1, timeout=0.05)  # not without new ones
+            watcher.wait(1, timeout=0.05)  # no episode without new weights
         np.testing.assert_array_equal(watcher.curve["return"], 3.0 * np.arange(6))
 
 
-def test_it_goes_on_without_new_weights_where_it_is_told_to():
-    with pysampler.Watcher(Says(), Told, repeat=True) as watcher:
+def test_repeat_plays_episodes_without_new_weights():
+    with pysampler.Watcher(ConstantPolicy(), RewardsAction, repeat=True) as watcher:
         assert (watcher.wait(20)["version"] == 1).all()
     with pysampler.Watcher(policy, functools.partial(Scripted, "..t")) as watcher:
         watcher.wait(2)  # it has no weights
@@ -96,18 +96,18 @@ def test_it_goes_on_without_new_weights_where_it_is_told_to():
             watcher.publish()
 
 
-def test_it_follows_what_actors_are_given():
-    says = Says()
+def test_a_watcher_follows_what_actors_publish():
+    acting = ConstantPolicy()
     with (
-        pysampler.Actors(Told, says, num_envs=2, settings={"scale": 1.0}) as actors,
-        pysampler.Watcher(actors, Told, settings={"scale": 2.0}) as watcher,
+        pysampler.Actors(RewardsAction, acting, num_envs=2, settings={"scale": 1.0}) as actors,
+        pysampler.Watcher(actors, RewardsAction, settings={"scale": 2.0}) as watcher,
     ):
         seen = set()
         value = 0
         while len(seen) < 3:
             value += 1
-            says.weight = np.array(value / 1000)
-            actors.publish(says)
+            acting.weight = np.array(value / 1000)
+            actors.publish(acting)
             actors.take(16)
             seen |= set(watcher.curve["return"].tolist()) - {0.0}
         curve = watcher.curve
@@ -117,12 +117,12 @@ def test_it_follows_what_actors_are_given():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the watcher has ended")
-def test_full_disk_leaves_no_video_that_cannot_be_played(tmp_path):
+def test_full_disk_leaves_only_playable_videos(tmp_path):
     ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos")
     with small_disk(tmp_path / "disk", 1 << 17) as disk:
         options = {"folder": disk, "repeat": True, "video_every": 1}
         with (
-            pysampler.Watcher(Says(), Noisy, "rgb_array", **options) as watcher,
+            pysampler.Watcher(ConstantPolicy(), Noisy, "rgb_array", **options) as watcher,
             pytest.raises(ClosedError, match="it is over") as caught,
         ):
             watcher.wait(100)
@@ -135,7 +135,7 @@ def test_full_disk_leaves_no_video_that_cannot_be_played(tmp_path):
         assert not any(".part" in path.name for path in videos)
 
 
-def test_full_disk_leaves_whole_rows_of_episodes(tmp_path):
+def test_full_disk_leaves_only_whole_csv_rows(tmp_path):
     path = tmp_path / "returns.csv"
     _append(path, np.zeros(1, EPISODE)[0])
     before = path.read_bytes()
@@ -145,10 +145,10 @@ def test_full_disk_leaves_whole_rows_of_episodes(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_writes_returns_and_whole_videos(tmp_path):
+def test_a_watcher_writes_returns_and_complete_videos(tmp_path):
     ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos")
     options = {"folder": tmp_path / "some" / "where", "video_every": 3, "repeat": True}
-    with pysampler.Watcher(Says(), Told, "rgb_array", **options) as watcher:
+    with pysampler.Watcher(ConstantPolicy(), RewardsAction, "rgb_array", **options) as watcher:
         watcher.wait(7)
         watcher.film()
         while watcher._state.videos_made < 1:
@@ -163,11 +163,11 @@ def test_it_writes_returns_and_whole_videos(tmp_path):
     assert {f"episode-{n:06}.mp4" for n in (0, 3, 6)} <= set(films)
     assert not any("part" in name for name in films)
     count, _ = ffmpeg.count_frames_and_secs(str(folder / "episode-000003.mp4"))
-    assert count == 3  # before each step: in the last one it was reset
+    assert count == 3  # one before each step: the last step resets the env
 
 
 def test_a_watcher_that_is_killed_is_replaced():
-    with pysampler.Watcher(Says(), Told) as watcher:
+    with pysampler.Watcher(ConstantPolicy(), RewardsAction) as watcher:
         for value in range(1, 3):
             watcher.publish({"weight": value})
             watcher.wait(1)
@@ -178,42 +178,42 @@ def test_a_watcher_that_is_killed_is_replaced():
 
 
 @pytest.mark.slow
-def test_who_waits_for_a_watcher_that_is_killed_waits_for_the_next():
-    with pysampler.Watcher(Says(), Told, repeat=True) as watcher:
+def test_wait_continues_with_the_replacement_of_a_killed_watcher():
+    with pysampler.Watcher(ConstantPolicy(), RewardsAction, repeat=True) as watcher:
         watcher.wait(1)
         for _ in range(2):
             os.kill(watcher.envs._pool.pids[0], signal.SIGKILL)
             assert len(watcher.wait(2000)) == 2000
 
 
-def test_a_watcher_that_fails_warns_and_the_training_goes_on():
-    says = functools.partial(Mortal, "raise", 3)
+def test_a_failing_watcher_warns_and_training_continues():
+    failing = functools.partial(Mortal, "raise", 3)
     with (
         pysampler.Actors(Mortal, Sine(), num_envs=2) as actors,
-        pysampler.Watcher(actors, says) as watcher,
+        pysampler.Watcher(actors, failing) as watcher,
     ):
         with pytest.warns(UserWarning, match="the watcher has ended: env 0 .* raised ValueError"):
-            look_until_it_is_over(watcher)
-        assert len(watcher.curve) == 0  # of the only episode there is no end
+            read_curve_until_closed(watcher)
+        assert len(watcher.curve) == 0  # its only episode never ended
         with pytest.raises(ClosedError, match="it is over, and 0 of 1 episodes ended"):
             watcher.wait(1)
-        actors.publish()  # to the others
+        actors.publish()  # the actors continue
         assert len(actors.take(8)) > 0
 
 
-def look_until_it_is_over(watcher):
+def read_curve_until_closed(watcher):
     while not watcher.closed:
         watcher.curve  # noqa: B018
 
 
-class Sine(Says):
-    """Has a weight, for which it does not care."""
+class Sine(ConstantPolicy):
+    """Has a weight but ignores it."""
 
     def __call__(self, observations):
         return np.sin(observations[:, 1:])
 
 
-class FailsLater(Told):
+class FailsLater(RewardsAction):
     """Its third episode raises."""
 
     episodes = 0
@@ -228,10 +228,10 @@ class FailsLater(Told):
         return super().step(action)
 
 
-def test_what_a_watcher_that_failed_has_collected_stays_readable_and_nothing_raises():
-    with pysampler.Watcher(Says(), FailsLater, repeat=True) as watcher:
+def test_episodes_of_a_failed_watcher_stay_readable():
+    with pysampler.Watcher(ConstantPolicy(), FailsLater, repeat=True) as watcher:
         with pytest.warns(UserWarning, match="the watcher has ended: env 0 .* raised ValueError"):
-            look_until_it_is_over(watcher)
+            read_curve_until_closed(watcher)
         assert len(watcher.curve) == 2
         assert len(watcher.wait(2)) == 2
         assert watcher.publish({"weight": 5}) == 1
@@ -242,8 +242,8 @@ def test_what_a_watcher_that_failed_has_collected_stays_readable_and_nothing_rai
     assert len(watcher.curve) == 2
 
 
-def test_what_was_collected_stays_readable_when_it_is_closed():
-    with pysampler.Watcher(Says(), Told) as watcher:
+def test_episodes_of_a_closed_watcher_stay_readable():
+    with pysampler.Watcher(ConstantPolicy(), RewardsAction) as watcher:
         while watcher._state.episodes < 1 or len(watcher._ring) < 1:
             os.sched_yield()
     assert watcher.curve["length"].tolist() == [3]
@@ -253,20 +253,20 @@ def test_what_was_collected_stays_readable_when_it_is_closed():
         watcher.film()
 
 
-class Quits(Says):
+class Quits(ConstantPolicy):
     def __call__(self, observations):
         if self.weight == 1:
             raise StopActors
         return super().__call__(observations)
 
 
-def test_who_waits_is_told_when_nothing_more_comes():
-    with pysampler.Watcher(Says(), Told) as watcher:
+def test_wait_raises_once_no_episode_can_follow():
+    with pysampler.Watcher(ConstantPolicy(), RewardsAction) as watcher:
         watcher.wait(1)
         watcher.stop()
         with pytest.raises(ClosedError, match="it is over, and 0 of 3 episodes ended"):
             watcher.wait(3)
-    with pysampler.Watcher(Quits(), Told) as watcher:
+    with pysampler.Watcher(Quits(), RewardsAction) as watcher:
         watcher.wait(1)
         watcher.publish({"weight": 1})
         with pytest.raises(ClosedError, match="it is over, and 0 of 1 episodes ended"):
@@ -274,9 +274,9 @@ def test_who_waits_is_told_when_nothing_more_comes():
         assert len(watcher.curve) == 1
 
 
-def test_who_waits_is_told_when_the_actors_are_closed_that_published():
-    actors = pysampler.Actors(Told, Says(), num_envs=1)
-    with pysampler.Watcher(actors, Told) as watcher:
+def test_wait_raises_once_the_publishing_actors_are_closed():
+    actors = pysampler.Actors(RewardsAction, ConstantPolicy(), num_envs=1)
+    with pysampler.Watcher(actors, RewardsAction) as watcher:
         watcher.wait(1)
         actors.publish({"weight": 3})
         actors.close()
@@ -286,7 +286,7 @@ def test_who_waits_is_told_when_the_actors_are_closed_that_published():
 
 
 def in_threads(*functions):
-    """Call functions again and again, each in a thread of its own, for 200 calls of the first."""
+    """Call each function repeatedly in its own thread until the first was called 200 times."""
     raised = []
     over = threading.Event()
 
@@ -313,10 +313,10 @@ def in_threads(*functions):
 
 
 @pytest.mark.slow
-def test_threads_may_look_at_it_while_others_publish():
+def test_threads_may_read_the_curve_while_others_publish():
     with (
-        pysampler.Actors(Told, Says(), num_envs=2) as actors,
-        pysampler.Watcher(actors, Told, repeat=True) as watcher,
+        pysampler.Actors(RewardsAction, ConstantPolicy(), num_envs=2) as actors,
+        pysampler.Watcher(actors, RewardsAction, repeat=True) as watcher,
     ):
         in_threads(
             lambda: watcher.wait(1, 10),
@@ -330,12 +330,12 @@ def test_threads_may_look_at_it_while_others_publish():
 
 
 @pytest.mark.slow
-def test_it_may_be_made_and_closed_while_another_thread_publishes():
+def test_a_watcher_may_open_and_close_while_another_thread_publishes():
     def cycle():
-        with pysampler.Watcher(actors, Told) as watcher:
+        with pysampler.Watcher(actors, RewardsAction) as watcher:
             assert len(watcher.wait(1, 30)) == 1
 
-    with pysampler.Actors(Told, Says(), num_envs=2) as actors:
+    with pysampler.Actors(RewardsAction, ConstantPolicy(), num_envs=2) as actors:
         actors.begin()
         over = threading.Event()
         raised = []
@@ -360,17 +360,17 @@ def test_it_may_be_made_and_closed_while_another_thread_publishes():
 
 
 @pytest.mark.slow
-def test_it_may_be_closed_while_another_thread_looks():
+def test_a_watcher_may_close_while_another_thread_reads_the_curve():
     for _ in range(10):
-        with pysampler.Watcher(Says(), Told, repeat=True) as watcher:
-            thread = threading.Thread(target=look_until_it_is_over, args=[watcher])
+        with pysampler.Watcher(ConstantPolicy(), RewardsAction, repeat=True) as watcher:
+            thread = threading.Thread(target=read_curve_until_closed, args=[watcher])
             thread.start()
             watcher.wait(1)
         thread.join()
 
 
-def test_threads_that_publish_at_once_are_told():
-    with pysampler.Watcher(Says(), Told) as watcher:
+def test_concurrent_publish_raises_busy_error():
+    with pysampler.Watcher(ConstantPolicy(), RewardsAction) as watcher:
         entered = watcher._publish_guard.entry("publish weights")
         told = "another thread is using the weights of a watcher"
         with ThreadPoolExecutor(1) as pool, entered, pytest.raises(BusyError, match=told):
@@ -379,8 +379,8 @@ def test_threads_that_publish_at_once_are_told():
 
 
 @pytest.mark.slow
-def test_an_exception_of_a_signal_handler_loses_no_episode():
-    with pysampler.Watcher(Says(), Told) as watcher:
+def test_a_raising_signal_handler_loses_no_episode():
+    with pysampler.Watcher(ConstantPolicy(), RewardsAction) as watcher:
         watcher.wait(1)
         for n in itertools.count(1):
             watcher.publish({"weight": n})
@@ -393,10 +393,10 @@ def test_an_exception_of_a_signal_handler_loses_no_episode():
 
 
 @pytest.mark.slow
-def test_a_signal_handler_may_close_it_while_it_looks():
-    """What it came into ends by that, and no failure is told."""
+def test_a_signal_handler_may_close_a_watcher_that_reads_the_curve():
+    """The interrupted call ends, and no failure is reported."""
     for n in itertools.count(1):
-        with pysampler.Watcher(Says(), Told) as watcher:
+        with pysampler.Watcher(ConstantPolicy(), RewardsAction) as watcher:
             watcher.wait(1)
             looking = ("_check_workers", "_wait_some", "wait", "_until", "_received")
             reached, _, where = at_point(
@@ -410,8 +410,8 @@ def test_a_signal_handler_may_close_it_while_it_looks():
     assert n > 5
 
 
-def test_nothing_is_left_of_it():
-    watcher = pysampler.Watcher(Says(), Told)
+def test_close_leaves_no_process():
+    watcher = pysampler.Watcher(ConstantPolicy(), RewardsAction)
     pids = watcher.envs._pool.pids
     watcher.close()
     watcher.close()
@@ -433,8 +433,8 @@ def test_bad_options_are_refused():
         ({"settings": {"scale": [1, 2]}}, "cannot watch: setting 'scale'"),
     ]:
         with pytest.raises(ValueError, match=match):
-            pysampler.Watcher(Says(), Told, **options)
-    with pysampler.Watcher(Says(), Told) as watcher:
+            pysampler.Watcher(ConstantPolicy(), RewardsAction, **options)
+    with pysampler.Watcher(ConstantPolicy(), RewardsAction) as watcher:
         for call, match in [
             (watcher.film, "videos need"),
             (lambda: watcher.wait(-1), "cannot watch: count -1, expected a whole number"),
@@ -451,17 +451,17 @@ def test_bad_options_are_refused():
         assert len(watcher.wait(1, float("inf"))) == 1
 
 
-def test_imageio_and_its_ffmpeg_are_asked_for_at_once(tmp_path, monkeypatch):
+def test_missing_imageio_or_ffmpeg_is_reported_at_once(tmp_path, monkeypatch):
     options = {"folder": tmp_path / "films", "video_every": 2}
     for missing in ("imageio", "imageio_ffmpeg"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, missing, None)
             with pytest.raises(ImportError, match="videos need imageio and its ffmpeg: pip"):
-                pysampler.Watcher(Says(), Told, "rgb_array", **options)
+                pysampler.Watcher(ConstantPolicy(), RewardsAction, "rgb_array", **options)
     assert not options["folder"].exists()
 
 
-class Invisible(Told):
+class Invisible(RewardsAction):
     def __init__(self, render_mode=None, picture=None):
         super().__init__(render_mode)
         self.picture = picture
@@ -479,31 +479,33 @@ class Invisible(Told):
         (["a"], r"env 0 in worker 0 .* raised TypeError in render\(\): it returned list, expected"),
     ],
 )
-def test_what_render_raises_is_the_envs(tmp_path, picture, told):
+def test_errors_in_render_are_reported_as_env_errors(tmp_path, picture, told):
     pytest.importorskip("imageio_ffmpeg", reason="videos")
     env = functools.partial(Invisible, picture=picture)
-    with pysampler.Watcher(Says(), env, "rgb_array", folder=tmp_path, video_every=1) as watcher:
+    with pysampler.Watcher(
+        ConstantPolicy(), env, "rgb_array", folder=tmp_path, video_every=1
+    ) as watcher:
         with pytest.warns(UserWarning, match=told):
-            look_until_it_is_over(watcher)
+            read_curve_until_closed(watcher)
         assert list(tmp_path.iterdir()) == []
 
 
-def test_an_episode_that_is_told_is_in_the_table(tmp_path):
+def test_episodes_are_reported_only_after_their_csv_row_is_written(tmp_path):
     os.mkfifo(tmp_path / "returns.csv")  # Opening it waits for a reader.
-    with pysampler.Watcher(Says(), Told, folder=tmp_path) as watcher:
+    with pysampler.Watcher(ConstantPolicy(), RewardsAction, folder=tmp_path) as watcher:
         with pytest.raises(WaitTimeoutError, match="0 of 1 episodes ended"):
             watcher.wait(1, timeout=0.3)
         with pytest.warns(UserWarning, match="returns.csv"), (tmp_path / "returns.csv").open():
-            look_until_it_is_over(watcher)
+            read_curve_until_closed(watcher)
 
 
-def test_a_folder_that_is_gone_is_told_as_such(tmp_path):
+def test_a_deleted_folder_is_reported(tmp_path):
     folder = tmp_path / "some where"
-    with pysampler.Watcher(Says(), Told, folder=folder) as watcher:
+    with pysampler.Watcher(ConstantPolicy(), RewardsAction, folder=folder) as watcher:
         watcher.wait(1)
         shutil.rmtree(folder)
         watcher.publish()
         told = "the env server in worker 0 .* raised FileNotFoundError writing .*/returns.csv"
         with pytest.warns(UserWarning, match=told):
-            look_until_it_is_over(watcher)
+            read_curve_until_closed(watcher)
         assert len(watcher.curve) == 2
