@@ -1,4 +1,4 @@
-"""PettingZoo's parallel envs: a row for each agent, equal to SuperSuit's."""
+"""PettingZoo's parallel envs: one row for each agent, equal to SuperSuit's."""
 
 import functools
 from contextlib import closing
@@ -17,7 +17,7 @@ WORKERS = [0, 2]
 
 
 def knights(max_cycles=7):
-    """Return a real env, whose knights and archers die one after the other."""
+    """Return a real env whose knights and archers die one after another."""
     return pettingzoo.make(
         "parallel",
         "butterfly/knights_archers_zombies-v11",
@@ -42,7 +42,7 @@ def supersuit_vec(env_fn, count):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("env_fn", [knights, even, black_death])
-def test_results_are_those_of_supersuit(env_fn, workers):
+def test_results_equal_supersuits(env_fn, workers):
     actions_of = np.random.default_rng(0)
     with closing(make_vec(env_fn, 4, num_workers=workers)) as ours, supersuit_vec(env_fn, 4) as its:
         assert ours.num_envs == its.num_envs
@@ -68,7 +68,7 @@ def test_results_are_those_of_supersuit(env_fn, workers):
                     np.testing.assert_array_equal(
                         infos["final_obs"][row], info["terminal_observation"]
                     )
-                if env_fn is knights:  # resets without a seed: begin again with one
+                if env_fn is knights:  # SuperSuit resets without a seed: reset both with one
                     observations, _ = ours.reset(seed=ends)
                     np.testing.assert_array_equal(observations, its.reset(seed=ends)[0])
             else:
@@ -77,7 +77,7 @@ def test_results_are_those_of_supersuit(env_fn, workers):
 
 
 @pytest.mark.slow
-def test_agents_that_die_one_by_one_have_the_rows_of_supersuits_black_death():
+def test_dying_agents_have_the_rows_of_supersuits_black_death():
     env_fn = functools.partial(knights, 300)
     actions_of = np.random.default_rng(0)
     dead = functools.partial(supersuit.black_death_v3, env_fn())
@@ -129,7 +129,7 @@ def test_agents_that_end_early_keep_their_rows_until_the_reset(workers):
     assert infos["final_obs"][2].tolist() == [0, 0, 0]
 
 
-def test_infos_of_agents_are_infos_of_their_rows():
+def test_infos_of_agents_fill_their_rows():
     with closing(make_vec(Leaving, 2, num_workers=1)) as envs:
         envs.reset()
         *_, infos = envs.step(np.zeros(6, np.int64))
@@ -161,7 +161,7 @@ def test_observations_may_be_dicts_and_tuples():
         assert observations["box"][1].tolist() == [0, 1, -1]
 
 
-def test_observations_are_views_of_those_of_the_envs():
+def test_observations_are_views_with_copy_false():
     with closing(make_vec(Leaving, 2, num_workers=1, copy=False)) as envs:
         observations, _ = envs.reset()
         assert np.shares_memory(observations, envs.envs.observations["observations"])
@@ -187,7 +187,7 @@ def test_actions_for_too_few_agents_are_refused():
             envs.step(np.zeros(2, np.int64))
 
 
-def test_agents_with_spaces_of_their_own_are_refused():
+def test_agents_with_different_spaces_are_refused():
     with pytest.raises(pysampler.EnvError, match=r"the action space of 'b' is Discrete\(11\)"):
         ParallelVectorEnv([Unequal], num_workers=1)
 
@@ -198,7 +198,7 @@ def test_envs_that_are_not_parallel_are_refused():
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_an_env_goes_on_while_an_agent_that_joined_is_there(workers):
+def test_an_env_continues_while_a_late_joiner_is_active(workers):
     with closing(make_vec(Joining, 1, num_workers=workers)) as envs:
         envs.reset(seed=0)
         ended = []

@@ -18,7 +18,7 @@ from pysampler.adapters.sb3 import VecEnv
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # workers import torch
 
 
-def test_sb3_sees_what_its_own_vec_env_shows():
+def test_vec_env_equals_sb3s_dummy_vec_env():
     def env_fn():
         return Monitor(gym.make("Pendulum-v1", max_episode_steps=15))
 
@@ -51,7 +51,7 @@ def test_sb3_sees_what_its_own_vec_env_shows():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_sb3_learns():
+def test_ppo_learns():
     envs = VecEnv([lambda: Monitor(gym.make("CartPole-v1"))] * 8, num_workers=2)
     model = PPO("MlpPolicy", envs, n_steps=64, batch_size=256, seed=0, device="cpu")
     model.learn(2048)
@@ -62,7 +62,7 @@ def test_sb3_learns():
     envs.close()
 
 
-def test_make_vec_env_makes_it_as_it_makes_sb3s_own():
+def test_sb3s_make_vec_env_makes_ours():
     ours = make_vec_env(
         *("CartPole-v1", 3), seed=4, vec_env_cls=VecEnv, vec_env_kwargs={"start_method": "fork"}
     )
@@ -78,7 +78,7 @@ def test_make_vec_env_makes_it_as_it_makes_sb3s_own():
         envs.close()
 
 
-def test_start_method_is_another_name_of_context():
+def test_start_method_is_an_alias_of_context():
     with pytest.raises(ValueError, match="start_method 'fork' and context 'spawn', expected one"):
         VecEnv([lambda: gym.make("CartPole-v1")], start_method="fork", context="spawn")
     for method in (None, "fork", "forkserver"):
@@ -89,7 +89,7 @@ def test_start_method_is_another_name_of_context():
         VecEnv([lambda: gym.make("CartPole-v1")], start_method="thread")
 
 
-def test_it_prints_short_and_counts():
+def test_repr_is_short_and_stats_count():
     envs = VecEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2)
     assert repr(envs) == (
         "<pysampler.adapters.sb3.VecEnv of VectorEnv(CartPole-v1, num_envs=4, num_workers=2)>"
@@ -109,10 +109,10 @@ class OneAllowed(gym.Env):
     observation_space = spaces.Box(0, 1, (4,), np.float32)
     action_space = spaces.Discrete(4)
 
-    def __init__(self, *, tells="method"):
+    def __init__(self, *, source="method"):
         self.asked = 0
-        self.tells = tells
-        if tells == "method":
+        self.source = source
+        if source == "method":
             self.action_masks = self.masks
 
     def masks(self):
@@ -124,7 +124,7 @@ class OneAllowed(gym.Env):
 
     def draw(self):
         self.allowed = int(self.np_random.integers(4))
-        info = {"action_mask": np.array(self.masks())} if self.tells == "info" else {}
+        info = {"action_mask": np.array(self.masks())} if self.source == "info" else {}
         return np.zeros(4, np.float32), info
 
     def reset(self, *, seed=None, options=None):
@@ -139,14 +139,14 @@ class OneAllowed(gym.Env):
         return observation, float(paid), not paid, self.steps == 20, info
 
 
-def masked(tells="method", envs=4):
-    return VecEnv([lambda: OneAllowed(tells=tells)] * envs, num_workers=2)
+def masked(source="method", envs=4):
+    return VecEnv([lambda: OneAllowed(source=source)] * envs, num_workers=2)
 
 
-@pytest.mark.parametrize("tells", ["method", "info"])
-def test_masks_come_with_the_steps_and_are_those_of_the_env(tells):
-    envs = masked(tells)
-    assert envs.has_attr("action_masks") == (tells == "method")  # infos are there after a reset
+@pytest.mark.parametrize("source", ["method", "info"])
+def test_action_masks_arrive_with_the_steps(source):
+    envs = masked(source)
+    assert envs.has_attr("action_masks") == (source == "method")  # infos exist after a reset
     envs.seed(1)
     envs.reset()
     assert envs.has_attr("action_masks")
@@ -160,13 +160,13 @@ def test_masks_come_with_the_steps_and_are_those_of_the_env(tells):
         actions = np.where(rng.random(4) < 0.9, masks.argmax(1), rng.integers(4, size=4))
         rewards = envs.step(actions)[1]
         assert rewards.tolist() == (actions == masks.argmax(1)).tolist()
-    # Once a reset and once a step, however often we asked.
+    # Once per reset and step, however often we read the masks.
     stats = envs.stats()
     assert (envs.get_attr("asked") <= stats.steps.count + stats.resets.count).all()
     envs.close()
 
 
-def test_envs_are_asked_for_their_masks_after_a_call_that_may_change_them():
+def test_masks_are_refreshed_after_calls_that_may_change_them():
     envs = masked()
     envs.reset()
     for change in (
@@ -189,12 +189,12 @@ def test_envs_without_masks_have_none():
     envs.close()
 
 
-@pytest.mark.parametrize("tells", ["method", "info"])
-def test_maskable_ppo_learns_and_takes_no_masked_action(tells):
+@pytest.mark.parametrize("source", ["method", "info"])
+def test_maskable_ppo_learns_and_takes_no_masked_action(source):
     sb3_contrib = pytest.importorskip("sb3_contrib")
     from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 
-    envs = masked(tells)
+    envs = masked(source)
     model = sb3_contrib.MaskablePPO("MlpPolicy", envs, n_steps=32, batch_size=64, device="cpu")
     model.learn(512)
     assert is_masking_supported(envs)
@@ -207,11 +207,11 @@ def test_maskable_ppo_learns_and_takes_no_masked_action(tells):
     envs.close()
 
 
-# -- what SB3's own vector envs take and return ----------------------------------------------------
+# -- inputs and outputs of SB3's own vector envs ---------------------------------------------------
 
 
-class Told(gym.Env):
-    """Tells what it was given: its options as an attribute, its actions in infos."""
+class RecordsInputs(gym.Env):
+    """Exposes its inputs: reset options as an attribute, actions in infos."""
 
     def __init__(self, space=None):
         self.observation_space = spaces.Box(0, 9, (1,), np.float32)
@@ -243,8 +243,8 @@ def both(env_fn, envs=3, **options):
     return VecEnv([env_fn] * envs, num_workers=2, **options), DummyVecEnv([env_fn] * envs)
 
 
-def test_indices_count_from_the_end_too():
-    made = both(Told)
+def test_negative_indices_count_from_the_end():
+    made = both(RecordsInputs)
     for envs in made:
         envs.set_attr("index", 5, [0, -1])
         assert envs.get_attr("index") == [5, 0, 5]
@@ -257,7 +257,7 @@ def test_indices_count_from_the_end_too():
         envs.close()
 
 
-def test_masks_of_the_last_env_are_chosen_by_a_negative_index():
+def test_masks_accept_negative_indices():
     envs = masked()
     envs.reset()
     envs.step(np.zeros(4, int))
@@ -281,8 +281,8 @@ PARTS = [spaces.Discrete(3), spaces.MultiBinary(2), spaces.Box(-1, 1, (2,), np.f
     ids=str,
 )
 @pytest.mark.parametrize("kind", [list, tuple])
-def test_a_sequence_of_actions_has_one_for_each_env(space, kind):
-    ours, theirs = made = both(lambda: Told(space))
+def test_a_sequence_of_actions_has_one_per_env(space, kind):
+    ours, theirs = made = both(lambda: RecordsInputs(space))
     for envs in made:
         envs.reset()
     space.seed(1)
@@ -295,16 +295,16 @@ def test_a_sequence_of_actions_has_one_for_each_env(space, kind):
         envs.close()
 
 
-def test_a_dict_of_batches_is_taken_as_it_is():
-    envs = VecEnv([lambda: Told(spaces.Dict(a=spaces.Discrete(4)))] * 3, num_workers=1)
+def test_a_dict_of_action_batches_is_accepted():
+    envs = VecEnv([lambda: RecordsInputs(spaces.Dict(a=spaces.Discrete(4)))] * 3, num_workers=1)
     envs.reset()
     infos = envs.step({"a": np.arange(3)})[3]
     assert [info["action"] for info in infos] == [describe({"a": np.int64(i)}) for i in range(3)]
     envs.close()
 
 
-def test_each_env_is_reset_with_its_own_options_once():
-    made = both(Told)
+def test_options_per_env_apply_to_one_reset():
+    made = both(RecordsInputs)
     each = [{"goal": np.arange(3.0)}, {}, {"goal": np.ones(3)}]
     for envs in made:
         envs.set_options(each)
@@ -318,8 +318,8 @@ def test_each_env_is_reset_with_its_own_options_once():
         envs.close()
 
 
-def test_infos_are_those_of_the_env():
-    made = both(Told)
+def test_infos_keep_their_types():
+    made = both(RecordsInputs)
     resets = []
     for envs in made:
         envs.reset()
@@ -338,15 +338,15 @@ def test_infos_are_those_of_the_env():
         envs.close()
 
 
-def test_it_closes_twice_and_with_a_step_under_way():
-    envs = VecEnv([Told] * 2, num_workers=1)
+def test_close_works_twice_and_with_a_pending_step():
+    envs = VecEnv([RecordsInputs] * 2, num_workers=1)
     envs.reset()
     envs.step_async([0, 0])
     envs.close()
     envs.close()
 
 
-def test_envs_are_wrapped_one_by_one_and_pictures_are_tiled():
+def test_env_is_wrapped_is_per_env_and_render_tiles():
     envs = VecEnv(
         [
             lambda: gym.make("CartPole-v1", render_mode="rgb_array"),
@@ -366,7 +366,7 @@ def test_envs_are_wrapped_one_by_one_and_pictures_are_tiled():
 
 
 @pytest.mark.parametrize("wrapper", [None, VecNormalize, lambda envs: VecFrameStack(envs, 2)])
-def test_last_observations_pass_through_sb3s_wrappers(wrapper):
+def test_terminal_observations_pass_through_sb3s_wrappers(wrapper):
     class Count(gym.Env):
         observation_space = spaces.Box(0, 99, (1,), np.float64)
         action_space = spaces.Discrete(2)
@@ -397,7 +397,7 @@ def test_last_observations_pass_through_sb3s_wrappers(wrapper):
         envs.close()
 
 
-def test_envs_without_a_seed_draw_other_numbers_in_each_worker():
+def test_unseeded_envs_differ_between_workers():
     envs = VecEnv([lambda: gym.make("Pendulum-v1")] * 3, num_workers=3)
     envs.seed()
     observations = envs.reset()

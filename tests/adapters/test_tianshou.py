@@ -45,7 +45,7 @@ def collector(kind, envs):
 
 
 @pytest.mark.parametrize("much", [{"n_step": 600}, {"n_episode": 11}])
-def test_a_collector_collects_what_it_does_from_tianshous_own_envs(much):
+def test_a_collector_collects_the_same_as_from_tianshous_envs(much):
     buffers, stats = [], []
     made = both()
     for envs in made:
@@ -70,14 +70,14 @@ def test_a_collector_collects_what_it_does_from_tianshous_own_envs(much):
 def test_an_async_collector_collects_whole_episodes(options):
     envs = VectorEnv([cartpole] * 4, num_workers=2, **options)
     one = collector(AsyncCollector, envs)
-    for _ in range(2):  # the second begins with steps under way
+    for _ in range(2):  # the second collect begins with steps under way
         one.reset()
         stats = one.collect(n_step=400)
         assert stats.n_collected_steps >= 400
         assert stats.n_collected_episodes == len(stats.returns) > 0
         assert (stats.returns == stats.lens).all()
         steps = one.buffer[:]
-        # What an env showed next is what was acted on then, unless the episode was over.
+        # The next observation is the following row's observation unless the episode ended.
         for env in range(4):
             rows = steps[steps.info["env_id"] == env]
             goes_on = ~rows.done[:-1]
@@ -86,7 +86,7 @@ def test_an_async_collector_collects_whole_episodes(options):
 
 
 def same_results(ours, theirs):
-    """But for the types of the numbers in infos."""
+    """Compare all but the number types in infos."""
     for a, b in zip(ours[:-1], theirs[:-1], strict=True):
         np.testing.assert_array_equal(a, b)
         assert a.dtype == b.dtype
@@ -108,7 +108,7 @@ def test_envs_are_stepped_and_reset_by_their_ids():
     close(*made)
 
 
-def test_observations_that_are_dicts_are_an_array_of_dicts():
+def test_dict_observations_are_an_array_of_dicts():
     space = gym.spaces.Dict(a=gym.spaces.Box(0, 1, (2,)), b=gym.spaces.Discrete(5))
     made = both(lambda: SpaceEnv(space))
     for results in zip(*(envs.reset(seed=1) for envs in made), strict=True):
@@ -120,13 +120,13 @@ def test_observations_that_are_dicts_are_an_array_of_dicts():
     close(*made)
 
 
-def test_tuples_are_refused_before_a_step():
+def test_tuple_observations_are_refused_at_construction():
     space = gym.spaces.Tuple([gym.spaces.Discrete(2)])
     with pytest.raises(TypeError, match="observations are tuples, expected arrays or dicts"):
         VectorEnv([lambda: SpaceEnv(space)])
 
 
-def test_a_step_returns_the_first_that_are_ready():
+def test_step_returns_the_first_ready_envs():
     envs = VectorEnv([cartpole] * 4, wait_num=2, num_workers=2)
     assert envs.is_async
     envs.reset(seed=1)
@@ -145,7 +145,7 @@ def test_a_step_returns_the_first_that_are_ready():
 
 
 class Gated(SpaceEnv):
-    """Steps when a file is there."""
+    """Its step waits until a file exists."""
 
     def __init__(self, gate):
         super().__init__(gym.spaces.Discrete(3))
@@ -160,7 +160,7 @@ class Gated(SpaceEnv):
 
 
 @pytest.mark.parametrize("options", [{"wait_num": 1}, {"timeout": 0.01}])
-def test_others_are_reset_and_stepped_beside_an_env_in_a_long_step(options, tmp_path):
+def test_other_envs_reset_and_step_during_a_long_step(options, tmp_path):
     gates = [tmp_path / "quick", tmp_path / "slow"]
     gates[0].touch()
     envs = VectorEnv([lambda g=g: Gated(g) for g in gates], num_workers=2, **options)
@@ -173,13 +173,13 @@ def test_others_are_reset_and_stepped_beside_an_env_in_a_long_step(options, tmp_
         assert [info["env_id"] for info in infos] == [0]
     assert envs.waiting_id == [1]
     gates[1].touch()
-    assert envs.get_env_attr("infos", 0) == ["none"]  # waits for the step, whose results are kept
+    assert envs.get_env_attr("infos", 0) == ["none"]  # waits for the step but keeps its results
     assert [info["env_id"] for info in envs.step(None, [1])[-1]] == [1]
     assert envs.waiting_id == []
     close(envs)
 
 
-def test_attributes_are_those_of_the_envs():
+def test_env_attributes_can_be_read_and_set():
     envs = VectorEnv([cartpole] * 3, num_workers=1)
     assert envs.action_space == [gym.spaces.Discrete(2)] * 3
     envs.set_env_attr("gravity", 5.0, [0, 2])
@@ -204,12 +204,12 @@ def test_attributes_are_those_of_the_envs():
         ({"timeout": 0}, "timeout 0, expected more"),
     ],
 )
-def test_what_cannot_be_waited_for_is_refused(options, message):
+def test_bad_wait_num_and_timeout_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         VectorEnv([cartpole] * 2, **options)
 
 
-def test_as_many_actions_as_envs_are_expected():
+def test_step_refuses_a_wrong_number_of_actions():
     envs = VectorEnv([cartpole] * 2, num_workers=1)
     envs.reset()
     with pytest.raises(ValueError, match="1 actions, expected 2"):
@@ -223,7 +223,7 @@ def test_as_many_actions_as_envs_are_expected():
 
 
 class Right(gym.Env):
-    """Goes right until the end; its spaces are as large as it is."""
+    """Counts up to ``size``; the bounds of its space depend on ``size``."""
 
     action_space = gym.spaces.Discrete(2)
 
@@ -255,7 +255,7 @@ class Right(gym.Env):
 
 
 class Spaceless(gym.Env):
-    """Has no spaces; its observations are arrays as long as it is, or dicts with such."""
+    """Has no spaces; observes arrays of length ``size``, or objects that hold one."""
 
     def __init__(self, size, *, as_object=False):
         self.size = size
@@ -263,7 +263,7 @@ class Spaceless(gym.Env):
 
     def observe(self, value):
         array = np.full((self.size, 2), value, float)
-        return Made(array) if self.as_object else array
+        return OpaqueObservation(array) if self.as_object else array
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -273,8 +273,8 @@ class Spaceless(gym.Env):
         return self.observe(action), 1.0, False, False, {}
 
 
-class Made:
-    """Made up by an env, and no array."""
+class OpaqueObservation:
+    """An observation that is not an array."""
 
     def __init__(self, array):
         self.array = array
@@ -330,7 +330,7 @@ def test_envs_need_no_spaces(as_object, sizes):
     close(*made)
 
 
-def test_ids_count_from_the_end_too():
+def test_negative_ids_count_from_the_end():
     made = both()
     same_results(*(envs.reset(seed=3) for envs in made))
     same_results(*(envs.reset(-1, seed=5) for envs in made))
@@ -352,7 +352,7 @@ def test_infos_keep_keys_that_begin_with_an_underscore():
     close(*made)
 
 
-def test_tianshou_normalises_observations_as_of_its_own_envs():
+def test_tianshous_normalization_equals_that_of_its_own_envs():
     made = [VectorEnvNormObs(envs) for envs in sized(Right)]
     assert plain(made[0].reset(seed=1)) == plain(made[1].reset(seed=1))
     for _ in range(2):
@@ -365,7 +365,7 @@ def test_tianshou_normalises_observations_as_of_its_own_envs():
     close(*made)
 
 
-def test_an_asynchronous_env_is_stepped_by_the_ids_that_it_returned():
+def test_an_async_env_steps_by_returned_ids():
     envs = VectorEnv([lambda size=size: Right(size) for size in range(90, 98)], wait_num=4)
     assert len(envs.reset(seed=1)[1]) == 8
     counts = np.zeros(8, int)

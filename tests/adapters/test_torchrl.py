@@ -1,4 +1,4 @@
-"""TorchRL samples pysampler's envs, and takes its rollouts as TensorDicts."""
+"""TorchRL samples pysampler's envs and accepts its rollouts as TensorDicts."""
 
 import gymnasium as gym
 import numpy as np
@@ -27,7 +27,7 @@ def cartpole():
 
 
 @pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
-def test_torchrl_wraps_it_as_it_is(mode):
+def test_gym_wrapper_accepts_a_vector_env(mode):
     env = GymWrapper(pysampler.VectorEnv([cartpole] * 4, num_workers=2, autoreset_mode=mode))
     rollout = env.rollout(60, break_when_any_done=False)
     assert rollout.shape == (4, 60)
@@ -35,7 +35,7 @@ def test_torchrl_wraps_it_as_it_is(mode):
     env.close()
 
 
-def test_make_env_chooses_the_mode_that_torchrl_takes():
+def test_make_env_chooses_an_autoreset_mode_that_torchrl_supports():
     with pytest.raises(RuntimeError, match="auto-reset mode"):
         make_env("CartPole-v1", 2, vector_kwargs={"autoreset_mode": "NextStep"})
     env = make_env(
@@ -49,7 +49,7 @@ def test_make_env_chooses_the_mode_that_torchrl_takes():
         assert data.batch_size == (4, 40)
         done = data["next", "done"][:, :-1, 0]
         assert data["next", "truncated"].any()
-        # What came next was acted on next, unless the episode was over.
+        # The next observation is the following step's observation unless the episode ended.
         same = (data["observation"][:, 1:] == data["next", "observation"][:, :-1]).all(-1)
         assert torch.equal(same, ~done)
     collector.shutdown()
@@ -71,7 +71,7 @@ def shares(tensor, array):
     return np.shares_memory(tensor.numpy(), array)
 
 
-def test_a_rollout_is_a_tensordict_of_the_same_memory():
+def test_tensordict_of_shares_the_rollouts_memory():
     with rollouts() as sampler:
         rollout = next(sampler)
         before = rollout.copy()
@@ -94,12 +94,12 @@ def test_a_rollout_is_a_tensordict_of_the_same_memory():
         np.testing.assert_array_equal(data["next", "done"][..., 0], done.T)
         expected = np.where(done[..., None], before.final_observations, before.observations[1:])
         np.testing.assert_array_equal(data["next", "observation"], expected.swapaxes(0, 1))
-        # The rollout itself says what it said before.
+        # The rollout itself is unchanged.
         np.testing.assert_array_equal(rollout.observations, before.observations)
         np.testing.assert_array_equal(rollout.cut_observations, before.cut_observations)
 
 
-def test_where_no_episode_ends_nothing_is_filled_in():
+def test_without_episode_ends_next_observations_are_views():
     with rollouts(3) as sampler:
         rollout = next(sampler)
         assert len(rollout.ended) == 0
@@ -108,7 +108,7 @@ def test_where_no_episode_ends_nothing_is_filled_in():
         assert not shares(data["next", "observation"], rollout.final_observations)
 
 
-def test_the_layout_is_that_of_torchrls_collector():
+def test_shapes_and_dtypes_equal_torchrls_collector():
     env = make_env(cartpole, 4, wrapper_kwargs={"categorical_action_encoding": True})
     collector = Collector(env, None, frames_per_batch=160, total_frames=160)
     theirs = next(iter(collector))
@@ -121,7 +121,7 @@ def test_the_layout_is_that_of_torchrls_collector():
     collector.shutdown()
 
 
-def test_gae_of_torchrl_is_that_of_the_rollout():
+def test_torchrls_gae_equals_rollout_gae():
     value_net = torch.nn.Linear(4, 1)
     module = TensorDictModule(value_net, in_keys=["observation"], out_keys=["state_value"])
     advantage = GAE(gamma=0.9, lmbda=0.8, value_network=module, average_gae=False)
@@ -144,7 +144,7 @@ def test_gae_of_torchrl_is_that_of_the_rollout():
         )
 
 
-def test_a_collector_ends_after_its_frames_and_closes_the_rollouts():
+def test_a_collector_stops_after_total_frames_and_closes_the_rollouts():
     with RolloutCollector(rollouts(10), total_frames=90) as collector:
         assert [data.numel() for data in collector] == [40, 40, 40]
         assert collector.frames == 120
@@ -152,7 +152,7 @@ def test_a_collector_ends_after_its_frames_and_closes_the_rollouts():
     assert collector.rollouts.closed
 
 
-def test_dicts_are_keys_and_infos_lie_under_next():
+def test_dict_observations_become_keys_and_infos_are_under_next():
     space = gym.spaces.Dict(a=gym.spaces.Box(0, 1, (2,)), b=gym.spaces.Discrete(5))
 
     def policy(observations):
@@ -180,7 +180,7 @@ TUPLE = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(0, 1, (3,))])
     [(TUPLE, ("observation",)), (gym.spaces.Dict(pair=TUPLE), ("pair",))],
     ids=["tuple", "in a dict"],
 )
-def test_parts_of_tuples_have_numbers_as_keys(space, before):
+def test_tuple_parts_have_numbers_as_keys(space, before):
     def policy(observations):
         return np.zeros(4, int)
 
@@ -197,7 +197,7 @@ def test_parts_of_tuples_have_numbers_as_keys(space, before):
             assert torch.equal(data[key][:, 1:][~ends], following[~ends])
 
 
-def test_torchrl_steps_envs_whose_observations_are_tuples():
+def test_torchrl_steps_envs_with_tuple_observations():
     options = {"wrapper_kwargs": {"categorical_action_encoding": True}}
     env = make_env("Blackjack-v1", 3, vector_kwargs={"num_workers": 1}, **options)
     data = env.rollout(20, break_when_any_done=False)
@@ -224,14 +224,14 @@ def test_torchrl_steps_envs_whose_observations_are_tuples():
     ids=str,
 )
 @pytest.mark.parametrize("categorical", [False, True])
-def test_envs_are_what_their_specs_say(space, categorical):
+def test_envs_pass_torchrls_spec_check(space, categorical):
     options = {"wrapper_kwargs": {"categorical_action_encoding": categorical}}
     env = make_env(lambda: SpaceEnv(space), 3, vector_kwargs={"num_workers": 1}, **options)
     check_env_specs(env)
     env.close()
 
 
-def test_envs_are_reset_by_a_mask():
+def test_a_reset_mask_resets_only_chosen_envs():
     env = make_env(cartpole, 4, vector_kwargs={"num_workers": 2})
     data = env.rollout(5, break_when_any_done=False)[:, -1]
     mask = torch.tensor([[True], [False], [False], [True]])
@@ -241,7 +241,7 @@ def test_envs_are_reset_by_a_mask():
     env.close()
 
 
-def test_a_vector_env_gives_what_single_envs_give():
+def test_a_vector_env_equals_single_envs():
     options = {"categorical_action_encoding": True}
     many = make_env(cartpole, 3, wrapper_kwargs=options)
     many.set_seed(5)
