@@ -1,4 +1,4 @@
-"""``pysampler bench`` compares contenders for an env, and ends whatever happens to it."""
+"""``pysampler bench`` compares vector envs on one env, and always ends with its processes."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def only_as_main():
         raise RuntimeError("not in this process")
     return gym.make("CartPole-v1")
 """
-# Waits for itself in C, where no handler of a signal runs.
+# Deadlocks in C, where Python runs no signal handlers.
 STUCK = """
 import ctypes
 
@@ -71,7 +71,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def wait_until(true):
-    """Wait for what other processes do: nothing wakes this one."""
+    """Poll: other processes do not wake this one."""
     while not true():
         time.sleep(0.01)
 
@@ -79,18 +79,18 @@ def wait_until(true):
 @pytest.mark.slow
 def test_all_contenders_are_measured():
     done = completed(*BENCH, "CartPole-v1", "--envs", "4", "--seconds", "0.5", "--json")
-    told = json.loads(done.stdout)
-    assert told["envs"] == 4
-    assert list(told["contenders"]) == NAMES
-    for one in told["contenders"].values():
+    report = json.loads(done.stdout)
+    assert report["envs"] == 4
+    assert list(report["contenders"]) == NAMES
+    for one in report["contenders"].values():
         assert one["steps_per_second"] > 0
         low, high = one["quartiles"]
         assert 0 < low <= one["fraction"] <= high
-    assert told["advice"]
+    assert report["advice"]
 
 
 @pytest.mark.slow
-def test_the_table_fills_on_a_terminal(folder):
+def test_the_terminal_table_shows_all_contenders(folder):
     status, shown = on_screen(
         *BENCH, "levels.py:make", "--envs", "2", "--workers", "2", "--seconds", "0.5"
     )
@@ -105,8 +105,8 @@ def test_the_table_fills_on_a_terminal(folder):
 
 
 @pytest.mark.slow
-def test_one_that_does_not_run_is_told_and_the_others_are_measured(folder):
-    """Without rich too, as plain text."""
+def test_a_failing_contender_is_reported_and_the_others_are_measured(folder):
+    """Also without rich, as plain text."""
     command = ["bench", "levels:only_as_main", "--envs", "2", "--seconds", "0.3"]
     program = "import sys; sys.modules['rich'] = None; from pysampler._cli.main import main; "
     status, shown = on_screen("-c", f"{program}sys.exit(main({command}))")
@@ -134,7 +134,7 @@ def test_one_that_does_not_run_is_told_and_the_others_are_measured(folder):
         ("levels:dying", "its process has ended: status 3"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(folder, capsys, env, why):
+def test_an_unusable_env_is_reported_in_one_line(folder, capsys, env, why):
     assert main(["bench", env, "--seconds", "0.1"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -142,7 +142,7 @@ def test_what_cannot_be_measured_is_one_line(folder, capsys, env, why):
     assert line.startswith(f"pysampler: cannot measure {env}: {why}")
 
 
-def test_an_env_that_hangs_is_told(folder, capsys):
+def test_a_hanging_env_is_reported(folder, capsys):
     assert main(["bench", "levels:hanging", "--limit", "1"]) == 2
     line = capsys.readouterr().err
     assert line.startswith(
@@ -151,14 +151,14 @@ def test_an_env_that_hangs_is_told(folder, capsys):
 
 
 @pytest.mark.slow
-def test_the_line_that_hangs_is_named(folder, capsys):
+def test_the_hanging_line_is_named(folder, capsys):
     assert main(["bench", "levels:hanging", "--limit", "10"]) == 2
     line = capsys.readouterr().err
     assert line.endswith("no answer within 10 s; line 14 of levels.py runs: time.sleep(1)\n")
 
 
 @pytest.mark.slow
-def test_a_loop_that_runs_at_import_is_named(folder, capsys):
+def test_a_loop_at_import_is_named(folder, capsys):
     loop = "import time\ndef train():\n    while True:\n        time.sleep(0.01)\n"
     (folder / "train.py").write_text(f"from levels import make\n{loop}train()\n")
     for command in (["bench", "train.py:make"], ["tune", "train.py"]):
@@ -171,7 +171,7 @@ def test_a_loop_that_runs_at_import_is_named(folder, capsys):
 
 
 @pytest.mark.slow
-def test_c_code_that_hangs_has_no_line(folder, capsys):
+def test_no_line_is_named_if_c_code_hangs(folder, capsys):
     (folder / "stuck.py").write_text(STUCK)
     assert main(["bench", "stuck:make", "--limit", "10"]) == 2
     line = capsys.readouterr().err
@@ -179,8 +179,8 @@ def test_c_code_that_hangs_has_no_line(folder, capsys):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_all(folder):
-    """A terminal sends it to the command, whose contenders are in sessions of their own."""
+def test_ctrl_c_ends_all_contenders(folder):
+    """The terminal signals only the command; its contenders run in their own sessions."""
     command = []
 
     def interrupt():
@@ -201,8 +201,8 @@ def is_command(pid):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["hangs", "steps"])
-def test_nothing_outlives_a_command_that_is_killed(folder, at):
-    """Neither while an env hangs, nor while all contenders have processes."""
+def test_no_process_outlives_a_killed_command(folder, at):
+    """Whether an env hangs or all contenders have processes."""
     function = {"hangs": "hanging", "steps": "make"}[at]
     command = subprocess.Popen(
         [sys.executable, *BENCH, f"levels.py:{function}"], stderr=subprocess.PIPE, text=True
@@ -218,7 +218,7 @@ def test_nothing_outlives_a_command_that_is_killed(folder, at):
 
 
 @pytest.mark.parametrize("wrong", [["--seconds", "0"], ["--envs", "0"], ["--limit", "nan"], []])
-def test_bad_usage_is_told(wrong, capsys):
+def test_bad_usage_is_reported(wrong, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["bench", *(["CartPole-v1"] if wrong else []), *wrong])
     assert ended.value.code == 2
@@ -232,7 +232,7 @@ def test_help_fits_a_screen():
     assert max(map(len, shown.splitlines())) <= 80
 
 
-# -- what to make of it ----------------------------------------------------------------------------
+# -- advice ----------------------------------------------------------------------------------------
 
 SETTING = Setting(
     "Some-v0",
@@ -254,7 +254,7 @@ def advised(default, auto, sync, asynchronous, ideal=400.0, alone=100.0, about=(
     return bench.advice_of(SETTING, measured, [alone] * 4)
 
 
-def test_the_advice_is_what_is_fastest_beyond_the_spread(monkeypatch):
+def test_the_advice_is_the_fastest_beyond_the_spread(monkeypatch):
     monkeypatch.setattr(bench, "usable_cpus", lambda: 4)
     made = 'envs = pysampler.make_vec("Some-v0", num_envs=8'
     plain_lines = ["import pysampler", f"{made})"]

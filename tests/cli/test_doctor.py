@@ -1,4 +1,4 @@
-"""``pysampler doctor`` says what it finds here: in a terminal, for programs, where it breaks."""
+"""``pysampler doctor``: its findings in a terminal and as JSON, and failing checks."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ TOPICS = [
 
 
 @pytest.mark.slow
-def test_this_machine_is_well():
+def test_this_machine_has_no_broken_findings():
     findings = json.loads(completed(*DOCTOR, "--json").stdout)
     assert [finding["topic"] for finding in findings] == TOPICS
     assert {finding["verdict"] for finding in findings} <= {"ok", "look"}
@@ -45,7 +45,7 @@ def test_this_machine_is_well():
         ("5", "5 here and in workers"),
     ],
 )
-def test_the_hash_seed_here_and_in_workers_is_said(seed, found, monkeypatch):
+def test_the_hash_seed_of_the_program_and_its_workers_is_reported(seed, found, monkeypatch):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     if seed is not None:
         monkeypatch.setenv("PYTHONHASHSEED", seed)
@@ -64,14 +64,14 @@ def test_lines_fit_the_terminal(columns):
 
 
 @pytest.mark.slow
-def test_a_terminal_that_is_very_narrow_gets_lines_of_60():
+def test_very_narrow_terminals_get_lines_of_60():
     status, shown = on_screen(*DOCTOR, columns=10)
     assert status == 0
     assert max(map(len, plain(shown).splitlines())) <= 60
 
 
 @pytest.mark.slow
-def test_without_rich_it_is_plain_text():
+def test_output_is_plain_text_without_rich():
     program = "import sys; sys.modules['rich'] = None; from pysampler._cli.main import main; "
     status, shown = on_screen("-c", program + "sys.exit(main(['doctor']))")
     assert status == 0
@@ -80,7 +80,7 @@ def test_without_rich_it_is_plain_text():
 
 
 @pytest.mark.slow
-def test_limits_that_are_too_low_are_broken():
+def test_limits_below_the_workers_needs_are_broken():
     done = subprocess.run(
         [sys.executable, *DOCTOR, "--workers", "100000000"],
         capture_output=True,
@@ -93,7 +93,7 @@ def test_limits_that_are_too_low_are_broken():
     assert "-> fewer workers, or more memory" in done.stdout
 
 
-def test_a_look_that_fails_is_told_and_the_others_go_on(monkeypatch, capsys):
+def test_a_failing_check_is_reported_and_the_others_run(monkeypatch, capsys):
     def failing():
         raise OSError("told to")
 
@@ -106,7 +106,7 @@ def test_a_look_that_fails_is_told_and_the_others_go_on(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_seen_enough_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     done = subprocess.run(
         f"{sys.executable} -m pysampler doctor | head -1",
         shell=True,

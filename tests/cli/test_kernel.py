@@ -1,4 +1,4 @@
-"""What the kernel's files say of CPUs and limits, in folders made up like them."""
+"""CPUs and limits read from the kernel's files, here from made-up folders."""
 
 import os
 
@@ -8,7 +8,7 @@ from pysampler._cli.kernel import busy_seconds, cores, cpus_in, numa_nodes, proc
 
 
 def write(folder, **files):
-    """Write files, whose names have "__" for "/"."""
+    """Write files; "__" in a name stands for "/"."""
     for name, text in files.items():
         path = folder / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -23,7 +23,7 @@ def write(folder, **files):
         *(("none", set()), ("1,-2", set()), ("0-99999999999", set())),
     ],
 )
-def test_lists_of_cpus(text, cpus):
+def test_cpu_lists_are_parsed(text, cpus):
     assert cpus_in(text) == cpus
 
 
@@ -33,7 +33,7 @@ def test_a_machine_without_smt_has_a_core_for_each_cpu(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["core_cpus_list", "thread_siblings_list"])
-def test_two_cpus_share_a_core(tmp_path, name):
+def test_sibling_cpus_count_as_one_core(tmp_path, name):
     for cpu in range(4):
         write(tmp_path, **{f"cpu{cpu}__topology__{name}": f"{cpu % 2},{cpu % 2 + 2}"})
     assert cores(range(4), tmp_path) == 2
@@ -41,14 +41,14 @@ def test_two_cpus_share_a_core(tmp_path, name):
     assert cores({0, 2}, tmp_path) == 1
 
 
-def test_a_cpu_of_which_nothing_is_known_has_a_core(tmp_path):
+def test_a_cpu_without_topology_counts_as_a_core(tmp_path):
     assert cores({0, 1, 2}, tmp_path / "missing") == 3
     write(tmp_path, cpu0__topology__core_cpus_list="0-1", cpu1__topology__core_cpus_list="0-1")
     write(tmp_path, cpu2__topology__core_cpus_list="?", cpu3__online="0")
     assert cores({0, 1, 2, 3}, tmp_path) == 3
 
 
-def test_nodes_are_those_of_the_cpus(tmp_path):
+def test_numa_nodes_are_those_of_the_given_cpus(tmp_path):
     write(tmp_path, node0__cpulist="0-1", node1__cpulist="2-3", node2__cpulist="")  # memory alone
     write(tmp_path, possible="0-2", has_cpu="0-1")
     assert numa_nodes({0, 1, 2, 3}, tmp_path) == [0, 1]
@@ -56,8 +56,8 @@ def test_nodes_are_those_of_the_cpus(tmp_path):
     assert numa_nodes({0}, tmp_path / "missing") == []
 
 
-def test_the_limits_of_all_groups_count(tmp_path):
-    """Of cgroups of version 2: the own group, and all above."""
+def test_limits_of_all_parent_cgroups_count(tmp_path):
+    """In cgroups v2, the process's group and all its ancestors."""
     write(tmp_path / "proc/self", cgroup="0::/user/job\n1:cpu:/user")
     groups = tmp_path / "sys/fs/cgroup"
     write(groups, pids__pids__max="7", user__job__pids="none")
@@ -66,7 +66,7 @@ def test_the_limits_of_all_groups_count(tmp_path):
     assert process_limits(tmp_path) == {"/sys/fs/cgroup/user/pids.max": (90, 12)}
 
 
-def test_groups_of_version_1_have_a_folder_for_each_controller(tmp_path):
+def test_cgroups_v1_have_a_folder_per_controller(tmp_path):
     write(tmp_path / "proc/self", cgroup="8:cpu,cpuacct:/a\n7:pids:/a/b\n0::/a")
     groups = tmp_path / "sys/fs/cgroup"
     write(groups / "pids/a", **{"pids.max": "40"})
@@ -75,8 +75,8 @@ def test_groups_of_version_1_have_a_folder_for_each_controller(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["0::/../../outside", "0::/gone/too", "", "0", "x:y"])
-def test_what_is_not_there_limits_nothing(tmp_path, text):
-    """A container may not see its own group, but its root."""
+def test_missing_cgroup_files_set_no_limit(tmp_path, text):
+    """A container may see the root of the cgroups but not its own group."""
     write(tmp_path / "proc/self", cgroup=text)
     assert process_limits(tmp_path) == {}
     write(tmp_path / "sys/fs/cgroup", **{"pids.max": "5"})
@@ -84,7 +84,7 @@ def test_what_is_not_there_limits_nothing(tmp_path, text):
     assert process_limits(tmp_path) == expected
 
 
-def test_busy_seconds_are_those_of_some_cpus_without_idle_ones(tmp_path):
+def test_busy_seconds_exclude_idle_time(tmp_path):
     stat = tmp_path / "stat"
     stat.write_text(
         "cpu  1 2 3 4 5 6 7 8 9 9\ncpu1 9 9 9 9\ncpu12 100 200 300 4000 5000 0 50 50 7 7\n"

@@ -1,4 +1,4 @@
-"""What onlookers see beside counters, and how a terminal shows it, however small it is."""
+"""Observers of a running pool: gauges, verdicts, damaged segments, and small terminals."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ TOP = "-m", "pysampler", "top"
 
 
 class Busy(Scripted):
-    """Its step takes some ms of a CPU, however long that lasts."""
+    """Its step uses some ms of CPU time, however long that takes."""
 
     def step(self, action):
         end = time.process_time() + 5e-3
@@ -43,7 +43,7 @@ class Busy(Scripted):
 
 
 def looking():
-    """Return looks at the only pool of this process."""
+    """Return the PoolLooks of this process's only pool."""
     (pool,) = find(os.getpid()).pools
     return PoolLooks(pool)
 
@@ -53,10 +53,10 @@ def four(**kwargs):
     return contextlib.closing(envs)
 
 
-# -- what is noted for onlookers -------------------------------------------------------------------
+# -- gauges ----------------------------------------------------------------------------------------
 
 
-def test_restarts_are_counted_and_the_program_is_a_row():
+def test_restarts_are_counted_and_main_envs_have_a_row():
     with four(num_workers=1, main_envs=2, on_worker_loss="restart") as envs:
         envs.reset(seed=0)
         os.kill(envs._pool.pids[0], signal.SIGKILL)
@@ -68,7 +68,7 @@ def test_restarts_are_counted_and_the_program_is_a_row():
         assert [worker.main for worker in look.workers] == [False, True]
         assert [worker.pid for worker in look.workers] == [*envs._pool.pids, os.getpid()]
         assert [worker.restarts for worker in look.workers] == [1, 0]
-        assert look.workers[0].steps > 0  # the first of its steps are resets
+        assert look.workers[0].steps > 0  # its first steps are resets
         assert round(look.workers[1].steps * look.seconds) == 4
         assert [worker.lag for worker in look.workers] == [None, None]
         assert not any(worker.acts for worker in look.workers)
@@ -76,7 +76,7 @@ def test_restarts_are_counted_and_the_program_is_a_row():
         assert envs.stats().losses.tolist() == [1, 0]
 
 
-def test_blocked_actors_are_shown_and_how_old_their_weights_are():
+def test_blocked_actors_and_their_weight_lag_are_shown():
     with four(num_workers=2) as envs:
         actors = pysampler.Actors(envs, Weighted(), high=64)
         fill(actors)
@@ -86,9 +86,9 @@ def test_blocked_actors_are_shown_and_how_old_their_weights_are():
         blocked_ns = envs._pool.gauges.blocked_ns
         before = blocked_ns.copy()
         while (blocked_ns - before).min() < 500_000_000:
-            time.sleep(0.01)  # there is nothing to wait on: workers write it, and wake no reader
+            time.sleep(0.01)  # poll: workers write it and wake no reader
         look = looks.look()
-        assert {worker.lag for worker in look.workers} <= {3, 4}  # one may have loaded none yet
+        assert {worker.lag for worker in look.workers} <= {3, 4}  # one may not have loaded any yet
         assert all(worker.acts and worker.blocked > 0.5 for worker in look.workers)
         assert look.records == len(actors._ring)
         assert look.records >= look.most_records == 64
@@ -102,7 +102,7 @@ def test_blocked_actors_are_shown_and_how_old_their_weights_are():
         assert look.records is None
 
 
-def test_records_that_were_given_back_wait_no_more():
+def test_returned_records_do_not_count_as_waiting():
     with four(num_workers=0) as envs, pysampler.Actors(envs, Weighted()) as actors:
         assert len(actors.take(4)) == 4
         gauges = envs._pool.gauges
@@ -112,7 +112,7 @@ def test_records_that_were_given_back_wait_no_more():
         assert gauges.records == waiting - 4 == len(actors)
 
 
-def test_workers_that_act_for_rollouts_are_not_said_to_wait():
+def test_workers_that_act_for_rollouts_do_not_count_as_waiting():
     def policy(observations):
         time.sleep(1e-3)  # most of a step
         return np.zeros((len(observations), 2), np.float32)
@@ -129,7 +129,7 @@ def test_workers_that_act_for_rollouts_are_not_said_to_wait():
 
 
 @pytest.mark.slow
-def test_workers_that_get_no_cpu_are_said_to_wait_for_one():
+def test_workers_starved_of_cpu_are_reported():
     burn = [sys.executable, "-c", "while True: pass"]
     cpu = min(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
@@ -151,14 +151,14 @@ def test_workers_that_get_no_cpu_are_said_to_wait_for_one():
 
 
 def durations(count, ns):
-    """The durations of four envs, each ``count`` of ``ns``."""
+    """Return the durations of four envs, ``count`` of ``ns`` each."""
     made = _Since(*[np.zeros(4, _DURATIONS)] * 2)
     made.count, made.ns = np.full(4, count), np.full(4, count * ns)
     return made
 
 
 def verdict(*, busy, program, steps, resets=None, since=0.0, sizes=(2, 2), **worker):
-    """The verdict on a pool of one worker, which was looked at for a second."""
+    """Return the verdict on a pool of one worker after one second."""
     kind = {
         "main": False,
         "pid": 1,
@@ -186,7 +186,7 @@ def verdict(*, busy, program, steps, resets=None, since=0.0, sizes=(2, 2), **wor
     return _verdict([WorkerLook(**kind)], busy, program, steps, resets, 1.0, about)
 
 
-def test_each_verdict_has_its_cause():
+def test_each_verdict_names_its_cause():
     steps = durations(10_000, 5_000)
     assert verdict(busy=0.2, program=0.9, steps=steps).startswith(
         "the program is the limit: it does something else 90%"
@@ -216,7 +216,7 @@ def test_each_verdict_has_its_cause():
     )
 
 
-def test_verdict_compares_the_first_env_of_a_group_with_other_first_ones():
+def test_first_envs_of_groups_are_compared_with_each_other():
     steps = durations(100, 10_000)
     steps.ns[[0, 2]] = 100 * 500_000
     limit = "envs are the limit"
@@ -228,10 +228,10 @@ def test_verdict_compares_the_first_env_of_a_group_with_other_first_ones():
     assert verdict(busy=0.9, program=0.1, steps=steps, sizes=(4,)).startswith("one env slow: 2, 40")
 
 
-# -- what lies in a segment ------------------------------------------------------------------------
+# -- the segment's contents ------------------------------------------------------------------------
 
 
-def test_a_segment_begins_as_python_reads_it():
+def test_a_segment_header_matches_its_python_dtype():
     with pysampler.sync.Segment(1 << 16) as segment:
         header = np.frombuffer(os.pread(segment.fd, HEADER.itemsize, 0), HEADER)[0]
         size = os.fstat(segment.fd).st_size
@@ -261,8 +261,8 @@ BAD = [
 
 
 @pytest.fixture(scope="module")
-def said():
-    """What the segment of a pool says of itself, to be written to; its worker, and its size."""
+def pool_segment():
+    """Return the writable manifest of a pool's segment, its worker's pid, and its size."""
     with four(num_workers=1) as envs:
         room = SegmentManifest.room_for(1, 1)
         _, memory = envs._pool._links.segment.array((room,), np.dtype(np.uint8), LINE)
@@ -275,36 +275,36 @@ def written(memory, text):
     memory[4 : 4 + len(text)] = np.frombuffer(text, np.uint8)
 
 
-def test_what_fits_is_read(said):
-    memory, worker, _ = said
+def test_a_valid_manifest_is_read(pool_segment):
+    memory, worker, _ = pool_segment
     written(memory, {})
     assert find(worker).pools[0].about.members == [[0, 2]]
 
 
 @pytest.mark.parametrize("text", [*BAD, b"[" * 400, b"[]", b"\xff", b"", b'{"form": 1}'], ids=repr)
-def test_what_does_not_fit_is_one_line(said, text, capsys):
-    memory, worker, _ = said
+def test_an_invalid_manifest_is_reported_in_one_line(pool_segment, text, capsys):
+    memory, worker, _ = pool_segment
     written(memory, text)
     assert main(["dump", str(worker)]) == 2
     why = "it has no segment of a pool that this version of pysampler can read"
     assert capsys.readouterr() == ("", f"pysampler: worker {worker}: {why}\n")
 
 
-def test_what_lies_outside_is_one_line(said, capsys):
-    memory, worker, size = said
+def test_counters_outside_the_segment_are_reported_in_one_line(pool_segment, capsys):
+    memory, worker, size = pool_segment
     for name, value in (("members", [[0, 1 << 20]]), ("counters", size - 8), ("gauges", size - 8)):
         written(memory, {name: value, **({"groups": [[1 << 20]]} if name == "members" else {})})
         assert main(["dump", str(worker)]) == 2
         assert capsys.readouterr().err.endswith("its counters lie outside of its segment\n")
 
 
-def test_deep_nesting_is_no_error():
+def test_a_deeply_nested_manifest_is_ignored():
     memory = np.zeros(1 << 18, np.uint8)
     written(memory[LINE:], b"[" * (1 << 17))
     assert SegmentManifest.read(memory) is None
 
 
-def test_memory_that_may_shrink_is_not_mapped():
+def test_an_unsealed_memfd_is_not_mapped():
     fd = os.memfd_create("pysampler", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, 1 << 16)
     with pytest.raises(AttachError, match="being made"):
@@ -316,7 +316,7 @@ def test_memory_that_may_shrink_is_not_mapped():
 
 
 @pytest.mark.slow
-def test_names_cannot_command_the_terminal():
+def test_control_characters_in_names_are_replaced():
     evil = type("E\x1b[2Jvil\x07", (Scripted,), {})
     envs = pysampler.VectorEnv([functools.partial(evil, ".")] * 2, num_workers=1)
     with contextlib.closing(envs):
@@ -328,7 +328,7 @@ def test_names_cannot_command_the_terminal():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("columns", "lines"), [(20, 3), (1, 1), (200, 5)])
-def test_a_small_terminal_gets_what_fits(columns, lines):
+def test_output_fits_a_small_terminal(columns, lines):
     with four(num_workers=2) as envs:
         envs.reset(seed=0)
         first = f"program {HERE}:"[:columns]
@@ -341,13 +341,13 @@ def test_a_small_terminal_gets_what_fits(columns, lines):
 
 
 def interrupt_top():
-    """Send it what Ctrl-C does."""
+    """Send SIGINT to top, as Ctrl-C does."""
     (child,) = (one for one in psutil.Process().children() if TOP[-1] in one.cmdline())
     child.send_signal(signal.SIGINT)
 
 
 @pytest.mark.slow
-def test_a_terminal_without_pictures_is_told_so():
+def test_top_refuses_a_dumb_terminal():
     status, shown = on_screen(*TOP, kind="dumb")
     assert status == 2
     assert shown.startswith("pysampler: top needs a terminal that shows a picture")
@@ -365,7 +365,7 @@ NO_TERMINAL = "pysampler: top needs a terminal; pysampler dump prints once, --js
         ("($dump --json; echo $? >&2) | true", 0, "0"),
     ],
 )
-def test_where_there_is_no_output(command, status, told):
+def test_closed_or_full_output_ends_the_command_cleanly(command, status, told):
     for name in ("dump", "top"):
         run = f"{sys.executable} -m pysampler {name} {HERE} --seconds 0.01"
         command = command.replace(f"${name}", run)

@@ -1,4 +1,4 @@
-"""``pysampler dump`` and ``top`` show what the workers of a program do, and disturb nothing."""
+"""``pysampler dump`` and ``top`` show a program's workers without disturbing them."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ HERE = str(os.getpid())
 
 
 class Gated(gym.Env):
-    """Its step waits as long as a file is there, and takes some seconds more."""
+    """Its step waits while a file exists, then takes ``seconds`` more."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -40,7 +40,7 @@ class Gated(gym.Env):
 
     def step(self, action):
         while self.gate is not None and self.gate.exists():
-            time.sleep(0.001)  # there is nothing to wait on: the test takes the file away
+            time.sleep(0.001)  # poll: the test removes the file
         end = time.perf_counter() + self.seconds
         while time.perf_counter() < end:
             pass
@@ -64,7 +64,7 @@ class SlowProgram:
 
 @contextlib.contextmanager
 def stepping(envs):
-    """Step in a thread during the block."""
+    """Step the envs in a thread during the block."""
     stop = threading.Event()
     actions = np.zeros(envs.num_envs, np.int64)
     envs.reset(seed=0)
@@ -83,7 +83,7 @@ def stepping(envs):
 
 
 def dumped(*arguments):
-    """Return what the command says of the only pool of this process."""
+    """Return the command's JSON for the only pool of this process."""
     done = subprocess.run(
         [sys.executable, "-m", "pysampler", "dump", *arguments, "--json"],
         capture_output=True,
@@ -99,7 +99,7 @@ def dumped(*arguments):
 
 
 @pytest.mark.slow
-def test_it_shows_what_each_worker_does():
+def test_dump_shows_the_steps_of_each_worker():
     envs = pysampler.VectorEnv([functools.partial(Gated, None, 1e-4)] * 6, num_workers=2)
     with stepping(envs):
         pool = dumped(HERE, "--seconds", "0.3")
@@ -114,7 +114,7 @@ def test_it_shows_what_each_worker_does():
 
 
 @pytest.mark.slow
-def test_an_env_that_is_slow_is_named_and_a_program_that_is():
+def test_a_slow_env_or_a_slow_program_is_named():
     times = [1e-4, 1e-4, 1e-4, 5e-3]
     envs = pysampler.VectorEnv([functools.partial(Gated, None, t) for t in times], num_workers=2)
     with stepping(envs):
@@ -128,7 +128,7 @@ def test_an_env_that_is_slow_is_named_and_a_program_that_is():
 
 
 @pytest.mark.slow
-def test_a_worker_is_named_by_its_pid_too():
+def test_dump_accepts_the_pid_of_a_worker():
     envs = pysampler.VectorEnv([Gated] * 2, num_workers=2)
     pool = dumped(str(envs._pool.pids[1]), "--seconds", "0.01")
     assert pool["verdict"].startswith("nothing was asked of the workers")
@@ -137,7 +137,7 @@ def test_a_worker_is_named_by_its_pid_too():
 
 
 @pytest.mark.slow
-def test_an_env_that_hangs_is_named_and_how_to_see_its_stack(tmp_path):
+def test_a_hanging_env_is_named_with_the_command_for_its_stack(tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
     envs = pysampler.VectorEnv([Gated, Gated, functools.partial(Gated, gate), Gated], num_workers=2)
@@ -145,7 +145,7 @@ def test_an_env_that_hangs_is_named_and_how_to_see_its_stack(tmp_path):
     envs.step_async(np.zeros(4, np.int64))
     working = envs._pool._links.counters.at_work
     while working()[0].tolist() != [-1, 2]:
-        time.sleep(0.001)  # there is nothing to wait on: workers write it, and wake no reader
+        time.sleep(0.001)  # poll: workers write it and wake no reader
     pool = dumped(HERE, "--seconds", "0.1")
     assert pool["workers"][1]["env"] == 2
     assert pool["workers"][1]["since"] >= 0.1
@@ -160,7 +160,7 @@ def test_an_env_that_hangs_is_named_and_how_to_see_its_stack(tmp_path):
     envs.close()
 
 
-def test_memory_is_mapped_to_be_read_only():
+def test_observed_memory_is_mapped_read_only():
     envs = pysampler.VectorEnv([Gated] * 2, num_workers=1)
     program = programs.find(os.getpid())
     maps = Path("/proc/self/maps").read_text().splitlines()
@@ -174,19 +174,19 @@ def test_memory_is_mapped_to_be_read_only():
 
 
 @pytest.mark.slow
-def test_a_worker_that_has_ended_is_told():
+def test_an_ended_worker_is_reported():
     envs = pysampler.VectorEnv([Gated] * 2, num_workers=2)
     pid = envs._pool.pids[1]
     os.kill(pid, signal.SIGKILL)
     while any(pid in pool.workers.values() for pool in programs.find(os.getpid()).pools):
-        time.sleep(0.001)  # there is nothing to wait on: it is the child of another process
+        time.sleep(0.001)  # poll: it is the child of another process
     pool = dumped(HERE, "--seconds", "0.01")
     assert pool["verdict"] == "worker 1 has ended"
     envs.close(terminate=True)
 
 
 def refused(capsys, *arguments):
-    """Return the one line that the command refuses with."""
+    """Return the one-line error of the command."""
     assert main(["dump", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -194,7 +194,7 @@ def refused(capsys, *arguments):
     return line
 
 
-def test_what_cannot_be_looked_at_is_one_line(capsys, monkeypatch):
+def test_an_unusable_pid_is_reported_in_one_line(capsys, monkeypatch):
     assert refused(capsys, "1") != ""
     assert refused(capsys, "4194305") == "pysampler: there is no process 4194305"
     sleeper = subprocess.Popen(["sleep", "60"])
@@ -226,7 +226,7 @@ def test_top_needs_a_terminal():
 
 @pytest.mark.slow
 def test_top_ends_with_the_program(tmp_path):
-    """It shows the workers meanwhile."""
+    """Until then it shows the workers."""
     program = tmp_path / "program.py"
     gate = tmp_path / "gate"
     gate.touch()
@@ -253,7 +253,7 @@ def test_top_ends_with_the_program(tmp_path):
 
 @pytest.mark.slow
 def test_top_waits_while_the_only_worker_is_replaced(tmp_path):
-    """The envs of the other worker take a while to be made: meanwhile there is none."""
+    """The replacement takes a while to make its envs, so meanwhile there is no worker."""
     program = tmp_path / "program.py"
     gate, done = tmp_path / "gate", tmp_path / "done"
     program.write_text(
@@ -303,7 +303,7 @@ if __name__ == "__main__":
 
 @contextlib.contextmanager
 def in_container():
-    """A program that is process 1 of a pid namespace of its own; its pid here."""
+    """Run a program as process 1 of a new pid namespace; yield its pid in ours."""
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", STEPPING]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -316,7 +316,7 @@ def in_container():
 
 
 @pytest.mark.slow
-def test_programs_in_containers_are_told_apart(capsys):
+def test_programs_in_different_containers_are_distinguished(capsys):
     with in_container() as one, in_container() as other:
         found = {program.pid: program for program in programs.programs()}
         assert {one, other} <= found.keys()
@@ -335,7 +335,7 @@ def test_programs_in_containers_are_told_apart(capsys):
 
 
 @pytest.mark.slow
-def test_a_container_that_sees_the_pids_of_its_host_finds_its_own_program():
+def test_a_container_with_the_hosts_proc_traces_its_own_program():
     trace = STEPPING.replace("1}", '1, "trace": "/dev/null"}')
     done = subprocess.run(
         ["unshare", "--pid", "--fork", sys.executable, "-c", trace],
@@ -351,7 +351,7 @@ def test_a_container_that_sees_the_pids_of_its_host_finds_its_own_program():
 
 
 def made_up_proc(root, processes):
-    """Write what programs read of processes: (parent, namespace, NSpid, command) by pid."""
+    """Write a /proc for processes given as (parent, namespace, NSpid, command) by pid."""
     for pid, (parent, namespace, nspid, command) in processes.items():
         folder = root / str(pid)
         (folder / "ns").mkdir(parents=True)

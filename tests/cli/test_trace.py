@@ -1,4 +1,4 @@
-"""``pysampler trace`` writes what each process does, and costs nothing where it is not asked to."""
+"""``pysampler trace`` writes a timeline of each process; untraced programs write none."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from pysampler.sync import Segment, now
 STEPS = 20
 RING = LINE + _core.Track.SLICES * 32  # bytes
 MAIN, WORKERS = "main process, Counting", ["worker 0, Counting", "worker 1, Counting"]
-# Steps in two workers until its stdin ends, and says each hundred steps.
+# Steps in two workers until its stdin ends.
 PROGRAM = """
 import sys, threading
 import pysampler
@@ -74,7 +74,7 @@ def stepped(envs, steps=STEPS):
 
 @pytest.fixture
 def program():
-    """A program that steps until it is told to end."""
+    """A program that steps until its stdin is closed."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -98,7 +98,7 @@ def test_each_step_reset_command_and_wait_is_a_slice(tmp_path):
             assert len(worker.named(f"step {env}")) == STEPS + 1 - resets
         assert len(worker.named("job of group")) == 2  # the reset, and the end
         assert len(worker.named("group")) == STEPS
-        for one in worker.named("step", "reset"):  # each within a command
+        for one in worker.named("step", "reset"):  # each is inside a command
             assert one.depth == 1
         for one in worker.named("waits"):
             assert one.depth == 0
@@ -108,7 +108,7 @@ def test_each_step_reset_command_and_wait_is_a_slice(tmp_path):
 
 
 @pytest.mark.slow
-def test_arrows_go_from_a_command_to_what_it_made_and_to_what_read_it(tmp_path):
+def test_arrows_connect_a_send_to_its_command_and_its_reader(tmp_path):
     with counting(tmp_path / "run.json") as envs:
         stepped(envs)
     tracks = traces.read(tmp_path / "run.json")
@@ -120,9 +120,9 @@ def test_arrows_go_from_a_command_to_what_it_made_and_to_what_read_it(tmp_path):
     for number, one in enumerate(commands):
         (flow,) = one.flows
         assert senders[flow].begin < one.begin
-        if number % (STEPS + 2) < STEPS:  # what read the last of them is not sure to be shown
+        if number % (STEPS + 2) < STEPS:  # the reader of the last ones may not be shown
             assert one.end <= readers[flow].begin
-    # Each send made the next command of each worker.
+    # Each send starts the next command of each worker.
     sends = main.named("send")
     for name in WORKERS:
         order = [one.flows[0] for one in tracks[name].named("group", "job")]
@@ -130,7 +130,7 @@ def test_arrows_go_from_a_command_to_what_it_made_and_to_what_read_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_json_is_merged_with_what_torch_says(tmp_path):
+def test_merge_combines_a_trace_with_torchs_profile(tmp_path):
     torch = pytest.importorskip("torch")
     ours, its, both = (tmp_path / name for name in ("ours.json", "its.json", "both.json"))
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -148,7 +148,7 @@ def test_json_is_merged_with_what_torch_says(tmp_path):
     assert before == len(steps) - before > 0
 
 
-def test_what_is_no_trace_is_not_merged(tmp_path, capsys):
+def test_merge_refuses_files_that_are_not_traces(tmp_path, capsys):
     (tmp_path / "none.json").write_text('{"a": 1}')
     both = str(tmp_path / "both.json")
     assert main(["trace", "--merge", str(tmp_path / "none.json"), "-o", both]) == 2
@@ -161,7 +161,7 @@ def test_what_is_no_trace_is_not_merged(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy_in", ["main", "workers"])
-def test_the_policy_is_a_slice_where_it_acts(tmp_path, policy_in):
+def test_the_policy_is_a_slice_in_the_process_where_it_acts(tmp_path, policy_in):
     def policy(observations):
         return np.zeros(len(observations), int)
 
@@ -179,7 +179,7 @@ def test_the_policy_is_a_slice_where_it_acts(tmp_path, policy_in):
 
 
 @pytest.mark.slow
-def test_actors_and_their_learner_wait_for_one_another(tmp_path):
+def test_waits_of_actors_and_learner_are_slices(tmp_path):
     def policy(observations):
         return np.zeros(len(observations), int)
 
@@ -188,7 +188,7 @@ def test_actors_and_their_learner_wait_for_one_another(tmp_path):
         Actors(envs, policy, high=16, low=4) as actors,
     ):
         while actors.stats().ready < 16:
-            time.sleep(0.001)  # a ring that becomes full tells actors alone
+            time.sleep(0.001)  # poll: a ring that fills up wakes actors only
         actors.take(100)
         actors.take(4, min_records=4)
     tracks = traces.read(tmp_path / "run.json")
@@ -229,7 +229,7 @@ def test_a_running_program_is_traced_until_ctrl_c(program, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_program_that_is_killed_leaves_a_whole_trace(program, tmp_path):
+def test_a_killed_program_leaves_a_complete_trace(program, tmp_path):
     path = tmp_path / "run.json"
     code, shown = on_screen(
         *("-m", "pysampler", "trace", str(program.pid), "-o", str(path), "--seconds", "100"),
@@ -241,7 +241,7 @@ def test_a_program_that_is_killed_leaves_a_whole_trace(program, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_vector_env_that_is_dropped_ends_its_trace(tmp_path):
+def test_dropping_a_vector_env_ends_its_trace(tmp_path):
     path = tmp_path / "run.json"
     envs = stepped(counting(path))
     tracer = envs._tracer
@@ -258,7 +258,7 @@ def test_a_vector_env_that_is_dropped_ends_its_trace(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_fork_that_ends_does_not_end_the_trace(tmp_path):
+def test_a_forked_child_that_exits_does_not_end_the_trace(tmp_path):
     path = tmp_path / "run.json"
     with counting(path) as envs:
         stepped(envs)
@@ -273,7 +273,7 @@ def test_a_fork_that_ends_does_not_end_the_trace(tmp_path):
 
 
 @pytest.mark.slow
-def test_modules_of_the_current_directory_do_not_reach_the_tracer(tmp_path, monkeypatch):
+def test_the_tracer_ignores_modules_of_the_current_directory(tmp_path, monkeypatch):
     (tmp_path / "select.py").write_text("raise ImportError('another select')")
     monkeypatch.chdir(tmp_path)
     with counting("run.json") as envs:
@@ -282,7 +282,7 @@ def test_modules_of_the_current_directory_do_not_reach_the_tracer(tmp_path, monk
 
 
 @pytest.mark.slow
-def test_arrows_of_groups_that_are_sent_to_one_by_one(tmp_path):
+def test_groups_sent_one_by_one_have_one_arrow_each(tmp_path):
     path = tmp_path / "run.json"
     with counting(path, groups=2) as envs:
         envs.reset(seed=1)
@@ -298,7 +298,7 @@ def test_arrows_of_groups_that_are_sent_to_one_by_one(tmp_path):
     assert len({one.flows[0] for one in alone}) == 40
 
 
-def test_what_was_not_asked_for_in_time_is_a_hole():
+def test_a_late_read_leaves_a_hole_in_the_trace():
     with counting() as envs:
         (pool,) = find(os.getpid()).pools
         recorder = Recorder(pool)
@@ -325,13 +325,13 @@ def test_what_was_not_asked_for_in_time_is_a_hole():
 
 
 def claimed(envs):
-    """How many slices each process has written."""
+    """Return the number of slices that each process has written."""
     (pool,) = find(os.getpid()).pools
     rings = range(pool.about.trace + LINE, pool.memory.size, RING)[:3]
     return [int(pool.memory[at : at + 8].view(np.uint64)[0]) for at in rings]
 
 
-def test_no_process_writes_slices_that_are_not_asked_for():
+def test_processes_write_no_slices_unless_traced():
     with counting() as envs:
         stepped(envs)
         assert claimed(envs) == [0, 0, 0]
@@ -341,7 +341,7 @@ def test_no_process_writes_slices_that_are_not_asked_for():
         assert held <= segment.size - room + 4096 * 4  # reading `claimed` takes some pages
 
 
-def test_what_died_while_it_traced_is_soon_not_asked_for_any_more():
+def test_tracing_stops_soon_after_the_tracer_dies():
     with counting() as envs:
         (pool,) = find(os.getpid()).pools
         recorder = Recorder(pool)
@@ -350,7 +350,7 @@ def test_what_died_while_it_traced_is_soon_not_asked_for_any_more():
         stepped(envs, 1)
         assert min(claimed(envs)) > 0
         os.pwrite(recorder._fd, (now() - 1).to_bytes(8, "little"), pool.about.trace)
-        assert until[0] < now()  # as when nothing was read for a second
+        assert until[0] < now()  # as if nothing had been read for a second
         before = claimed(envs)
         stepped(envs, 1)
         assert claimed(envs) == before
@@ -358,7 +358,7 @@ def test_what_died_while_it_traced_is_soon_not_asked_for_any_more():
         assert until[0] == 0
 
 
-def test_a_reader_reads_what_a_track_writes():
+def test_a_trace_reader_reads_the_newest_slices_of_a_track():
     memory = TraceMemory(0)
     with Segment(4096, memory.size) as segment:
         at = memory.begins(segment)
@@ -380,7 +380,7 @@ def test_a_reader_reads_what_a_track_writes():
                 TraceReader(whole, at - LINE + wrong, 0)
 
 
-def test_the_parts_of_a_round_make_it_up():
+def test_the_parts_of_a_round_add_up():
     with counting() as envs:
         (pool,) = find(os.getpid()).pools
         recorder = Recorder(pool)
@@ -396,7 +396,7 @@ def test_the_parts_of_a_round_make_it_up():
 
 
 @pytest.mark.slow
-def test_a_trace_that_cannot_be_is_refused(tmp_path):
+def test_unusable_trace_paths_are_refused(tmp_path):
     def refused(path):
         with pytest.raises(OSError, match="cannot trace to") as caught:
             VectorEnv([Counting] * 2, num_workers=1, trace=path)
@@ -474,7 +474,7 @@ def test_tracer_that_cannot_write_at_all_warns(tmp_path):
 
 
 @pytest.mark.slow
-def test_tracer_that_is_killed_is_told_of(tmp_path):
+def test_a_killed_tracer_warns(tmp_path):
     envs = counting(tmp_path / "run.json")
     envs._tracer._process.kill()
     with pytest.warns(RuntimeWarning, match="run.json ends early: .* has ended with -9"):
@@ -482,7 +482,7 @@ def test_tracer_that_is_killed_is_told_of(tmp_path):
 
 
 @pytest.mark.slow
-def test_full_disk_is_told_on_stderr_where_nothing_closes_the_envs(capfd):
+def test_full_disk_is_reported_on_stderr_if_the_envs_are_never_closed(capfd):
     envs = stepped(counting("/dev/full"))
     tracer = envs._tracer
     del envs
@@ -492,7 +492,7 @@ def test_full_disk_is_told_on_stderr_where_nothing_closes_the_envs(capfd):
 
 
 @pytest.mark.parametrize("size", range(0, 130, 3))
-def test_trace_file_ends_with_a_whole_part_wherever_the_disk_is_full(tmp_path, size, monkeypatch):
+def test_a_trace_on_a_full_disk_ends_with_a_whole_part(tmp_path, size, monkeypatch):
     monkeypatch.setattr(trace_file, "_CHUNK", 30)
     path = tmp_path / "trace"
     with (

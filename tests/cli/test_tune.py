@@ -1,4 +1,4 @@
-"""``pysampler tune`` tries ways to sample, for an env or a script, and says what to write."""
+"""``pysampler tune`` tries sampling options for an env or a script and prints the best."""
 
 import dataclasses
 import json
@@ -63,17 +63,17 @@ def test_every_choice_is_tried():
         *(*TUNE, "CartPole-v1", "--envs", "4", "--workers", "2", "--seconds", "1"),
         *("--policy-ms", "0.1", "--json"),
     )
-    told = json.loads(done.stdout)
+    report = json.loads(done.stdout)
     setting = Setting("CartPole-v1", 4, 2, Call(""), step_seconds=1e-5)
-    assert list(told["choices"]) == list(choices_for(setting, policy=True))
-    for one in told["choices"].values():
+    assert list(report["choices"]) == list(choices_for(setting, policy=True))
+    for one in report["choices"].values():
         assert one["steps_per_second"] > 0
         assert one["slices"] >= 2
-    finals = [name for name, one in told["choices"].items() if one["last_turns"]]
+    finals = [name for name, one in report["choices"].items() if one["last_turns"]]
     assert "default" in finals
     assert 4 <= len(finals) <= 5
-    assert told["lines"][0] == "import pysampler"
-    assert told["lines"][1].startswith('envs = pysampler.make_vec("CartPole-v1", num_envs=4')
+    assert report["lines"][0] == "import pysampler"
+    assert report["lines"][1].startswith('envs = pysampler.make_vec("CartPole-v1", num_envs=4')
 
 
 @pytest.mark.slow
@@ -93,8 +93,8 @@ def test_a_script_is_run_until_it_makes_a_vector_env(folder):
 
 
 @pytest.mark.slow
-def test_envs_are_made_where_and_as_the_script_makes_them(folder):
-    """It changes its folder and its environment; modules of the first folder are none of its."""
+def test_envs_are_made_in_the_folder_and_environment_of_the_script(folder):
+    """The script changes its folder and environment; it does not import from the first folder."""
     (folder / "queue.py").write_text("1 / 0")
     inner = folder / "inner"
     inner.mkdir()
@@ -108,13 +108,13 @@ def test_envs_are_made_where_and_as_the_script_makes_them(folder):
         "pysampler.VectorEnv([make] * 2, autoreset_mode='Disabled', trace='of-script.json')\n"
     )
     done = completed("-P", *TUNE, "inner/train.py", "--seconds", "1", "--json")
-    told = json.loads(done.stdout)
-    assert told["lines"][1].endswith(")")
-    assert told["choices"]["default"]["steps_per_second"] > 0
+    report = json.loads(done.stdout)
+    assert report["lines"][1].endswith(")")
+    assert report["choices"]["default"]["steps_per_second"] > 0
     assert not list(inner.glob("*.json"))
 
 
-def test_arguments_are_written_as_a_program_has_them():
+def test_arguments_are_written_as_python_source():
     class Odd:
         def __repr__(self):
             raise RuntimeError
@@ -163,13 +163,13 @@ OURS = "from pysampler.adapters.sb3 import VecEnv"
         ),
     ],
 )
-def test_each_way_to_make_a_vector_env_is_noticed(folder, monkeypatch, program, what):
+def test_each_vector_env_constructor_is_recognized(folder, monkeypatch, program, what):
     if "stable_baselines3" in program or program.startswith(OURS):
         pytest.importorskip("stable_baselines3")
     (folder / "train.py").write_text(f"import gymnasium, pysampler\n{program}\n")
     code = "from pysampler._cli.script_process import main; main()"
     completed("-c", code, str(os.getpid()), "envs", "train.py")
-    monkeypatch.setattr(sys, "path", sys.path[:])  # which becomes the script's
+    monkeypatch.setattr(sys, "path", sys.path[:])  # loading replaces it by the script's path
     source = load(folder / "envs")
     assert what in source.call.written(source.count, {})
     assert len(source.env_fns(source.count)) == source.count
@@ -201,7 +201,9 @@ def test_each_way_to_make_a_vector_env_is_noticed(folder, monkeypatch, program, 
         ("import os; os.abort()", [], "its process has ended: -6"),
     ],
 )
-def test_a_script_that_makes_none_is_one_line(folder, capsys, script, arguments, why):
+def test_a_script_without_a_vector_env_is_reported_in_one_line(
+    folder, capsys, script, arguments, why
+):
     if "stable_baselines3" in script:
         pytest.importorskip("stable_baselines3")
     (folder / "train.py").write_text(script)
@@ -221,7 +223,7 @@ def test_a_script_that_makes_none_is_one_line(folder, capsys, script, arguments,
         (["CartPole-v1", "--script-args=x"], "--script-args is for a script"),
     ],
 )
-def test_what_cannot_be_tuned_is_one_line(folder, capsys, arguments, why):
+def test_an_unusable_argument_is_reported_in_one_line(folder, capsys, arguments, why):
     assert main(["tune", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"pysampler: {why}")
@@ -229,20 +231,20 @@ def test_what_cannot_be_tuned_is_one_line(folder, capsys, arguments, why):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_outlives_a_command_that_is_ended(folder, end):
+def test_no_process_outlives_an_interrupted_or_killed_command(folder, end):
     script = [str(folder / "train.py"), "--script-args=--hang"]
     command = subprocess.Popen(
         [sys.executable, *TUNE, *script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     while not (folder / "hangs").exists():
-        time.sleep(0.01)  # nothing wakes this process when the other has made the file
+        time.sleep(0.01)  # poll: the other process makes the file
     assert len(processes_in(folder)) == 2
     command.send_signal(end)
     errors = command.communicate()[1]
     assert command.returncode == (130 if end == signal.SIGINT else -signal.SIGKILL)
     assert b"Traceback" not in errors
     while processes_in(folder):
-        time.sleep(0.01)  # its children are not this process's
+        time.sleep(0.01)  # poll: they are not children of this process
 
 
 def test_help_fits_a_screen():
@@ -265,7 +267,7 @@ CHOICES = choices_for(SETTING, policy=True)
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_the_lines_of_a_choice_are_right(name):
+def test_the_printed_lines_of_each_choice_run(name):
     names = {"horizon": 3}
     names["policy"] = lambda observations: np.zeros(len(observations), np.int64)
     imported, made, *others = CHOICES[name].lines(SETTING)
@@ -295,7 +297,7 @@ def test_envs_that_wait_get_more_workers_than_cpus():
     assert 'main_envs="auto"' not in choices_for(alone)
 
 
-def test_a_program_of_sb3_gets_lines_for_it():
+def test_an_sb3_program_gets_sb3_lines():
     for call, made in (
         (Call("VecEnv(env_fns", imported=OURS, by_steps=True), "VecEnv(env_fns, num_workers=0)"),
         (
@@ -314,7 +316,7 @@ def found(*fractions):
     return Measured([1.0] * 4, [*fractions] * (4 // len(fractions)), about)
 
 
-def test_the_best_is_said_if_it_is_so_beyond_the_spread():
+def test_the_best_choice_is_advised_only_beyond_the_spread():
     auto, half = 'num_workers="auto"', "groups=2, recv of half"
     default = found(1.0)
     advice, lines = advice_of(
@@ -344,14 +346,14 @@ def test_the_best_is_said_if_it_is_so_beyond_the_spread():
 
 
 def test_rates_agree_with_the_ratios_beside_them():
-    """Those of an earlier stage, in which the machine was quicker, too."""
+    """Also rates of an earlier stage in which the machine was faster."""
     default, early = Measured([6_000.0] * 4, [1.0] * 4), Measured([13_800.0] * 3, [0.8] * 3)
     rows = table({"default": default, "early": early}, "default")
     assert [row.split()[1] for row in rows[1:]] == ["6,000", "4,800"]
     assert early.to_dict(default)["steps_per_second"] == pytest.approx(4_800)
 
 
-def test_busy_machine_is_told_in_each_case():
+def test_a_busy_machine_is_mentioned_in_each_advice():
     auto = 'num_workers="auto"'
     quiet = Measured([100.0] * 4, [1.0] * 4, others=[0.0, 0.1])
     loaded = Measured([100.0] * 4, [1.0] * 4, others=[usable_cpus() / 2] * 2)
@@ -360,12 +362,12 @@ def test_busy_machine_is_told_in_each_case():
         finals = {"default": quiet, auto: found(others)}
         assert "busy" not in advice_of(SETTING, CHOICES, finals, quiet)[0]
         assert "busy" in advice_of(SETTING, CHOICES, finals, quick)[0]
-        told = f"other programs use {usable_cpus() / 2:.1f} of {usable_cpus()} CPUs"
-        assert told in advice_of(SETTING, CHOICES, {**finals, "default": loaded}, loaded)[0]
+        expected = f"other programs use {usable_cpus() / 2:.1f} of {usable_cpus()} CPUs"
+        assert expected in advice_of(SETTING, CHOICES, {**finals, "default": loaded}, loaded)[0]
 
 
 @pytest.mark.slow
-def test_what_other_programs_use_is_measured_while_contenders_rest():
+def test_cpu_use_of_other_programs_is_measured():
     command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as burner:
         burner.stdout.readline()
