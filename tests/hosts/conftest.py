@@ -20,13 +20,13 @@ def whole_cluster():
 
 @pytest.fixture
 def cluster(whole_cluster):
-    """A real Ray: a head and three nodes with one CPU each. A test leaves no host on it."""
+    """A real Ray with a head and three nodes of one CPU each; a test must leave no host on it."""
     yield whole_cluster
     assert_nothing_left()
 
 
 def pytest_collection_modifyitems(config, items):
-    """Let the tests that need a cluster share one, where pytest-xdist groups tests."""
+    """Put tests that need a cluster into one pytest-xdist group, so that they share it."""
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             if "cluster" in getattr(item, "fixturenames", ()):

@@ -41,7 +41,7 @@ WORKERS = {"num_workers": 1}
 
 
 class Tree(gym.Env):
-    """Observes a dict; tells of its life, on the second host only from step 7 on."""
+    """Observes a dict; its infos hold its step count, on the second host only from step 7 on."""
 
     observation_space = spaces.Dict(
         {
@@ -71,7 +71,7 @@ class Tree(gym.Env):
         return self._observe(), float(np.sum(action)), over, False, info
 
 
-class Remembering:
+class RecurrentPolicy:
     """A recurrent policy with extras."""
 
     def initial_state(self, count):
@@ -84,11 +84,11 @@ class Remembering:
 
 
 @pytest.mark.parametrize("policy_in", ["main", "workers"])
-def test_rollouts_are_those_of_local_samplers(cluster, policy_in):
+def test_rollouts_equal_local_samplers(cluster, policy_in):
     envs = [functools.partial(Tree, 4), functools.partial(Tree, 6)]
     kwargs = {"policy_in": policy_in, "info_keys": ("life", "in"), "vector_kwargs": WORKERS}
-    own = [local(envs, Remembering(), host=host, **kwargs) for host in range(2)]
-    with rollouts(envs, Remembering(), **kwargs) as some:
+    own = [local(envs, RecurrentPolicy(), host=host, **kwargs) for host in range(2)]
+    with rollouts(envs, RecurrentPolicy(), **kwargs) as some:
         for n in range(4):
             taken = some.take()
             assert sorted(taken.hosts) == [0, 1]
@@ -101,10 +101,10 @@ def test_rollouts_are_those_of_local_samplers(cluster, policy_in):
 
 
 class Weighted(HasWeights):
-    """Acts, and says by which weights and settings."""
+    """Returns its weight and setting as extras."""
 
     def __init__(self):
-        super().__init__(w=np.zeros(50_000))  # more than Ray sends without its store
+        super().__init__(w=np.zeros(50_000))  # too large for Ray to send without its store
 
     def __call__(self, observations, epsilon):
         w = self.weights["w"]
@@ -113,14 +113,14 @@ class Weighted(HasWeights):
 
 
 def until(so, seconds=60):
-    """Yield until something is so."""
+    """Yield until ``so()`` is true."""
     end = time.monotonic() + seconds
     while not so():
         yield
         assert time.monotonic() < end
 
 
-def test_actors_record_what_local_ones_do_with_what_is_published(cluster):
+def test_actors_equal_local_actors_and_follow_published_weights(cluster):
     acts, numbers, rows = Weighted(), {}, {}
 
     def taken(count):
@@ -166,12 +166,12 @@ def test_actors_record_what_local_ones_do_with_what_is_published(cluster):
                     np.testing.assert_array_equal(own[name], row[name], err_msg=name)
 
 
-def test_a_learner_with_a_network_learns_what_it_would_locally(cluster):
+def test_training_a_network_equals_local_training(cluster):
     torch = pytest.importorskip("torch")
 
     def network():
         torch.manual_seed(1)
-        module = torch.nn.Linear(2, 1000)  # larger than what Ray sends without its store
+        module = torch.nn.Linear(2, 1000)  # too large for Ray to send without its store
         return module, torch.optim.SGD(module.parameters(), 1e-4)
 
     def learn(rollout, module, optimizer):
@@ -221,17 +221,17 @@ class Large(Life):
 
 
 def stored():
-    """Return how many MiB lie in the stores of all nodes, and how many were spilled."""
+    """Return the MiB stored on all nodes and the MiB spilled."""
     text = memory_summary(stats_only=True)
     used = float(text.partition("Plasma memory usage ")[2].partition(" MiB")[0])
     spilled = text.partition("Spilled ")[2].partition(" MiB")[0]
     return used, float(spilled or 0)
 
 
-# What comes with a host's answer, of 2 MB, does not lie in the store at all; what comes through it,
-# of 5.4 MB, is six times what the stores of the three nodes hold.
+# Results of 2 MB arrive with the host's answer and bypass the store; those of 5.4 MB pass through
+# it and add up to six times the capacity of the three nodes' stores.
 @pytest.mark.parametrize(("horizon", "takes", "size"), [(9, 20, 0), (27, 60, 6)])
-def test_the_store_never_spills_and_nothing_stays_in_it(cluster, horizon, takes, size):
+def test_the_object_store_never_spills_and_is_emptied(cluster, horizon, takes, size):
     before, spilled = stored()
     kept = []
     with rollouts(Large, horizon=horizon, vector_kwargs=WORKERS) as some:
@@ -245,10 +245,10 @@ def test_the_store_never_spills_and_nothing_stays_in_it(cluster, horizon, takes,
         received = some.stats().bytes_received
         assert received > takes * 2 * 2 * horizon * 100_000
         assert received > size * 100e6
-        assert len(addresses) == 2  # the loop holds the last ones while it takes the next
+        assert len(addresses) == 2  # the loop holds one result while it takes the next
         assert stored()[1] == spilled == 0
-        # What is under way, and what was ready: two of each host, and no more. Ray frees what was
-        # taken up to a second later.
+        # Results under way and ready ones: two of each host at most. Ray frees taken results up
+        # to a second later.
         for _ in until(lambda: stored()[0] - before <= 2 * 2 * size + 1):
             pass
     del some
@@ -260,8 +260,8 @@ def test_the_store_never_spills_and_nothing_stays_in_it(cluster, horizon, takes,
 # -- errors and losses ---------------------------------------------------------------------------
 
 
-class Watched(Life):
-    """Observes the process id of its worker too; fails where it is told to."""
+class ReportsPid(Life):
+    """Also observes its worker's pid; raises at step ``raises_at``."""
 
     observation_space = spaces.Box(-1, 2.0**40, (3,), np.float64)
 
@@ -281,7 +281,7 @@ class Watched(Life):
 
 
 class Pids(Continuity):
-    """Knows the process ids of hosts' workers too."""
+    """Also records the pids of hosts' workers."""
 
     def __init__(self):
         super().__init__()
@@ -293,9 +293,9 @@ class Pids(Continuity):
         return super().check(rollouts)
 
 
-def test_an_env_that_raises_is_told_of_and_the_others_go_on(cluster):
+def test_an_env_error_is_raised_and_other_hosts_continue(cluster):
     check = Continuity()
-    with rollouts(lambda: Watched(raises_at=13), vector_kwargs=WORKERS) as some:
+    with rollouts(lambda: ReportsPid(raises_at=13), vector_kwargs=WORKERS) as some:
         with pytest.raises(ZeroDivisionError, match=r"^host 0 .*: env 0 .*raised") as caught:
             for _ in range(3):
                 check.check(some.take())
@@ -307,18 +307,18 @@ def test_an_env_that_raises_is_told_of_and_the_others_go_on(cluster):
         assert some.hosts == [0, 1]
 
 
-def test_an_env_that_cannot_be_made_leaves_nothing(cluster):
+def test_a_failing_env_constructor_leaves_no_host(cluster):
     def unmakeable():
         raise FileNotFoundError(2, "no such level")
 
     with pytest.raises(FileNotFoundError, match=r"^host \d: .*no such level") as caught:
         rollouts(unmakeable, vector_kwargs=WORKERS)
     assert isinstance(caught.value, EnvError)
-    assert_nothing_left()  # although the error, with its frames, is still there
+    assert_nothing_left()  # although the error and its frames still exist
 
 
 def lose(how, some, check, host):
-    """Kill or stop a host or its worker; return the processes that are to end."""
+    """Kill or stop a host or its worker; return the processes that must end."""
     process = psutil.Process(some.stats().hosts[host].pid)
     worker = psutil.Process(check.workers[host])
     ending = [worker] if how == "worker killed" else [process, *process.children(recursive=True)]
@@ -331,9 +331,9 @@ def lose(how, some, check, host):
     return ending
 
 
-def test_each_lost_host_is_told_of_and_the_others_go_on(cluster):
+def test_each_lost_host_is_raised_and_the_others_continue(cluster):
     check = Pids()
-    with rollouts(Watched, hosts=3, host_timeout=2, vector_kwargs=WORKERS) as some:
+    with rollouts(ReportsPid, hosts=3, host_timeout=2, vector_kwargs=WORKERS) as some:
         check.check(some.take())
         for host, how in enumerate(["worker killed", "host killed", "host stopped"]):
             ending = lose(how, some, check, host)
@@ -353,10 +353,10 @@ def test_each_lost_host_is_told_of_and_the_others_go_on(cluster):
         assert some.stats().lost == 3
 
 
-def test_each_lost_host_comes_back(cluster):
+def test_each_lost_host_restarts(cluster):
     check = Pids()
     kwargs = {"on_host_loss": "restart", "host_timeout": 2, "max_restarts": 5}
-    with rollouts(Watched, vector_kwargs=WORKERS, **kwargs) as some:
+    with rollouts(ReportsPid, vector_kwargs=WORKERS, **kwargs) as some:
         check.check(some.take())
         for restarts, how in enumerate(["worker killed", "host killed", "host stopped"], 1):
             ending = lose(how, some, check, 0)
@@ -372,8 +372,8 @@ def test_each_lost_host_comes_back(cluster):
         assert (stats.lost, [host.restarts for host in stats.hosts]) == (3, [3, 0])
 
 
-class Doomed(Watched):
-    """Ends its process when it is made, once the mark is there."""
+class Doomed(ReportsPid):
+    """Its constructor ends the process once the file ``mark`` exists."""
 
     def __init__(self, mark):
         super().__init__()
@@ -397,7 +397,7 @@ def test_a_crash_loop_is_bounded(cluster, tmp_path, workers):
             some.take()
 
 
-def test_places_that_the_cluster_does_not_have(cluster):
+def test_hosts_that_do_not_fit_the_cluster_are_refused(cluster):
     with pytest.raises(
         HostLostError, match=r"start_timeout, 0.5 s: 4 hosts need 4 nodes with 1 CPU; Ray has 3\."
     ):
@@ -406,7 +406,7 @@ def test_places_that_the_cluster_does_not_have(cluster):
         actors(hosts=1, cpus_per_host=9, start_timeout=0.5)
 
 
-def test_hosts_leave_and_join_with_their_nodes(cluster):
+def test_hosts_join_and_leave_with_their_nodes(cluster):
     check = Continuity()
     with rollouts(hosts="auto", on_host_loss="restart", vector_kwargs=WORKERS) as some:
         assert sorted(check.check(some.take()).hosts) == [0, 1, 2]
@@ -427,14 +427,14 @@ def test_hosts_leave_and_join_with_their_nodes(cluster):
 
 
 class Slow(Life):
-    """A slow env."""
+    """Its step takes 0.1 s."""
 
     def step(self, action):
         time.sleep(0.1)  # the env is slow: signals arrive in the middle of take
         return super().step(action)
 
 
-def test_signals_in_the_middle_of_take(cluster):
+def test_signal_handlers_may_raise_or_close_during_take(cluster):
     check = Continuity()
     with rollouts(Slow, num_envs=1, in_flight=1) as some:
         check.check(some.take())
@@ -469,7 +469,7 @@ def test_an_interrupt_ends_a_with_block_and_all_hosts(cluster):
 
 @contextlib.contextmanager
 def alarms(handler):
-    """Give a function that lets a signal arrive some seconds later."""
+    """Yield a function that raises SIGALRM after some seconds."""
     before = signal.signal(signal.SIGALRM, handler)
     try:
         yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -493,7 +493,7 @@ threading.Event().wait()
 """
 
 
-def test_a_driver_that_is_killed_leaves_nothing(cluster):
+def test_a_killed_driver_leaves_no_process(cluster):
     support = str(Path(__file__).parents[1] / "support")
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, cluster.address, support], stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""Drivers that are Ray actors or tasks themselves, and end without closing their samplers."""
+"""Drivers that are Ray actors or tasks and end without closing their samplers."""
 
 import json
 import os
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @ray.remote(num_cpus=0)
 class Driver:
-    """Samples from two hosts, as a trial of Ray Tune does."""
+    """Samples from two hosts, like a Ray Tune trial."""
 
     def begin(self, **options):
         self.sampler = rollouts(**options)
@@ -46,7 +46,7 @@ def cpus_taken():
 
 def wait_for_cpus(taken):
     while cpus_taken() != taken:
-        threading.Event().wait(0.05)  # Ray tells nobody: the watchdog is the limit
+        threading.Event().wait(0.05)  # poll: Ray sends no notice; the watchdog is the limit
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_restarted_driver_actor_gets_its_cpus_back(cluster):
     assert_nothing_left()
 
 
-def test_a_keeper_and_an_anchor_that_die_are_replaced(cluster):
+def test_a_dead_keeper_and_a_dead_anchor_are_replaced(cluster):
     driver = Driver.remote()
     ray.get(driver.begin.remote())
     for kind in ("PysamplerAnchor", "PysamplerKeeper"):
@@ -91,7 +91,7 @@ def test_a_keeper_and_an_anchor_that_die_are_replaced(cluster):
 
 
 def the_process(kind):
-    """Return the process of the one actor of a class, None if there is none now."""
+    """Return the process of the only actor of a class, or None."""
     found = processes_of_hosts([kind])
     return found[0] if found else None
 
@@ -109,7 +109,7 @@ def test_cpus_are_free_after_a_driver_task_dies(cluster):
     assert_nothing_left()
 
 
-def test_no_nodes_are_asked_for_after_a_driver_dies(cluster):
+def test_a_dead_driver_requests_no_nodes(cluster):
     def asked():
         return json.loads(_internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL))
 
@@ -122,7 +122,7 @@ def test_no_nodes_are_asked_for_after_a_driver_dies(cluster):
     assert_nothing_left()
 
 
-def test_cpus_are_free_after_a_driver_dies_while_its_hosts_wait_for_places(cluster):
+def test_cpus_are_free_after_a_driver_dies_before_its_hosts_start(cluster):
     driver = Driver.remote()
     driver.begin.remote()
     ray.kill(driver)

@@ -1,4 +1,4 @@
-"""Actors on hosts that are simulated: their records, weights and settings, and how they end."""
+"""Actors on simulated hosts: records, weights, settings, losses and stops."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ SECOND = 1_000_000_000
 
 
 class Weighted(HasWeights):
-    """Acts, and says by which weights."""
+    """Returns its weight as an extra."""
 
     def __init__(self):
         super().__init__(w=np.zeros(1000))
@@ -23,12 +23,12 @@ class Weighted(HasWeights):
 
 
 def publishing(acts, **kwargs):
-    """Return actors that load weights however often they come."""
+    """Return actors that load every published version."""
     return actors(policy=acts, refresh_share=1, **kwargs)
 
 
 class Numbers:
-    """Checks that no record is lost or comes twice: each env's are numbered."""
+    """Checks by the records' numbers that none is lost or repeated."""
 
     def __init__(self):
         self.next = {}
@@ -49,7 +49,7 @@ def by_env(batches):
 
 @pytest.mark.parametrize("steps", [None, 3])
 @pytest.mark.parametrize("kind", ["life", "scripted", "cartpole"])
-def test_records_are_those_of_local_actors(simulated, kind, steps):
+def test_records_equal_local_actors(simulated, kind, steps):
     env, acts = {
         "life": (Life, idle),
         "scripted": (lambda: Scripted("..t.c"), policy),
@@ -78,7 +78,7 @@ def test_records_are_those_of_local_actors(simulated, kind, steps):
                 np.testing.assert_array_equal(row[name], expected[name], err_msg=name)
 
 
-def test_no_record_is_lost_whatever_batches_are_taken(simulated):
+def test_batches_of_any_size_lose_no_record(simulated):
     check = Numbers()
     with actors(high=16, in_flight=3) as some:
         for count, least in [(1, 1), (100, 1), (7, 7), (16, 16), (3, 1), (64, 40), (500, 200)]:
@@ -96,7 +96,7 @@ def test_no_record_is_lost_whatever_batches_are_taken(simulated):
         assert some.take(5) is None
 
 
-def test_take_waits_for_so_many_records_or_until_the_deadline(simulated):
+def test_take_waits_for_min_records_or_the_deadline(simulated):
     for node in simulated.alive:
         node.seconds = 1
     with actors(high=16) as some:
@@ -109,7 +109,7 @@ def test_take_waits_for_so_many_records_or_until_the_deadline(simulated):
         assert len(some.take(40, 1, min_records=40)) == 32
 
 
-def test_the_host_that_has_waited_longest_is_first(simulated):
+def test_take_serves_the_host_that_waited_longest(simulated):
     with actors(high=8) as some:
         order = []
         for _ in range(8):
@@ -119,7 +119,7 @@ def test_the_host_that_has_waited_longest_is_first(simulated):
 
 
 @pytest.mark.slow
-def test_records_hold_until_the_next_take_and_copies_stay(simulated):
+def test_records_are_reused_by_the_next_take_but_copies_stay(simulated):
     with actors() as some:
         records = some.take(16, min_records=16)
         copy = records.copy()
@@ -137,7 +137,7 @@ def test_records_hold_until_the_next_take_and_copies_stay(simulated):
         del kept
 
 
-def test_like_is_what_a_replay_buffer_needs(simulated):
+def test_like_fits_a_replay_buffer(simulated):
     with actors() as some:
         buffer = pysampler.ReplayBuffer(100, some.like)
         for _ in range(4):
@@ -154,7 +154,7 @@ def test_like_is_what_a_replay_buffer_needs(simulated):
         ((5, -1), "timeout -1, expected seconds"),
     ],
 )
-def test_bad_arguments_of_take(simulated, arguments, expected):
+def test_take_refuses_bad_arguments(simulated, arguments, expected):
     with actors() as some:
         kwargs = {"min_records": arguments[2]} if len(arguments) > 2 else {}
         with pytest.raises(ValueError, match=f"cannot take records: {expected}"):
@@ -179,7 +179,7 @@ def test_published_weights_reach_the_records_of_all_hosts(simulated):
             assert set(records.host) == {0, 1}
 
 
-def test_what_is_published_may_be_anything_with_weights(simulated):
+def test_publish_accepts_policies_and_dicts_of_weights(simulated):
     acts = Weighted()
     with publishing(acts) as some:
         other = Weighted()
@@ -194,7 +194,7 @@ def test_what_is_published_may_be_anything_with_weights(simulated):
             some.publish(3)
 
 
-def test_a_policy_without_weights_cannot_be_published(simulated):
+def test_publish_refuses_a_policy_without_weights(simulated):
     with actors() as some:
         with pytest.raises(TypeError, match="cannot publish weights: the policy is a function"):
             some.publish()
@@ -204,7 +204,7 @@ def test_a_policy_without_weights_cannot_be_published(simulated):
 
 
 @pytest.mark.slow
-def test_more_versions_than_a_host_has_room_for_at_first(simulated):
+def test_a_host_grows_its_room_for_versions(simulated):
     acts = Weighted()
     with publishing(acts, hosts=1) as some:
         for n in range(2, 2100):
@@ -216,7 +216,7 @@ def test_more_versions_than_a_host_has_room_for_at_first(simulated):
         assert (some.version, int(records.version.max())) >= (2099, 2000)
 
 
-def test_every_record_that_is_too_old_is_counted(simulated):
+def test_records_beyond_max_lag_are_dropped_and_counted(simulated):
     acts = Weighted()
     with publishing(acts, max_lag=1) as some:
         highest = {}
@@ -234,7 +234,7 @@ def test_every_record_that_is_too_old_is_counted(simulated):
         assert stats.lag <= 1
 
 
-def test_a_host_that_begins_again_has_the_newest_weights(simulated):
+def test_a_restarted_host_has_the_newest_weights(simulated):
     acts = Weighted()
     with publishing(acts, on_host_loss="restart", hosts=1) as some:
         some.take(8)
@@ -257,7 +257,7 @@ def exploring(observations, epsilon):
 
 
 def settings_of(some, simulated):
-    """Return the newest setting of each env of all hosts."""
+    """Return the newest setting of each env on all hosts."""
     newest = {}
     for _ in range(6):
         for row in some.take(100, min_records=16).rows:
@@ -266,7 +266,7 @@ def settings_of(some, simulated):
     return newest
 
 
-def test_settings_are_for_each_env_of_all_hosts(simulated):
+def test_settings_are_per_env_across_all_hosts(simulated):
     with actors(policy=exploring, settings={"epsilon": [0.1, 0.2, 0.3, 0.4]}) as some:
         assert settings_of(some, simulated) == {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}
         some.settings["epsilon"] = [4, 3, 2, 1]
@@ -285,7 +285,7 @@ def test_settings_are_for_each_env_of_all_hosts(simulated):
         assert settings_of(some, simulated) == {0: 7, 1: 7, 2: 7, 3: 7}
 
 
-def test_with_auto_each_host_has_the_settings(simulated):
+def test_with_auto_every_host_gets_the_same_settings(simulated):
     with actors(policy=exploring, hosts="auto", settings={"epsilon": [0.1, 0.2]}) as some:
         assert settings_of(some, simulated) == {0: 0.1, 1: 0.2, 2: 0.1, 3: 0.2}
         some.settings["epsilon"] = [5, 6]
@@ -297,7 +297,7 @@ def test_with_auto_each_host_has_the_settings(simulated):
 
 
 @pytest.mark.parametrize("moment", ["while it is gone", "while it begins"])
-def test_a_host_that_begins_again_has_the_newest_settings(simulated, moment):
+def test_a_restarted_host_has_the_newest_settings(simulated, moment):
     with actors(policy=exploring, settings={"epsilon": 0.5}, on_host_loss="restart") as some:
         some.take(8)
         if moment == "while it is gone":
@@ -306,7 +306,7 @@ def test_a_host_that_begins_again_has_the_newest_settings(simulated, moment):
                 some.take(8)
             some.settings["epsilon"] = 0.25
         else:
-            # The call with the settings that it begins with has been sent.
+            # The call with its initial settings has been sent.
             def begins():
                 simulated.at(0, lambda: some.settings.__setitem__("epsilon", 0.25))
 
@@ -323,7 +323,7 @@ def test_a_host_that_begins_again_has_the_newest_settings(simulated, moment):
 
 
 @pytest.mark.parametrize("mode", ["raise", "restart"])
-def test_a_lost_host(simulated, mode):
+def test_a_lost_host_raises_or_restarts(simulated, mode):
     check = Numbers()
     with actors(on_host_loss=mode) as some:
         check.check(some.take(32, min_records=32))
@@ -348,7 +348,7 @@ def test_a_lost_host(simulated, mode):
 
 
 class Ending(Life):
-    """Raises in some step of its life, if it is the first env of the first host."""
+    """Raises in its 20th step if it is the first env of the first host."""
 
     error = ValueError
 
@@ -362,7 +362,7 @@ class Stopping(Ending):
     error = StopActors
 
 
-def test_an_env_that_raises_ends_the_actors_of_its_host(simulated):
+def test_an_env_error_ends_only_the_actors_of_its_host(simulated):
     check = Numbers()
     with actors(Ending) as some:
         with pytest.raises(ValueError, match="^host 0 .*env 0 raised ValueError") as caught:
@@ -375,7 +375,7 @@ def test_an_env_that_raises_ends_the_actors_of_its_host(simulated):
         assert some.stats().lost == 0
 
 
-def test_an_env_that_stops_the_actors_stops_all_hosts(simulated):
+def test_stop_actors_in_an_env_stops_all_hosts(simulated):
     check = Numbers()
     with actors(Stopping) as some:
         for records in some.batches(8):
@@ -385,7 +385,7 @@ def test_an_env_that_stops_the_actors_stops_all_hosts(simulated):
         assert check.next[2] >= 20
 
 
-def test_batches_end_with_what_is_left(simulated):
+def test_batches_end_with_the_remaining_records(simulated):
     with actors() as some:
         sizes = []
         for records in some.batches(24):
@@ -398,7 +398,7 @@ def test_batches_end_with_what_is_left(simulated):
         assert all(size == 24 for size in sizes[:-1])
 
 
-def test_stop_while_the_only_host_starts_again(simulated):
+def test_stop_works_while_the_only_host_restarts(simulated):
     with actors(hosts=1, on_host_loss="restart") as some:
         some.take(8)
         simulated.kill_process(simulated.alive[0])
@@ -409,7 +409,7 @@ def test_stop_while_the_only_host_starts_again(simulated):
 
 
 @pytest.mark.parametrize("mode", ["raise", "restart"])
-def test_a_host_that_is_lost_after_stop_is_not_started_again(simulated, mode):
+def test_a_host_lost_after_stop_does_not_restart(simulated, mode):
     with actors(on_host_loss=mode) as some:
         some.take(8)
         some.stop()
@@ -431,5 +431,5 @@ def test_a_node_that_joins_after_stop_gets_no_host(simulated):
 
 
 def ends_within(some, count):
-    """Take what is left; return whether there was an end to it."""
+    """Take the remaining records; return whether the stream ended within ``count`` takes."""
     return any(some.take(8, timeout=1) is None for _ in range(count))

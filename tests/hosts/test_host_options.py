@@ -1,4 +1,4 @@
-"""Options of samplers on many hosts: what is wrong is said in the driver, before a host starts."""
+"""Options of samplers on many hosts; bad ones are refused in the driver before a host starts."""
 
 import re
 
@@ -67,7 +67,7 @@ OF_ACTORS = [
         *((actors, *case) for case in BOTH + OF_ACTORS),
     ],
 )
-def test_values_that_cannot_be(simulated, make, options, expected):
+def test_bad_option_values_are_refused(simulated, make, options, expected):
     doing = "act" if make is actors else "sample rollouts"
     with pytest.raises(ValueError, match=f"cannot {doing}: .*{expected}"):
         make(**options)
@@ -90,7 +90,7 @@ def test_values_that_cannot_be(simulated, make, options, expected):
         ({"actor_options": {"gpus": 1}}, ValueError, "gpus"),
     ],
 )
-def test_other_arguments_that_cannot_be(simulated, make, options, kind, expected):
+def test_bad_envs_policies_and_kwargs_are_refused(simulated, make, options, kind, expected):
     options = dict(options)
     if isinstance(options.get("env"), list) and make is actors:
         options.setdefault("num_envs", None)
@@ -114,7 +114,7 @@ def test_a_vector_env_is_refused(simulated, make):
 
 
 @pytest.mark.parametrize("make", [rollouts, actors])
-def test_what_only_a_host_can_know_ends_all_hosts(simulated, make):
+def test_an_option_error_on_a_host_ends_all_hosts(simulated, make):
     with pytest.raises(Exception, match="host 0: .*leave_out has 'mission'"):
         make(leave_out=("mission",))
     assert simulated.groups == []
@@ -124,7 +124,7 @@ def test_what_only_a_host_can_know_ends_all_hosts(simulated, make):
 
 
 @pytest.mark.parametrize("make", [rollouts, actors])
-def test_places_that_ray_does_not_have(simulated, make, caplog):
+def test_the_constructor_raises_if_ray_finds_no_places(simulated, make, caplog):
     for node in simulated.alive:
         node.reserved = True
     began = simulated.time
@@ -137,7 +137,7 @@ def test_places_that_ray_does_not_have(simulated, make, caplog):
         make(hosts=2, start_timeout=20)
     assert caught.value.host is None
     assert simulated.time >= began + 20 * SECOND
-    [message] = caplog.messages  # said early, and once
+    [message] = caplog.messages  # logged early, and once
     assert message.startswith("waiting for places: hosts=2 with 1 CPU each")
 
 
@@ -174,7 +174,7 @@ def test_places_that_ray_does_not_have(simulated, make, caplog):
         ),
     ],
 )
-def test_hosts_that_can_fit_on_no_nodes_are_reported_at_once(
+def test_hosts_that_fit_on_no_node_are_reported_at_once(
     simulated, caplog, nodes, options, expected
 ):
     for node in simulated.alive:
@@ -190,13 +190,13 @@ def test_hosts_that_can_fit_on_no_nodes_are_reported_at_once(
     assert reported == caplog.messages == [f"waiting for places: {expected}"]
 
 
-def test_places_that_ray_gets_later(simulated):
+def test_the_constructor_waits_for_nodes_that_join_later(simulated):
     simulated.at(30, simulated.add_node)
     with rollouts(hosts=3, start_timeout=None) as some:
         assert some.take().hosts == [0, 1, 2]
 
 
-def test_hosts_that_take_too_long_to_start(simulated):
+def test_hosts_that_start_too_slowly_raise(simulated):
     simulated.alive[1].full = True
     with pytest.raises(
         HostLostError, match="1 of 2 hosts have not started within start_timeout, 20 s: hosts=2"
@@ -208,7 +208,7 @@ def test_hosts_that_take_too_long_to_start(simulated):
     ("nodes", "hosts", "cpus"),
     [([4, 8], 2, 4), ([8, 4], 1, 8), ([0, 2, 6], 2, 2), ([3], "auto", 3)],
 )
-def test_a_host_has_all_cpus_of_the_smallest_node_that_is_needed(simulated, nodes, hosts, cpus):
+def test_a_host_defaults_to_the_cpus_of_the_smallest_needed_node(simulated, nodes, hosts, cpus):
     for node in simulated.alive:
         simulated.remove_node(node)
     simulated.sleep(10)
@@ -239,7 +239,7 @@ def test_options_reach_ray(simulated):
 
 
 @pytest.mark.parametrize("make", [rollouts, actors])
-def test_closed_samplers_say_so(simulated, make):
+def test_closed_samplers_raise_closed_error(simulated, make):
     import copy
     import pickle
 
@@ -259,11 +259,11 @@ def test_closed_samplers_say_so(simulated, make):
 
 
 @pytest.mark.parametrize("make", [rollouts, actors])
-def test_a_sampler_that_is_dropped_leaves_nothing(simulated, make):
+def test_a_dropped_sampler_leaves_no_host(simulated, make):
     some = make()
     some.take(1)
     assert len(simulated.running) == 2
-    del some  # the fixture looks for what is left
+    del some  # the fixture checks for leftovers
 
 
 def test_policies_and_envs_travel_by_value(simulated):

@@ -1,4 +1,4 @@
-"""Signal handlers that raise in the middle of a call, at any point: simulated hosts."""
+"""Signal handlers that raise at any point of a call, on simulated hosts."""
 
 import functools
 import itertools
@@ -36,7 +36,7 @@ OTHERS = functions_in(pysampler.ray) - SENDS
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """Nobody reads what is logged of hundreds of losses."""
+    """Silence the log of hundreds of losses."""
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
@@ -50,7 +50,7 @@ def acting(weight):
 
 
 class Gapless:
-    """Checks that the rollouts of each host follow one another, but for those that are missing."""
+    """Checks that rollouts of each host are consecutive, and counts missing ones."""
 
     def __init__(self):
         self.last = {}
@@ -62,7 +62,7 @@ class Gapless:
             number, life = self.last.get(one.host, (-1, 0))
             missing, steps = one.number - number - 1, one.observations[0, :, 1] - life
             self.missing += missing
-            # It may be that the call had not been sent when it was interrupted.
+            # The interrupted call may not have been sent.
             assert (steps == steps[0]).all(), where
             assert 0 <= steps[0] <= missing * HORIZON, where
             assert (np.diff(one.observations[:, :, 1], axis=0) == 1).all(), where
@@ -73,7 +73,7 @@ class Gapless:
 @pytest.mark.slow
 @pytest.mark.parametrize("only", [OTHERS, SENDS], ids=["", "sending"])
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_no_rollout_is_lost(simulated, in_flight, only):
+def test_interrupts_lose_no_rollout(simulated, in_flight, only):
     weight, gapless = np.zeros(1), Gapless()
     with rollouts(policy=acting(weight), in_flight=in_flight) as some:
 
@@ -88,7 +88,7 @@ def test_no_rollout_is_lost(simulated, in_flight, only):
             gapless.check(some.take(min_hosts=1), where)
             for _ in range(in_flight - 1):
                 gapless.check(some.take(), where)
-            for one in (taken := some.take()):  # begun since the policy was changed
+            for one in (taken := some.take()):  # begun after the policy changed
                 assert (one.extras["w"] == weight[0]).all(), where
             gapless.check(taken, where)
 
@@ -99,7 +99,7 @@ def test_no_rollout_is_lost(simulated, in_flight, only):
 
 
 @pytest.mark.slow
-def test_no_record_is_lost(simulated):
+def test_interrupts_lose_no_record(simulated):
     numbers = {}
 
     def check(records, where):
@@ -109,7 +109,7 @@ def test_no_record_is_lost(simulated):
 
     with actors() as some:
         check(first := some.take(1), "at first")
-        row = first.rows.itemsize - first.host.itemsize  # which is noted here
+        row = first.rows.itemsize - first.host.itemsize  # the driver adds this field
 
         def interrupted(result, where):
             if result is not None:
@@ -149,26 +149,26 @@ BOOKKEEPING = {
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["killed", "stopped", "raises"])
 @pytest.mark.parametrize("mode", ["raise", "restart"])
-def test_each_loss_and_each_error_is_told_of_once(monkeypatch, loss, mode):
+def test_each_loss_and_each_error_is_raised_once(monkeypatch, loss, mode):
     for point in points(3):
         with installed(SimulatedRay(), monkeypatch) as simulated:
-            told, where, reached = after_a_loss(simulated, loss, mode, point)
+            raised, where, reached = after_a_loss(simulated, loss, mode, point)
             if loss == "raises":
-                assert len(told) == 1, where
-                assert isinstance(told[0], EnvError)
-                assert isinstance(told[0], ValueError)
+                assert len(raised) == 1, where
+                assert isinstance(raised[0], EnvError)
+                assert isinstance(raised[0], ValueError)
             elif mode == "raise":
-                assert [type(error) for error in told] == [HostLostError], where
+                assert [type(error) for error in raised] == [HostLostError], where
             else:
-                assert told == [], (told, where)
+                assert raised == [], (raised, where)
         if not reached:
             break
     assert point > 100
 
 
 def after_a_loss(simulated, loss, mode, point):
-    """Lose a host while calls are interrupted at a point; return what was raised, and where."""
-    told = []
+    """Lose a host while a call is interrupted at ``point``; return the errors, where, reached."""
+    raised = []
     env = Raising if loss == "raises" else Life
     kwargs = {"on_host_loss": mode, "host_timeout": 0.4, "num_envs": 1}
     with rollouts(env, **kwargs) as some:
@@ -184,7 +184,7 @@ def after_a_loss(simulated, loss, mode, point):
                 try:
                     some.take(timeout=0.3)
                 except (EnvError, HostLostError) as error:
-                    told.append(error)
+                    raised.append(error)
                 simulated.sleep(0.1)
             return True
 
@@ -202,13 +202,13 @@ def after_a_loss(simulated, loss, mode, point):
         seeds = {one.host: one.observations[0, 0, 0] for one in some.take()}
         assert seeds[1] == 4
         assert seeds.get(0, 3) != 3 or loss == "raises" or mode == "raise", where
-    return told, where, reached
+    return raised, where, reached
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [rollouts, actors])
 @pytest.mark.parametrize("mode", [ray.SCRIPT_MODE, ray.WORKER_MODE])
-def test_a_close_that_is_interrupted_is_repeated(simulated, make, mode):
+def test_an_interrupted_close_can_be_repeated(simulated, make, mode):
     simulated.mode = mode
     for point in itertools.count(1):
         some = make(num_envs=1)
@@ -226,7 +226,7 @@ def test_a_close_that_is_interrupted_is_repeated(simulated, make, mode):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [rollouts, actors])
-def test_a_constructor_that_is_interrupted_leaves_nothing(monkeypatch, make):
+def test_an_interrupted_constructor_leaves_no_host(monkeypatch, make):
     for point in itertools.count(1, 9):
         with installed(SimulatedRay(), monkeypatch):
             reached, some, _ = at_point(point, lambda: make(num_envs=1))
@@ -238,7 +238,7 @@ def test_a_constructor_that_is_interrupted_leaves_nothing(monkeypatch, make):
 
 
 @pytest.mark.slow
-def test_a_with_block_ends_all_if_it_is_interrupted(simulated):
+def test_an_interrupted_with_block_ends_all_hosts(simulated):
     def program():
         with rollouts(num_envs=1) as some:
             for node in simulated.alive:
@@ -255,7 +255,7 @@ def test_a_with_block_ends_all_if_it_is_interrupted(simulated):
     assert simulated.groups == []
 
 
-def test_a_rollout_that_came_with_an_interrupt_is_taken_later(simulated):
+def test_a_rollout_that_arrives_with_an_interrupt_is_kept(simulated):
     gapless = Gapless()
     with rollouts() as some:
         simulated.alive[1].seconds = 10

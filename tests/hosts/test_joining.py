@@ -1,4 +1,4 @@
-"""Hosts that join and leave while rollouts are sampled: ``hosts="auto"``, simulated."""
+"""``hosts="auto"``: simulated hosts that join and leave during sampling."""
 
 import pytest
 import ray.autoscaler.sdk
@@ -14,7 +14,7 @@ def auto(simulated):
     check = Continuity()
 
     def after(some, seconds):
-        """Take rollouts for so long; return which hosts they came from, newly."""
+        """Take rollouts for ``seconds``; return their hosts, sorted."""
         end, hosts = simulated.time + seconds * SECOND, set()
         while simulated.time < end:
             hosts.update(check.check(some.take(timeout=1)).hosts)
@@ -25,13 +25,13 @@ def auto(simulated):
     return simulated
 
 
-def test_there_is_a_host_on_each_node(auto):
+def test_auto_starts_a_host_on_each_node(auto):
     with rollouts(hosts="auto") as some:
         assert auto.after(some, 1) == [0, 1]
         assert len({one.node for one in some.take()}) == 2
 
 
-def test_a_node_without_enough_cpus_gets_none(auto):
+def test_a_node_without_enough_cpus_gets_no_host(auto):
     auto.add_node(cpus=0)
     auto.add_node(cpus=3)
     with rollouts(hosts="auto", cpus_per_host=2) as some:
@@ -40,7 +40,7 @@ def test_a_node_without_enough_cpus_gets_none(auto):
         assert one.node.startswith("10.0.0.3 ")
 
 
-def test_a_node_that_joins_gets_a_host_with_the_next_seeds(auto):
+def test_a_joining_node_gets_a_host_with_the_next_seeds(auto):
     with rollouts(hosts="auto") as some:
         auto.after(some, 1)
         auto.add_node()
@@ -50,7 +50,7 @@ def test_a_node_that_joins_gets_a_host_with_the_next_seeds(auto):
         assert some.take().joined.rewards.shape == (5, 6)
 
 
-def test_a_node_that_joins_while_take_waits(auto):
+def test_a_node_may_join_while_take_waits(auto):
     with rollouts(hosts="auto") as some:
         for node in auto.alive:
             node.seconds = 1000
@@ -58,7 +58,7 @@ def test_a_node_that_joins_while_take_waits(auto):
         assert some.take(min_hosts=1, timeout=100).hosts == [2]
 
 
-def test_without_a_node_the_constructor_waits_for_one(auto):
+def test_the_constructor_waits_for_a_first_node(auto):
     for node in auto.alive:
         auto.remove_node(node)
     auto.sleep(10)
@@ -69,7 +69,7 @@ def test_without_a_node_the_constructor_waits_for_one(auto):
         assert some.take().hosts == [0]
 
 
-def test_without_a_node_the_constructor_raises_in_the_end(auto):
+def test_the_constructor_raises_if_no_node_joins_in_time(auto):
     for node in auto.alive:
         auto.remove_node(node)
     auto.sleep(10)
@@ -80,7 +80,7 @@ def test_without_a_node_the_constructor_raises_in_the_end(auto):
 
 
 @pytest.mark.parametrize("mode", ["raise", "restart"])
-def test_a_node_leaves(auto, mode):
+def test_a_leaving_node_takes_its_host_along(auto, mode):
     with rollouts(hosts="auto", on_host_loss=mode) as some:
         auto.after(some, 1)
         auto.remove_node(auto.alive[0])
@@ -98,7 +98,7 @@ def test_a_node_leaves(auto, mode):
 
 
 @pytest.mark.parametrize("mode", ["raise", "restart"])
-def test_all_nodes_leave_and_others_come(auto, mode):
+def test_sampling_continues_after_all_nodes_are_replaced(auto, mode):
     with rollouts(hosts="auto", on_host_loss=mode) as some:
         some.take()
         for node in auto.alive:
@@ -110,7 +110,7 @@ def test_all_nodes_leave_and_others_come(auto, mode):
         assert some.take().hosts == [2]
 
 
-def test_a_host_whose_process_dies_starts_again_on_its_node(auto):
+def test_a_host_restarts_on_its_node(auto):
     with rollouts(hosts="auto", on_host_loss="restart") as some:
         auto.after(some, 1)
         auto.kill_process(auto.alive[0])
@@ -119,7 +119,7 @@ def test_a_host_whose_process_dies_starts_again_on_its_node(auto):
         assert [host.restarts for host in some.stats().hosts] == [1, 0]
 
 
-def test_there_are_at_most_so_many_hosts(auto, monkeypatch):
+def test_max_hosts_limits_the_hosts(auto, monkeypatch):
     asked = []
     monkeypatch.setattr(ray.autoscaler.sdk, "request_resources", lambda **what: asked.append(what))
     auto.add_node()
@@ -129,7 +129,7 @@ def test_there_are_at_most_so_many_hosts(auto, monkeypatch):
         auto.remove_node(auto.alive[0])
         with pytest.raises(HostLostError, match="^host 0"):
             auto.after(some, 10)
-        # Another takes its place.
+        # Another host replaces it.
         assert auto.after(some, 10) == [1, 2]
         auto.add_node()
         assert auto.after(some, 10) == [1, 2]
@@ -137,7 +137,7 @@ def test_there_are_at_most_so_many_hosts(auto, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_node_that_joins_may_be_in_use_for_long(auto):
+def test_a_host_waits_for_a_joined_node_that_is_busy(auto):
     with rollouts(hosts="auto", start_timeout=20) as some:
         node = auto.add_node()
         node.full = True

@@ -1,4 +1,4 @@
-"""Hosts that die, hang or raise: simulated ones, whose clock passes only while one waits."""
+"""Hosts that die, hang or raise; they are simulated, and time passes only during waits."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ SECOND = 1_000_000_000
 
 @pytest.fixture(params=["killed", "stopped"])
 def lose(request, simulated):
-    """Ends the process of the host on a node, or stops it."""
+    """Return a function that kills or stops the host on a node."""
     if request.param == "killed":
         return simulated.kill_process
 
@@ -25,7 +25,7 @@ def lose(request, simulated):
 
 
 def take_until(so, some, simulated, check=None):
-    """Take rollouts until something is so."""
+    """Take rollouts until ``so()`` is true."""
     end = simulated.time + 1000 * SECOND
     while not so():
         taken = some.take(min_hosts=1, timeout=1)
@@ -38,7 +38,7 @@ def take_until(so, some, simulated, check=None):
 # -- "raise" -------------------------------------------------------------------------------------
 
 
-def test_a_lost_host_is_told_of_once_and_the_others_go_on(simulated, lose):
+def test_a_lost_host_raises_once_and_the_others_continue(simulated, lose):
     check = Continuity()
     with rollouts(host_timeout=30) as some:
         check.check(some.take())
@@ -64,21 +64,21 @@ def test_a_lost_host_is_told_of_once_and_the_others_go_on(simulated, lose):
                 some.take()
 
 
-def test_each_of_two_hosts_lost_at_once_is_told_of(simulated):
+def test_two_hosts_lost_at_once_raise_one_error_each(simulated):
     with rollouts() as some:
         some.take()
         for node in simulated.alive:
             simulated.kill_process(node)
-        told = []
+        lost_hosts = []
         for _ in range(2):
             with pytest.raises(HostLostError) as caught:
                 some.take()
-            told.append(caught.value.host)
-        assert told == [0, 1]
+            lost_hosts.append(caught.value.host)
+        assert lost_hosts == [0, 1]
 
 
-def test_a_host_is_as_late_as_it_is_while_the_learner_waits(simulated):
-    """Answers that are there have to be fetched: that takes a moment after a long absence."""
+def test_host_timeout_counts_only_while_the_learner_waits(simulated):
+    """After a long absence of the learner, fetching ready answers takes a moment."""
     simulated.fetch_seconds = 0.001
     with rollouts(host_timeout=10) as some:
         for number in range(3):
@@ -88,7 +88,7 @@ def test_a_host_is_as_late_as_it_is_while_the_learner_waits(simulated):
         assert some.stats().lost == 0
 
 
-def test_a_host_may_take_nearly_as_long_as_the_timeout_each_time(simulated):
+def test_host_timeout_applies_to_each_call(simulated):
     for node in simulated.alive:
         node.seconds = 9
     with rollouts(host_timeout=10, in_flight=3) as some:
@@ -101,7 +101,7 @@ def test_a_host_may_take_nearly_as_long_as_the_timeout_each_time(simulated):
                 some.take()
 
 
-def test_without_a_timeout_a_host_may_take_for_ever(simulated):
+def test_without_host_timeout_a_host_may_take_any_time(simulated):
     with rollouts(host_timeout=None) as some:
         some.take()
         simulated.process_on(simulated.alive[0]).stopped = True
@@ -115,14 +115,14 @@ def test_without_a_timeout_a_host_may_take_for_ever(simulated):
 
 
 @pytest.mark.slow
-def test_a_lost_host_starts_again_with_new_envs(simulated, lose, caplog):
+def test_a_lost_host_restarts_with_new_envs(simulated, lose, caplog):
     check = Continuity()
     with rollouts(on_host_loss="restart", host_timeout=30) as some:
         check.check(some.take())
         lose(simulated.alive[0])
         take_until(lambda: some.hosts == [1], some, simulated, check)
         before = dict(check.counts)
-        assert check.check(some.take()).hosts == [1]  # it does not wait for the other
+        assert check.check(some.take()).hosts == [1]  # take does not wait for host 0
         take_until(lambda: some.hosts == [0, 1], some, simulated, check)
         for _ in range(3):
             check.check(some.take())
@@ -137,7 +137,7 @@ def test_a_lost_host_starts_again_with_new_envs(simulated, lose, caplog):
     assert caplog.messages[1].endswith(" is back, with new envs")
 
 
-def test_new_envs_have_other_seeds_which_the_seed_decides(simulated):
+def test_seeds_of_restarted_envs_are_new_and_reproducible(simulated):
     def seeds(losses):
         with rollouts(on_host_loss="restart", hosts=1) as some:
             for restarts in range(losses):
@@ -156,7 +156,7 @@ def test_new_envs_have_other_seeds_which_the_seed_decides(simulated):
     assert (seeds(1), seeds(2)) == (second, third)
 
 
-def test_take_waits_for_the_only_host(simulated):
+def test_take_waits_for_the_only_host_to_restart(simulated):
     with rollouts(on_host_loss="restart", hosts=1) as some:
         some.take()
         simulated.kill_process(simulated.alive[0])
@@ -165,7 +165,7 @@ def test_take_waits_for_the_only_host(simulated):
         assert one.restarts == 1
 
 
-def test_a_host_begins_again_with_the_newest_policy(simulated):
+def test_a_restarted_host_has_the_newest_policy(simulated):
     weight = np.zeros(1)
 
     def policy(observations):
@@ -182,7 +182,7 @@ def test_a_host_begins_again_with_the_newest_policy(simulated):
         assert (taken[0].version, taken[0].lag) == (2, 0)
 
 
-def test_a_host_that_is_lost_too_often_raises_all_the_same(simulated):
+def test_a_host_lost_more_than_max_restarts_raises(simulated):
     with rollouts(on_host_loss="restart", max_restarts=2, restart_window=100) as some:
         for losses in range(2):
             simulated.kill_process(simulated.alive[0])
@@ -195,7 +195,7 @@ def test_a_host_that_is_lost_too_often_raises_all_the_same(simulated):
         assert some.hosts == [1]
 
 
-def test_losses_are_forgotten_after_a_while(simulated):
+def test_losses_are_forgotten_after_restart_window(simulated):
     with rollouts(on_host_loss="restart", max_restarts=1, restart_window=100) as some:
         for losses in range(4):
             simulated.kill_process(simulated.alive[0])
@@ -205,18 +205,18 @@ def test_losses_are_forgotten_after_a_while(simulated):
         assert some.stats().hosts[0].restarts == 4
 
 
-def test_no_restarts_are_allowed(simulated):
+def test_max_restarts_0_allows_no_restart(simulated):
     with rollouts(on_host_loss="restart", max_restarts=0) as some:
         simulated.kill_process(simulated.alive[0])
         with pytest.raises(HostLostError, match="1 times in 300"):
             take_until(lambda: False, some, simulated)
 
 
-def test_an_env_that_ends_its_process_in_the_constructor_does_not_do_so_for_ever(simulated):
+def test_a_host_that_dies_in_each_start_raises_in_the_end(simulated):
     begun = []
 
     def begins():
-        """The host dies whenever it makes its sampler, but for the first time."""
+        """Kill the host each time it makes its sampler, except the first."""
         begun.append(simulated.time)
         if len(begun) > 1:
             process = simulated.running[0]
@@ -233,7 +233,7 @@ def test_an_env_that_ends_its_process_in_the_constructor_does_not_do_so_for_ever
 
 
 @pytest.mark.slow
-def test_a_host_that_hangs_while_it_makes_its_envs_is_killed(simulated):
+def test_a_host_that_hangs_in_its_start_is_killed(simulated):
     with rollouts(on_host_loss="restart", start_timeout=20, max_restarts=1) as some:
         some.take()
         process = simulated.process_on(simulated.alive[0])
@@ -249,8 +249,8 @@ def test_a_host_that_hangs_while_it_makes_its_envs_is_killed(simulated):
         assert simulated.time >= began + 20 * SECOND
 
 
-def test_a_host_may_wait_for_a_place_as_long_as_it_takes(simulated):
-    """start_timeout is for making the sampler, once there is a place for it."""
+def test_start_timeout_excludes_the_wait_for_a_place(simulated):
+    """start_timeout limits the sampler's construction, which begins once there is a place."""
     with rollouts(on_host_loss="restart", start_timeout=20) as some:
         node = simulated.alive[0]
         simulated.remove_node(node)
@@ -263,12 +263,12 @@ def test_a_host_may_wait_for_a_place_as_long_as_it_takes(simulated):
         assert some.stats().lost == 1
 
 
-def test_a_learner_that_is_away_does_not_make_a_host_late(simulated):
+def test_an_absent_learner_does_not_make_a_start_late(simulated):
     with rollouts(on_host_loss="restart", start_timeout=20) as some:
         simulated.kill_process(simulated.alive[0])
         some.take(1, timeout=0.1)
         simulated.sleep(2)
-        some.take(1, timeout=0.1)  # asks it whether it is there
+        some.take(1, timeout=0.1)  # pings the host
         for _ in range(5):
             simulated.sleep(30)
             some.take(1, timeout=0.1)
@@ -276,7 +276,7 @@ def test_a_learner_that_is_away_does_not_make_a_host_late(simulated):
         assert some.stats().lost == 1
 
 
-def test_a_learner_that_is_away_does_not_miss_the_return_of_the_only_host(simulated):
+def test_an_absent_learner_does_not_miss_a_restart(simulated):
     with rollouts(on_host_loss="restart", hosts=1, start_timeout=20) as some:
         simulated.kill_process(simulated.alive[0])
         assert some.take(timeout=0.1).hosts == []
@@ -285,7 +285,7 @@ def test_a_learner_that_is_away_does_not_miss_the_return_of_the_only_host(simula
         assert one.restarts == 1
 
 
-def test_if_no_host_comes_back_for_long_that_is_an_error(simulated):
+def test_take_raises_if_no_host_restarts_in_time(simulated):
     with rollouts(on_host_loss="restart", start_timeout=20) as some:
         began = simulated.time
         for node in simulated.alive:
@@ -301,7 +301,7 @@ def test_if_no_host_comes_back_for_long_that_is_an_error(simulated):
         assert taken[0].restarts == 1
 
 
-def test_a_host_that_dies_while_the_sampler_is_made(simulated):
+def test_a_host_that_dies_in_its_first_start_raises_or_restarts(simulated):
     for node in simulated.alive:
         node.seconds = 2
     simulated.at(3, lambda: simulated.kill_process(simulated.alive[0]))
@@ -317,7 +317,7 @@ def test_a_host_that_dies_while_the_sampler_is_made(simulated):
 
 
 class Failing(Life):
-    """Fails in some step of its life, on the first host."""
+    """Fails in step ``at`` of its life, on the first host."""
 
     def __init__(self, how, at, *, first=3):
         super().__init__()
@@ -332,7 +332,7 @@ class Failing(Life):
         return result
 
 
-def test_an_env_that_raises_is_told_of_once_and_all_hosts_go_on(simulated):
+def test_an_env_error_raises_once_and_all_hosts_continue(simulated):
     check = Continuity()
     with rollouts(lambda: Failing("raise", at=13)) as some:
         for _ in range(2):
@@ -344,14 +344,14 @@ def test_an_env_that_raises_is_told_of_once_and_all_hosts_go_on(simulated):
         assert "told to" in str(caught.value.__cause__)
         taken = {one.host: one for one in some.take()}
         check.check([taken[1]])
-        assert taken[0].starts[0].all()  # the host goes on with a reset
+        assert taken[0].starts[0].all()  # the host resets its envs
         assert taken[0].restarts == 0
         check.check([next(some)])
         assert some.hosts == [0, 1]
         assert some.stats().lost == 0
 
 
-def test_an_env_that_cannot_be_made_is_an_error_of_the_constructor(simulated):
+def test_a_failing_env_constructor_fails_the_samplers_constructor(simulated):
     def unmakeable():
         raise KeyError("no such file")
 
@@ -365,13 +365,13 @@ def test_an_env_that_cannot_be_made_is_an_error_of_the_constructor(simulated):
 @pytest.mark.slow
 @pytest.mark.parametrize("on_worker_loss", ["raise", "restart"])
 @pytest.mark.parametrize("on_host_loss", ["raise", "restart"])
-def test_a_lost_worker(simulated, on_host_loss, on_worker_loss):
+def test_a_lost_worker_on_a_host_follows_both_loss_options(simulated, on_host_loss, on_worker_loss):
     kwargs = {"num_workers": 2, "on_worker_loss": on_worker_loss}
     with rollouts(
         *(lambda: Failing("exit", at=8),), on_host_loss=on_host_loss, vector_kwargs=kwargs
     ) as some:
         some.take()
-        if on_worker_loss == "restart":  # on the host, which goes on
+        if on_worker_loss == "restart":  # the worker restarts and the host continues
             [one, other] = some.take()
             assert one.lost.any()
             assert not other.lost.any()
@@ -389,11 +389,11 @@ def test_a_lost_worker(simulated, on_host_loss, on_worker_loss):
             assert some.take().hosts == [1]
 
 
-# -- what is not on a node -----------------------------------------------------------------------
+# -- missing packages ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("on_host_loss", ["raise", "restart"])
-def test_a_host_that_cannot_be_made_is_not_tried_again(simulated, monkeypatch, on_host_loss):
+def test_a_host_that_cannot_be_constructed_is_not_retried(simulated, monkeypatch, on_host_loss):
     def lacks_something(self):
         raise ImportError("no module named what it needs")
 

@@ -1,4 +1,4 @@
-"""What ``take`` of rollouts returns, and when: hosts that are simulated."""
+"""``take`` of rollouts from simulated hosts: results, order, deadlines, memory."""
 
 import itertools
 
@@ -26,7 +26,7 @@ SECOND = 1_000_000_000
 
 @pytest.fixture
 def three(simulated):
-    """Three nodes, the second of which is slow, the third slower."""
+    """Three nodes; the second is slower, the third much slower."""
     simulated.add_node()
     for node, seconds in zip(simulated.alive, (0.1, 0.2, 10), strict=True):
         node.seconds = seconds
@@ -35,11 +35,11 @@ def three(simulated):
 
 def answers(some, simulated):
     """Wait until all calls on their way have been answered."""
-    some.take(timeout=0)  # which sends them
+    some.take(timeout=0)  # sends the calls
     simulated.settle()
 
 
-def test_nothing_is_returned_if_no_host_has_answered_until_the_deadline(three):
+def test_take_returns_nothing_if_no_host_answers_in_time(three):
     with rollouts(hosts=3) as some:
         began = three.time
         taken = some.take(timeout=0.05)
@@ -50,24 +50,24 @@ def test_nothing_is_returned_if_no_host_has_answered_until_the_deadline(three):
         assert len(taken.copy()) == 0
         with pytest.raises(ValueError, match="cannot join rollouts: there are none"):
             taken.joined  # noqa: B018
-        assert some.take().hosts == [0, 1, 2]  # the answers came later: none is lost
+        assert some.take().hosts == [0, 1, 2]  # late answers are not lost
         assert some.stats().taken == 3
 
 
-def test_it_waits_for_so_many_hosts(three):
+def test_take_waits_for_min_hosts(three):
     with rollouts(hosts=3, in_flight=1) as some:
         began = three.time
         assert some.take(min_hosts=2).hosts == [0, 1]
         assert three.time == began + SECOND // 5
         assert some.take(min_hosts=1).hosts == [0]
-        assert some.take(min_hosts=3).hosts == [2, 1, 0]  # the third for the first time
+        assert some.take(min_hosts=3).hosts == [2, 1, 0]  # host 2 answers for the first time
         assert three.time == began + 10 * SECOND
         began = three.time
         assert some.take().hosts == [2, 1, 0]
         assert three.time == began + 10 * SECOND
 
 
-def test_at_the_deadline_it_returns_what_there_is(three):
+def test_take_returns_ready_rollouts_at_the_deadline(three):
     with rollouts(hosts=3) as some:
         began = three.time
         assert some.take(min_hosts=3, timeout=1).hosts == [0, 1]
@@ -76,7 +76,7 @@ def test_at_the_deadline_it_returns_what_there_is(three):
         assert three.time == began + SECOND
 
 
-def test_the_host_that_has_waited_longest_is_first(three):
+def test_take_serves_the_host_that_waited_longest(three):
     for node in three.alive:
         node.seconds = 0.1
     with rollouts(hosts=3) as some:
@@ -87,7 +87,7 @@ def test_the_host_that_has_waited_longest_is_first(three):
         assert order == [(host, number) for number in range(3) for host in range(3)]
 
 
-def test_a_slow_host_takes_its_turn_as_soon_as_it_answers(three):
+def test_a_slow_host_is_served_as_soon_as_it_answers(three):
     with rollouts(hosts=3) as some:
         hosts = []
         while 2 not in hosts:
@@ -97,7 +97,7 @@ def test_a_slow_host_takes_its_turn_as_soon_as_it_answers(three):
         assert abs(hosts.count(1) - 50) <= 2
 
 
-def test_each_host_goes_on_where_it_was(three):
+def test_rollouts_of_each_host_are_consecutive(three):
     check = Continuity()
     three.alive[2].seconds = 0.4
     with rollouts(hosts=3, in_flight=3) as some:
@@ -116,17 +116,17 @@ def test_each_host_goes_on_where_it_was(three):
         ((1, "soon"), "cannot take rollouts: timeout 'soon', expected seconds"),
     ],
 )
-def test_bad_arguments_are_refused(simulated, arguments, expected):
+def test_take_refuses_bad_arguments(simulated, arguments, expected):
     with rollouts() as some:
         with pytest.raises(ValueError, match=expected):
             some.take(*arguments)
         assert some.take().hosts == [0, 1]
 
 
-# -- what is returned ----------------------------------------------------------------------------
+# -- results -------------------------------------------------------------------------------------
 
 
-def test_joined_are_the_rollouts_side_by_side_in_the_same_memory(three):
+def test_joined_shares_memory_with_its_rollouts(three):
     with rollouts(scripted(), policy, hosts=3, info_keys=("life", "half")) as some:
         for _ in range(3):
             taken = some.take()
@@ -170,8 +170,8 @@ def test_joined_has_the_oldest_version(simulated):
         assert len({one.version for one in taken}) == 2
 
 
-class Telling(Wrapper):
-    """Gives infos from some step of its life on, which its seed decides: so they differ by host."""
+class LateInfos(Wrapper):
+    """Starts to return infos at a step that depends on its seed, so it differs by host."""
 
     def __init__(self):
         super().__init__(Life())
@@ -184,10 +184,10 @@ class Telling(Wrapper):
 
 
 @pytest.mark.filterwarnings("ignore:no env has given info 'never'")
-def test_infos_may_come_late_or_be_lacking_on_some_hosts(three):
+def test_infos_may_start_late_or_be_missing_on_some_hosts(three):
     keys = ("life", "in", "never")
-    own = [local(Telling, idle, host=host, info_keys=keys) for host in range(3)]
-    with rollouts(Telling, hosts=3, info_keys=keys) as some:
+    own = [local(LateInfos, idle, host=host, info_keys=keys) for host in range(3)]
+    with rollouts(LateInfos, hosts=3, info_keys=keys) as some:
         for n in range(4):
             taken = some.take()
             assert taken.hosts == [0, 1, 2]
@@ -201,7 +201,7 @@ def test_infos_may_come_late_or_be_lacking_on_some_hosts(three):
         one.close()
 
 
-def test_keep_last_makes_room_for_more_results(simulated):
+def test_keep_last_sets_how_many_results_may_be_held(simulated):
     with rollouts(keep_last=9) as some:
         kept = []
         for _ in range(10):
@@ -214,7 +214,7 @@ def test_keep_last_makes_room_for_more_results(simulated):
             some.take()
 
 
-def test_copies_stay_as_they_are(simulated):
+def test_copies_stay_unchanged(simulated):
     with rollouts(scripted(), policy, info_keys=("life",)) as some:
         taken = some.take()
         copies = taken.copy(), [one.copy() for one in taken], [taken.joined.copy()]
@@ -232,7 +232,7 @@ def test_copies_stay_as_they_are(simulated):
 
 
 def size_on_the_way(one):
-    """Return the size of a rollout without last observations of steps that ended no episode."""
+    """Return a rollout's size; final observations count only for steps that end an episode."""
     rows = {"final_observations": int((one.terminated | one.truncated).sum())}
     return sum(
         array[0, 0].nbytes * rows.get(name, array.shape[0] * array.shape[1])
@@ -241,7 +241,7 @@ def size_on_the_way(one):
     )
 
 
-def test_rollouts_say_where_they_come_from(simulated):
+def test_rollouts_name_their_host_node_and_version(simulated):
     with rollouts() as some:
         size = 0
         for number in range(2):
@@ -275,8 +275,8 @@ def addresses(taken):
     }
 
 
-class Mixed(Wrapper):
-    """Gives an info that is a whole number of the envs of the first host, a float of others."""
+class IntAndFloatInfos(Wrapper):
+    """Returns an int info on the first host and a float on others."""
 
     def step(self, action):
         *results, _ = self.env.step(action)
@@ -284,11 +284,13 @@ class Mixed(Wrapper):
         return *results, {"life": life if number < 5 else life / 2}
 
 
-@pytest.mark.parametrize("env", [Life, lambda: Mixed(Life())], ids=["", "infos of two dtypes"])
-def test_memory_is_used_again_once_nothing_refers_to_it(simulated, env):
+@pytest.mark.parametrize(
+    "env", [Life, lambda: IntAndFloatInfos(Life())], ids=["", "infos of two dtypes"]
+)
+def test_memory_is_reused_once_unreferenced(simulated, env):
     with rollouts(env, info_keys=("life",)) as some:
         some.take()
-        some.take()  # by now the dtypes of infos are known
+        some.take()  # now the dtypes of infos are known
         first = addresses(some.take())
         assert addresses(some.take()) == first
         held = some.take().joined.rewards
@@ -299,7 +301,7 @@ def test_memory_is_used_again_once_nothing_refers_to_it(simulated, env):
         assert addresses(some.take()) == first
 
 
-def test_results_that_are_held_stay_as_they_are(simulated):
+def test_held_results_stay_unchanged(simulated):
     with rollouts(info_keys=("life",)) as some:
         held = [some.take() for _ in range(8)]
         copies = [taken.copy() for taken in held]
@@ -313,7 +315,7 @@ def test_results_that_are_held_stay_as_they_are(simulated):
             assert_equal(one, other)
 
 
-def test_arrays_are_the_learners_own(simulated):
+def test_arrays_are_writable(simulated):
     with rollouts(scripted(), policy, info_keys=("life",)) as some:
         taken = some.take()
         for one in (*taken, taken.joined, *taken.copy()):
@@ -325,7 +327,7 @@ def test_arrays_are_the_learners_own(simulated):
 
 
 @pytest.mark.slow
-def test_what_the_learner_keeps_pins_nothing_in_the_store(simulated):
+def test_kept_results_pin_nothing_in_the_object_store(simulated):
     kept = []
     with rollouts() as some:
         some.take()
@@ -336,7 +338,7 @@ def test_what_the_learner_keeps_pins_nothing_in_the_store(simulated):
         assert simulated.stored_bytes <= before
 
 
-def test_copies_have_lengths_of_their_own(simulated):
+def test_copies_do_not_share_lengths(simulated):
     def uneven(observations):
         return np.zeros(len(observations), np.int64)
 

@@ -1,4 +1,4 @@
-"""The policy on its way to the hosts: a learner that changes it samples what it would locally."""
+"""Publishing the policy to hosts: training with hosts equals local training."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from pysampler.ray._policy_states import PolicyVersions
 
 
 class Weighted(HasWeights):
-    """Acts as its weights say, which it changes too: arrays from Ray's store are read-only."""
+    """Acts by its weights and changes them: arrays from Ray's store are read-only."""
 
     def __init__(self):
         super().__init__(w=np.zeros(3), calls=np.zeros((), np.int64))
@@ -21,7 +21,7 @@ class Weighted(HasWeights):
 
     def learn(self, rollout):
         self.weights["w"] += rollout.rewards.mean() / 7
-        self.weights["calls"] *= 0  # or its own calls would be changes
+        self.weights["calls"] *= 0  # so that its own calls do not count as changes
 
 
 class Plain:
@@ -79,7 +79,7 @@ def learner(kind):
 
 @pytest.mark.parametrize("policy_in", ["main", "workers"])
 @pytest.mark.parametrize("kind", [Weighted, Plain, Network])
-def test_a_learner_on_one_host_learns_what_it_would_locally(simulated, kind, policy_in):
+def test_training_with_one_host_equals_local_training(simulated, kind, policy_in):
     here, policy = learner(kind)
     there, other = learner(kind)
     with (
@@ -128,32 +128,32 @@ def weighted(weight):
     return policy
 
 
-def test_with_two_in_flight_what_was_under_way_is_old(simulated):
+def test_with_two_in_flight_rollouts_lag_by_one(simulated):
     weight = np.zeros(1)
     with rollouts(policy=weighted(weight)) as some:
         for n in range(6):
             for one in some.take():
                 assert (one.extras["w"] == one.version - 1).all()
                 assert one.lag == some.version - one.version
-                # While the learner learned from the last one, this one was sampled.
+                # This rollout was sampled while the learner learned from the last one.
                 assert one.version == max(n, 1)
             simulated.settle()
             weight += 1
         assert some.version == 6
 
 
-def test_a_host_acts_with_a_policy_that_came_while_its_call_waited(simulated):
+def test_a_queued_call_uses_the_newest_policy(simulated):
     weight = np.zeros(1)
     for node in simulated.alive:
         node.seconds = 1
     with rollouts(policy=weighted(weight), in_flight=3) as some:
-        some.take()  # two more are under way or wait
+        some.take()  # two more are running or queued
         weight += 1
         versions = [one.version for _ in range(3) for one in some.take()]
         assert versions == [1, 1, 2, 2, 2, 2]
 
 
-def test_with_overlap_the_next_rollout_began_with_the_policy_before(simulated):
+def test_with_overlap_rollouts_use_the_previous_policy(simulated):
     weight = np.zeros(1)
     with (
         local(Life, weighted(weight), host=0, overlap=True) as expected,
@@ -167,7 +167,7 @@ def test_with_overlap_the_next_rollout_began_with_the_policy_before(simulated):
             weight += 1
 
 
-def test_what_is_too_old_is_dropped_and_counted(simulated):
+def test_rollouts_beyond_max_lag_are_dropped_and_counted(simulated):
     weight = np.zeros(1)
     with rollouts(policy=weighted(weight), max_lag=0, in_flight=2) as some:
         numbers = {0: [], 1: []}
@@ -184,7 +184,7 @@ def test_what_is_too_old_is_dropped_and_counted(simulated):
         assert stats.lag == 0
 
 
-def test_what_is_dropped_does_not_count_for_min_hosts(simulated):
+def test_dropped_rollouts_do_not_count_for_min_hosts(simulated):
     weight = np.zeros(1)
     with rollouts(policy=weighted(weight), max_lag=0) as some:
         some.take()
@@ -202,7 +202,7 @@ def drawing(observations, generators):
     return np.array([generator.integers(1000) for generator in generators])
 
 
-class Own:
+class RandomPolicy:
     def __init__(self):
         self.rng = np.random.default_rng(1)
 
@@ -210,7 +210,7 @@ class Own:
         return self.rng.integers(1000, size=len(observations))
 
 
-def test_generators_are_those_of_the_seeds_on_each_host(simulated):
+def test_generators_depend_on_the_seeds_of_each_host(simulated):
     own = [local(Life, drawing, host=host) for host in range(2)]
     with rollouts(policy=drawing) as some:
         for _ in range(2):
@@ -222,9 +222,9 @@ def test_generators_are_those_of_the_seeds_on_each_host(simulated):
         one.close()
 
 
-def test_hosts_draw_numbers_of_their_own_which_the_seed_decides(simulated):
+def test_random_policies_differ_by_host_and_repeat_by_seed(simulated):
     def drawn(seed):
-        with rollouts(policy=Own(), seed=seed) as some:
+        with rollouts(policy=RandomPolicy(), seed=seed) as some:
             return [one.actions.copy() for _ in range(2) for one in some.take()]
 
     first, again, other = drawn(1), drawn(1), drawn(2)
@@ -232,8 +232,8 @@ def test_hosts_draw_numbers_of_their_own_which_the_seed_decides(simulated):
     assert len({actions.tobytes() for actions in (*first, *other)}) == 8
 
 
-def test_a_new_policy_goes_on_with_other_numbers(simulated):
-    policy = Own()
+def test_a_changed_policy_does_not_repeat_random_numbers(simulated):
+    policy = RandomPolicy()
     policy.weight = 0
     with rollouts(policy=policy, in_flight=1) as some:
         drawn = []
@@ -243,7 +243,7 @@ def test_a_new_policy_goes_on_with_other_numbers(simulated):
         assert len(set(drawn)) == 6
 
 
-def test_a_policy_that_cannot_be_pickled_is_refused(simulated):
+def test_an_unpicklable_policy_is_refused(simulated):
     lock = __import__("threading").Lock()
 
     def policy(observations):
@@ -255,7 +255,7 @@ def test_a_policy_that_cannot_be_pickled_is_refused(simulated):
     assert simulated.processes == []
 
 
-def test_a_policy_that_raises_on_a_host_names_it(simulated):
+def test_a_policy_error_names_its_host(simulated):
     def policy(observations):
         if observations[0, 0] == 5:  # the seed of the second host's first env
             raise ZeroDivisionError("told to")
@@ -268,7 +268,7 @@ def test_a_policy_that_raises_on_a_host_names_it(simulated):
         assert some.take(min_hosts=1).hosts == [0]
 
 
-# -- what is a change ----------------------------------------------------------------------------
+# -- change detection ----------------------------------------------------------------------------
 
 
 class State:
@@ -304,7 +304,7 @@ def changes(versions, before, after):
         (np.array(3), np.array(3)),
     ],
 )
-def test_the_same_bits_are_no_change(versions, before, after):
+def test_equal_bits_are_not_a_change(versions, before, after):
     assert changes(versions, before, after) == 0
 
 
@@ -316,7 +316,7 @@ def test_the_same_bits_are_no_change(versions, before, after):
         (np.array([1, 0], np.int8), np.array([True, False])),
     ],
 )
-def test_other_bits_and_dtypes_are_changes(versions, before, after):
+def test_different_bits_or_dtypes_are_a_change(versions, before, after):
     assert changes(versions, before, after) == 1
 
 
@@ -329,7 +329,7 @@ def test_other_bits_and_dtypes_are_changes(versions, before, after):
         ({"v": np.zeros(1), "w": np.zeros((2, 3))}, r"\['v', 'w'\], expected"),
     ],
 )
-def test_other_names_and_shapes_are_refused(versions, after, expected):
+def test_different_names_and_shapes_are_refused(versions, after, expected):
     versions.publish_if_changed(State(w=np.zeros((2, 3))))
     with pytest.raises(ValueError, match=f"cannot publish weights: {expected}"):
         versions.publish_if_changed(State(**after))
@@ -338,7 +338,7 @@ def test_other_names_and_shapes_are_refused(versions, after, expected):
     assert versions.version == 2
 
 
-def test_a_change_in_place_is_seen(versions):
+def test_in_place_changes_are_noticed(versions):
     weight = np.zeros(3)
     versions.publish_if_changed(State(w=weight))
     weight[2] = 1
@@ -347,14 +347,14 @@ def test_a_change_in_place_is_seen(versions):
     assert versions.bytes_put == 2 * weight.nbytes
 
 
-def test_two_versions_are_kept_in_the_store(versions, simulated):
+def test_the_object_store_keeps_two_versions(versions, simulated):
     for n in range(5):
         versions.publish(State(w=np.full(1000, n)).state_dict())
     assert simulated.stored_bytes == 2 * 8000
     np.testing.assert_array_equal(simulated.get(versions.newest)["w"], np.full(1000, 4))
 
 
-def test_what_was_published_does_not_change_with_the_policy(versions, simulated):
+def test_published_weights_do_not_change_with_the_policy(versions, simulated):
     weight = np.zeros(3)
     versions.publish_if_changed(State(w=weight))
     weight += 1
