@@ -1,4 +1,4 @@
-"""Fixtures for tests of what learners keep."""
+"""Fixtures for tests of replay, averaging and checkpoints."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ from pysampler._workers import fork_server
 
 @pytest.fixture
 def fifos(tmp_path):
-    """A folder in which a trainer that hangs tells that it is at work, and waits to go on."""
+    """A folder with two pipes: a hanging trainer writes "at work" and reads "go on"."""
     os.mkfifo(tmp_path / "at work")
     os.mkfifo(tmp_path / "go on")
     return tmp_path
@@ -20,13 +20,13 @@ def fifos(tmp_path):
 
 @pytest.fixture
 def nothing_left():
-    """No process, fd, thread or memory more than before; the fork server stays."""
+    """Check that the test leaves no process, fd, thread or memory; the fork server stays."""
     Averaging(Adds, 1).close()
     collect()
     before = left()
     yield
     collect()
-    # Fewer, where an earlier test's garbage went.
+    # Fewer if garbage of an earlier test was collected.
     assert all(now <= then for now, then in zip(left(), before, strict=True)), (before, left())
 
 

@@ -1,4 +1,4 @@
-"""Weights are averaged: what comes out, and what happens when trainers fail and workers die."""
+"""Averaging: the averages, and errors of trainers, weights and arguments."""
 
 import functools
 import itertools
@@ -17,7 +17,7 @@ DTYPES = ("f2", "f4", "f8", "g", "c8", "c16", "i1", "i4", "i8", "u2", "?")
 
 
 class Drifts:
-    """Its weights are of given (dtype, shape)s, and wander as its generator says."""
+    """Its weights have the given (dtype, shape)s and take a random walk."""
 
     def __init__(self, fields, index, seed):
         self.seed = seed
@@ -49,7 +49,7 @@ class Drifts:
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("draw", range(4))
-def test_averages_are_those_computed_by_hand(workers, draw, nothing_left):
+def test_averages_equal_those_computed_by_hand(workers, draw, nothing_left):
     random = np.random.default_rng(draw)
     fields = [
         (dtype, tuple(random.integers(0, 4, random.integers(0, 4)).tolist()))
@@ -89,7 +89,7 @@ def wide(array):
     return {"f2": "f8", "f4": "f8", "c8": "c16"}.get(array.dtype.str[1:], array.dtype)
 
 
-def test_all_begin_with_the_weights_of_the_first_and_then_with_the_average():
+def test_trainers_begin_with_the_first_ones_weights_then_the_average():
     with Averaging(Adds, 3) as averaging:
         assert averaging.weights["w"].tolist() == [0.0, 0.0]
         for number, round_ in enumerate(averaging.rounds(2, 3)):
@@ -97,14 +97,14 @@ def test_all_begin_with_the_weights_of_the_first_and_then_with_the_average():
             assert averaging.weights["w"].tolist() == [number * 4.0 + 4.0] * 2
 
 
-def test_rounds_go_on_for_ever():
+def test_rounds_without_a_count_never_end():
     with Averaging(Adds, 2) as averaging:
         for round_ in itertools.islice(averaging.rounds(1), 200):
             assert averaging.weights["w"][0] == round_.number * 1.5
         assert round_.number == 200
 
 
-def test_one_worker_is_the_same_as_none():
+def test_one_worker_equals_none():
     ends = []
     for workers in (0, 1):
         with Averaging(functools.partial(Drifts, [("f4", (3,)), ("i8", ())]), workers, seed=5) as a:
@@ -113,7 +113,7 @@ def test_one_worker_is_the_same_as_none():
     assert ends[0] == ends[1]
 
 
-def test_weights_may_be_set():
+def test_weights_can_be_set():
     with Averaging(Adds, 2) as averaging:
         mine = np.array([10.0, 20.0])
         averaging.weights = {"w": mine}
@@ -129,7 +129,7 @@ def test_weights_may_be_set():
         assert averaging.weights["w"].tolist() == [13.0, 23.0]
 
 
-def test_a_round_says_where_the_time_went():
+def test_a_round_reports_training_and_waiting_seconds():
     with Averaging(Adds, 2) as averaging:
         seconds = averaging.round(1).seconds
     assert (seconds["training"] > 0).all()
@@ -139,7 +139,7 @@ def test_a_round_says_where_the_time_went():
 
 
 class Regression:
-    """y = 3x - 1, by gradient; learned from its own samples."""
+    """Learns y = 3x - 1 by gradient descent from its own samples."""
 
     def __init__(self, index, seed):
         import torch
@@ -179,7 +179,7 @@ def test_a_torch_module_learns(workers):
     module.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
 
 
-# -- what goes wrong -------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -193,7 +193,7 @@ def test_a_torch_module_learns(workers):
         ("close", r"in close\(\)"),
     ],
 )
-def test_what_a_trainer_raises_is_told_with_its_traceback(workers, where, doing, nothing_left):
+def test_trainer_errors_carry_their_traceback(workers, where, doing, nothing_left):
     class Raises(Adds):
         def fail(self, *_):
             raise ValueError("told to")
@@ -211,7 +211,7 @@ def test_what_a_trainer_raises_is_told_with_its_traceback(workers, where, doing,
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_after_an_error_it_is_closed(workers, nothing_left):
+def test_a_trainer_error_closes_the_averaging(workers, nothing_left):
     class Raises(Adds):
         def train(self, steps):
             if self.rounds == 1:
@@ -229,7 +229,7 @@ def test_after_an_error_it_is_closed(workers, nothing_left):
         assert averaging.weights["w"].tolist() == before
 
 
-def test_an_error_is_told_at_once_and_ends_the_others(fifos, nothing_left):
+def test_a_trainer_error_raises_at_once_and_ends_the_others(fifos, nothing_left):
     class Raises(Adds):
         def train(self, steps):
             if self.index == 0:
@@ -246,7 +246,7 @@ def test_an_error_is_told_at_once_and_ends_the_others(fifos, nothing_left):
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_sys_exit_is_an_error_like_others(workers, nothing_left):
+def test_sys_exit_in_a_trainer_is_an_env_error(workers, nothing_left):
     class Exits(Adds):
         def train(self, steps):
             sys.exit(3)
@@ -264,7 +264,7 @@ class Reports(Adds):
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_a_report_is_a_dict(workers):
+def test_a_report_must_be_a_dict(workers):
     with (
         Averaging(Reports, workers) as averaging,
         pytest.raises(TypeError, match=r"in train\(\): it returned 3, expected a dict or None"),
@@ -272,19 +272,19 @@ def test_a_report_is_a_dict(workers):
         averaging.round(1)
 
 
-class Sick(Adds):
-    """Has nan for a weight in its second round."""
+class NanInRound2(Adds):
+    """One of its weights is nan in its second round."""
 
     def state_dict(self):
-        sick = (self.index, self.rounds) == (1, 2)
-        return {"v": np.zeros(1), "w": np.full(2, np.nan) if sick else self.w}
+        is_nan = (self.index, self.rounds) == (1, 2)
+        return {"v": np.zeros(1), "w": np.full(2, np.nan) if is_nan else self.w}
 
     def load_state_dict(self, weights):
         self.w = weights["w"]
 
 
-def test_nan_is_refused_and_the_average_stays(nothing_left):
-    with Averaging(Sick, 2) as averaging:
+def test_nan_is_refused_and_the_average_is_kept(nothing_left):
+    with Averaging(NanInRound2, 2) as averaging:
         averaging.round(2)
         with pytest.raises(ValueError, match="cannot average weights: w of trainer 1 has nan"):
             averaging.round(2)
@@ -294,39 +294,39 @@ def test_nan_is_refused_and_the_average_stays(nothing_left):
 
 
 class Overflows(Adds):
-    """Its weights are told: by trainer, for each round."""
+    """One of its weights in the first round is given by trainer."""
 
-    def __init__(self, told, index, seed):
+    def __init__(self, value, index, seed):
         super().__init__(index, seed)
-        self.told = told[index]
+        self.value = value[index]
 
     def state_dict(self):
-        return {"w": np.array([1.0, self.told if self.rounds == 1 else 0.0])}
+        return {"w": np.array([1.0, self.value if self.rounds == 1 else 0.0])}
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("value", "message"),
     [
         ((np.inf, -np.inf), r"the mean of w is not finite: it has inf in trainers \[0, 1\]"),
         ((0.0, -np.inf), r"the mean of w is not finite: it has inf in trainers \[1\], expected"),
         ((1.7e308, 1.6e308), "cannot average weights: the mean of w is not finite$"),
     ],
 )
-def test_inf_is_refused_and_the_average_stays(told, message, nothing_left):
-    with Averaging(functools.partial(Overflows, told), 2) as averaging:
+def test_inf_is_refused_and_the_average_is_kept(value, message, nothing_left):
+    with Averaging(functools.partial(Overflows, value), 2) as averaging:
         with pytest.raises(ValueError, match=message):
             averaging.round(1)
         assert averaging.weights["w"].tolist() == [1.0, 0.0]
         averaging.round(1)
 
 
-def test_a_mask_that_is_inf_in_all_stays(nothing_left):
+def test_weights_infinite_in_all_trainers_are_allowed(nothing_left):
     with Averaging(functools.partial(Overflows, (-np.inf, -np.inf)), 2) as averaging:
         averaging.round(1)
         assert averaging.weights["w"].tolist() == [1.0, -np.inf]
 
 
-def test_weights_that_numpy_has_no_numbers_for_are_named(nothing_left):
+def test_dtypes_that_numpy_lacks_are_refused_by_name(nothing_left):
     torch = pytest.importorskip("torch", reason="NumPy has no bfloat16")
 
     class Narrow(Adds):
@@ -338,7 +338,7 @@ def test_weights_that_numpy_has_no_numbers_for_are_named(nothing_left):
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_nan_at_the_beginning_is_refused(workers, nothing_left):
+def test_nan_in_initial_weights_is_refused(workers, nothing_left):
     def make(index, seed):
         trainer = Adds(index, seed)
         trainer.w = np.array([0, np.nan])
@@ -402,7 +402,7 @@ def test_wrong_steps_are_refused():
         averaging.round(1)
 
 
-def test_what_cannot_be_pickled_is_said():
+def test_an_unpicklable_make_is_refused():
     lock = threading.Lock()
 
     def make(index, seed):

@@ -1,4 +1,4 @@
-"""Averaging whose workers die, and how it ends."""
+"""Averaging whose workers die, are interrupted or are closed."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ from pysampler.errors import BusyError, ClosedError, WaitTimeoutError, WorkerLos
 
 
 class Hangs(Adds):
-    """In its second round, trainer 1 tells that it is at work, and waits to go on."""
+    """In its second round, trainer 1 writes "at work" and waits to read "go on"."""
 
     def __init__(self, folder, index, seed):
         super().__init__(index, seed)
@@ -26,13 +26,13 @@ class Hangs(Adds):
 
     def train(self, steps):
         if (self.index, self.rounds) == (1, 1):
-            (self.folder / "at work").write_text("")  # once somebody reads it
-            (self.folder / "go on").read_text()  # until somebody writes
+            (self.folder / "at work").write_text("")  # blocks until the test reads it
+            (self.folder / "go on").read_text()  # blocks until the test writes
         return super().train(steps)
 
 
 def at_work(folder, then):
-    """A thread that does something once the trainer is at work."""
+    """Start a thread that calls ``then`` once the trainer is at work."""
 
     def run():
         (folder / "at work").read_text()
@@ -48,7 +48,7 @@ def kill_at_work(averaging, index, folder):
     return at_work(folder, lambda: os.kill(pid, signal.SIGKILL))
 
 
-def test_a_worker_that_is_killed_while_it_trains_is_told_of(fifos, nothing_left):
+def test_a_worker_killed_while_training_raises(fifos, nothing_left):
     with Averaging(functools.partial(Hangs, fifos), 3) as averaging:
         averaging.round(1)
         pids = averaging._pool.pids
@@ -63,7 +63,7 @@ def test_a_worker_that_is_killed_while_it_trains_is_told_of(fifos, nothing_left)
         assert not any(map(psutil.pid_exists, pids))
 
 
-def test_a_worker_that_is_killed_while_it_trains_is_replaced_if_asked_for(fifos, nothing_left):
+def test_a_worker_killed_while_training_restarts_if_asked(fifos, nothing_left):
     make = functools.partial(Hangs, fifos)
     with Averaging(make, 3, on_worker_loss="restart", seed=1) as averaging:
         first = averaging.round(1)
@@ -74,7 +74,7 @@ def test_a_worker_that_is_killed_while_it_trains_is_replaced_if_asked_for(fifos,
         assert second.lost == [1]
         assert second.reports[1] == {}
         assert second.seconds["training"][1] == 0
-        assert averaging.weights["w"].tolist() == [4.0, 4.0]  # of 2 + 1 and 2 + 3
+        assert averaging.weights["w"].tolist() == [4.0, 4.0]  # the mean of 2 + 1 and 2 + 3
         third = averaging.round(1)
         assert third.lost == []
         assert [report["began"] for report in third.reports] == [4.0] * 3
@@ -84,7 +84,7 @@ def test_a_worker_that_is_killed_while_it_trains_is_replaced_if_asked_for(fifos,
         assert seeds[0][::2] == seeds[1][::2]
 
 
-def test_a_worker_that_is_killed_between_rounds_is_replaced():
+def test_a_worker_killed_between_rounds_restarts():
     with Averaging(Adds, 2, on_worker_loss="restart") as averaging:
         averaging.round(2)
         os.kill(averaging._pool.pids[0], signal.SIGKILL)
@@ -94,7 +94,7 @@ def test_a_worker_that_is_killed_between_rounds_is_replaced():
         assert averaging.round(2).lost == []
 
 
-def test_if_all_are_lost_the_average_stays(tmp_path):
+def test_the_average_is_kept_if_all_workers_die(tmp_path):
     class Dies(Adds):
         def train(self, steps):
             if not (mark := tmp_path / str(self.index)).exists():
@@ -109,7 +109,7 @@ def test_if_all_are_lost_the_average_stays(tmp_path):
         assert averaging.weights["w"].tolist() == [3.0, 3.0]
 
 
-def test_a_worker_that_dies_again_and_again_is_told_of(nothing_left):
+def test_a_worker_lost_more_than_max_restarts_raises(nothing_left):
     class Dies(Adds):
         def train(self, steps):
             if self.index == 1:
@@ -123,7 +123,7 @@ def test_a_worker_that_dies_again_and_again_is_told_of(nothing_left):
             averaging.round(1)
 
 
-def test_the_first_may_be_lost_before_its_weights_are_known(tmp_path):
+def test_the_first_worker_may_die_before_sending_its_weights(tmp_path):
     class Dies(Adds):
         asked = 0
 
@@ -139,11 +139,11 @@ def test_the_first_may_be_lost_before_its_weights_are_known(tmp_path):
         assert averaging.round(1).lost == []
 
 
-# -- it ends ---------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------
 
 
 def interrupted(averaging, folder, monkeypatch):
-    """Ctrl-C in a round, once a trainer is at work and this process waits for it."""
+    """Send Ctrl-C in a round while a trainer works and this process waits for it."""
     waits = threading.Event()
     wait_some = averaging._pool.wait_some
 
@@ -163,7 +163,7 @@ def interrupted(averaging, folder, monkeypatch):
     thread.join()
 
 
-def test_ctrl_c_leaves_a_round_that_the_next_one_drops(fifos, monkeypatch):
+def test_the_round_after_ctrl_c_drops_the_interrupted_one(fifos, monkeypatch):
     with Averaging(functools.partial(Hangs, fifos), 2) as averaging:
         averaging.round(1)
         interrupted(averaging, fifos, monkeypatch)
@@ -174,11 +174,11 @@ def test_ctrl_c_leaves_a_round_that_the_next_one_drops(fifos, monkeypatch):
         assert averaging.weights["w"].tolist() == [3.0, 3.0]
 
 
-def test_a_round_that_takes_too_long_is_left_and_the_next_one_drops_it(fifos):
+def test_the_round_after_a_timeout_drops_the_late_one(fifos):
     with Averaging(functools.partial(Hangs, fifos), 2) as averaging:
         averaging.round(1, timeout=60)
         thread = at_work(fifos, lambda: None)
-        for _ in range(2):  # the second finds the first one's under way
+        for _ in range(2):  # the second finds the first one still running
             told = r"cannot train: trainers \[1\] have not answered in time"
             with pytest.raises(WaitTimeoutError, match=told):
                 averaging.round(1, timeout=0.05)
@@ -205,14 +205,14 @@ def test_a_round_may_be_interrupted_at_each_point(nothing_left):
         assert at_each_point(lambda: averaging.round(1), check) > 100
 
 
-def test_ctrl_c_and_close_wait_for_nobody(fifos, monkeypatch, nothing_left):
+def test_close_after_ctrl_c_does_not_wait_for_trainers(fifos, monkeypatch, nothing_left):
     with Averaging(functools.partial(Hangs, fifos), 2) as averaging:
         averaging.round(1)
         interrupted(averaging, fifos, monkeypatch)
     assert averaging.closed
 
 
-class Interrupted(Adds):
+class InterruptsRound2(Adds):
     def train(self, steps):
         if self.rounds == 1:
             self.rounds = 2
@@ -220,8 +220,8 @@ class Interrupted(Adds):
         return super().train(steps)
 
 
-def test_ctrl_c_without_workers_leaves_the_average(nothing_left):
-    with Averaging(Interrupted, 0) as averaging:
+def test_ctrl_c_without_workers_keeps_the_average(nothing_left):
+    with Averaging(InterruptsRound2, 0) as averaging:
         averaging.round(1)
         with pytest.raises(KeyboardInterrupt):
             averaging.round(1)
@@ -230,7 +230,7 @@ def test_ctrl_c_without_workers_leaves_the_average(nothing_left):
         assert averaging.weights["w"].tolist() == [2.0, 2.0]
 
 
-def test_a_training_that_ctrl_c_ended_is_not_repeated():
+def test_training_interrupted_by_ctrl_c_is_not_repeated():
     asked = []
 
     class Asked(Adds):
@@ -262,7 +262,7 @@ def test_trainers_are_closed(workers, tmp_path, nothing_left):
     assert repr(averaging) == f"<pysampler.Averaging {workers} workers, 1 rounds, closed>"
 
 
-def test_what_is_closed_holds_nothing_though_it_is_there(nothing_left):
+def test_a_closed_averaging_holds_no_resources(nothing_left):
     before = left()
     with Averaging(Adds, 2) as averaging:
         averaging.round(1)
@@ -272,7 +272,7 @@ def test_what_is_closed_holds_nothing_though_it_is_there(nothing_left):
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_what_nobody_refers_to_ends(workers, nothing_left):
+def test_a_dropped_averaging_frees_its_resources(workers, nothing_left):
     averaging = Averaging(Adds, workers)
     averaging.round(1)
     del averaging
@@ -295,7 +295,7 @@ print(*averaging._pool.pids, averaging.weights["w"])
 
 
 @pytest.mark.slow
-def test_a_program_that_does_not_close_leaves_nobody():
+def test_a_program_that_never_closes_leaves_no_process():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     *pids, weights = done.stdout.split()
@@ -303,7 +303,7 @@ def test_a_program_that_does_not_close_leaves_nobody():
     assert not any(psutil.pid_exists(int(pid)) for pid in pids)
 
 
-def test_one_thread_at_a_time(fifos):
+def test_concurrent_rounds_raise_busy_error(fifos):
     with Averaging(functools.partial(Hangs, fifos), 2) as averaging:
         averaging.round(1)
         told = []
@@ -320,7 +320,7 @@ def test_one_thread_at_a_time(fifos):
         assert not told
 
 
-def test_a_forked_child_is_told_that_it_is_not_its_own():
+def test_use_in_a_forked_child_raises_closed_error():
     with Averaging(Adds, 1) as averaging:
         pid = os.fork()
         if pid == 0:

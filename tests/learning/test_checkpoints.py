@@ -1,4 +1,4 @@
-"""What is saved comes back bit by bit, and what has the name of a checkpoint is whole."""
+"""Checkpoints restore every bit that was saved, and named files are always complete."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ from pysampler._learning.checkpoints import Checkpoints
 
 
 def bits(value):
-    """Type, order and every bit of a tree, as what can be compared."""
+    """Return the types, order and bits of a tree in a form that compares."""
     kind = type(value)
     if isinstance(value, dict):
         return kind, [(bits(key), bits(one)) for key, one in value.items()]
@@ -67,7 +67,7 @@ TREES = st.recursive(
 @pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(tree=TREES)
-def test_a_tree_comes_back_as_it_was(tree):
+def test_any_tree_round_trips(tree):
     with tempfile.TemporaryDirectory() as directory:
         checkpoints = Checkpoints(directory)
         checkpoints.save(1, tree=tree, held=Holder(tree))
@@ -77,29 +77,29 @@ def test_a_tree_comes_back_as_it_was(tree):
     assert bits(rest["tree"]) == bits(held.state) == bits(tree)
 
 
-def test_a_dtype_with_a_long_description_comes_back(tmp_path):
+def test_a_dtype_with_a_long_description_round_trips(tmp_path):
     array = np.zeros(2, [(f"{i} \N{GREEK SMALL LETTER PI}", "f4", (2,)) for i in range(1000)])
     Checkpoints(tmp_path).save(0, array=array)
     same(Checkpoints(tmp_path).restore()["array"], array)
 
 
-def test_odd_arrays_and_numbers_come_back(tmp_path):
+def test_unusual_arrays_and_numbers_round_trip(tmp_path):
     tree = {
         "column order": np.asfortranarray(np.arange(6).reshape(2, 3)),
         "every other": np.arange(10)[::2],
         "none": np.zeros((0, 3)),
         "alone": np.array(3.5),
-        "huge": -(7**9999),  # of more digits than Python makes decimals of
-        "list": ["list", 1],  # what might be taken for a node
+        "huge": -(7**9999),  # more digits than Python converts to decimals
+        "list": ["list", 1],  # looks like an encoded node
     }
     Checkpoints(tmp_path).save(0, tree=tree)
     back = Checkpoints(tmp_path).restore()["tree"]
     assert back.pop("huge") == tree.pop("huge")
     same(tree, back)
-    back["alone"][...] = 1  # nobody else's memory, and writable
+    back["alone"][...] = 1  # writable, with memory of its own
 
 
-def test_the_same_names_as_those_of_arguments(tmp_path):
+def test_parts_may_be_named_like_arguments(tmp_path):
     parts = {"self": 1, "file": 2, "about": 3, "allow_pickle": 4, "parts": 5}
     Checkpoints(tmp_path).save(3, **parts)
     assert Checkpoints(tmp_path).restore() == {**parts, "step": 3}
@@ -109,12 +109,12 @@ def test_the_same_names_as_those_of_arguments(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
-def test_a_generator_goes_on(kind, tmp_path):
+def test_a_restored_generator_continues_its_stream(kind, tmp_path):
     def make(seed):
         return np.random.Generator(getattr(np.random, kind)(seed))
 
     generator, other = make(1), make(2)
-    generator.integers(100, size=3, dtype=np.uint32)  # which leaves half a number
+    generator.integers(100, size=3, dtype=np.uint32)  # leaves half a number buffered
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, generator=generator)
     assert checkpoints.restore(generator=other) == {"step": 1}
@@ -123,7 +123,7 @@ def test_a_generator_goes_on(kind, tmp_path):
         assert generator.normal() == other.normal()
 
 
-def test_a_replay_is_returned_and_goes_on(tmp_path):
+def test_a_restored_replay_continues_its_samples(tmp_path):
     replay = make_replay()
     replay.sample(3)
     checkpoints = Checkpoints(tmp_path)
@@ -136,7 +136,7 @@ def test_a_replay_is_returned_and_goes_on(tmp_path):
         np.testing.assert_array_equal(ours.fields["x"], theirs.fields["x"])
 
 
-def test_a_file_is_an_archive_of_arrays_alone(tmp_path):
+def test_a_checkpoint_file_is_an_archive_of_arrays(tmp_path):
     path = Checkpoints(tmp_path).save(1, x=[np.zeros(3), np.ones(2)], y={"a": (1, None)})
     with zipfile.ZipFile(path) as archive:
         assert {"0.npy", "1.npy", "about.npy"} <= {*archive.namelist()}
@@ -175,7 +175,7 @@ def learn(torch, net, optimizer, schedule, steps):
 
 
 @pytest.mark.slow
-def test_training_continues_as_if_it_had_never_stopped(torch, tmp_path):
+def test_resumed_training_equals_uninterrupted_training(torch, tmp_path):
     net, optimizer, schedule = learner(torch, 1)
     learn(torch, net, optimizer, schedule, 5)
     checkpoints = Checkpoints(tmp_path)
@@ -206,7 +206,7 @@ def test_training_continues_as_if_it_had_never_stopped(torch, tmp_path):
         *("float8_e5m2", "float8_e4m3fn"),
     ],
 )
-def test_tensors_come_back_as_tensors(dtype, torch, tmp_path):
+def test_tensors_round_trip_with_dtype_and_bits(dtype, torch, tmp_path):
     dtype = getattr(torch, dtype)
     numbers = torch.arange(6, dtype=torch.float32).reshape(2, 3).to(dtype)
     tensors = [numbers, numbers.T, numbers[1, 2], numbers[:0], numbers[:, 1]]
@@ -222,13 +222,13 @@ def test_tensors_come_back_as_tensors(dtype, torch, tmp_path):
         assert torch.equal(ours.contiguous().view(torch.uint8), theirs.view(torch.uint8))
 
 
-def test_a_parameter_comes_back_as_a_tensor_and_an_array_as_an_array(torch, tmp_path):
+def test_parameters_become_tensors_and_arrays_stay_arrays(torch, tmp_path):
     Checkpoints(tmp_path).save(1, both=(torch.nn.Parameter(torch.ones(2)), np.ones(2)))
     tensor, array = Checkpoints(tmp_path).restore()["both"]
     assert (type(tensor), tensor.requires_grad, type(array)) == (torch.Tensor, False, np.ndarray)
 
 
-def test_a_module_learns_which_version_its_state_is_of(torch, tmp_path):
+def test_module_state_keeps_its_version_metadata(torch, tmp_path):
     class Versioned(torch.nn.Linear):
         _version = 3
 
@@ -242,7 +242,7 @@ def test_a_module_learns_which_version_its_state_is_of(torch, tmp_path):
     assert net[0].found == 3
 
 
-def test_that_there_is_no_torch_is_no_damage(torch, tmp_path, monkeypatch):
+def test_missing_torch_raises_import_error_on_restore(torch, tmp_path, monkeypatch):
     Checkpoints(tmp_path).save(1, x=torch.zeros(3))
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match="torch"):
@@ -250,7 +250,7 @@ def test_that_there_is_no_torch_is_no_damage(torch, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["sparse", "meta"])
-def test_odd_tensors_are_refused(kind, torch, tmp_path):
+def test_sparse_and_meta_tensors_are_refused(kind, torch, tmp_path):
     tensor = torch.zeros(3, device="meta") if kind == "meta" else torch.zeros(3).to_sparse()
     with pytest.raises(TypeError, match=r"tree\['x'\] is a sparse, quantized or meta tensor"):
         Checkpoints(tmp_path).save(1, tree={"x": tensor})
@@ -270,11 +270,11 @@ def test_without_tensors_torch_is_not_imported(tmp_path):
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
 
 
-# -- which there are -------------------------------------------------------------------------------
+# -- files in the directory ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep", [1, 2, 5])
-def test_the_newest_are_kept(keep, tmp_path):
+def test_the_newest_checkpoints_are_kept(keep, tmp_path):
     checkpoints = Checkpoints(tmp_path / "a" / "b", keep=keep)
     assert (checkpoints.steps(), checkpoints.latest, checkpoints.restore()) == ([], None, None)
     assert not (tmp_path / "a").exists()
@@ -290,7 +290,7 @@ def test_the_newest_are_kept(keep, tmp_path):
     assert len(names(path.parent)) == min(keep, len(steps))
 
 
-def test_what_else_lies_there_is_left_alone(tmp_path):
+def test_other_files_in_the_directory_are_left_alone(tmp_path):
     others = [
         *("checkpoint-1.npz", "checkpoint-0000000000001.npz", "checkpoint-000000000001"),
         *("checkpoint-000000000001.npz.bak", ".replay.npz.0123456789abcdef.saving", "notes"),
@@ -306,7 +306,7 @@ def test_what_else_lies_there_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["link", "broken link", "directory"])
-def test_an_old_checkpoint_that_was_moved_elsewhere_harms_none_that_follows(what, tmp_path):
+def test_a_link_or_directory_in_place_of_an_old_checkpoint_is_harmless(what, tmp_path):
     checkpoints = Checkpoints(tmp_path / "here", keep=1)
     path = checkpoints.save(1, x=1)
     elsewhere = path.rename(tmp_path / "another disk")
@@ -314,22 +314,22 @@ def test_an_old_checkpoint_that_was_moved_elsewhere_harms_none_that_follows(what
         path.mkdir()
     else:
         path.symlink_to(elsewhere if what == "link" else tmp_path / "nothing")
-    left = [path.name] * (what == "directory")  # which is not ours
+    left = [path.name] * (what == "directory")  # not ours to remove
     for step in (2, 3):
         checkpoints.save(step, x=step)
         assert names(tmp_path / "here") == [*left, f"checkpoint-{step:012d}.npz"]
         assert checkpoints.restore() == {"x": step, "step": step}
-    assert elsewhere.is_file()  # the link goes, not what it leads to
+    assert elsewhere.is_file()  # the link is removed, its target stays
 
 
-def test_what_a_killed_save_left_goes_with_the_next(tmp_path):
+def test_files_of_a_killed_save_are_removed_by_the_next(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=1)
     (tmp_path / ".checkpoint-000000000001.npz.0123456789abcdef.saving").touch()
     checkpoints.save(2, x=2)
     assert names(tmp_path) == ["checkpoint-000000000002.npz"]
 
 
-def test_a_directory_that_cannot_be_listed_is_not_one_without_checkpoints(tmp_path):
+def test_an_unreadable_directory_raises(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         Checkpoints(tmp_path / "file").restore()

@@ -1,4 +1,4 @@
-"""Checkpoints that are refused: what cannot be saved, damage, saves that were killed."""
+"""Checkpoints that are refused: unsupported values, damaged files; and killed saves."""
 
 import inspect
 import io
@@ -50,14 +50,14 @@ class Pair(NamedTuple):
         (Holder({"x": object()}), r"part\['x'\]", "a object"),
     ],
 )
-def test_what_has_no_form_is_refused_before_anything_is_written(part, place, what, tmp_path):
+def test_unsupported_values_are_refused_before_writing(part, place, what, tmp_path):
     checkpoints = Checkpoints(tmp_path / "new")
     with pytest.raises(TypeError, match=f"^cannot save checkpoint: {place} is {what}"):
         checkpoints.save(1, fine=np.zeros(3), replay=make_replay(1), part=part)
     assert names(tmp_path) == []
 
 
-def test_a_tree_within_itself_is_refused(tmp_path):
+def test_a_recursive_or_too_deep_tree_is_refused(tmp_path):
     tree = {"x": [1]}
     tree["x"].append(tree)
     with pytest.raises(TypeError, match=r"part\['x'\]\[1\]\['x'\] is nested without end"):
@@ -72,24 +72,24 @@ def test_a_tree_within_itself_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0, -1, 1.5, True, None])
-def test_a_bad_keep(keep, tmp_path):
+def test_bad_keep_is_refused(keep, tmp_path):
     with pytest.raises(ValueError, match=f"keep {keep}, expected a whole number of at least 1"):
         Checkpoints(tmp_path, keep=keep)
 
 
 @pytest.mark.parametrize("step", [-1, 1.0, True, None, "1"])
-def test_a_bad_step(step, tmp_path):
+def test_bad_steps_are_refused(step, tmp_path):
     with pytest.raises(ValueError, match=f"step {step!r}, expected a whole number of at least 0"):
         Checkpoints(tmp_path).save(step)
 
 
 @pytest.mark.parametrize("name", ["step", "a/b", "", "..", "a b"])
-def test_a_bad_name(name, tmp_path):
+def test_bad_part_names_are_refused(name, tmp_path):
     with pytest.raises(ValueError, match=f"part {name!r}, expected a name other than 'step'"):
         Checkpoints(tmp_path).save(1, **{name: 1})
 
 
-def test_a_checkpoint_is_newer_than_those_there_are(tmp_path):
+def test_save_refuses_a_step_that_is_not_newer(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(5, x=1)
     for step in (4, 5):
@@ -98,7 +98,7 @@ def test_a_checkpoint_is_newer_than_those_there_are(tmp_path):
     assert checkpoints.restore() == {"x": 1, "step": 5}
 
 
-def test_nothing_is_handed_over_unless_all_can_be(tmp_path):
+def test_restore_changes_no_part_unless_all_parts_fit(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     saved = {"held": Holder({"a": 1}), "random": np.random.default_rng(1), "number": 3}
     checkpoints.save(5, **saved, replay=make_replay())
@@ -139,7 +139,7 @@ def saved_one(directory):
 
 
 def refuses(checkpoints, file):
-    """Whether it is refused; what is not comes back whole."""
+    """Return whether restore refuses the file; otherwise check that all of it is restored."""
     held = Holder("as before")
     try:
         rest = checkpoints.restore(held=held)
@@ -176,7 +176,7 @@ def test_a_garbled_file_is_refused(part, garbage, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flip", [0x01, 0x08, 0x10, 0xFF])
-def test_a_flipped_bit_is_found_or_does_not_matter(flip, tmp_path):
+def test_a_flipped_bit_is_refused_or_harmless(flip, tmp_path):
     checkpoints, path = saved_one(tmp_path)
     whole = path.read_bytes()
     refused = 0
@@ -186,10 +186,10 @@ def test_a_flipped_bit_is_found_or_does_not_matter(flip, tmp_path):
         damaged[at] ^= flip
         path.write_bytes(damaged)
         refused += refuses(checkpoints, path)
-    assert refused > 0.6 * len(places)  # the rest is dates, and what else an archive says twice
+    assert refused > 0.6 * len(places)  # other bits are dates and redundant parts of the archive
 
 
-def test_a_shape_that_says_less_is_found(tmp_path):
+def test_a_shrunken_shape_is_refused(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     path = checkpoints.save(1, held=Holder(np.zeros(9999)), replay=make_replay(9999, 9999))
     whole = path.read_bytes()
@@ -198,7 +198,7 @@ def test_a_shape_that_says_less_is_found(tmp_path):
     assert refuses(checkpoints, path)
 
 
-def test_a_file_that_is_missing_or_another_is_refused(tmp_path):
+def test_a_missing_or_foreign_file_is_refused(tmp_path):
     checkpoints, path = saved_one(tmp_path)
     path.unlink()
     assert checkpoints.latest == 1
@@ -220,7 +220,7 @@ def test_a_file_of_another_step_is_refused(tmp_path):
     assert refuses(checkpoints, path)
 
 
-def test_a_pipe_or_a_device_is_no_file_of_a_checkpoint(tmp_path):
+def test_a_pipe_or_device_is_refused(tmp_path):
     checkpoints, path = saved_one(tmp_path)
     path.unlink()
     os.mkfifo(path)
@@ -231,7 +231,7 @@ def test_a_pipe_or_a_device_is_no_file_of_a_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["0.npy", "replay/0.npy"])
-def test_a_file_that_says_it_is_huge_is_refused(part, tmp_path):
+def test_a_file_with_a_huge_declared_shape_is_refused(part, tmp_path):
     checkpoints, path = saved_one(tmp_path)
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
@@ -248,7 +248,7 @@ def test_a_file_that_says_it_is_huge_is_refused(part, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["empty directory", "file"])
-def test_a_name_alone_is_no_checkpoint(what, tmp_path):
+def test_an_empty_file_or_directory_is_refused(what, tmp_path):
     checkpoints, _ = saved_one(tmp_path)
     name = tmp_path / "checkpoint-000000000003.npz"
     name.touch() if what == "file" else name.mkdir()
@@ -272,7 +272,7 @@ def test_a_name_alone_is_no_checkpoint(what, tmp_path):
         ({"trees": {"a b": 1}}, "a part 'a b'"),
     ],
 )
-def test_another_format_is_refused(said, text, tmp_path):
+def test_other_formats_and_metadata_are_refused(said, text, tmp_path):
     checkpoints, path = saved_one(tmp_path)
     with np.load(path) as arrays:
         arrays = dict(arrays)
@@ -284,7 +284,7 @@ def test_another_format_is_refused(said, text, tmp_path):
 
 
 @pytest.mark.parametrize("part", ["0", "replay/0"])
-def test_what_is_pickled_is_refused(part, tmp_path):
+def test_pickled_arrays_are_refused(part, tmp_path):
     checkpoints, path = saved_one(tmp_path)
     with np.load(path) as arrays:
         arrays = dict(arrays)
@@ -294,10 +294,10 @@ def test_what_is_pickled_is_refused(part, tmp_path):
         checkpoints.restore()
 
 
-# -- ends in the middle ----------------------------------------------------------------------------
+# -- interrupted saves -----------------------------------------------------------------------------
 
 
-def test_what_cannot_be_written_leaves_what_there_was(tmp_path, monkeypatch):
+def test_a_failed_save_keeps_the_old_checkpoints(tmp_path, monkeypatch):
     checkpoints, _ = saved_one(tmp_path)
     before = names(tmp_path)
     monkeypatch.setattr(np.lib.format, "write_array", lambda *_, **__: 1 / 0)
@@ -308,7 +308,7 @@ def test_what_cannot_be_written_leaves_what_there_was(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("room", [0, 10, 700, 5000, 8100])
-def test_full_disk_leaves_the_old_checkpoints_and_names_the_new_one(tmp_path, room):
+def test_full_disk_keeps_old_checkpoints_and_names_the_new_one(tmp_path, room):
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(1, x=np.zeros(1000))
     before = names(tmp_path)
@@ -320,7 +320,7 @@ def test_full_disk_leaves_the_old_checkpoints_and_names_the_new_one(tmp_path, ro
 
 
 @pytest.mark.parametrize("room", [0, 10, 700, 2000])
-def test_full_disk_leaves_the_old_replay_and_names_it(tmp_path, room):
+def test_full_disk_keeps_the_old_replay_and_names_it(tmp_path, room):
     path = tmp_path / "replay"
     make_replay(count=3).save(path)
     before = path.read_bytes()
@@ -332,7 +332,7 @@ def test_full_disk_leaves_the_old_replay_and_names_it(tmp_path, room):
     assert names(tmp_path) == ["replay"]
 
 
-def test_all_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+def test_a_checkpoint_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
     checkpoints, _ = saved_one(tmp_path)
     synced, fsync, replace = [], os.fsync, os.replace
 
@@ -348,7 +348,9 @@ def test_all_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 
     def log_unlink(path):
         assert Path(path).name == "checkpoint-000000000001.npz"
-        assert tmp_path.stat().st_ino in synced  # an old one goes when the new one is safe
+        assert (
+            tmp_path.stat().st_ino in synced
+        )  # the old one is removed once the new one is on disk
         unlink(path)
 
     unlink = os.unlink
@@ -360,7 +362,7 @@ def test_all_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 
 
 class Stopper:
-    """Acts before the call of that number of those that change files, or might."""
+    """Calls ``act`` before the call numbered ``point`` of those that may change files."""
 
     CALLS = frozenset(
         [
@@ -438,8 +440,8 @@ KILLED = """if True:
 
 @pytest.mark.faults
 @pytest.mark.slow
-def test_whoever_is_killed_at_any_call_of_a_save_leaves_whole_checkpoints():
-    # A process of its own, with no threads, forks one to be killed for each point.
+def test_a_kill_at_any_call_of_save_leaves_complete_checkpoints():
+    # A separate process without threads forks a child to be killed at each point.
     run = subprocess.run(
         [sys.executable, "-c", inspect.getsource(Stopper) + KILLED],
         capture_output=True,
@@ -450,14 +452,16 @@ def test_whoever_is_killed_at_any_call_of_a_save_leaves_whole_checkpoints():
     assert (run.returncode, run.stderr) == (0, "")
     seen = [tuple(map(int, line.split())) for line in run.stdout.splitlines()]
     assert len(seen) > 50
-    assert seen == sorted(seen, key=lambda one: one[:2])  # from the old to the new, and not back
+    assert seen == sorted(
+        seen, key=lambda one: one[:2]
+    )  # from the old checkpoints to the new, never back
     assert {one[:2] for one in seen} == {(1, 2), (1, 3), (2, 3)}
-    assert {left for *_, left in seen} == {0, 1}  # and some did leave something behind
+    assert {left for *_, left in seen} == {0, 1}  # some kills leave a temporary file
     assert seen[-1] == (2, 3, 0)
 
 
 @pytest.mark.slow
-def test_ctrl_c_at_any_call_of_a_save_leaves_whole_checkpoints_and_nothing_else(tmp_path):
+def test_ctrl_c_at_any_call_of_save_leaves_only_complete_checkpoints(tmp_path):
     def interrupt():
         raise KeyboardInterrupt
 
@@ -470,7 +474,7 @@ def test_ctrl_c_at_any_call_of_a_save_leaves_whole_checkpoints_and_nothing_else(
         try:
             with Stopper(
                 len(seen), interrupt, but={"close"}
-            ):  # nor leaks what it would have closed
+            ):  # interrupting close would leak the file
                 checkpoints.save(3, held=Holder(3), replay=replay)
             interrupted = False
         except KeyboardInterrupt:
@@ -500,7 +504,7 @@ LOOP = """if True:
 
 @pytest.mark.faults
 @pytest.mark.slow
-def test_whoever_is_killed_at_random_leaves_whole_checkpoints(tmp_path):
+def test_a_kill_at_random_leaves_complete_checkpoints(tmp_path):
     print(f"PYSAMPLER_FAULT_SEED={SEED}")
     dice = random.Random(SEED)
     checkpoints = Checkpoints(tmp_path)

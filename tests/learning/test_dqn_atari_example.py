@@ -1,4 +1,4 @@
-"""examples/dqn_atari.py learns from pixels, whether Atari games are installed or not."""
+"""examples/dqn_atari.py learns from pixels, with and without Atari games installed."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 class Catch(gym.Env):
-    """A ball falls from the top of 5 x 5 pixels; the bar at the bottom catches it, or does not."""
+    """A ball falls from the top of 5 x 5 pixels; a bar at the bottom may catch it."""
 
     observation_space = gym.spaces.Box(0, 255, (5, 5, 1), np.uint8)
     action_space = gym.spaces.Discrete(3)
@@ -43,7 +43,7 @@ class Catch(gym.Env):
 
 
 class Noise(gym.Env):
-    """Shows other random frames in each step; episodes of 20 steps end in either way."""
+    """Shows random frames; episodes of 20 steps alternate between termination and truncation."""
 
     observation_space = gym.spaces.Box(0, 255, (6, 5), np.uint8)
     action_space = gym.spaces.Discrete(3)
@@ -83,9 +83,9 @@ def dqn(monkeypatch):
 
 @pytest.fixture
 def call(dqn, monkeypatch, capsys):
-    """A function that calls main with options, and returns its result."""
+    """Return a function that calls main with options and returns its result."""
     gym.register("Catch-v0", Catch)
-    # Workers cannot import this file or, by the name it has here, the example.
+    # Workers cannot import this file, nor the example by its name here.
     for module in (sys.modules[__name__], dqn):
         cloudpickle.register_pickle_by_value(module)
 
@@ -113,7 +113,7 @@ def quick_settings(dqn, monkeypatch):
 
 
 def learner_of(dqn, **changes):
-    """A learner of stacks of four frames."""
+    """Return a learner of stacks of four frames."""
     space = stacked_noise().observation_space
     net = dqn.Network(space, 3, is_stack=True)
     learner = dqn.Learner(net, replace(dqn.ATARI, capacity=300, **changes))
@@ -123,7 +123,7 @@ def learner_of(dqn, **changes):
     return learner, like
 
 
-def test_batches_are_those_of_a_buffer_of_whole_stacks_with_clipped_rewards(dqn):
+def test_batches_equal_a_plain_buffer_with_clipped_rewards(dqn):
     learner, like = learner_of(dqn)
     s = learner.settings
     plain = pysampler.ReplayBuffer(300, like, n_step=s.n_step, gamma=s.gamma, seed=3)
@@ -153,14 +153,14 @@ def test_batches_are_those_of_a_buffer_of_whole_stacks_with_clipped_rewards(dqn)
             )
             np.testing.assert_array_equal(drawn.rewards, expected.rewards)
             np.testing.assert_array_equal(drawn.discounts, expected.discounts)
-    assert returns == {20 * 23.0 - 2 * 210.0}  # what the env gave, not clipped
+    assert returns == {20 * 23.0 - 2 * 210.0}  # the env's rewards, not clipped
     assert drawn.fields["observations"].dtype == np.uint8
     assert learner.steps == 800
-    # Frames are as small as their numbers here, and each record has its oldest frame's number too.
+    # Frames are as small as their indices here, and each record also stores its oldest index.
     assert learner.replay.nbytes < plain.nbytes * 0.55
 
 
-def test_goals_go_on_after_truncation_and_stop_at_termination(dqn):
+def test_goals_bootstrap_at_truncation_but_not_at_termination(dqn):
     learner, _ = learner_of(dqn, n_step=2, gamma=0.5)
     with torch.no_grad():  # the target is another network
         learner.target.head.bias += torch.tensor([1.0, 2.0, 3.0])
@@ -192,7 +192,7 @@ def test_goals_go_on_after_truncation_and_stop_at_termination(dqn):
 
 
 @pytest.mark.slow
-def test_an_update_moves_the_values_of_the_actions_taken_to_the_goals(dqn):
+def test_updates_move_values_of_taken_actions_to_the_goals(dqn):
     learner, _ = learner_of(dqn, n_step=1, gamma=0.0, rate=1e-3)
     images = np.random.default_rng(1).integers(0, 256, (6, 4, 6, 5), dtype=np.uint8)
     actions, rewards = np.arange(6) % 3, np.array([1.0, -1, 0, -1, 0, 1])
@@ -210,7 +210,7 @@ def test_an_update_moves_the_values_of_the_actions_taken_to_the_goals(dqn):
     np.testing.assert_allclose(values[np.arange(6), actions], rewards, atol=0.1)
 
 
-def test_the_target_network_is_a_copy_of_the_network_every_few_updates(dqn):
+def test_the_target_network_is_copied_every_few_updates(dqn):
     learner, _ = learner_of(dqn, target=10, updates=4)
     images = np.zeros((6, 4, 6, 5), np.uint8)
     learner.replay.add(
@@ -232,7 +232,7 @@ def test_epsilon_is_the_share_of_random_actions(dqn):
     policy = dqn.EpsilonGreedy(net)
     images = torch.randint(0, 256, (300, 4, 6, 5), dtype=torch.uint8)
     with torch.no_grad():
-        net.head.weight *= 10  # so that not one action is the best of all images
+        net.head.weight *= 10  # so that no single action is the best for all images
         best = net(images).argmax(1)
         assert len(best.unique()) > 1
         assert torch.equal(policy(images, torch.zeros(300)), best)
@@ -244,7 +244,7 @@ def test_epsilon_is_the_share_of_random_actions(dqn):
     assert acted[150:].unique().tolist() == [0, 1, 2]
 
 
-def test_the_network_sees_bytes_as_parts_of_one_wherever_the_channels_are(dqn):
+def test_the_network_scales_bytes_and_accepts_either_channel_order(dqn):
     box = gym.spaces.Box
     net = dqn.Network(box(0, 255, (4, 6, 5), np.uint8), 3, is_stack=True)
     channels_last = dqn.Network(box(0, 255, (6, 5, 4), np.uint8), 3, is_stack=False)
@@ -263,7 +263,7 @@ def test_the_network_sees_bytes_as_parts_of_one_wherever_the_channels_are(dqn):
     torch.testing.assert_close(rough, values, rtol=0, atol=0.02)
 
 
-def test_images_of_84_x_84_get_the_network_of_dqn(dqn):
+def test_84_x_84_images_use_the_dqn_network(dqn):
     net = dqn.Network(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), 6, is_stack=True)
     assert sum(p.numel() for p in net.parameters()) == 1_687_206
     small = dqn.Network(gym.spaces.Box(0, 1, (10, 10, 4), bool), 3, is_stack=False)
@@ -272,12 +272,12 @@ def test_images_of_84_x_84_get_the_network_of_dqn(dqn):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("actors", [0, 1])
-def test_it_learns_from_pixels_saves_plays_and_resumes(actors, call, quick_settings, tmp_path):
+def test_training_on_pixels_saves_plays_and_resumes(actors, call, quick_settings, tmp_path):
     arguments = ["--env", "Catch-v0", "--actors", actors, "--save", tmp_path / "best.pt"]
     kept = ["--checkpoints", tmp_path / "run", "--checkpoint-replay"]
     result = call(*arguments, *kept, "--steps", "15000", "--until", "0.9")
-    assert result["return"] >= 0.9  # random ones are of about -0.6
-    assert result["updates"] >= (result["steps"] - 200) / 4  # the actors waited for these
+    assert result["return"] >= 0.9  # a random policy gets about -0.6
+    assert result["updates"] >= (result["steps"] - 200) / 4  # actors wait for these updates
     played = call("--env", "Catch-v0", "--play", tmp_path / "best.pt")
     assert played["return"] > 0.5
 
@@ -287,13 +287,13 @@ def test_it_learns_from_pixels_saves_plays_and_resumes(actors, call, quick_setti
     assert resumed["resumed"] == steps
     assert resumed["steps"] >= steps + 200
     assert resumed["replay"] == resumed["steps"]
-    assert resumed["return"] > 0.7  # it explores as little as before, with the saved weights
+    assert resumed["return"] > 0.7  # with the saved weights and the old epsilon
     saved = pysampler.Checkpoints(tmp_path / "run").restore()
     assert saved["updates"] == resumed["updates"] > result["updates"]
 
 
 @pytest.mark.slow
-def test_checkpoints_go_without_the_replay_buffer_unless_asked(call, quick_settings, tmp_path):
+def test_checkpoints_omit_the_replay_buffer_unless_asked(call, quick_settings, tmp_path):
     arguments = ["--env", "Catch-v0", "--actors", "0", "--checkpoints", tmp_path]
     first = call(*arguments, "--steps", "500")
     saved = pysampler.Checkpoints(tmp_path).restore()
@@ -305,7 +305,7 @@ def test_checkpoints_go_without_the_replay_buffer_unless_asked(call, quick_setti
     assert 0 < resumed["updates"] - first["updates"] <= resumed["replay"] / 2
 
 
-def test_few_records_are_enough_to_begin_if_there_is_no_room_for_more(call, dqn, monkeypatch):
+def test_a_small_capacity_shortens_the_warm_up(call, dqn, monkeypatch):
     monkeypatch.setattr(dqn, "SMALL", replace(dqn.SMALL, warmup=10_000))
     result = call("--env", "Catch-v0", "--actors", "0", "--capacity", "100", "--steps", "200")
     assert result["replay"] == 100
@@ -320,7 +320,7 @@ def test_few_records_are_enough_to_begin_if_there_is_no_room_for_more(call, dqn,
         ("MinAtar/Breakout-v7", "minatar", "minatar"),
     ],
 )
-def test_what_is_not_installed_is_named(env, module, package, call, monkeypatch):
+def test_missing_packages_are_named(env, module, package, call, monkeypatch):
     if module == "cv2":
         pytest.importorskip("ale_py", reason="games of the ALE are not installed")
     for name in (module, f"{module}.gym"):
@@ -329,7 +329,7 @@ def test_what_is_not_installed_is_named(env, module, package, call, monkeypatch)
         call("--env", env)
 
 
-def test_envs_that_it_cannot_learn_are_refused(call):
+def test_unsupported_envs_are_refused(call):
     with pytest.raises(SystemExit, match=r"cannot learn CartPole-v1: .*expected a Box of 3 dim"):
         call("--env", "CartPole-v1")
     with pytest.raises(SystemExit, match=r"cannot make Nowhere-v0: .*Nowhere"):
@@ -344,7 +344,7 @@ def test_envs_that_it_cannot_learn_are_refused(call):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("actors", [0, 1])
-def test_pong_is_learned_from_stacks_of_four_screens(actors, call, quick_settings, tmp_path):
+def test_pong_trains_on_stacks_of_four_screens(actors, call, quick_settings, tmp_path):
     for module in ("ale_py", "cv2"):
         pytest.importorskip(module, reason="pip install 'pysampler[atari]'")
     arguments = ["--actors", actors, "--envs-per-actor", "2", "--capacity", "2000"]
@@ -357,11 +357,11 @@ def test_pong_is_learned_from_stacks_of_four_screens(actors, call, quick_setting
     images = drawn.fields["observations"]
     assert images.shape == (100, 4, 84, 84)
     assert images.dtype == np.uint8
-    assert len(np.unique(images)) > 3  # the field, the ball and bats, and what is around them
+    assert len(np.unique(images)) > 3  # the field, ball, bats and borders
 
 
 @pytest.mark.slow
-def test_minatar_is_learned_from_its_own_channels(call, quick_settings):
+def test_minatar_trains_on_its_own_channels(call, quick_settings):
     pytest.importorskip("minatar", reason="pip install minatar")
     arguments = ["--env", "MinAtar/Breakout-v1", "--actors", "0", "--steps", "600"]
     result = call(*arguments)

@@ -1,4 +1,4 @@
-"""Statistics of whole episodes, however many rollouts or records they are in."""
+"""Statistics of complete episodes, which may span several rollouts or batches of records."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pysampler
 
 
 class Steps(gym.Env):
-    """Its episodes have lengths of their own; each observation and info is the step's number."""
+    """Its episodes have random lengths; observations and infos count the steps."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = gym.spaces.Discrete(9)
@@ -51,7 +51,7 @@ EVERYTHING = ["observations", "actions", "rewards", "extras", "infos"]
 
 
 @pytest.mark.parametrize("options", [{}, {"min_envs": 1, "allow_partial": True}], ids=str)
-def test_of_rollouts(options):
+def test_statistics_of_rollouts(options):
     statistics = pysampler.EpisodeStatistics(describe, keep=EVERYTHING, window=7)
     newest = []
     with pysampler.Rollouts(
@@ -73,7 +73,7 @@ def test_of_rollouts(options):
 
 
 @pytest.mark.parametrize("steps", [None, 6])
-def test_of_records(steps):
+def test_statistics_of_records(steps):
     statistics = pysampler.EpisodeStatistics(describe, keep=EVERYTHING)
     lengths = []
     with pysampler.Actors(
@@ -88,12 +88,12 @@ def test_of_records(steps):
     assert len(lengths) == statistics.count > 5
 
 
-def test_episodes_of_which_a_part_is_missing_are_left_out():
+def test_episodes_with_missing_parts_are_left_out():
     statistics = pysampler.EpisodeStatistics(describe, keep=EVERYTHING)
     with pysampler.Rollouts(
         Steps, policy, 10, num_envs=6, vector_kwargs={"num_workers": 0}, seed=1
     ) as rollouts:
-        next(rollouts)  # which is not passed on
+        next(rollouts)  # not passed to the statistics
         for number in range(30):
             rollout = next(rollouts)
             if number % 3 == 2:
@@ -110,7 +110,7 @@ def test_episodes_of_which_a_part_is_missing_are_left_out():
     assert statistics.count > 5
 
 
-def test_lost_episodes_are_none_and_neither_are_those_begun_in_a_warm_up():
+def test_lost_and_warm_up_episodes_do_not_count():
     statistics = pysampler.EpisodeStatistics(describe, keep=EVERYTHING)
     kwargs = {"num_workers": 2, "on_worker_loss": "restart"}
     with pysampler.Rollouts(
@@ -123,11 +123,11 @@ def test_lost_episodes_are_none_and_neither_are_those_begun_in_a_warm_up():
             whole += len(rollout.ended) - len(found.get("length", ()))
             if number in (3, 8):
                 os.kill(rollouts.envs._pool.pids[0], signal.SIGKILL)
-    assert 0 < whole <= 4  # one of each env, at most: which had begun in the warm-up
+    assert 0 < whole <= 4  # at most one per env, begun in the warm-up
     assert statistics.count > 10
 
 
-def test_what_is_not_kept_is_none():
+def test_fields_that_are_not_kept_are_none():
     def describe(episode):
         assert episode.observations is episode.extras is episode.infos is None
         assert episode.last_observation is None
@@ -144,7 +144,7 @@ def test_what_is_not_kept_is_none():
     ("returned", "expected"),
     [(3, "expected a dict of numbers"), ({"a": "x"}, "expected a dict"), (None, "expected a dict")],
 )
-def test_functions_that_return_something_else(returned, expected):
+def test_functions_must_return_a_dict_of_numbers(returned, expected):
     statistics = pysampler.EpisodeStatistics(lambda _: returned)
     with (
         pysampler.Rollouts("CartPole-v1", lambda o: (o[:, 2] > 0) * 1, 99, num_envs=4) as rollouts,
@@ -153,7 +153,7 @@ def test_functions_that_return_something_else(returned, expected):
         statistics.add(next(rollouts))
 
 
-def test_what_is_refused():
+def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="'rewads', expected some of"):
         pysampler.EpisodeStatistics(describe, keep=["rewads"])
     with pytest.raises(TypeError, match="expected a function"):
@@ -165,7 +165,7 @@ def test_what_is_refused():
 
 
 class Eight(gym.Env):
-    """Each episode has eight steps; observations are the episode's number."""
+    """Its episodes have eight steps; the observation is the episode's number."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = gym.spaces.Discrete(2)
@@ -183,7 +183,7 @@ class Eight(gym.Env):
 
 @pytest.mark.parametrize("steps", [None, 4])
 def test_parts_of_two_episodes_are_never_joined(steps):
-    """Where as many records are dropped as an episode has, lengths alone would not tell."""
+    """Lengths alone would not show a gap of exactly one episode's length."""
 
     def describe(episode):
         return {"lowest": episode.observations.min(), "highest": episode.observations.max()}
@@ -211,7 +211,7 @@ def test_parts_of_two_episodes_are_never_joined(steps):
     assert 2 not in whole["lowest"]
 
 
-def test_other_names_than_before_are_refused_in_the_first_batch_too():
+def test_changed_names_are_refused_also_in_the_first_batch():
     names = iter("aab")
     statistics = pysampler.EpisodeStatistics(lambda _: {next(names): 1.0})
     with pysampler.Rollouts("CartPole-v1", lambda o: (o[:, 2] > 0) * 1, 99, num_envs=4) as rollouts:

@@ -1,4 +1,4 @@
-"""Several learners of examples/ppo_learners.py become what one becomes, and end together."""
+"""Several learners of examples/ppo_learners.py equal one learner, and end together."""
 
 import contextlib
 import importlib
@@ -38,7 +38,7 @@ def example(monkeypatch):
 
 @pytest.fixture
 def alone(example):
-    """The only learner there is."""
+    """Learners with a world size of 1."""
     learners = example.Learners(
         *(4, torch.device("cpu")), store=torch.distributed.HashStore(), rank=0, world_size=1
     )
@@ -48,7 +48,7 @@ def alone(example):
 
 @contextlib.contextmanager
 def started(*arguments, command=(SCRIPT,), **kwargs):
-    """A program in a session of its own, of which nothing is left at the end."""
+    """Run a program in a new session and check that no process of it is left."""
     process = subprocess.Popen(
         [sys.executable, *command, *arguments],
         stdout=subprocess.PIPE,
@@ -72,7 +72,7 @@ def started(*arguments, command=(SCRIPT,), **kwargs):
 
 
 def session(process):
-    """Return the processes that it has started, and theirs."""
+    """Return all other processes of the program's session."""
     found = []
     for one in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
@@ -89,20 +89,20 @@ def learners_of(process):
 
 
 def wait_until_it_shows(process, text):
-    """Return when a program has written a text to its stderr."""
-    said = ""
-    while text not in said:
+    """Wait until the program has written ``text`` to stderr."""
+    shown = ""
+    while text not in shown:
         read = process.stderr.read(1)
-        assert read, said
-        said = (said + read)[-2000:]
-    # Workers of the learners have a session of their own.
+        assert read, shown
+        shown = (shown + read)[-2000:]
+    # Workers of the learners are in other sessions.
     process.family = psutil.Process(process.pid).children(recursive=True)
 
 
-# -- what they learn -------------------------------------------------------------------------------
+# -- learning --------------------------------------------------------------------------------------
 
-# The parameters after each update go to a file. In double precision, so that rounding changes no
-# action: floats would within a few updates, and then all that follows.
+# Writes the parameters after each update to a file. In double precision, because rounding of floats
+# would change an action within a few updates, and everything after it.
 IN_DOUBLE = """
 import sys
 import torch
@@ -129,7 +129,7 @@ torch.save(updates, out)
 
 
 def updates_of(count, folder, *arguments):
-    """Return what each of ``count`` learners has after each update, and what the first prints."""
+    """Return the parameters of ``count`` learners after each update, and the first's result."""
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES), "GLOO_SOCKET_IFNAME": "lo"}
     options = ["--learners", str(count), "--quiet", "--json", *arguments]
     with contextlib.ExitStack() as stack:
@@ -144,10 +144,10 @@ def updates_of(count, folder, *arguments):
             )
             for rank in range(count)
         ]
-        said = [process.communicate(timeout=WATCHDOG) for process in processes]
-    for process, (_, errors) in zip(processes, said, strict=True):
+        outputs = [process.communicate(timeout=WATCHDOG) for process in processes]
+    for process, (_, errors) in zip(processes, outputs, strict=True):
         assert process.returncode == 0, errors
-    printed, *silent = [out for out, _ in said]
+    printed, *silent = [out for out, _ in outputs]
     assert not any(silent)
     updates = [torch.load(folder / f"{rank} of {count}") for rank in range(count)]
     return updates, json.loads(printed)
@@ -155,7 +155,7 @@ def updates_of(count, folder, *arguments):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_two_learners_become_what_one_becomes(env_id, tmp_path):
+def test_two_learners_equal_one(env_id, tmp_path):
     """Discrete and continuous actions, and shares of 2 and 3 envs."""
     arguments = ["--env", env_id, "--envs", "5", "--steps", "3200", "--workers", "1"]
     [one], result = updates_of(1, tmp_path, *arguments)
@@ -165,8 +165,8 @@ def test_two_learners_become_what_one_becomes(env_id, tmp_path):
     for update, (expected, mine, theirs) in enumerate(zip(one, first, second, strict=True)):
         for name, tensor in expected.items():
             assert tensor.dtype == torch.float64
-            assert torch.equal(mine[name], theirs[name])  # they add up the same numbers
-            # 2e-16 of rounding, which the 40 steps of the optimizer in each update multiply.
+            assert torch.equal(mine[name], theirs[name])  # they sum the same numbers
+            # Rounding of 2e-16, amplified by the 40 optimizer steps of each update.
             torch.testing.assert_close(mine[name], tensor, rtol=1e-8, atol=1e-8)
         if update > 0:
             assert not torch.allclose(expected["mean"], one[update - 1]["mean"])
@@ -174,14 +174,14 @@ def test_two_learners_become_what_one_becomes(env_id, tmp_path):
     assert shared["return"] == pytest.approx(result["return"])
 
 
-def test_a_minibatch_of_all_rows_is_learned_as_by_ppo(alone, example):
+def test_a_minibatch_of_all_rows_learns_like_ppo(alone, example):
     import ppo
 
     settings = example.Settings(envs=4, horizon=16, batches=1, entropy=0.01)
     spaces = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
     learned = []
     for shared in (True, False):
-        generator = torch.manual_seed(1)  # torch's own, which ppo.py draws from
+        generator = torch.manual_seed(1)  # torch's global generator, which ppo.py uses
         net = example.SharedActorCritic(spaces, alone, generator).double()
         optimizer = torch.optim.Adam(net.parameters(), 1e-2)
         batch = ppo.Batch(
@@ -194,16 +194,16 @@ def test_a_minibatch_of_all_rows_is_learned_as_by_ppo(alone, example):
         else:
             ppo.learn(net, optimizer, batch, settings)
         changed = [not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True)]
-        assert all(changed[1:])  # but the deviations that discrete actions do not have
+        assert all(changed[1:])  # discrete actions do not use the deviations
         learned.append(net.state_dict())
     for name, tensor in learned[0].items():
-        # Statistics of observations are of floats in ppo.py.
+        # ppo.py computes observation statistics in single precision.
         near = {"rtol": 1e-5, "atol": 1e-6} if name in {"mean", "var"} else {}
         torch.testing.assert_close(tensor, learned[1][name], **near)
 
 
 @pytest.mark.parametrize("discrete", [True, False])
-def test_an_action_depends_on_its_env_and_not_on_who_draws_it(example, discrete):
+def test_actions_depend_on_the_env_and_not_on_the_learner(example, discrete):
     actions = gym.spaces.Discrete(3) if discrete else gym.spaces.Box(-1, 1, (2,))
     spaces = gym.spaces.Box(-1, 1, (4,)), actions
     seen = torch.rand(6, 4, generator=torch.manual_seed(1))
@@ -248,20 +248,20 @@ def test_actions_are_drawn_from_the_distribution(example, discrete):
 def result_of(process):
     out, errors = process.communicate(timeout=WATCHDOG)
     assert process.returncode == 0, errors
-    [line] = out.splitlines()  # of the first learner only
+    [line] = out.splitlines()  # only the first learner prints
     return json.loads(line)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["itself", "torchrun"])
-def test_two_learners_report_what_all_have_sampled(by):
+def test_two_learners_report_the_samples_of_both(by):
     arguments = ["--quiet", "--json", "--steps", "4096", "--workers", "1"]
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT)
     command = torchrun if by == "torchrun" else (SCRIPT,)
     with started(*arguments, command=command) as process:
         result = result_of(process)
     assert result["steps"] == 4096
-    assert result["return"] > 15  # of episodes that ended; random ones are of about 20
+    assert result["return"] > 15  # of ended episodes; a random policy gets about 20
     assert result["seconds_in"]["exchange"] > 0
 
 
@@ -276,7 +276,7 @@ def test_learners_resume_from_a_checkpoint(tmp_path):
     assert result["steps"] == 4096
 
 
-def test_one_learner_needs_no_other_process(example, monkeypatch, capsys):
+def test_one_learner_starts_no_other_process(example, monkeypatch, capsys):
     arguments = ["--learners", "1", "--workers", "0", "--envs", "2", "--steps", "300"]
     monkeypatch.setattr(sys, "argv", [SCRIPT, "--quiet", "--json", *arguments])
     monkeypatch.setattr(example, "launch", lambda _: pytest.fail("it has launched others"))
@@ -296,7 +296,7 @@ def test_one_learner_needs_no_other_process(example, monkeypatch, capsys):
         ),
     ],
 )
-def test_learners_that_make_no_sense_are_refused(
+def test_bad_numbers_of_learners_are_refused(
     arguments, environment, expected, example, monkeypatch, capsys
 ):
     monkeypatch.setattr(sys, "argv", [SCRIPT, *arguments])
@@ -308,11 +308,11 @@ def test_learners_that_make_no_sense_are_refused(
     assert expected in capsys.readouterr().err
 
 
-# -- how they end ----------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------
 
 ENDLESS = ["--steps", "100000000", "--until", "501", "--workers", "1"]
 
-# Processes of learners import it anew.
+# Learner processes import this script again.
 WITH_BAD_ENVS = """
 import sys
 import threading
@@ -348,7 +348,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def bad_envs(tmp_path):
-    """Arguments of ``started`` for a program that has bad envs."""
+    """Arguments of ``started`` for a program with bad envs."""
     script = tmp_path / "with_bad_envs.py"
     script.write_text(WITH_BAD_ENVS)
     return {"command": (script,), "env": {**os.environ, "PYTHONPATH": str(EXAMPLES)}}
@@ -370,7 +370,7 @@ def test_a_killed_learner_ends_the_others_with_a_message(rank):
 
 
 @pytest.mark.slow
-def test_what_an_env_raises_ends_all_learners(bad_envs):
+def test_an_env_error_ends_all_learners(bad_envs):
     with started(*ENDLESS, "--env", "Raises-v0", **bad_envs) as process:
         _, errors = process.communicate(timeout=WATCHDOG)
     assert process.returncode == 1
@@ -412,7 +412,7 @@ def test_a_second_ctrl_c_does_not_wait_for_an_env(bad_envs):
 
 
 @pytest.mark.slow
-def test_learners_end_when_the_process_that_started_them_dies():
+def test_learners_end_when_their_parent_dies():
     with started(*ENDLESS) as process:
         wait_until_it_shows(process, "return=")
         assert len(process.family) > 4  # learners and their workers

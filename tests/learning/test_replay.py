@@ -1,4 +1,4 @@
-"""What was experienced comes back as it was: at the ends of episodes, after the ring came round."""
+"""Replay buffers return records unchanged, at episode ends and after the ring wraps."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ from pysampler.errors import LayoutError
 
 
 class Interrupted(BaseException):
-    """What a signal handler raises."""
+    """Raised by a signal handler."""
 
 
 @settings(deadline=None, max_examples=60)
@@ -30,7 +30,7 @@ class Interrupted(BaseException):
     sizes=st.lists(st.integers(0, 50), min_size=1, max_size=6),
     alpha=st.sampled_from([0.0, 0.6]),
 )
-def test_n_steps_end_where_episodes_do(seed, envs, capacity, n_step, sizes, alpha):
+def test_n_step_returns_stop_at_episode_ends(seed, envs, capacity, n_step, sizes, alpha):
     random = np.random.default_rng(seed)
     rows = history(random, envs, sum(sizes))
     replay = make(capacity, n_step=n_step, gamma=0.5, alpha=alpha, seed=seed)
@@ -52,7 +52,7 @@ def test_n_steps_end_where_episodes_do(seed, envs, capacity, n_step, sizes, alph
             assert batch.next_fields["next_number"][i] == last + 1_000_000
 
 
-def test_all_are_as_likely():
+def test_uniform_sampling_is_uniform():
     replay = make(8, seed=1)
     add(replay, history(np.random.default_rng(0), 2, 20))
     counts = np.bincount(replay.sample(80_000).fields["number"], minlength=20)
@@ -61,7 +61,7 @@ def test_all_are_as_likely():
 
 
 @pytest.mark.parametrize("capacity", [1, 5, 8, 100])
-def test_priorities_are_followed_and_made_up_for(capacity):
+def test_priorities_set_frequencies_and_weights_correct_them(capacity):
     replay = make(capacity, alpha=0.5, seed=1)
     count = min(capacity, 5)
     add(replay, history(np.random.default_rng(0), 1, count))
@@ -78,13 +78,13 @@ def test_priorities_are_followed_and_made_up_for(capacity):
     weights = np.array([batch.weights[batch.indices == i].mean() for i in range(count)])
     np.testing.assert_allclose(weights * shares, weights[0] * shares[0], rtol=0.05)
     assert batch.weights.max() == 1.0
-    # New ones have the highest priority there is.
+    # New records get the highest priority so far.
     if capacity == 8:
         add(replay, history(np.random.default_rng(1), 1, 1))
         assert replay.sample(1000).indices.tolist().count(5) > 150
 
 
-def test_tensors():
+def test_batches_convert_to_tensors():
     torch = pytest.importorskip("torch")
     replay = make(8)
     add(replay, history(np.random.default_rng(0), 2, 20))
@@ -94,7 +94,7 @@ def test_tensors():
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.7])
-def test_it_goes_on_from_a_file_as_if_it_had_never_stopped(alpha, tmp_path):
+def test_a_loaded_replay_continues_like_the_saved_one(alpha, tmp_path):
     random = np.random.default_rng(0)
     rows = history(random, 3, 200)
     replay = make(50, n_step=3, alpha=alpha, seed=4)
@@ -150,7 +150,7 @@ def test_a_damaged_file_is_refused(tmp_path):
     ("module", "name"),
     [(np.lib.format, "write_array"), (os, "fsync"), (Path, "replace")],
 )
-def test_a_file_that_cannot_be_written_leaves_the_old_one(module, name, tmp_path, monkeypatch):
+def test_a_failed_save_keeps_the_old_file(module, name, tmp_path, monkeypatch):
     def interrupt(*_, **__):
         raise Interrupted
 
@@ -182,13 +182,13 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(module, name, tmp_path
         ({"alpha": float("nan")}, "alpha nan"),
     ],
 )
-def test_bad_arguments(options, text):
+def test_bad_arguments_are_refused(options, text):
     given = {"capacity": 5, "like": {"x": np.zeros(2)}, **options}
     with pytest.raises(ValueError, match=text):
         ReplayBuffer(given.pop("capacity"), given.pop("like"), **given)
 
 
-def test_bad_records():
+def test_bad_records_are_refused():
     replay = ReplayBuffer(5, {"x": np.zeros(2)})
     rest = {"rewards": [1.0], "terminated": [False], "truncated": [False], "env": [0]}
     with pytest.raises(ValueError, match="it is empty"):
@@ -210,8 +210,8 @@ def test_bad_records():
             replay.update(np.array([0]), wrong)
 
 
-def test_steps_are_joined_only_where_none_is_missing():
-    """By the numbers in the life of the env, and where an episode begins without an end."""
+def test_steps_with_gaps_are_not_joined():
+    """n-step chains stop at gaps in an env's numbers and at episodes begun without an end."""
     replay = ReplayBuffer(100, {"next_x": np.zeros(())}, n_step=2, gamma=1.0)
 
     def add(numbers, begins):
@@ -260,7 +260,7 @@ def test_steps_are_joined_only_where_none_is_missing():
         ("M8[s]", [np.datetime64("2020-01-01"), np.datetime64("NaT", "s")], [5, "2020-01-01"]),
     ],
 )
-def test_what_does_not_fit_is_refused(dtype, fits, others):
+def test_values_that_do_not_fit_the_dtype_are_refused(dtype, fits, others):
     replay = ReplayBuffer(5, {"x": np.zeros((), dtype)})
     for value in fits:
         replay.add(**one([value]))
@@ -272,7 +272,7 @@ def test_what_does_not_fit_is_refused(dtype, fits, others):
     assert replay.added == len(fits)
 
 
-def test_what_does_not_fit_is_told():
+def test_errors_name_the_value_that_does_not_fit():
     replay = ReplayBuffer(5, {"x": np.zeros((2,), np.uint8)})
     text = r"x of float64 from 0.5 to 300.7, expected whole numbers from 0 to 255"
     with pytest.raises(ValueError, match=text):
@@ -294,7 +294,7 @@ def test_what_does_not_fit_is_told():
     assert replay.added == 0
 
 
-def test_a_mask_is_not_lost_in_silence():
+def test_masked_arrays_are_refused():
     replay = ReplayBuffer(5, {"x": np.zeros(())}, alpha=1.0)
     masked = np.ma.array([1.0], mask=[True])
     replay.add(**one([1.0]))
@@ -315,7 +315,7 @@ def test_a_mask_is_not_lost_in_silence():
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("name", ["x", "y", "rewards", "terminated", "env", "numbers", "begins"])
 @pytest.mark.parametrize("count", [3, 20])
-def test_records_are_added_together_or_not_at_all(name, count, n_step):
+def test_records_are_added_all_or_none(name, count, n_step):
     replay = ReplayBuffer(8, {"x": np.zeros((), np.int32), "y": np.zeros(2)}, n_step=n_step, seed=1)
 
     def rows(value):
@@ -342,9 +342,9 @@ def test_records_are_added_together_or_not_at_all(name, count, n_step):
 
 
 def state_of(replay):
-    """All that the next call depends on."""
+    """Return the state that the next call depends on."""
     length, added = len(replay), replay.added
-    replay._tree.leaves  # noqa: B018 - which goes through with what was interrupted
+    replay._tree.leaves  # noqa: B018 - finishes an interrupted update
     arrays = [
         *(array[:length] for array in replay._ring.fields.values()),
         replay._ring.newest,
@@ -356,7 +356,7 @@ def state_of(replay):
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["add", "update"])
 @pytest.mark.parametrize("count", [3, 11])
-def test_an_interrupted_call_is_made_as_a_whole_or_not_at_all(what, count):
+def test_an_interrupted_call_applies_fully_or_not_at_all(what, count):
     rows = history(np.random.default_rng(3), 3, 5 + 3 * count)
 
     def begun():
@@ -392,7 +392,7 @@ def test_an_interrupted_call_is_made_as_a_whole_or_not_at_all(what, count):
     assert outcomes == {False, True}
 
 
-def test_looking_at_it_in_another_thread_changes_nothing():
+def test_len_in_another_thread_changes_nothing():
     replay = make(100, n_step=3, alpha=1.0)
     rows = history(np.random.default_rng(3), 3, 64)
     stop = threading.Event()
@@ -413,7 +413,7 @@ def test_looking_at_it_in_another_thread_changes_nothing():
     assert replay.added == 500 * 64
 
 
-def test_a_fork_samples_the_records_that_there_were_at_the_fork():
+def test_a_forked_child_samples_its_own_records():
     fields = {"observations": np.zeros(512), "next_observations": np.zeros(512)}
     replay = ReplayBuffer(64, fields, seed=1)
 

@@ -1,4 +1,4 @@
-"""A replay does what a list of all records ever added would do, whatever it is asked."""
+"""A replay buffer equals a model that keeps a list of all records."""
 
 import tempfile
 from pathlib import Path
@@ -23,7 +23,7 @@ RECORDS = st.lists(
         st.integers(0, 2),  # env
         st.integers(-9, 9),  # reward
         *(st.booleans(), st.booleans()),  # terminated, truncated
-        st.integers(1, 2),  # how far its number is from the last of its env: 1 if none is missing
+        st.integers(1, 2),  # distance to the env's last number: 1 unless some are missing
         st.booleans(),  # begins an episode
     ),
     max_size=12,
@@ -43,7 +43,7 @@ class AgainstAList(RuleBasedStateMachine):
         self.replay = ReplayBuffer(
             capacity, like, n_step=n_step, gamma=GAMMA, alpha=alpha, seed=seed
         )
-        self.records = []  # all there ever were: dicts
+        self.records = []  # all records ever added, as dicts
         self.numbers = [0, 0, 0]  # the next of each env
         self.highest = 1.0
         self.seen = []  # indices of all batches
@@ -95,7 +95,7 @@ class AgainstAList(RuleBasedStateMachine):
         name=st.sampled_from(["x", "next_x", "env", "terminated", "numbers", "begins"]),
         value=st.sampled_from(["x", None, float("nan"), 0.5, 1e300, [1], 2**70, np.ma.masked]),
     )
-    def add_what_cannot_be(self, rows, name, value):
+    def add_bad_records(self, rows, name, value):
         columns = self._columns(rows)
         where = columns["fields"] if "x" in name else columns
         where[name] = [*list(where[name])[:-1], value]
@@ -142,12 +142,12 @@ class AgainstAList(RuleBasedStateMachine):
                 self.highest = max(self.highest, power)
 
     @rule(value=HOSTILE, priority=st.sampled_from([1.0, -1.0, 0.0, float("nan"), 1e308, "x"]))
-    def update_what_cannot_be(self, value, priority):
+    def update_bad_priorities(self, value, priority):
         with pytest.raises((ValueError, IndexError, TypeError)):
             self.replay.update(value, [priority])
 
     @rule(count=st.sampled_from([0, -1, 0.5, None, "x"]))
-    def sample_what_cannot_be(self, count):
+    def sample_bad_counts(self, count):
         with pytest.raises(ValueError, match="cannot sample from replay: count"):
             self.replay.sample(count)
 
@@ -158,7 +158,7 @@ class AgainstAList(RuleBasedStateMachine):
             self.replay = ReplayBuffer.load(Path(directory) / "replay")
 
     @invariant()
-    def the_same_records_are_there(self):
+    def records_equal_the_list(self):
         if not hasattr(self, "replay"):
             return
         replay, capacity = self.replay, self.replay.capacity
@@ -175,4 +175,4 @@ class AgainstAList(RuleBasedStateMachine):
 
 
 AgainstAList.TestCase.settings = settings(deadline=None, max_examples=30, stateful_step_count=30)
-test_it_is_as_good_as_a_list = pytest.mark.slow(AgainstAList.TestCase)
+test_replay_equals_a_list = pytest.mark.slow(AgainstAList.TestCase)

@@ -12,7 +12,7 @@ from pysampler import ReplayBuffer
 from pysampler.errors import LayoutError
 
 
-def prioritised(capacity, count, **options):
+def prioritized(capacity, count, **options):
     replay = make(capacity, **{"alpha": 1.0, "seed": 1, **options})
     add(replay, history(np.random.default_rng(0), 1, count))
     return replay
@@ -22,15 +22,15 @@ def leaves(replay):
     return replay._tree.leaves[: len(replay)].tolist()
 
 
-def test_parts_of_a_batch_are_as_random_as_all_of_it():
-    """The first half of each batch is of old and new records alike."""
-    replay = prioritised(1000, 1000)
+def test_parts_of_a_batch_are_random():
+    """The first half of each batch has old and new records alike."""
+    replay = prioritized(1000, 1000)
     older = [int((replay.sample(32).indices[:16] < 500).sum()) for _ in range(200)]
     assert 7 < np.mean(older) < 9
 
 
-def test_an_update_reaches_the_records_that_were_sampled_or_none():
-    replay = prioritised(4, 4)
+def test_updates_skip_records_replaced_since_sampling():
+    replay = prioritized(4, 4)
     batch = replay.sample(100)
     add(replay, history(np.random.default_rng(0), 1, 2))  # over records 0 and 1
     replay.update(batch.indices, batch.indices + 10.0)
@@ -43,9 +43,9 @@ def test_an_update_reaches_the_records_that_were_sampled_or_none():
     assert leaves(replay) == [13.0] * 4
 
 
-def test_numbers_of_sampled_records_are_never_reused():
+def test_indices_are_never_reused():
     for alpha in (0.0, 1.0):
-        replay = prioritised(3, 8, alpha=alpha)
+        replay = prioritized(3, 8, alpha=alpha)
         for added in range(8, 20):
             assert {*replay.sample(100).indices.tolist()} == {*range(added - 3, added)}
             add(replay, history(np.random.default_rng(0), 1, 1))
@@ -66,7 +66,7 @@ def test_numbers_of_sampled_records_are_never_reused():
     ],
 )
 def test_bad_indices_change_nothing(indices, error, text):
-    replay = prioritised(8, 5)
+    replay = prioritized(8, 5)
     with pytest.raises(error, match=text):
         replay.update(indices, [3.0])
     with pytest.raises(error):
@@ -76,8 +76,8 @@ def test_bad_indices_change_nothing(indices, error, text):
     assert {*replay.sample(1000).indices.tolist()} == {*range(5)}
 
 
-def test_nothing_to_update_is_no_mistake():
-    replay = prioritised(8, 5)
+def test_an_empty_update_is_allowed():
+    replay = prioritized(8, 5)
     for nothing in ([], np.zeros(0, np.int64), np.zeros(0)):
         replay.update(nothing, [])
     assert leaves(replay) == [1.0] * 5
@@ -86,15 +86,15 @@ def test_nothing_to_update_is_no_mistake():
 @pytest.mark.parametrize(
     ("alpha", "priority"), [(1.0, 1e308), (2.0, 1e200), (2.0, 1e-200), (1e308, 2.0), (1e308, 0.5)]
 )
-def test_priorities_beyond_all_reason_are_refused(alpha, priority):
-    replay = prioritised(8, 5, alpha=alpha)
+def test_priorities_that_overflow_or_vanish_are_refused(alpha, priority):
+    replay = prioritized(8, 5, alpha=alpha)
     with pytest.raises(ValueError, match=re.escape(f"{priority} to the power of alpha, {alpha},")):
         replay.update([0, 1], [1.0, priority])
     assert leaves(replay) == [1.0] * 5
 
 
-def test_the_most_unequal_priorities_make_numbers():
-    replay = prioritised(4, 4)
+def test_extreme_priorities_give_finite_weights():
+    replay = prioritized(4, 4)
     replay.update([0, 1, 2, 3], [1e100, 1e-100, 1e100, 1e-100])
     for beta in (0, 0.4, 1):
         batch = replay.sample(100, beta=beta)
@@ -105,8 +105,8 @@ def test_the_most_unequal_priorities_make_numbers():
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_bad_requests_for_samples(alpha):
-    replay = prioritised(8, 5, alpha=alpha)
+def test_bad_counts_and_betas_are_refused(alpha):
+    replay = prioritized(8, 5, alpha=alpha)
     for count in (0, -1, 2.5, None, True):
         with pytest.raises(ValueError, match=f"count {count}, expected a whole number of at least"):
             replay.sample(count)
@@ -118,9 +118,9 @@ def test_bad_requests_for_samples(alpha):
 # -- many steps ------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(30)  # which 10**15 turns of a loop would not keep
+@pytest.mark.timeout(30)  # a loop over 10**15 steps would exceed it
 @pytest.mark.parametrize("end", [0.0, 0.05])
-def test_more_steps_than_there_are_records_are_those_there_are(end):
+def test_n_step_beyond_the_records_uses_available_steps(end):
     rows = history(np.random.default_rng(0), 2, 300, end)
     replay = make(200, n_step=10**15, gamma=0.9, seed=1)
     add(replay, rows)
@@ -136,8 +136,8 @@ def test_more_steps_than_there_are_records_are_those_there_are(end):
 
 
 @pytest.mark.parametrize("what", ["link", "directory", "pipe"])
-def test_nothing_but_a_file_is_replaced(what, tmp_path):
-    replay = prioritised(8, 5)
+def test_save_replaces_only_regular_files(what, tmp_path):
+    replay = prioritized(8, 5)
     path, other = tmp_path / "replay", tmp_path / "other"
     replay.save(other)
     if what == "link":
@@ -157,7 +157,7 @@ def test_nothing_but_a_file_is_replaced(what, tmp_path):
 
 
 @pytest.mark.timeout(30)
-def test_nothing_but_a_file_is_loaded(tmp_path):
+def test_load_accepts_only_regular_files(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/zero")
     for name, kind in (("pipe", "pipe"), ("link", "device"), (".", "directory")):
@@ -167,8 +167,8 @@ def test_nothing_but_a_file_is_loaded(tmp_path):
             ReplayBuffer.load(tmp_path / name)
 
 
-def test_new_records_have_the_highest_priority_after_a_load_too(tmp_path):
-    replay = prioritised(4, 4)
+def test_new_records_keep_the_highest_priority_after_a_load(tmp_path):
+    replay = prioritized(4, 4)
     replay.update([0], [50.0])
     add(replay, history(np.random.default_rng(0), 1, 4))
     replay.update([4, 5, 6, 7], [1.0] * 4)
@@ -179,7 +179,7 @@ def test_new_records_have_the_highest_priority_after_a_load_too(tmp_path):
         assert leaves(both) == [50.0, 1.0, 1.0, 1.0]
 
 
-def test_any_names_and_kinds_of_fields_are_kept(tmp_path):
+def test_fields_of_any_name_and_dtype_round_trip(tmp_path):
     like = {
         **{
             name: np.zeros(())
@@ -211,12 +211,12 @@ def test_any_names_and_kinds_of_fields_are_kept(tmp_path):
             assert kept[part].tobytes() == array[part].tobytes()
 
 
-def rewritten(path, **said):
-    """The same file, but for some of what is said about it."""
+def rewritten(path, **changes):
+    """Rewrite a file with some of its metadata changed."""
     with np.load(path) as arrays:
         parts = dict(arrays)
     about = json.loads(parts["about"].tobytes())
-    for name, value in said.items():
+    for name, value in changes.items():
         if isinstance(value, np.ndarray):
             parts[name] = value
         else:
@@ -227,7 +227,7 @@ def rewritten(path, **said):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "changes",
     [
         *({"format": 3}, {"capacity": 2.5}, {"capacity": 0}, {"capacity": 4}, {"capacity": 10**30}),
         *({"n_step": 1.5}, {"n_step": "3"}, {"gamma": None}, {"gamma": NAN}, {"alpha": "1"}),
@@ -246,19 +246,19 @@ def rewritten(path, **said):
         *({"6": np.full(5, 9)}, {"6": np.zeros(5, int)}, {"6": np.full(5, -2)}),
     ],
 )
-def test_a_file_whose_parts_contradict_each_other_is_refused(said, tmp_path):
+def test_an_inconsistent_file_is_refused(changes, tmp_path):
     path = tmp_path / "replay"
-    prioritised(8, 5, n_step=3).save(path)
+    prioritized(8, 5, n_step=3).save(path)
     rewritten(path)
     assert len(ReplayBuffer.load(path)) == 5
-    rewritten(path, **said)
+    rewritten(path, **changes)
     with pytest.raises(LayoutError, match="is damaged, or no file of a replay"):
         ReplayBuffer.load(path)
 
 
-def test_a_replay_that_the_machine_has_no_room_for_is_not_damaged(tmp_path):
+def test_a_replay_too_large_for_memory_raises_memory_error(tmp_path):
     path = tmp_path / "replay"
-    prioritised(8, 5).save(path)
+    prioritized(8, 5).save(path)
     rewritten(path, capacity=10**13)
     with pytest.raises(MemoryError):
         ReplayBuffer.load(path)

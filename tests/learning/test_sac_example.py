@@ -1,4 +1,4 @@
-"""examples/sac.py: what acts, what is learned from, and how a training goes on."""
+"""examples/sac.py: acting, learning, and resumed training."""
 
 import argparse
 import contextlib
@@ -51,7 +51,7 @@ def settings_of(sac, **given):
 
 
 def filled(learner, count=200, seed=1):
-    """Add random steps to a learner's replay buffer, and count them."""
+    """Add random steps to a learner's replay buffer and count them."""
     random = np.random.default_rng(seed)
     learner.replay.add(
         {
@@ -83,9 +83,7 @@ def filled(learner, count=200, seed=1):
     ids=["SAC", "TD3", "in this process", "two workers"],
 )
 @pytest.mark.usefixtures("torch")
-def test_a_short_training_makes_as_many_updates_as_its_steps_pay_for(
-    arguments, updates_per_step, tmp_path
-):
+def test_training_makes_updates_in_proportion_to_steps(arguments, updates_per_step, tmp_path):
     weights = tmp_path / "best.pt"
     result = run("--steps", "1500", "--start", "1000", "--save", str(weights), *arguments)
     assert 1500 <= result["steps"] < 1516
@@ -98,7 +96,7 @@ def test_a_short_training_makes_as_many_updates_as_its_steps_pay_for(
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [[], ["--td3"]], ids=" ".join)
 @pytest.mark.usefixtures("torch")
-def test_a_training_goes_on_when_it_was_killed(algorithm, tmp_path):
+def test_killed_training_resumes(algorithm, tmp_path):
     arguments = ["--checkpoints", str(tmp_path), "--checkpoint-seconds", "0", *algorithm]
     checkpoints = pysampler.Checkpoints(tmp_path)
     killed = killed_after(250, checkpoints, EXAMPLES / "sac.py", "--quiet", *arguments)
@@ -111,7 +109,7 @@ def test_a_training_goes_on_when_it_was_killed(algorithm, tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["SAC", "TD3"])
-def test_a_restored_learner_learns_on_as_if_nothing_had_been(sac, torch, algorithm, tmp_path):
+def test_a_restored_learner_continues_exactly(sac, torch, algorithm, tmp_path):
     def learner(seed):
         torch.manual_seed(seed)
         return getattr(sac, algorithm)((SEEN, ACTIONS), settings_of(sac), seed)
@@ -142,7 +140,7 @@ def test_a_restored_learner_learns_on_as_if_nothing_had_been(sac, torch, algorit
 # -- acting ----------------------------------------------------------------------------------------
 
 
-def test_the_explorer_acts_as_the_mean_of_the_actor(sac, torch):
+def test_the_explorer_acts_by_the_actors_mean(sac, torch):
     actor = sac.network(3, 3, 16)
     explorer = sac.Explorer(actor, ACTIONS, (-20, 2))
     observations = np.random.default_rng(1).normal(size=(100, 3))
@@ -154,11 +152,11 @@ def test_the_explorer_acts_as_the_mean_of_the_actor(sac, torch):
         np.testing.assert_allclose(extras["squashed"], mean, atol=1e-5)
         np.testing.assert_allclose(actions, low + (mean + 1) / 2 * (high - low), atol=1e-5)
         assert actions.dtype == extras["squashed"].dtype == np.float32
-        with torch.no_grad():  # it has the weights themselves, whatever they become
+        with torch.no_grad():  # the explorer shares the actor's weights
             actor[-1].bias += 0.3
 
 
-def test_the_explorer_draws_from_the_distribution_that_learns(sac, torch):
+def test_the_explorer_draws_from_the_learned_distribution(sac, torch):
     torch.manual_seed(1)
     np.random.seed(1)
     actor = sac.network(3, 3, 16)
@@ -197,7 +195,7 @@ def test_actions_are_within_the_bounds(sac, torch, explores):
         assert (actions[:, 1] == ACTIONS.low[1]).any()
 
 
-def test_log_probabilities_are_those_of_a_squashed_normal(sac, torch):
+def test_log_probabilities_equal_a_squashed_normal(sac, torch):
     torch.manual_seed(1)
     actor = sac.network(3, 3, 16).double()
     observations = torch.randn(1000, 3, dtype=torch.float64)
@@ -223,7 +221,7 @@ def test_log_probabilities_stay_finite_where_tanh_is_1(sac, torch):
 
 
 class Counter(gym.Env):
-    """Observes the number of the step; an episode ends after three, one way or the other."""
+    """Observes its step count; episodes end after three steps, terminated or truncated."""
 
     observation_space = gym.spaces.Box(0, 10, (3,))
     action_space = ACTIONS
@@ -245,13 +243,13 @@ class Counter(gym.Env):
 
 @pytest.mark.parametrize("algorithm", ["SAC", "TD3"])
 @pytest.mark.parametrize("ends", ["terminated", "truncated"])
-def test_critics_look_beyond_truncation_but_not_beyond_termination(
+def test_critics_bootstrap_at_truncation_but_not_at_termination(
     sac, torch, monkeypatch, algorithm, ends
 ):
     options = argparse.Namespace(env=lambda: Counter(ends), envs=2, workers=0, seed=1)
     learner = getattr(sac, algorithm)((SEEN, ACTIONS), settings_of(sac, start=0), 1)
     values = learner.next_values
-    # What comes last is worth 100 for each step.
+    # Each next observation is worth 100 per step.
     monkeypatch.setattr(learner, "next_values", lambda after: 0 * values(after) + 100 * after[:, 0])
     batches = []
     monkeypatch.setattr(learner, "update", lambda *batch: batches.append(batch))
@@ -260,7 +258,7 @@ def test_critics_look_beyond_truncation_but_not_beyond_termination(
         while len(batches) < 10:
             next(training)
     seen, _, after, rewards, discounts = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    torch.testing.assert_close(after, seen + 1)  # the last one, and not that of the next episode
+    torch.testing.assert_close(after, seen + 1)  # final observations, not those of the next episode
     is_last = after[:, 0] == 3
     assert is_last.any()
     goals = learner.goals(after, rewards, discounts)
@@ -270,7 +268,7 @@ def test_critics_look_beyond_truncation_but_not_beyond_termination(
     torch.testing.assert_close(goals, expected)
 
 
-def test_the_value_of_sac_counts_entropy(sac, torch):
+def test_sac_values_include_entropy(sac, torch):
     learner = sac.SAC((SEEN, ACTIONS), settings_of(sac), 1)
     with torch.no_grad():
         learner.log_temperature.fill_(0.5)
@@ -283,7 +281,7 @@ def test_the_value_of_sac_counts_entropy(sac, torch):
     torch.testing.assert_close(values, torch.minimum(*both) - np.exp(0.5) * log_probs)
 
 
-def test_td3_smooths_the_actions_of_its_targets(sac, torch, monkeypatch):
+def test_td3_smooths_target_actions(sac, torch, monkeypatch):
     learner = sac.TD3((SEEN, ACTIONS), settings_of(sac), 1)
     given = []
     critics = learner.target_critics.forward
@@ -302,7 +300,7 @@ def test_td3_smooths_the_actions_of_its_targets(sac, torch, monkeypatch):
     assert squashed.max() == 1
 
 
-def test_the_two_critics_have_nothing_in_common(sac, torch):
+def test_the_two_critics_share_no_weights(sac, torch):
     critics = sac.TwinCritics(6, 16)
     seen, squashed = torch.randn(10, 3), torch.randn(10, 3)
     values = critics(seen, squashed)
@@ -326,9 +324,9 @@ def test_critics_do_not_learn_from_the_actors_loss(sac, torch, algorithm):
     assert all(one.grad is not None for one in learner.actor.parameters())
 
 
-def test_the_temperature_rises_while_there_is_too_little_entropy(sac, torch):
+def test_the_temperature_rises_while_entropy_is_low(sac, torch):
     learner = sac.SAC((SEEN, ACTIONS), settings_of(sac), 1)
-    for log_std, sign in ((-5.0, -1), (0.0, 1)):  # of little entropy, and of much
+    for log_std, sign in ((-5.0, -1), (0.0, 1)):  # low and high entropy
         with torch.no_grad():
             learner.actor[-1].bias[3:] = log_std
         learner.log_temperature.grad = None
@@ -337,8 +335,8 @@ def test_the_temperature_rises_while_there_is_too_little_entropy(sac, torch):
 
 
 @pytest.mark.parametrize(("algorithm", "delay"), [("SAC", 1), ("TD3", 2)])
-def test_actor_and_targets_move_after_each_delay(sac, torch, algorithm, delay):
-    settings = settings_of(sac, tau=0.25, rate=0.01)  # moves that are seen beside rounding
+def test_actor_and_targets_update_once_per_delay(sac, torch, algorithm, delay):
+    settings = settings_of(sac, tau=0.25, rate=0.01)  # moves larger than rounding
     learner = filled(getattr(sac, algorithm)((SEEN, ACTIONS), settings, 1))
 
     def state():
@@ -371,7 +369,7 @@ def test_actions_are_random_until_learning_starts(sac):
             next(training)
         assert (actors.settings["random"] == 0).all()
         assert learner.updates == learner.steps - 40
-    learner.steps = 50  # as if it was restored
+    learner.steps = 50  # as if restored
     with contextlib.closing(sac.actors_of(learner, ACTIONS, options)) as actors:
         assert (actors.settings["random"] == 0).all()
 
@@ -388,7 +386,7 @@ def test_actions_are_random_until_learning_starts(sac):
         (["--show", "human"], "--show is of --play; expected --play too"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(sac, monkeypatch, capsys, arguments, expected):
+def test_bad_options_are_refused(sac, monkeypatch, capsys, arguments, expected):
     monkeypatch.setattr(sys, "argv", ["sac.py", *arguments])
     with pytest.raises(SystemExit) as error:
         sac.main()

@@ -1,4 +1,4 @@
-"""Sequences of records: those that an env made one after the other, and no others."""
+"""Sequences: consecutive records of one env."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from pysampler import ReplayBuffer
 
 
 def around(rows, kept, at, burn_in, length, *, beyond_ends):
-    """Numbers of the steps of a sequence, None where there is none, the slow way."""
+    """Return the step numbers of a sequence by a plain loop, None for padding."""
     mine = [number for number in kept if rows[number]["env"] == rows[at]["env"]]
     here = mine.index(at)
 
@@ -46,7 +46,7 @@ def around(rows, kept, at, burn_in, length, *, beyond_ends):
     alpha=st.sampled_from([0.0, 0.6]),
     n_step=st.integers(1, 3),
 )
-def test_they_are_steps_of_one_env_in_order(
+def test_sequences_are_consecutive_steps_of_one_env(
     seed, envs, capacity, burn_in, length, sizes, beyond_ends, alpha, n_step
 ):
     rows = history(np.random.default_rng(seed), envs, sum(sizes))
@@ -67,8 +67,8 @@ def test_they_are_steps_of_one_env_in_order(
             assert drawn.fields["number"][i].tolist() == [number or 0 for number in expected]
             assert drawn.first[i] == next(k for k, n in enumerate(expected) if n is not None)
             for name in ("rewards", "terminated", "truncated"):
-                told = [0 if n is None else rows[n][name] for n in expected]
-                assert drawn.fields[name][i].tolist() == told
+                wanted = [0 if n is None else rows[n][name] for n in expected]
+                assert drawn.fields[name][i].tolist() == wanted
     if done:
         again = ReplayBuffer.from_arrays(replay.to_arrays())
         one, other = (
@@ -79,8 +79,8 @@ def test_they_are_steps_of_one_env_in_order(
         np.testing.assert_array_equal(one.mask, other.mask)
 
 
-def test_episodes_that_begin_without_an_end_are_others():
-    """As where a worker was lost: nothing leads there, also beyond ends."""
+def test_sequences_stop_at_episodes_begun_without_an_end():
+    """After a lost worker, sequences do not cross into the new episode even with beyond_ends."""
     replay = make(20, sequences=True)
     count = 6
     zeros = np.zeros(count, bool)
@@ -99,7 +99,7 @@ def test_episodes_that_begin_without_an_end_are_others():
         assert {tuple(row[mask])} <= {(0, 1, 2), (3, 4, 5)}
 
 
-def test_records_between_which_some_are_missing_are_not_joined():
+def test_sequences_stop_at_missing_records():
     replay = make(20, sequences=True)
     zeros = np.zeros(4, bool)
     replay.add(
@@ -116,8 +116,8 @@ def test_records_between_which_some_are_missing_are_not_joined():
 
 
 @pytest.mark.slow
-def test_a_state_that_was_stored_is_that_of_the_first_step():
-    """As of actors whose policy is recurrent and returns it under another name, too."""
+def test_state_returns_the_stored_state_of_the_first_step():
+    """Also the state of a recurrent policy that returns it under another name."""
 
     def policy(observations, state=None):
         state = np.zeros((len(observations), 2)) if state is None else state
@@ -144,7 +144,7 @@ def test_a_state_that_was_stored_is_that_of_the_first_step():
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda replay: replay.sample_sequences(3, 0), "length"),
         (lambda replay: replay.sample_sequences(3, 2, burn_in=-1), "burn_in"),
@@ -154,8 +154,8 @@ def test_a_state_that_was_stored_is_that_of_the_first_step():
         (lambda replay: make(4, sequences=True).sample_sequences(3, 2), "it is empty"),
     ],
 )
-def test_what_is_refused(call, said):
+def test_bad_sequence_arguments_are_refused(call, message):
     replay = make(8, sequences=True)
     add(replay, history(np.random.default_rng(0), 1, 5))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         call(replay)

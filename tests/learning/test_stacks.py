@@ -1,4 +1,4 @@
-"""Stacks of frames come back as they were, though each frame is stored once."""
+"""Stacks of frames are returned unchanged although each frame is stored once."""
 
 import itertools
 
@@ -13,10 +13,10 @@ FRAME = (3, 2)
 
 
 def played(random, envs, steps, depth, end, padding, still=0.0):
-    """Records of envs whose observations are stacks of the newest frames.
+    """Return records of envs whose observations are stacks of the newest frames.
 
     Args:
-        still: How often the picture of every second env stays as it was.
+        still: The probability that a frame of every second env equals the last one.
     """
     stacks = {}
     rows = []
@@ -38,7 +38,7 @@ def played(random, envs, steps, depth, end, padding, still=0.0):
         rows.append((np.array(stack), np.array(after), number, env, terminated, truncated))
         stacks[env] = None if terminated or truncated else after
         if random.random() < 0.02:
-            stacks[env] = None  # an episode that begins without an end: a worker was lost
+            stacks[env] = None  # a lost worker: the next episode begins without an end
     return rows
 
 
@@ -68,7 +68,7 @@ def make(capacity, depth, **options):
     alpha=st.sampled_from([0.0, 0.6]),
     sizes=st.lists(st.integers(0, 70), min_size=1, max_size=5),
 )
-def test_batches_and_sequences_are_those_of_whole_stacks(
+def test_batches_and_sequences_equal_whole_stacks(
     seed, envs, depth, capacity, end, padding, n_step, alpha, sizes
 ):
     random = np.random.default_rng(seed)
@@ -99,8 +99,8 @@ def test_batches_and_sequences_are_those_of_whole_stacks(
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
-def test_what_is_drawn_is_what_a_plain_buffer_draws(alpha):
-    """With episodes that are long enough: the same records, in the same order, and n-step ends."""
+def test_samples_equal_a_plain_buffers_samples(alpha):
+    """With long episodes: the same records in the same order, and the same n-step ends."""
     rows = played(np.random.default_rng(1), 4, 5000, 4, 0.02, "reset")
     options = {"n_step": 3, "alpha": alpha, "seed": 1}
     buffers = make(2000, 4, **options), make(2000, 4, stacks=["stack"], **options)
@@ -134,7 +134,7 @@ def test_what_is_drawn_is_what_a_plain_buffer_draws(alpha):
     alpha=st.sampled_from([0.0, 0.6]),
     sizes=st.lists(st.integers(1, 150), min_size=1, max_size=5),
 )
-def test_every_record_that_is_counted_is_drawn_as_it_was(
+def test_every_counted_record_is_drawn_unchanged(
     seed, envs, depth, capacity, end, padding, still, alpha, sizes
 ):
     random = np.random.default_rng(seed)
@@ -151,7 +151,7 @@ def test_every_record_that_is_counted_is_drawn_as_it_was(
         batch = once.sample(20 * len(once))
         for name, batches in (("stack", batch.fields), ("next_stack", batch.next_fields)):
             drawn = dict(zip(batch.fields["number"].tolist(), batches[name], strict=True))
-            # Nearly all of them come in so many draws, and none beside them.
+            # So many draws contain nearly all counted records, and no others.
             assert len(drawn) > 0.99 * len(once) - 1
             assert min(drawn) >= done - len(once)
             for number, stack in drawn.items():
@@ -163,7 +163,7 @@ def test_every_record_that_is_counted_is_drawn_as_it_was(
 
 @pytest.mark.parametrize("envs", [2, 4])
 @pytest.mark.parametrize("still", [0.9, 1.0])
-def test_a_buffer_is_full_of_records_of_pictures_that_stand_still(envs, still):
+def test_repeated_frames_do_not_cost_records(envs, still):
     rows = played(np.random.default_rng(1), envs, 3000, 4, 0.0, "reset", still)
     replay = make(400, 4, stacks="stack", seed=1)
     for begin in range(0, 3000, 50):
@@ -174,7 +174,7 @@ def test_a_buffer_is_full_of_records_of_pictures_that_stand_still(envs, still):
     assert len(replay) == 400
 
 
-def test_frames_take_little_more_memory_than_once():
+def test_memory_is_little_more_than_one_copy_of_each_frame():
     one = np.zeros((4, 84, 84), np.uint8)
     like = {"observations": one, "next_observations": one, "actions": np.zeros((), np.int64)}
     replay = ReplayBuffer(1000, like, stacks=["observations"])
@@ -183,8 +183,8 @@ def test_frames_take_little_more_memory_than_once():
     assert plain.nbytes > 6.8 * replay.nbytes
 
 
-def test_short_episodes_only_cost_the_oldest():
-    """One of them is two frames, so that the oldest half of the records loses some."""
+def test_short_episodes_cost_only_the_oldest_records():
+    """Each episode has two frames, so the oldest half of the records loses some of them."""
     rows = played(np.random.default_rng(1), 1, 400, 3, 2.0, "reset")
     replay = make(200, 3, stacks="stack", seed=1)
     fields, rest = columns(rows)
@@ -195,8 +195,8 @@ def test_short_episodes_only_cost_the_oldest():
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
-def test_the_newest_record_has_its_frames_however_old_some_are(alpha):
-    """An env that was idle goes on with frames that the other env's would soon replace."""
+def test_the_newest_record_keeps_its_oldest_frames(alpha):
+    """An idle env continues with frames that the other env would soon overwrite."""
     rng = np.random.default_rng(1)
     replay = make(1, 4, stacks=["stack"], alpha=alpha, seed=1)
     idle = rng.integers(0, 255, (9, *FRAME), dtype=np.uint8)
@@ -215,17 +215,19 @@ def test_the_newest_record_has_its_frames_however_old_some_are(alpha):
         add(idle[1:5], idle[2:6], 0)
 
 
-def test_records_with_all_frames_are_found_among_many_that_lost_some():
+def test_sampling_skips_records_that_lost_frames():
     rows = played(np.random.default_rng(1), 1, 400, 3, 2.0, "reset")
     replay = make(200, 3, stacks="stack", alpha=1.0, seed=1)
     fields, rest = columns(rows)
     replay.add(fields, **rest)
     batch = replay.sample(500)
-    replay.update(batch.indices, np.full(500, 1e-9))  # only those without frames are drawn now
+    replay.update(
+        batch.indices, np.full(500, 1e-9)
+    )  # the tree draws only records without frames now
     assert replay.sample(500).fields["number"].min() > 200
 
 
-def test_saved_and_loaded(tmp_path):
+def test_a_replay_of_stacks_round_trips(tmp_path):
     rows = played(np.random.default_rng(1), 3, 300, 4, 0.05, "zero")
     replay = make(100, 4, stacks=["stack"], n_step=2, alpha=0.6, seed=1)
     for begin in range(0, 200, 50):
@@ -242,19 +244,19 @@ def test_saved_and_loaded(tmp_path):
     assert replay._stores["stack"].added == again._stores["stack"].added
 
 
-def test_an_empty_one_is_saved_and_loaded(tmp_path):
+def test_an_empty_replay_of_stacks_round_trips(tmp_path):
     make(10, 4, stacks=["stack"]).save(tmp_path / "replay.npz")
     assert len(ReplayBuffer.load(tmp_path / "replay.npz")) == 0
 
 
 @pytest.mark.parametrize("stacks", [["other"], ["number"], ["next_stack"], "stacks", ["stack", 3]])
-def test_what_is_refused(stacks):
+def test_bad_stacks_are_refused(stacks):
     with pytest.raises(ValueError, match="expected a field of an array of frames"):
         make(10, 4, stacks=stacks)
 
 
-def test_an_interrupted_addition_costs_no_records():
-    """Wherever it was interrupted, it goes on: frames are not stored for records that are not."""
+def test_an_interrupted_add_loses_no_records():
+    """The addition resumes after any interrupt; no frames are stored without their records."""
     rows = played(np.random.default_rng(1), 2, 260, 4, 0.05, "reset")
     fields, rest = columns(rows[:200])
     whole = make(100, 4, stacks=["stack"], seed=1)
@@ -284,7 +286,7 @@ def test_an_interrupted_addition_costs_no_records():
 
 
 @pytest.mark.parametrize(("end", "full"), [(0.0, True), (0.7, False)])
-def test_files_without_the_oldest_frames_are_read(end, full):
+def test_arrays_without_oldest_frames_are_loaded(end, full):
     rows = played(np.random.default_rng(1), 2, 300, 4, end, "zero")
     replay = make(100, 4, stacks=["stack"], seed=1)
     fields, rest = columns(rows)
