@@ -2,6 +2,6 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def there(tmp_path, monkeypatch):
-    """MuJoCo writes of simulations that blow up to a file where it is."""
+def in_tmp_path(tmp_path, monkeypatch):
+    """MuJoCo logs unstable simulations to a file in the current directory."""
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Every argument of every env means for envs that are simulated together what it means for one."""
+"""Each argument of each env means the same for envs simulated together as for single envs."""
 
 import inspect
 import math
@@ -34,7 +34,7 @@ MANY = {
     f"include_{field}_in_observation": False
     for field in ("cinert", "cvel", "qfrc_actuator", "cfrc_ext")
 }
-# Each argument away from its default. Those of all envs are below.
+# Each argument with a value other than its default; frame_skip, common to all, is below.
 AWAY = {
     "HalfCheetah": MOVING,
     "Swimmer": MOVING,
@@ -104,8 +104,8 @@ MORE = [
 
 
 @pytest.mark.parametrize("env_id", each(IDS))
-def test_no_argument_is_forgotten_here(env_id):
-    """Tests of all envs have the others: the models, the cameras."""
+def test_the_tests_cover_every_argument(env_id):
+    """Models and cameras have tests of their own for all envs."""
     names = set(AWAY[env_id.removesuffix("-v5")]) | {"frame_skip"}
     defaults = arguments_of(env_id)
     assert names == set(defaults) - {"xml_file", "default_camera_config"}
@@ -120,13 +120,13 @@ def test_no_argument_is_forgotten_here(env_id):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("env_id", "name", "value"), SINGLE + MORE)
-def test_one_argument(env_id, name, value):
+def test_each_argument_alone_equals_single_envs(env_id, name, value):
     assert_equal(env_id, {name: value})
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", AWAY)
-def test_all_arguments_at_once(name, mode):
+def test_all_arguments_at_once_equal_single_envs(name, mode):
     assert_equal(f"{name}-v5", AWAY[name] | FRAMES, mode)
 
 
@@ -141,19 +141,19 @@ CAMERA = {
 
 
 @pytest.mark.parametrize("env_id", each(IDS))
-def test_what_a_camera_sees_changes_nothing(env_id):
+def test_cameras_do_not_change_results(env_id):
     for mode in ("rgb_array", "depth_array"):
         assert_equal(env_id, {**CAMERA, "render_mode": mode}, steps=3)
     assert_equal(env_id, {"camera_name": "track"}, steps=3)
 
 
-def test_an_argument_that_does_not_exist_is_refused_as_by_an_env():
+def test_an_unknown_argument_raises_type_error():
     for native in ("auto", True, False):
         with pytest.raises(TypeError, match="no_such"):
             together(CHEETAH, 2, {"no_such": 1}, native=native)
 
 
-# -- any of them ----------------------------------------------------------------------------------
+# -- random arguments -----------------------------------------------------------------------------
 
 weights = st.one_of(
     st.floats(-2, 2), st.integers(-1, 2), st.builds(np.float32, st.floats(-2, 2, width=32))
@@ -162,7 +162,7 @@ scales = st.one_of(st.floats(0, 0.3), st.just(0))
 
 
 def ranges(low, high):
-    """Pairs of which the first is the smaller; each may be infinite."""
+    """Return pairs (low, high); either may be infinite."""
     pairs = st.tuples(st.floats(low, high), st.floats(low, high)).map(sorted).map(tuple)
     return st.one_of(pairs, pairs.map(lambda pair: (pair[0], INF)), st.just((-INF, INF)))
 
@@ -195,12 +195,12 @@ arguments = {
     max_examples=8,
     deadline=None,
     derandomize=True,
-    phases=[Phase.generate],  # to make one smaller would take minutes
+    phases=[Phase.generate],  # shrinking an example would take minutes
     suppress_health_check=list(HealthCheck),
 )
 @given(data=st.data())
-def test_any_arguments(env_id, data):
-    """The steps that are drawn may be of any dtype, and blow the simulation up."""
+def test_random_arguments_equal_single_envs(env_id, data):
+    """Drawn actions have any dtype and may make the simulation unstable."""
     chosen = data.draw(arguments[env_id])
     mode = data.draw(st.sampled_from(MODES))
     limit = data.draw(st.sampled_from([1, 2, 9, 1000]))

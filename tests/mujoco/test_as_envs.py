@@ -1,4 +1,4 @@
-"""Single envs among those that are simulated together: their attributes, methods and pictures."""
+"""Access to single envs that are simulated together: attributes, methods, rendering."""
 
 import contextlib
 import functools
@@ -27,7 +27,7 @@ WORKERS = pytest.mark.parametrize(("workers", "groups"), [(0, 2), (2, 2)])
 
 @contextlib.contextmanager
 def stepped(env_id=CHEETAH, count=4, arguments=None, steps=5, **options):
-    """Envs simulated together, and gymnasium's own, after some steps."""
+    """Yield envs simulated together and gymnasium's own, both after some steps."""
     ours = together(env_id, count, arguments, **options)
     theirs = one_by_one(env_id, count, arguments)
     identical(ours.reset(seed=2), theirs.reset(seed=2))
@@ -45,7 +45,7 @@ ATTRIBUTES = [
 
 
 @WORKERS
-def test_attributes_are_those_of_each_env(workers, groups):
+def test_attributes_equal_single_envs(workers, groups):
     with stepped(num_workers=workers, groups=groups) as (ours, theirs):
         for name in ATTRIBUTES:
             identical(ours.get_attr(name), theirs.get_attr(name), name)
@@ -58,7 +58,7 @@ def test_attributes_are_those_of_each_env(workers, groups):
 
 @pytest.mark.parametrize("env_id", each(IDS))
 def test_methods_see_the_state_of_each_env(env_id):
-    """What follows from the state, and what a task reads of the last step."""
+    """Methods that read the state and those that read the last step."""
     names = ["state_vector", "_get_obs", "_get_reset_info"]
     names += [name for name in ("is_healthy", "contact_cost") if offers(env_id, name)]
     with stepped(env_id, arguments={"max_episode_steps": 4}) as (ours, theirs):
@@ -77,7 +77,7 @@ def offers(env_id, name):
 
 
 @WORKERS
-def test_a_state_that_a_method_sets_is_that_of_the_env(workers, groups):
+def test_set_state_changes_the_env(workers, groups):
     with stepped("Ant-v5", num_workers=workers, groups=groups) as (ours, theirs):
         model = theirs.envs[0].unwrapped.model
         qpos, qvel = np.linspace(0.1, 0.9, model.nq), np.linspace(-1, 1, model.nv)
@@ -86,14 +86,14 @@ def test_a_state_that_a_method_sets_is_that_of_the_env(workers, groups):
 
 
 def push(env, force):
-    """Forces that act on from now on."""
+    """Apply a lasting force and change the velocity."""
     env.unwrapped.data.xfrc_applied[1] = force
     env.unwrapped.data.qvel[0] += 0.25
     return env.unwrapped.data.qvel[0]
 
 
 @WORKERS
-def test_what_is_done_to_the_simulation_stays(workers, groups):
+def test_changes_of_the_simulation_persist(workers, groups):
     with stepped(num_workers=workers, groups=groups) as (ours, theirs):
         force = np.array([40.0, 0, 30, 0, 5, 0])
         seen = ours.apply(push, force, envs=[3, 0])
@@ -101,8 +101,8 @@ def test_what_is_done_to_the_simulation_stays(workers, groups):
 
 
 @WORKERS
-def test_calls_that_reset_or_step_one_env(workers, groups):
-    """``apply`` may do what it likes with an env."""
+def test_apply_may_reset_and_step_one_env(workers, groups):
+    """``apply`` may reset and step its env."""
 
     def restart(env):
         env.reset(seed=77)
@@ -116,7 +116,7 @@ def test_calls_that_reset_or_step_one_env(workers, groups):
 
 
 @WORKERS
-def test_generators_that_are_set(workers, groups):
+def test_generators_can_be_set(workers, groups):
     with stepped(num_workers=workers, groups=groups) as (ours, theirs):
         for envs in (ours, theirs):
             envs.set_attr("np_random", [np.random.Generator(np.random.PCG64(i)) for i in range(4)])
@@ -130,7 +130,7 @@ def test_generators_that_are_set(workers, groups):
             ours.get_state()
 
 
-def test_before_the_first_reset():
+def test_attributes_before_the_first_reset_equal_single_envs():
     ours, theirs = together(CHEETAH), one_by_one(CHEETAH)
     for name in ("_elapsed_steps", "_has_reset"):
         assert ours.get_attr(name) == theirs.get_attr(name)
@@ -145,7 +145,7 @@ def test_before_the_first_reset():
 
 
 @WORKERS
-def test_attributes_of_their_own(workers, groups):
+def test_users_attributes_can_be_set_per_env(workers, groups):
     with stepped(num_workers=workers, groups=groups) as (ours, theirs):
         for envs in (ours, theirs):
             envs.set_attr("label", ["a", "b", "c", "d"])
@@ -161,7 +161,7 @@ def test_attributes_of_their_own(workers, groups):
 
 
 @WORKERS
-def test_attributes_that_only_some_have_are_of_those(workers, groups):
+def test_an_attribute_set_on_one_env_is_only_on_it(workers, groups):
     with stepped(num_workers=workers, groups=groups) as (ours, _):
         ours.apply(lambda env: setattr(env.unwrapped, "mine", 5), envs=[2])
         has = ours.apply(lambda env: hasattr(env.unwrapped, "mine"))
@@ -169,7 +169,7 @@ def test_attributes_that_only_some_have_are_of_those(workers, groups):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_attribute_may_be_taken_away_again(workers):
+def test_users_attributes_can_be_deleted(workers):
     with stepped(num_workers=workers) as (ours, _):
         ours.set_attr("label", "a")
         ours.apply(lambda env: vars(env).pop("label"), envs=[1])
@@ -204,8 +204,8 @@ REFUSED = {
 
 @WORKERS
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_envs_do_cannot_be_changed(what, workers, groups):
-    """Blocks have copies of it. Nothing is changed: the envs go on as they were."""
+def test_dynamics_and_parameters_cannot_be_changed(what, workers, groups):
+    """Blocks hold copies of these, so the change is refused and the envs stay as they were."""
     with stepped(num_workers=workers, groups=groups) as (ours, theirs):
         with pytest.raises(EnvError, match=r"cannot change .*\{'native': False\}") as caught:
             REFUSED[what](ours)
@@ -215,8 +215,8 @@ def test_what_envs_do_cannot_be_changed(what, workers, groups):
         ours.get_attr("spec")
 
 
-def test_ordinary_envs_may_be_changed():
-    """As the error says."""
+def test_dynamics_of_ordinary_envs_can_be_changed():
+    """The error suggests ``native=False``."""
     envs = ordinary(CHEETAH)
     for change in REFUSED.values():
         if change is not REFUSED["a method"]:  # a lambda cannot be pickled
@@ -226,8 +226,8 @@ def test_ordinary_envs_may_be_changed():
 
 
 @WORKERS
-def test_the_number_of_a_task_may_be_set(workers, groups):
-    """As of ordinary envs: it is an attribute of each."""
+def test_the_parameter_of_a_task_can_be_set(workers, groups):
+    """The task's parameter is an attribute of each env, as in ordinary envs."""
     options = {"num_workers": workers, "groups": groups}
     with stepped("HalfCheetahDir-v5", **options) as (ours, theirs):
         for envs in (ours, theirs):
@@ -242,7 +242,7 @@ def test_the_number_of_a_task_may_be_set(workers, groups):
 
 
 @pytest.mark.parametrize("env_id", ["Reacher-v5", "Pusher-v5"])
-def test_attributes_of_an_episode(env_id):
+def test_attributes_drawn_per_episode_equal_single_envs(env_id):
     with stepped(env_id) as (ours, theirs):
         names = {"Reacher-v5": ["goal"], "Pusher-v5": ["goal_pos", "cylinder_pos"]}[env_id]
         for name in names:
@@ -253,8 +253,8 @@ def test_attributes_of_an_episode(env_id):
             identical(ours.get_attr(name), theirs.get_attr(name))
 
 
-def test_what_a_call_does_before_it_raises_is_done():
-    """As to an ordinary env; and what it must not change is not."""
+def test_effects_of_a_call_that_raises_are_kept():
+    """As with an ordinary env; changes that are not allowed are undone."""
 
     def fail(env):
         env.step(np.ones(6))
@@ -270,8 +270,8 @@ def test_what_a_call_does_before_it_raises_is_done():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_options_with_tasks_that_an_env_does_not_know(workers):
-    """gymnasium's own do not look at options."""
+def test_task_options_are_ignored_by_envs_without_tasks(workers):
+    """gymnasium's envs ignore options."""
     with stepped(num_workers=workers) as (ours, theirs):
         options = {"options": {"task": 3}}
         identical(ours.reset(**options), theirs.reset(**options))
@@ -279,7 +279,7 @@ def test_options_with_tasks_that_an_env_does_not_know(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_name_that_does_not_exist_is_an_error_of_its_env(workers):
+def test_errors_in_calls_name_their_env(workers):
     with stepped(num_workers=workers) as (ours, _):
         with pytest.raises(AttributeError, match="no_such") as caught:
             ours.get_attr("no_such")
@@ -288,12 +288,12 @@ def test_a_name_that_does_not_exist_is_an_error_of_its_env(workers):
             ours.apply(lambda env: 1 / 0, envs=[2])
 
 
-# -- pictures -------------------------------------------------------------------------------------
+# -- rendering ------------------------------------------------------------------------------------
 
 
 class Viewer:
-    """Needs no GL library: the bytes of a picture are when, how and where the first body is, and
-    where the camera looks, which is where the bodies were when it was made, as in gymnasium's."""
+    """Needs no GL library. A picture's bytes are the time, qpos, the first body's position, and
+    the camera's target: the bodies' median position at construction, as in gymnasium."""
 
     def __init__(self, model, data, *_):
         self.data = data
@@ -319,7 +319,7 @@ def without_gl(monkeypatch):
 
 
 @pytest.mark.parametrize("env_id", each(IDS))
-def test_pictures_of_each_env_after_a_reset(env_id, without_gl):
+def test_render_after_a_reset_equals_single_envs(env_id, without_gl):
     mode = {"render_mode": "rgb_array"}
     with stepped(env_id, arguments=mode) as (ours, theirs):
         identical(ours.reset(seed=4), theirs.reset(seed=4))
@@ -329,20 +329,20 @@ def test_pictures_of_each_env_after_a_reset(env_id, without_gl):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_pictures_of_each_env(workers, without_gl):
-    """Workers that are forked have what is put in the place of the renderer."""
+def test_render_after_steps_is_close_to_single_envs(workers, without_gl):
+    """Forked workers inherit the fake renderer."""
     arguments, options = {"render_mode": "rgb_array"}, {"num_workers": workers, "context": "fork"}
     with stepped(arguments=arguments, **options) as (ours, theirs):
         for actions in drawn_actions(theirs.action_space, 9, 3):
             pictures, expected = seen_in(ours.render()), seen_in(theirs.render())
-            # In gymnasium's, where bodies are is a substep older than the state.
+            # In gymnasium, body positions lag the state by a substep.
             identical(*([one[:-6] for one in some] for some in (pictures, expected)))
             np.testing.assert_allclose(pictures, expected, atol=0.2)
             compare(ours, theirs, [actions])
 
 
-def test_a_collector_of_frames_has_one_for_each_step(without_gl):
-    """As a video is made: an env draws between steps, which nothing else notices."""
+def test_render_after_each_step_gives_distinct_frames(without_gl):
+    """Rendering between steps, as for a video, changes nothing else."""
     with stepped(arguments={"render_mode": "rgb_array"}) as (ours, theirs):
         seen = set()
         for actions in drawn_actions(theirs.action_space, 9, 6):

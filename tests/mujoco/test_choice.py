@@ -1,4 +1,4 @@
-"""When envs are simulated together, and when they are ordinary ones."""
+"""The choice between simulating envs together and running ordinary envs."""
 
 import functools
 
@@ -13,17 +13,17 @@ import pysampler
 
 @pytest.mark.parametrize("env_id", each([*IDS, *META_IDS]))
 @pytest.mark.parametrize("native", ["auto", True])
-def test_gymnasiums_envs_are_simulated_together(env_id, native):
+def test_gymnasiums_envs_are_native(env_id, native):
     assert is_native(made(env_id, native))
 
 
-def test_it_is_what_happens_without_being_asked_for():
+def test_native_is_the_default():
     envs = pysampler.make_vec(CHEETAH, 2, vector_kwargs={"num_workers": 0})
     assert is_native(envs)
 
 
-class Own(HalfCheetahEnv):
-    """A user's own class, which may override anything."""
+class UsersCheetah(HalfCheetahEnv):
+    """A user's class, which may override anything."""
 
 
 class Elsewhere(HalfCheetahEnv):
@@ -32,7 +32,7 @@ class Elsewhere(HalfCheetahEnv):
 
 Elsewhere.__name__ = Elsewhere.__qualname__ = "HalfCheetahEnv"  # in another module
 
-# What is made, and what is told where it has to be native.
+# Envs that cannot be native, and the error with native=True.
 ORDINARY = {
     "another env": (lambda native: made("CartPole-v1", native), "CartPole-v1 has no task"),
     "an older version": (
@@ -47,7 +47,7 @@ ORDINARY = {
         lambda native: made(native=native, wrappers=[gym.wrappers.ClipAction]),
         "the wrapper ClipAction is Python code for one env",
     ),
-    "a subclass": (lambda native: made(Own, native), "Own has no task"),
+    "a subclass": (lambda native: made(UsersCheetah, native), "UsersCheetah has no task"),
     "a class of the same name": (lambda native: made(Elsewhere, native), "has no task"),
     "a function of another env": (
         lambda native: made(lambda: gym.make("CartPole-v1"), native),
@@ -66,7 +66,7 @@ ORDINARY = {
 
 @pytest.mark.filterwarnings("ignore:.*out of date")
 @pytest.mark.parametrize("what", [name for name in ORDINARY if name != "a worker of the user's"])
-def test_others_are_ordinary_and_nobody_is_warned(what):
+def test_other_envs_are_ordinary_without_a_warning(what):
     make, _ = ORDINARY[what]
     assert not is_native(make(native="auto"))
     assert not is_native(make(native=False))
@@ -74,23 +74,23 @@ def test_others_are_ordinary_and_nobody_is_warned(what):
 
 @pytest.mark.filterwarnings("ignore:.*out of date")
 @pytest.mark.parametrize("what", ORDINARY)
-def test_whoever_insists_is_told_why_not(what):
+def test_native_true_raises_with_the_reason(what):
     make, why = ORDINARY[what]
     with pytest.raises(ValueError, match=f"cannot make vector env: native=True, but .*{why}"):
         make(native=True)
 
 
-def test_nobody_who_says_no_gets_them():
+def test_native_false_makes_ordinary_envs():
     assert not is_native(made(native=False))
 
 
-def test_answers_of_numpy():
+def test_native_accepts_numpy_bools():
     assert is_native(made(native=np.True_))
     assert not is_native(made(native=np.False_))
 
 
-def test_arguments_that_cannot_be_pickled():
-    """Nothing has to travel, where the envs are in this process."""
+def test_unpicklable_arguments_work_without_workers():
+    """Without workers nothing is pickled."""
 
     def make(arguments):
         return HalfCheetahEnv(ctrl_cost_weight=arguments.send(None))
@@ -107,18 +107,18 @@ def test_arguments_that_cannot_be_pickled():
 
 
 @pytest.mark.parametrize("native", ["yes", 2, 0, 1, None, "True"])
-def test_another_answer_is_refused(native):
+def test_native_refuses_other_values(native):
     with pytest.raises(ValueError, match="native .*, expected 'auto', True or False"):
         made(native=native)
 
 
-def test_a_list_of_functions_is_of_ordinary_envs():
+def test_a_list_of_functions_makes_ordinary_envs():
     envs = pysampler.VectorEnv([functools.partial(gym.make, CHEETAH)] * 2, num_workers=0)
     assert not is_native(envs)
 
 
-def test_functions_that_make_different_envs_are_of_ordinary_ones():
-    """Also where the first of them are such as another vector env simulates together."""
+def test_functions_of_different_envs_make_ordinary_envs():
+    """Also if the first functions come from a native vector env."""
     first, other = made(), made(arguments={"ctrl_cost_weight": 3.0})
     functions = [*first.env_fns, *other.env_fns, functools.partial(gym.make, "Hopper-v5")]
     for mixed in (functions[:2], functions[:3]):
@@ -135,15 +135,15 @@ def test_functions_that_make_different_envs_are_of_ordinary_ones():
         pysampler.VectorEnv(functions, num_workers=0)
 
 
-def test_a_function_that_makes_such_an_env_may_be_insisted_on():
+def test_a_function_of_a_native_env_needs_native_true():
     make = functools.partial(gym.make, CHEETAH)
     assert not is_native(made(make))  # it may make anything
     assert is_native(made(make, native=True))
     assert is_native(made(HalfCheetahEnv))
 
 
-def test_envs_that_are_to_be_seen_are_ordinary(monkeypatch):
-    """Each of their steps draws a picture in a window."""
+def test_render_mode_human_makes_ordinary_envs(monkeypatch):
+    """Each step draws into a window."""
     drawn = []
     monkeypatch.setattr(HalfCheetahEnv, "render", lambda env: drawn.append(env))
     human = {"render_mode": "human"}
@@ -157,5 +157,5 @@ def test_envs_that_are_to_be_seen_are_ordinary(monkeypatch):
         made(native=True, arguments=human)
 
 
-def test_envs_that_are_pictured_on_demand_are_not():
+def test_render_mode_rgb_array_stays_native():
     assert is_native(made(arguments={"render_mode": "rgb_array"}))

@@ -1,4 +1,4 @@
-"""Envs that are simulated together return just what SyncVectorEnv of the same envs returns."""
+"""Envs simulated together return exactly the results of SyncVectorEnv."""
 
 import contextlib
 import copy
@@ -24,7 +24,7 @@ from mujoco_in_tests import (
     together,
 )
 
-# Some terminate within a few steps, some never: all are cut off now and then.
+# Some envs terminate within a few steps, some never: the limit truncates all of them.
 SHORT = {"max_episode_steps": 17}
 
 
@@ -38,7 +38,7 @@ def both(env_id, count, mode, arguments=None, **vector_kwargs):
 
 
 def reset_alike(ours, theirs, **arguments):
-    """``options`` are copied: SyncVectorEnv takes the mask out of them."""
+    """Copies ``options``, because SyncVectorEnv removes the mask from them."""
     results = []
     for envs in (ours, theirs):
         given = {name: dict(v) if name == "options" else v for name, v in arguments.items()}
@@ -48,8 +48,8 @@ def reset_alike(ours, theirs, **arguments):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env_id", IDS)
-def test_a_thousand_steps_with_resets_in_between(env_id):
-    """Uneven groups; episodes end by themselves, by the time limit, and by resets of all kinds."""
+def test_1000_steps_with_resets_equal_sync_vector_env(env_id):
+    """Uneven groups; episodes end by termination, time limit, and resets of all kinds."""
     number = IDS.index(env_id)
     arguments = {"max_episode_steps": 90}
     stack, ours, theirs = both(env_id, 3, MODES[number % 3], arguments, num_workers=2)
@@ -76,8 +76,8 @@ def test_a_thousand_steps_with_resets_in_between(env_id):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("env_id", IDS)
-def test_any_number_of_workers(env_id, mode):
-    """Seven envs in uneven groups, beside what SyncVectorEnv returned once."""
+def test_any_number_of_workers_equals_sync_vector_env(env_id, mode):
+    """Seven envs in uneven groups, against one recorded run of SyncVectorEnv."""
     theirs = one_by_one(env_id, 7, SHORT, mode)
     actions = list(drawn_actions(theirs.action_space, 3, 32))
     mask = np.array([True, False, True, True, False, False, True])
@@ -93,7 +93,7 @@ def test_any_number_of_workers(env_id, mode):
             arguments = {"options": {"reset_mask": over}}
             expected.append(("reset", arguments, theirs.reset(**_copied(arguments))))
     theirs.close()
-    # Each env and each mode has all of them.
+    # Across envs and modes, each division is covered.
     others = [(0, 2), (5, 1)], [(1, 3)]
     for workers, groups in ((2, 2), *others[(IDS.index(env_id) + MODES.index(mode)) % 2]):
         ours = together(env_id, 7, SHORT, num_workers=workers, groups=groups, autoreset_mode=mode)
@@ -109,8 +109,8 @@ def _copied(arguments):
 
 @pytest.mark.parametrize("env_id", each(META_IDS))
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
-def test_envs_of_many_tasks(env_id, mode):
-    """The tasks of single resets, and of all that follow, automatic or not."""
+def test_task_envs_equal_sync_vector_env(env_id, mode):
+    """A task given in one reset also holds for all later resets, automatic or not."""
     stack, ours, theirs = both(env_id, 3, mode, {"max_episode_steps": 6}, groups=2)
     with stack:
         [name] = {"direction", "velocity"} & set(dir(theirs.envs[0].unwrapped))
@@ -128,8 +128,8 @@ DTYPES = ["f2", "f4", "f8", "g", "i1", "i4", "i8", "u1", "u8", "?"]
 
 
 @pytest.mark.parametrize("env_id", each(IDS))
-@pytest.mark.filterwarnings("ignore")  # of overflows, and gymnasium's of rewards
-def test_actions_of_any_dtype(env_id):
+@pytest.mark.filterwarnings("ignore")  # overflows, and gymnasium's warnings about rewards
+def test_actions_of_any_dtype_equal_sync_vector_env(env_id):
     stack, ours, theirs = both(env_id, 3, NEXT_STEP, SHORT)
     with stack:
         reset_alike(ours, theirs, seed=1)
@@ -159,7 +159,7 @@ KINDS = {
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore")
-def test_actions_of_any_kind(kind, workers):
+def test_actions_in_any_container_equal_sync_vector_env(kind, workers):
     stack, ours, theirs = both(CHEETAH, 3, NEXT_STEP, {"max_episode_steps": 4}, num_workers=workers)
     with stack:
         reset_alike(ours, theirs, seed=1)
@@ -170,8 +170,8 @@ def test_actions_of_any_kind(kind, workers):
 @pytest.mark.parametrize("env_id", each(IDS))
 @pytest.mark.parametrize("odd", [np.nan, np.inf, 1e30], ids=str)
 @pytest.mark.filterwarnings("ignore")
-def test_actions_that_make_no_sense(env_id, odd):
-    """MuJoCo ignores the controls, or begins the simulation anew; others go on as ever."""
+def test_nan_inf_and_huge_actions_equal_sync_vector_env(env_id, odd):
+    """MuJoCo ignores the controls or resets the simulation; other envs are unaffected."""
     stack, ours, theirs = both(env_id, 3, SAME_STEP, SHORT)
     with stack:
         reset_alike(ours, theirs, seed=1)
@@ -183,7 +183,7 @@ def test_actions_that_make_no_sense(env_id, odd):
 
 @pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "InvertedPendulum-v5", "Ant-v5"])
 @pytest.mark.filterwarnings("ignore")
-def test_simulations_that_blow_up(env_id):
+def test_unstable_simulations_equal_sync_vector_env(env_id):
     """MuJoCo resets such a simulation in the middle of a step."""
     stack, ours, theirs = both(env_id, 3, NEXT_STEP, SHORT)
     with stack:
@@ -199,8 +199,8 @@ def test_simulations_that_blow_up(env_id):
 @pytest.mark.parametrize("env_id", [CHEETAH, "Humanoid-v5", "InvertedPendulum-v5", "Reacher-v5"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("infos", ["final", "none"])
-def test_infos_that_are_left_out(env_id, mode, infos):
-    """The columns that are left have the values, dtypes and masks of ordinary envs."""
+def test_omitted_infos_equal_ordinary_envs(env_id, mode, infos):
+    """The remaining columns have the values, dtypes and masks of ordinary envs."""
     options = {"autoreset_mode": mode, "infos": infos}
     ours, theirs = (make(env_id, 3, SHORT, **options) for make in (together, ordinary))
     identical(ours.reset(seed=1), theirs.reset(seed=1))
@@ -210,7 +210,7 @@ def test_infos_that_are_left_out(env_id, mode, infos):
 
 
 @pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Reacher-v5"])
-def test_the_shorter_of_two_time_limits(env_id):
+def test_the_shorter_of_two_time_limits_applies(env_id):
     spec = copy.deepcopy(gym.spec(env_id))
     spec.max_episode_steps = 9
     ours = together(spec, 2)
@@ -223,7 +223,7 @@ def test_the_shorter_of_two_time_limits(env_id):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_episodes_without_a_seed_differ(count):
-    """Each generator is seeded by the system, and goes on where the last episode ended."""
+    """Each generator is seeded by the system and continues across episodes."""
     envs = together(CHEETAH, count)
     seen = [row.tobytes() for _ in range(3) for row in envs.reset()[0]]
     assert len(set(seen)) == 3 * count

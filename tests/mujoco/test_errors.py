@@ -1,4 +1,4 @@
-"""What raises among envs that are simulated together is an error of its env, as among ordinary."""
+"""Errors of envs simulated together name their env, as with ordinary envs."""
 
 import contextlib
 
@@ -21,7 +21,7 @@ from pysampler.errors import EnvError
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_step_before_a_reset_raises_what_an_env_raises(workers):
+def test_a_step_before_a_reset_raises_reset_needed(workers):
     ours, theirs = (make(CHEETAH, 3, num_workers=workers) for make in (together, ordinary))
     actions = np.zeros((3, 6), np.float32)
     texts = []
@@ -37,7 +37,7 @@ def test_a_step_before_a_reset_raises_what_an_env_raises(workers):
     theirs.close()
 
 
-def test_where_some_have_been_reset_the_others_raise():
+def test_a_step_names_the_env_that_was_not_reset():
     ours, theirs = (make(CHEETAH, 3, autoreset_mode=DISABLED) for make in (together, ordinary))
     for envs in (ours, theirs):
         envs.reset(seed=1, options={"reset_mask": np.array([True, False, True])})
@@ -45,7 +45,7 @@ def test_where_some_have_been_reset_the_others_raise():
             envs.step(np.zeros((3, 6), np.float32))
         assert caught.value.env == 1
     resets = [envs.reset(options={"reset_mask": np.arange(3) == 1}) for envs in (ours, theirs)]
-    same_envs = [0, 2]  # the other had no seed
+    same_envs = [0, 2]  # env 1 was reset without a seed
     identical(resets[0][0][same_envs], resets[1][0][same_envs])
     results = [envs.step(np.ones((3, 6), np.float32)) for envs in (ours, theirs)]
     identical(results[0][0][same_envs], results[1][0][same_envs])
@@ -55,25 +55,25 @@ def test_where_some_have_been_reset_the_others_raise():
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("wrong", [np.zeros(5), np.zeros((1, 6)), 1.0, "abcdef"], ids=str)
-def test_an_action_of_another_shape_is_an_error_of_its_env(wrong, workers):
-    """The others have made their step, and all go on."""
+def test_a_wrong_action_shape_names_its_env(wrong, workers):
+    """The other envs have stepped, and all continue."""
     made = (make(CHEETAH, 3, num_workers=workers, groups=2) for make in (together, ordinary))
     ours, theirs = made
     identical(ours.reset(seed=1), theirs.reset(seed=1))
-    told = []
+    errors = []
     for envs in (ours, theirs):
         with pytest.raises(EnvError) as caught:
             envs.step([np.ones(6), wrong, np.ones(6)])
-        told.append(caught.value)
-    assert [error.env for error in told] == [1, 1]
-    assert "env 1" in str(told[0])
-    assert isinstance(told[0], ValueError) == isinstance(told[1], ValueError)
+        errors.append(caught.value)
+    assert [error.env for error in errors] == [1, 1]
+    assert "env 1" in str(errors[0])
+    assert isinstance(errors[0], ValueError) == isinstance(errors[1], ValueError)
     compare(ours, theirs, drawn_actions(theirs.action_space, 1, 5))
     ours.close()
     theirs.close()
 
 
-def test_a_batch_of_another_shape_is_refused():
+def test_a_wrong_batch_shape_is_refused():
     envs = together(CHEETAH, 3)
     envs.reset()
     with pytest.raises(ValueError, match=r"shape \(3, 5\), expected \(3, 6\)"):
@@ -84,7 +84,7 @@ def test_a_batch_of_another_shape_is_refused():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_seed_that_is_none_is_an_error_of_its_env(workers):
+def test_a_bad_seed_names_its_env(workers):
     ours, theirs = (make(CHEETAH, 3, num_workers=workers) for make in (together, ordinary))
     for envs in (ours, theirs):
         with pytest.raises(EnvError, match="Seed must be greater or equal to zero") as caught:
@@ -99,7 +99,7 @@ def test_a_seed_that_is_none_is_an_error_of_its_env(workers):
 
 
 def falling(memory):
-    """Balls that fall: where they touch the floor, MuJoCo needs more memory."""
+    """A model of falling balls: MuJoCo needs more memory when they touch the floor."""
     balls = "".join(
         f'''<body pos="{i} 0 0.3"><joint name="z{i}" type="slide" axis="0 0 1"/>
         <geom size="0.1"/></body>'''
@@ -142,8 +142,8 @@ class Falling(Task):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_simulation_that_fails_is_an_error_of_its_env(groups, workers):
-    """The others have made their steps."""
+def test_a_failed_simulation_names_its_env(groups, workers):
+    """The other envs have stepped."""
     memory = next(filter(fails_when_it_touches_the_floor, range(1000, 20000, 50)))
     options = {"num_workers": workers, "groups": groups, "autoreset_mode": DISABLED}
     failed = []
@@ -151,22 +151,23 @@ def test_a_simulation_that_fails_is_an_error_of_its_env(groups, workers):
     with contextlib.closing(pair[0]), contextlib.closing(pair[1]):
         identical(*(envs.reset(seed=3) for envs in pair))
         for step in range(90):
-            told = []
+            results = []
             for envs in pair:
                 try:
-                    told.append(envs.step(np.zeros((5, 1))))
+                    results.append(envs.step(np.zeros((5, 1))))
                 except EnvError as error:
-                    told.append(error)
-            assert type(told[0]) is type(told[1])
-            if isinstance(told[0], EnvError):
-                assert [error.env for error in told] == [told[0].env] * 2
-                assert all(isinstance(error, mujoco.FatalError) for error in told)
+                    results.append(error)
+            assert type(results[0]) is type(results[1])
+            if isinstance(results[0], EnvError):
+                assert [error.env for error in results] == [results[0].env] * 2
+                assert all(isinstance(error, mujoco.FatalError) for error in results)
                 assert (
-                    str(told[0]).partition("stepping")[2] == str(told[1]).partition("stepping")[2]
+                    str(results[0]).partition("stepping")[2]
+                    == str(results[1]).partition("stepping")[2]
                 )
-                failed.append(told[0].env)
-                mask = np.arange(5) == told[0].env
+                failed.append(results[0].env)
+                mask = np.arange(5) == results[0].env
                 identical(*(envs.reset(options={"reset_mask": mask}) for envs in pair))
             else:
-                identical(*told, f"step {step}")
+                identical(*results, f"step {step}")
     assert set(failed) == set(range(5))

@@ -1,4 +1,4 @@
-"""Lost workers, whose envs were simulated together: what follows is what ordinary envs do."""
+"""Lost workers of envs simulated together: their replacements equal ordinary envs."""
 
 import contextlib
 import os
@@ -23,22 +23,22 @@ import pysampler
 from pysampler.envs.mujoco import Task, draw
 from pysampler.errors import EnvError, WorkerLostError
 
-pytestmark = pytest.mark.slow  # workers that replace others import mujoco
+pytestmark = pytest.mark.slow  # replacements import mujoco
 
 BOTH = together, ordinary
 RESTART = {"num_workers": 3, "on_worker_loss": "restart"}
-LOST = [False, False, True, True, False, False]  # of six envs, those of worker 1
+LOST = [False, False, True, True, False, False]  # worker 1's envs of six
 
 
 def kill(envs, worker):
-    """Kill an idle worker, and wait until that is known."""
+    """Kill an idle worker and wait until the pool can notice."""
     os.kill(envs._pool.pids[worker], signal.SIGKILL)
     envs._pool._links.watch.wait()
 
 
 @contextlib.contextmanager
 def running(env_id, count=6, arguments=None, **options):
-    """Envs simulated together, and ordinary ones."""
+    """Yield envs simulated together and ordinary ones."""
     pair = [make(env_id, count, arguments, **RESTART | options) for make in BOTH]
     for envs in pair:
         envs.reset(seed=3)
@@ -49,7 +49,7 @@ def running(env_id, count=6, arguments=None, **options):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("groups", [1, 2])
-def test_the_step_of_a_loss_ends_its_episodes_and_no_other(mode, groups):
+def test_a_loss_truncates_only_its_own_episodes(mode, groups):
     with running(CHEETAH, autoreset_mode=mode, groups=groups) as pair:
         ours = pair[0]
         actions = list(drawn_actions(ours.action_space, 1, 8))
@@ -82,9 +82,9 @@ def test_the_step_of_a_loss_ends_its_episodes_and_no_other(mode, groups):
 @pytest.mark.parametrize(
     ("env_id", "mode"), [("Ant-v5", NEXT_STEP), (CHEETAH, SAME_STEP), ("Humanoid-v5", DISABLED)]
 )
-def test_all_that_follows_is_what_ordinary_envs_do(env_id, mode):
-    """Fresh seeds and all; one worker after the other, and one of them twice."""
-    times = {4: 1, 13: 0, 14: 1}  # which worker is lost when
+def test_steps_after_losses_equal_ordinary_envs(env_id, mode):
+    """Fresh seeds included; both workers are lost in turn, one of them twice."""
+    times = {4: 1, 13: 0, 14: 1}  # step: the worker that is lost
     limit = {"max_episode_steps": 6}
     with running(env_id, arguments=limit, autoreset_mode=mode, groups=2) as pair:
         for step, actions in enumerate(drawn_actions(pair[0].action_space, 1, 30)):
@@ -101,7 +101,7 @@ def test_all_that_follows_is_what_ordinary_envs_do(env_id, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_reset_is_done_by_the_successors(mode):
+def test_replacements_answer_a_reset(mode):
     with running(CHEETAH, autoreset_mode=mode) as pair:
         for envs in pair:
             envs.step(np.ones((6, 6)))
@@ -115,7 +115,7 @@ def test_a_reset_is_done_by_the_successors(mode):
         identical(*(envs.step(np.ones((6, 6))) for envs in pair))
 
 
-def test_groups_of_a_lost_worker_end_with_their_own_next_steps():
+def test_each_group_of_a_lost_worker_reports_in_its_next_step():
     with running(CHEETAH, groups=2) as pair:
         for envs in pair:
             kill(envs, 0)
@@ -132,7 +132,7 @@ def test_groups_of_a_lost_worker_end_with_their_own_next_steps():
             assert lost.tolist() == [ids in ([0], [1])] * len(ids)
 
 
-def test_tasks_of_lost_envs_are_those_of_their_successors():
+def test_replacements_keep_the_tasks_of_lost_envs():
     options = {"autoreset_mode": SAME_STEP}
     with running("HalfCheetahVel-v5", **options) as pair:
         for envs in pair:
@@ -147,7 +147,7 @@ def dies(env):
     os._exit(9)
 
 
-def test_a_call_that_ends_a_worker_raises_and_the_rest_goes_on():
+def test_a_call_that_kills_a_worker_raises_and_the_envs_continue():
     with running(CHEETAH) as pair:
         for envs in pair:
             envs.step(np.ones((6, 6)))
@@ -157,8 +157,8 @@ def test_a_call_that_ends_a_worker_raises_and_the_rest_goes_on():
         identical(*(envs.step(np.ones((6, 6))) for envs in pair))
 
 
-def test_states_outlive_a_worker():
-    """Envs of the lost worker go on from states that were taken before, as if nothing had been."""
+def test_states_can_be_restored_after_a_loss():
+    """Envs of the lost worker continue exactly from states taken before the loss."""
     with running(CHEETAH, autoreset_mode=SAME_STEP) as (envs, _):
         actions = list(drawn_actions(envs.action_space, 1, 10))
         for row in actions[:4]:
@@ -172,8 +172,8 @@ def test_states_outlive_a_worker():
             identical(envs.step(row), result)
 
 
-def test_states_that_are_given_to_a_new_worker():
-    """Before it has done anything: no step is left to tell of the loss, and none is reset."""
+def test_states_can_be_set_before_a_replacements_first_step():
+    """Before its first step: no step reports the loss, and no env is reset."""
     with running(CHEETAH) as (envs, _):
         actions = list(drawn_actions(envs.action_space, 1, 10))
         states = envs.get_state()
@@ -195,7 +195,7 @@ def test_without_restarts_a_loss_raises():
     assert envs.closed
 
 
-def test_actors_go_on():
+def test_actors_continue_after_a_loss():
     with contextlib.closing(together(CHEETAH, 6, {"max_episode_steps": 9}, **RESTART)) as envs:
         actors = pysampler.Actors(envs, _still, seed=1)
         actors.take(50)
@@ -216,8 +216,8 @@ def _still(observations):
 
 
 class Deadly(Task):
-    """A cart on a rail. An action of 7 ends the process, one of 6 raises: in the reward, or in
-    what the task is to do before or after it."""
+    """A cart on a rail. An action of 7 kills the process and 6 raises, in the method ``where``:
+    the reward, or one that the task runs after it."""
 
     def __init__(self, where="reward"):
         super().__init__(
@@ -253,7 +253,7 @@ class Deadly(Task):
 @pytest.mark.parametrize(
     ("where", "mode"), [("reward", DISABLED), ("terminated", NEXT_STEP), ("observe", SAME_STEP)]
 )
-def test_a_task_that_ends_its_process(where, mode):
+def test_a_task_that_kills_its_process_is_a_worker_loss(where, mode):
     with running(Deadly, arguments={"where": where}, autoreset_mode=mode) as pair:
         for step in range(6):
             actions = np.full((6, 1), 0.5)
@@ -268,7 +268,7 @@ def test_a_task_that_ends_its_process(where, mode):
 
 @pytest.mark.parametrize("where", ["reward", "terminated", "observe"])
 @pytest.mark.parametrize("workers", [0, 3])
-def test_a_task_that_raises_is_an_error_that_names_an_env_of_its_group(where, workers):
+def test_a_task_error_names_an_env_of_its_group(where, workers):
     with running(Deadly, arguments={"where": where}, num_workers=workers, groups=1) as pair:
         actions = np.full((6, 1), 0.5)
         actions[3] = 6

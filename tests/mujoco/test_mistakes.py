@@ -1,4 +1,4 @@
-"""Mistakes in tasks, and what is said of each."""
+"""Mistakes in tasks and their error messages."""
 
 import contextlib
 
@@ -23,7 +23,7 @@ MODEL = """<mujoco><worldbody>
 
 
 class Slide(Task):
-    """Nothing is wrong with this one."""
+    """A correct task."""
 
     fields = ("xpos",)
 
@@ -68,7 +68,7 @@ def reward_with(info):
     return lambda self, d, before, action: (np.zeros(len(d)), {"told": info(d)})
 
 
-# By mistake: what is changed, and what is said of it.
+# By mistake: the changed attributes and the error.
 MISTAKES = {
     "no observe": ({"observe": Task.observe}, r"Changed has no method observe\(d\)"),
     "no reward": ({"reward": Task.reward}, r"Changed has no method reward\(d, before, action\)"),
@@ -138,8 +138,8 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("native", [True, "auto"])
-def test_a_mistake_is_told_of_before_anything_is_made(mistake, native):
-    """The user's own line is in the traceback, and no ordinary envs take the place."""
+def test_a_mistake_is_reported_before_envs_are_made(mistake, native):
+    """The traceback shows the user's line, and there is no fallback to ordinary envs."""
     attributes, said = MISTAKES[mistake]
     if "observation_space" in attributes:
         attributes = {**attributes, "observation_space": Slide().observation_space}
@@ -147,8 +147,8 @@ def test_a_mistake_is_told_of_before_anything_is_made(mistake, native):
         made(changed(**attributes), native=native)
 
 
-def test_a_mistake_that_one_simulation_does_not_show():
-    """All goals where some are asked for: of one simulation, or of all, that is no difference."""
+def test_the_trial_finds_mistakes_with_subsets_of_simulations():
+    """The reward uses all goals instead of ``goals[d.ids]``, which agree for one or all envs."""
 
     def reward(self, d, before, action):
         return d.qpos[:, 0] - self.goals
@@ -159,8 +159,8 @@ def test_a_mistake_that_one_simulation_does_not_show():
         made(changed(reward=reward), native="auto").close()
 
 
-def test_what_comes_late_is_an_error_of_an_env():
-    """Nothing is checked after the first step; but nothing wrong is returned."""
+def test_a_wrong_shape_in_a_later_step_is_an_env_error():
+    """Shapes are not checked after the first step, but wrong results are never returned."""
 
     def reward(self, d, before, action):
         late = d.time.max() > 0.155
@@ -173,8 +173,8 @@ def test_what_comes_late_is_an_error_of_an_env():
                 envs.step(np.zeros((3, 2)))
 
 
-def test_infos_that_change_later():
-    """In shape, or in the order of their bytes: what is told is what an ordinary env tells."""
+def test_infos_may_change_shape_or_byte_order():
+    """Infos may change their shape or byte order, as in ordinary envs."""
 
     def reward(self, d, before, action):
         late = d.time.max() > 0.155
@@ -193,8 +193,8 @@ def test_infos_that_change_later():
             assert list(infos["numbers"]) == [300] * 3
 
 
-def test_a_class_that_is_defined_again_is_tried_again():
-    """As in a notebook, where a mistake is mended."""
+def test_a_redefined_class_is_tried_again():
+    """As in a notebook, where the user fixes a mistake."""
 
     class Again(Slide):
         def reward(self, d, before, action):
@@ -217,8 +217,8 @@ def test_a_class_that_is_defined_again_is_tried_again():
 
 
 @pytest.mark.parametrize("frame_skip", [0, -1])
-def test_no_substeps(frame_skip):
-    """MuJoCo would end the process."""
+def test_frame_skip_below_1_is_refused(frame_skip):
+    """MuJoCo would abort the process."""
     for make in (lambda: made("HalfCheetah-v5"), lambda: made(Slide)):
         make().close()
     with pytest.raises(ValueError, match=f"native=True, but frame_skip is {frame_skip}"):
@@ -227,14 +227,14 @@ def test_no_substeps(frame_skip):
         )
 
 
-def test_no_substeps_of_gymnasiums_env():
+def test_frame_skip_below_1_of_gymnasiums_env_is_ordinary():
     options = {"num_workers": 0}
     envs = pysampler.make_vec("HalfCheetah-v5", 2, vector_kwargs=options, frame_skip=-1)
     assert not envs.stats().native
     envs.close()
 
 
-def test_a_task_instead_of_its_class():
+def test_a_task_instance_is_refused():
     with pytest.raises(TypeError, match=r"got the class: TaskEnv\(Slide"):
         TaskEnv(Slide)
     with pytest.raises(Exception, match="a class of tasks"):
@@ -243,11 +243,11 @@ def test_a_task_instead_of_its_class():
         TaskEnv(Slide(), "human")
 
 
-# -- what a task may do ---------------------------------------------------------------------------
+# -- features of tasks ----------------------------------------------------------------------------
 
 
 class Placed(Slide):
-    """Places a mocap body, and turns one number into two controls."""
+    """Places a mocap body and maps one action to two controls."""
 
     def __init__(self):
         super().__init__()
@@ -267,7 +267,7 @@ class Placed(Slide):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_else_may_begin_and_be_controlled(workers):
+def test_tasks_may_reset_mocap_bodies_and_map_controls(workers):
     ours = made(Placed, 4, num_workers=workers)
     theirs = SyncVectorEnv([lambda: make_env(Placed)] * 4)
     identical(ours.reset(seed=1), theirs.reset(seed=1))
@@ -282,8 +282,8 @@ def test_what_else_may_begin_and_be_controlled(workers):
 
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_states_of_either_kind(native, workers):
-    """What ``allocate`` sets belongs to them, without another word."""
+def test_states_of_native_and_ordinary_tasks_restore(native, workers):
+    """Arrays set in ``allocate`` are part of the state automatically."""
     with contextlib.closing(made(Placed, 4, native=native, num_workers=workers)) as envs:
         envs.reset(seed=1)
         actions = np.random.default_rng(1).uniform(-1, 1, (30, 4, 1))
@@ -297,7 +297,7 @@ def test_states_of_either_kind(native, workers):
             identical(envs.step(row), expected)
 
 
-def test_states_of_another_kind_are_refused():
+def test_states_of_other_envs_are_refused():
     with (
         contextlib.closing(made(Slide, 2)) as native,
         contextlib.closing(made(Slide, 2, native=False)) as ordinary,
@@ -315,8 +315,8 @@ def test_states_of_another_kind_are_refused():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_calls_return_is_of_the_env_that_was_called(workers):
-    """Though one real env stands for all."""
+def test_calls_see_the_data_of_their_env(workers):
+    """Although one real env represents all of them."""
     with contextlib.closing(made(Slide, 4, num_workers=workers)) as envs:
         envs.reset(seed=1)
         observations = envs.step(np.ones((4, 2)))[0]
@@ -329,7 +329,7 @@ def test_what_calls_return_is_of_the_env_that_was_called(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_a_task_is_made_of_cannot_be_changed(workers):
+def test_parameters_of_a_task_cannot_be_changed(workers):
     with contextlib.closing(made(Slide, 4, num_workers=workers)) as envs:
         envs.reset(seed=1)
         for change in (
@@ -345,10 +345,10 @@ def test_what_a_task_is_made_of_cannot_be_changed(workers):
         assert noted == (None, 3, None, None)
 
 
-def test_a_subclass_of_gymnasiums_tasks_may_remember():
-    """What its base class remembers, and more."""
+def test_a_subclass_of_gymnasiums_tasks_may_allocate():
+    """Arrays of the base class and of the subclass are both in the state."""
 
-    class Tired(HalfCheetah):
+    class Fatigue(HalfCheetah):
         def __init__(self):
             super().__init__(mujoco.MjModel.from_xml_path(_path_of("half_cheetah.xml")))
 
@@ -361,7 +361,7 @@ def test_a_subclass_of_gymnasiums_tasks_may_remember():
             self.tired[d.ids] += np.abs(action).sum(axis=1)
             return rewards - self.tired[d.ids], infos
 
-    with contextlib.closing(made(Tired)) as envs:
+    with contextlib.closing(made(Fatigue)) as envs:
         envs.reset(seed=1)
         envs.step(np.ones((3, 6)))
         assert envs.get_state()["memory_tired"].tolist() == [6.0] * 3
@@ -374,7 +374,7 @@ def _path_of(name):
 
 
 class Remembers(Slide):
-    """Has a table with as many rows as there may be simulations, and sets what it sets."""
+    """Has a table whose length may equal the number of simulations, and rebinds an attribute."""
 
     def __init__(self):
         super().__init__()
@@ -398,7 +398,7 @@ REBOUND = {
 
 
 @pytest.mark.parametrize("how", REBOUND)
-def test_a_call_cannot_take_what_others_remember(how):
+def test_a_call_cannot_rebind_shared_arrays(how):
     with contextlib.closing(made(Remembers, 4)) as envs:
         envs.reset(seed=1)
         goals = envs.get_state()["memory_goals"].tolist()
@@ -412,8 +412,8 @@ def test_a_call_cannot_take_what_others_remember(how):
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])
-def test_only_rows_of_simulations_are_remembered(count):
-    """Whatever number of them there is: a table is none."""
+def test_only_arrays_with_a_row_per_simulation_are_state(count):
+    """A table is not part of the state, whatever the number of simulations."""
     with contextlib.closing(made(Remembers, count)) as envs:
         envs.reset(seed=1)
         states = envs.get_state()
@@ -422,11 +422,11 @@ def test_only_rows_of_simulations_are_remembered(count):
         envs.set_state(states[::-1])
         envs.step(np.zeros((count, 2)))
         assert envs.apply(lambda env: env.unwrapped.task.table.tolist()) == ([0, 1, 2, 3],) * count
-        envs.apply(lambda env: env.step(np.zeros(2))[1])  # whose method sets ``away``
+        envs.apply(lambda env: env.step(np.zeros(2))[1])  # sets ``away``
 
 
-def test_generators_that_are_taken_away():
-    """Envs without one seed themselves at the next reset, as gymnasium's do."""
+def test_a_removed_generator_is_seeded_anew():
+    """Envs without a generator seed themselves at the next reset, as in gymnasium."""
     with contextlib.closing(made("HalfCheetah-v5", 3)) as envs:
         envs.reset(seed=1)
         envs.apply(lambda env: vars(env.unwrapped).update(_np_random=None), envs=[1])
@@ -436,7 +436,7 @@ def test_generators_that_are_taken_away():
         assert seeds[1] not in (2, -1, None)
 
 
-def test_where_a_pusher_begins_cannot_be_changed():
+def test_init_qpos_of_a_pusher_cannot_be_changed():
     with contextlib.closing(made("Pusher-v5", 2)) as envs:
         envs.reset(seed=1)
         with pytest.raises(AttributeError, match="cannot change init_qpos"):
@@ -444,7 +444,7 @@ def test_where_a_pusher_begins_cannot_be_changed():
         envs.get_attr("init_qpos")
 
 
-def test_what_fails_in_a_trial_for_want_of_memory_is_tried_again(monkeypatch):
+def test_a_trial_that_ran_out_of_memory_is_repeated(monkeypatch):
     from pysampler import _core
     from pysampler._vector.mujoco import choice
 
@@ -460,7 +460,7 @@ def test_what_fails_in_a_trial_for_want_of_memory_is_tried_again(monkeypatch):
         patch.setattr(_core, "Simulations", fails)
         with pytest.warns(UserWarning, match="MemoryError: none left; they run as ordinary envs"):
             made("HalfCheetah-v5", native="auto").close()
-    assert len(closed) >= 3 + 2  # those of the vector env, and both of the trial
+    assert len(closed) >= 3 + 2  # the vector env's envs and both of the trial
     envs = made("HalfCheetah-v5", native="auto")
     assert envs.stats().native
     envs.close()

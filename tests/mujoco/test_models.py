@@ -1,4 +1,4 @@
-"""Envs of other models than gymnasium's: of other sizes, with other features."""
+"""Envs with other models than gymnasium's: other sizes and features."""
 
 import inspect
 from pathlib import Path
@@ -10,7 +10,7 @@ from mujoco_in_tests import IDS, arguments_of, assert_equal, each
 
 
 def altered(env_id, tmp_path, change):
-    """Write the model of an env with a change; return the path."""
+    """Write an env's model with a change; return the argument for its path."""
     assets = Path(inspect.getfile(MujocoEnv)).parent / "assets"
     tree = ElementTree.parse(assets / arguments_of(env_id)["xml_file"])
     change(tree.getroot())
@@ -34,7 +34,7 @@ def slower(root):
 
 
 def with_a_ball(root):
-    """More joints, bodies and contacts than gymnasium's, behind the others."""
+    """Append joints, bodies and contacts to gymnasium's."""
     add(
         root.find("worldbody"),
         '<body name="ball" pos="0.4 0.1 0.6"><freejoint/><geom type="sphere" size="0.1"/></body>',
@@ -42,7 +42,7 @@ def with_a_ball(root):
 
 
 def with_memory(root):
-    """Actuators with activations, another one, a body that mocap moves, and other features."""
+    """Add actuators with activations and a mocap body."""
     motors = root.find("actuator")
     first = motors[0].get("joint")
     limits = 'ctrllimited="true" ctrlrange="-1 1"'
@@ -59,17 +59,17 @@ def with_memory(root):
 
 
 MODELS = [slower, with_a_ball, with_memory]
-# What these observe follows from the model.
+# Observations of these depend on the model's size.
 SIZED = ["HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Swimmer-v5", "Ant-v5", "Humanoid-v5"]
 
 
 @pytest.mark.parametrize("env_id", each(IDS))
-def test_another_model(env_id, tmp_path):
+def test_a_changed_model_equals_single_envs(env_id, tmp_path):
     assert_equal(env_id, altered(env_id, tmp_path, slower))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env_id", [*SIZED, "HumanoidStandup-v5"])
 @pytest.mark.parametrize("change", [with_a_ball, with_memory], ids=lambda one: one.__name__)
-def test_a_model_of_another_size(env_id, change, tmp_path):
+def test_a_larger_model_equals_single_envs(env_id, change, tmp_path):
     assert_equal(env_id, altered(env_id, tmp_path, change))

@@ -1,4 +1,4 @@
-"""Many tasks at once, of envs that are simulated together: what ordinary envs give, bit for bit."""
+"""Sampling many tasks with envs simulated together equals ordinary envs bit for bit."""
 
 import mujoco
 import numpy as np
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def policy(observations, tasks, params):
-    """Depends on all that it is given."""
+    """Depends on all of its arguments."""
     return np.tanh(observations @ params[0] + params[1][tasks]).astype(np.float32)
 
 
@@ -24,7 +24,7 @@ def sampler_of(env_id, native, **options):
 
 
 def sampled(env_id, native, **options):
-    """What two samples are, the second with other tasks."""
+    """Return the tasks, results and episodes of two samples with different tasks."""
     with sampler_of(env_id, native, **options) as sampler:
         assert ("native" in repr(sampler.envs)) == native
         space = sampler.envs.single_observation_space
@@ -41,7 +41,7 @@ def sampled(env_id, native, **options):
 
 
 @pytest.mark.parametrize("env_id", each(META_IDS))
-def test_a_sampler_of_many_tasks(env_id):
+def test_sampling_many_tasks_equals_ordinary_envs(env_id):
     ours, theirs = sampled(env_id, native=True), sampled(env_id, native=False)
     for one, other in zip(ours, theirs, strict=True):
         if isinstance(one, np.ndarray):
@@ -51,14 +51,14 @@ def test_a_sampler_of_many_tasks(env_id):
 
 
 @pytest.mark.parametrize("env_id", each(META_IDS))
-def test_it_is_what_happens_without_being_asked_for(env_id):
+def test_native_is_the_default(env_id):
     with pysampler.MultiTaskSampler(
         env_id, policy, num_envs=2, vector_kwargs={"num_workers": 0}
     ) as sampler:
         assert sampler.envs.stats().native
 
 
-def test_groups_need_not_wait_for_each_other():
+def test_sampling_in_groups_equals_ordinary_envs():
     options = {"min_envs": 2, "vector_kwargs": {"groups": 3}}
     ours = sampled("HalfCheetahDir-v5", native=True, **options)
     theirs = sampled("HalfCheetahDir-v5", native=False, **options)
@@ -68,7 +68,7 @@ def test_groups_need_not_wait_for_each_other():
 
 
 class Slide(Task):
-    """Slides to a goal, which is its task."""
+    """Slides to a goal; the goal is its task."""
 
     max_episode_steps = 10
 
@@ -101,7 +101,7 @@ class Slide(Task):
         return rng.uniform(-2, 2, count).tolist()
 
 
-def test_a_task_of_ones_own():
+def test_sampling_a_users_task_equals_ordinary_envs():
     ours, theirs = sampled(Slide, native=True), sampled(Slide, native=False)
     for one, other in zip(ours, theirs, strict=True):
         if isinstance(one, np.ndarray):
@@ -110,7 +110,7 @@ def test_a_task_of_ones_own():
             assert one == other
 
 
-def test_a_task_that_draws_none():
+def test_a_task_without_sample_tasks_needs_given_tasks():
     class Fixed(Slide):
         sample_tasks = Task.sample_tasks
 

@@ -1,4 +1,4 @@
-"""Envs that are simulated together, some at a time and in samplers: what ordinary envs return."""
+"""Envs simulated together, in partial batches and samplers, equal ordinary envs."""
 
 import contextlib
 
@@ -20,13 +20,13 @@ from scripted import by_env
 import pysampler
 from pysampler.errors import EnvError
 
-HOPPER = "Hopper-v5"  # whose episodes end by themselves, too
+HOPPER = "Hopper-v5"  # its episodes also terminate
 SHORT = {"max_episode_steps": 11}
 BOTH = together, ordinary
 
 
 def row(results, at):
-    """What one env of a batch returned."""
+    """Return one env's results from a batch."""
     *arrays, infos = results
     return *(array[at] for array in arrays), row_of_infos(infos, at)
 
@@ -41,17 +41,17 @@ def row_of_infos(infos, at):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
 @pytest.mark.parametrize(("workers", "groups"), [(0, 3), (1, 7), (2, 1), (2, 3), (5, 2)])
-def test_each_env_goes_its_own_way_as_it_would_in_step(mode, workers, groups):
-    """Those that are ready are answered; in the end each env has returned what it does anywhere."""
+def test_partial_batches_return_the_same_as_step(mode, workers, groups):
+    """Ready envs are answered at once; each env returns the same results as in step."""
     options = {"num_workers": workers, "groups": groups, "autoreset_mode": mode}
     ours, theirs = together(HOPPER, 7, SHORT, **options), one_by_one(HOPPER, 7, SHORT, mode)
     steps = 30
-    # All of one dtype, which is that of infos.
+    # All of one dtype, the dtype of infos.
     actions = [row.astype(np.float32) for row in drawn_actions(theirs.action_space, 4, steps)]
     first = theirs.reset(seed=5)[0]
     expected = [theirs.step(one) for one in actions]
     dice = np.random.default_rng(1)
-    done = np.full(7, -1)  # the last step each env has returned
+    done = np.full(7, -1)  # the last step that each env returned
     ours.async_reset(seed=5)
     while ours.pending:
         results = ours.recv(min_envs=[None, 1, 3][dice.integers(3)])
@@ -72,7 +72,7 @@ def test_each_env_goes_its_own_way_as_it_would_in_step(mode, workers, groups):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_resets_of_some_with_seeds_of_their_own(workers):
+def test_some_envs_can_be_reset_with_seeds(workers):
     # Groups of two envs.
     options = {"num_workers": workers, "groups": 2 - workers // 2}
     ours, theirs = (make(CHEETAH, 4, **options) for make in BOTH)
@@ -98,8 +98,8 @@ def test_resets_of_some_with_seeds_of_their_own(workers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_options_that_travel_with_commands(workers):
-    """Tasks of automatic resets, each with its version."""
+def test_options_set_between_steps_equal_ordinary_envs(workers):
+    """Tasks of automatic resets, each with its options version."""
     options = {"num_workers": workers, "groups": 2, "autoreset_mode": SAME_STEP}
     limit = {"max_episode_steps": 3}
     ours, theirs = (make("HalfCheetahVel-v5", 4, limit, **options) for make in BOTH)
@@ -130,8 +130,8 @@ def test_options_that_travel_with_commands(workers):
 
 
 @pytest.mark.slow
-def test_a_recording_of_one_replays_with_the_other(tmp_path):
-    """Which envs were ready when does not depend on how they are simulated."""
+def test_recordings_replay_with_native_and_ordinary_envs(tmp_path):
+    """A recording of ready envs does not depend on how they are simulated."""
 
     def run(make, **recording):
         envs = make(HOPPER, 6, SHORT, num_workers=2, groups=3, **recording)
@@ -180,7 +180,7 @@ def sampled(make, *, policy_in, overlap, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_rollouts(way):
+def test_rollouts_equal_ordinary_envs(way):
     ours, theirs = sampled(together, **way), sampled(ordinary, **way)
     assert sum(len(rollout.ended.env) for rollout in ours) >= 15
     for one, other in zip(ours, theirs, strict=True):
@@ -189,7 +189,7 @@ def test_rollouts(way):
             identical(getattr(one, name), getattr(other, name), name)
         over = one.terminated | one.truncated
         identical(one.final_observations[over], other.final_observations[over])
-        # Who of those that end together is told of first is chance.
+        # The order of episodes that end together is random.
         tables = [(e.step, e.env, e.returns, e.lengths) for e in (one.ended, other.ended)]
         assert sorted(zip(*tables[0], strict=True)) == sorted(zip(*tables[1], strict=True))
 
@@ -208,8 +208,8 @@ def acted(make, steps=60, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "groups"), [(0, 2), (1, 1), (2, 2)])
-def test_actors(workers, groups):
-    """Each env by itself: how records of several interleave is chance."""
+def test_actors_equal_ordinary_envs(workers, groups):
+    """Compares per env: the order between envs is random."""
     ours, theirs = (acted(make, num_workers=workers, groups=groups) for make in BOTH)
     assert ours.keys() == theirs.keys() == set(range(5))
     names = [name for name in ours[0][0].dtype.names if name not in ("version", "worker")]
@@ -223,7 +223,7 @@ def test_actors(workers, groups):
 
 
 @pytest.mark.slow
-def test_evaluations():
+def test_evaluations_equal_ordinary_envs():
     results = []
     for make in BOTH:
         envs = make(HOPPER, 4, SHORT, num_workers=2)

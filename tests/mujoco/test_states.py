@@ -1,4 +1,4 @@
-"""States of envs that are simulated together: taken, restored, given to others."""
+"""States of envs simulated together: get, restore, transfer."""
 
 import contextlib
 import pickle
@@ -27,7 +27,7 @@ WAYS = pytest.mark.parametrize(("workers", "groups"), [(0, 1), (0, 3), (2, 2)])
 
 @contextlib.contextmanager
 def walking(env_id=CHEETAH, count=5, arguments=None, steps=7, **options):
-    """Envs in the middle of their episodes, and actions for what is to follow."""
+    """Yield envs in the middle of their episodes, and actions for the next steps."""
     with contextlib.closing(together(env_id, count, arguments, **options)) as envs:
         envs.reset(seed=1)
         actions = list(drawn_actions(envs.action_space, 2, steps + 20))
@@ -37,11 +37,11 @@ def walking(env_id=CHEETAH, count=5, arguments=None, steps=7, **options):
 
 @pytest.mark.parametrize("env_id", each([*IDS, *META_IDS]))
 @pytest.mark.parametrize("mode", MODES)
-def test_envs_go_on_from_a_state_as_they_did_before(env_id, mode):
-    """Ends, automatic resets and what they draw included; and the derived fields that lag."""
+def test_steps_after_set_state_repeat_exactly(env_id, mode):
+    """Including ends, automatic resets, their random draws, and derived fields that lag."""
     limit = {"max_episode_steps": 6}
     with walking(env_id, 3, limit, autoreset_mode=mode) as (envs, actions):
-        for _ in range(2):  # at different places of episodes
+        for _ in range(2):  # at different steps of episodes
             states = envs.get_state()
             assert states.shape == (3,)
             first = walk(envs, actions)
@@ -53,7 +53,7 @@ def test_envs_go_on_from_a_state_as_they_did_before(env_id, mode):
 
 
 @WAYS
-def test_some_are_restored_and_the_others_go_on(workers, groups):
+def test_restoring_some_envs_leaves_the_others(workers, groups):
     with walking(num_workers=workers, groups=groups) as (envs, actions):
         states = envs.get_state([3, 0])
         identical(states, envs.get_state()[[3, 0]])
@@ -70,8 +70,8 @@ def test_some_are_restored_and_the_others_go_on(workers, groups):
 
 
 @WAYS
-def test_many_start_from_one(workers, groups):
-    """In every group and worker; they differ from then on only by what they are told to do."""
+def test_all_envs_can_start_from_one_state(workers, groups):
+    """In every group and worker; afterwards they differ only by their actions."""
     with walking(num_workers=workers, groups=groups) as (envs, actions):
         envs.set_state(np.repeat(envs.get_state([2]), 5))
         assert envs.np_random_seed == (3,) * 5
@@ -80,13 +80,13 @@ def test_many_start_from_one(workers, groups):
             assert (observations == observations[0]).all()
             assert (rewards == rewards[0]).all()
         first = envs.reset()[0]
-        assert (first == first[0]).all()  # and so are the generators
+        assert (first == first[0]).all()  # the generators are equal too
         observations = envs.step(actions[3])[0]
         assert len(np.unique(observations, axis=0)) == 5
 
 
 @WAYS
-def test_states_in_any_order(workers, groups):
+def test_states_can_be_reordered(workers, groups):
     order = [4, 1, 3, 0, 2]
     with walking(num_workers=workers, groups=groups) as (envs, actions):
         states = envs.get_state()
@@ -96,15 +96,15 @@ def test_states_in_any_order(workers, groups):
         expected = walk(envs, actions[:4])
         envs.set_state(states[order], order)
         identical(walk(envs, actions[:4]), expected)
-        envs.set_state(states, order)  # env 4 goes on as the first, ...
+        envs.set_state(states, order)  # env 4 continues from state 0, and so on
         moved = [row[np.argsort(order)] for row in actions[:4]]
         for one, other in zip(walk(envs, moved), expected, strict=True):
             for a, b in zip(one[:4], other[:4], strict=True):
                 identical(a[order], b)
 
 
-def test_states_travel_between_vector_envs(tmp_path):
-    """Of other numbers of envs, workers and groups; on the disk, as bytes."""
+def test_states_can_be_saved_and_set_in_another_vector_env(tmp_path):
+    """With other numbers of envs, workers and groups; through a file and pickle."""
     with walking(num_workers=2) as (envs, actions):
         states = envs.get_state()
         np.save(tmp_path / "states.npy", states)
@@ -118,7 +118,7 @@ def test_states_travel_between_vector_envs(tmp_path):
                     identical(a[:1:-1], b)
 
 
-def test_rows_have_names():
+def test_state_rows_have_named_fields():
     with walking(steps=3) as (envs, _):
         states = envs.get_state()
         assert {"physics", "elapsed", "generator"} <= set(states.dtype.names)
@@ -137,7 +137,7 @@ def test_states_are_copies():
 
 
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
-def test_a_state_of_an_env_that_is_to_be_reset(mode):
+def test_states_include_a_pending_reset(mode):
     with walking(arguments={"max_episode_steps": 7}, autoreset_mode=mode) as (envs, actions):
         states = envs.get_state()
         assert states["ended"].tolist() == [mode == NEXT_STEP] * 5
@@ -146,7 +146,7 @@ def test_a_state_of_an_env_that_is_to_be_reset(mode):
         identical(walk(envs, actions[:3]), first)
 
 
-def test_a_state_before_the_first_reset():
+def test_states_before_the_first_reset_restore():
     envs = together(CHEETAH, 3)
     states = envs.get_state()
     envs.reset(seed=1)
@@ -160,8 +160,8 @@ def test_a_state_before_the_first_reset():
 
 
 @WAYS
-def test_a_task_goes_with_its_state(workers, groups):
-    """In steps, and in what an env says of itself."""
+def test_states_include_the_task(workers, groups):
+    """In steps and in attributes."""
     with walking("HalfCheetahVel-v5", num_workers=workers, groups=groups) as (envs, actions):
         tasks = [{"velocity": i / 4} for i in range(5)]
         envs.set_options(None, [{"task": task} for task in tasks])
@@ -181,8 +181,8 @@ def test_a_task_goes_with_its_state(workers, groups):
 
 
 @pytest.mark.parametrize("seed", [None, 2**64 + 5, 2**127], ids=str)
-def test_generators_of_any_seed(seed):
-    """None: that of the system, of 128 bits."""
+def test_states_include_generators_of_any_seed(seed):
+    """None: a 128-bit seed from the system."""
     with contextlib.closing(together(CHEETAH, 2)) as envs:
         actions = list(drawn_actions(envs.action_space, 2, 3))
         envs.reset(seed=seed)
@@ -195,7 +195,7 @@ def test_generators_of_any_seed(seed):
 
 
 @WAYS
-def test_states_may_be_a_list_of_rows(workers, groups):
+def test_set_state_accepts_a_list_of_rows(workers, groups):
     with walking(num_workers=workers, groups=groups) as (envs, actions):
         states = envs.get_state()
         expected = walk(envs, actions[:3])
@@ -203,8 +203,8 @@ def test_states_may_be_a_list_of_rows(workers, groups):
         identical(walk(envs, actions[:3]), expected)
 
 
-def test_a_state_in_envs_of_another_mode():
-    """One of an episode that has ended: what is to be reset is left to the user here."""
+def test_states_can_be_set_in_another_autoreset_mode():
+    """The state of an ended episode; with DISABLED the reset is left to the user."""
     limit = {"max_episode_steps": 7}
     with walking(arguments=limit) as (envs, _):
         states = envs.get_state()
@@ -214,7 +214,7 @@ def test_a_state_in_envs_of_another_mode():
         assert envs.step(actions[0])[3].all()
 
 
-def test_a_seed_that_is_too_large_for_a_state():
+def test_seeds_beyond_255_bits_have_no_state():
     with contextlib.closing(together(CHEETAH, 2)) as envs:
         envs.reset(seed=[1, 2**300])
         with pytest.raises(ValueError, match="cannot get state: a seed of more than 255 bits"):
@@ -249,18 +249,18 @@ def _state_of(env_id):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_states_are_refused_and_the_envs_go_on(wrong, workers):
-    call, said = WRONG[wrong]
+def test_wrong_states_are_refused_and_change_nothing(wrong, workers):
+    call, message = WRONG[wrong]
     with walking(num_workers=workers) as (envs, actions):
         states = envs.get_state()
-        with pytest.raises((ValueError, IndexError), match=said):
+        with pytest.raises((ValueError, IndexError), match=message):
             call(envs, states)
         expected = walk(envs, actions[:2])
         envs.set_state(states)
         identical(walk(envs, actions[:2]), expected)
 
 
-def test_states_while_something_is_pending_or_closed():
+def test_get_and_set_state_raise_while_pending_or_closed():
     with walking() as (envs, actions):
         states = envs.get_state()
         envs.step_async(actions[0])

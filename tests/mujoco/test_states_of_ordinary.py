@@ -1,4 +1,4 @@
-"""States of ordinary envs: those that offer them, and those that do not."""
+"""States of ordinary envs, with and without get_state and set_state."""
 
 import contextlib
 
@@ -15,7 +15,7 @@ WAYS = pytest.mark.parametrize(("workers", "groups"), [(0, 1), (0, 3), (2, 2)])
 
 
 class RolloutRunner(gym.Env):
-    """A random walk whose state anyone may have."""
+    """A random walk with get_state and set_state."""
 
     observation_space = spaces.Box(-1e9, 1e9, (2,), np.float64)
     action_space = spaces.Discrete(3)
@@ -41,8 +41,8 @@ class RolloutRunner(gym.Env):
 
 @WAYS
 @pytest.mark.parametrize("mode", MODES)
-def test_ordinary_envs_that_offer_their_state(mode, workers, groups):
-    """Their time limit and whether they are to be reset belong to it, too."""
+def test_ordinary_envs_with_state_methods_restore(mode, workers, groups):
+    """The state includes the time limit's count and a pending reset."""
     fns = [lambda: gym.wrappers.TimeLimit(RolloutRunner(), 6)] * 5
     options = {"num_workers": workers, "groups": groups, "autoreset_mode": mode}
     with contextlib.closing(pysampler.VectorEnv(fns, **options)) as envs:
@@ -69,8 +69,8 @@ class GetsOnly(RolloutRunner):
 @pytest.mark.parametrize(
     "make", [GetsOnly, lambda: gym.make("CartPole-v1"), lambda: gym.make(CHEETAH)]
 )
-def test_ordinary_envs_that_do_not_say_so(make, workers):
-    """gymnasium's own ``set_state`` of MuJoCo is no offer: nothing gets one."""
+def test_ordinary_envs_without_state_methods_raise(make, workers):
+    """The ``set_state`` of gymnasium's MuJoCo envs does not count: there is no get_state."""
     with contextlib.closing(pysampler.VectorEnv([make] * 2, num_workers=workers)) as envs:
         envs.reset()
         with pytest.raises(EnvError, match=r"has no methods get_state\(\) and set_state") as caught:
@@ -80,7 +80,7 @@ def test_ordinary_envs_that_do_not_say_so(make, workers):
         envs.step(envs.action_space.sample())
 
 
-def test_a_state_that_raises_is_an_error_of_its_env():
+def test_an_error_in_set_state_names_its_env():
     class Refuses(RolloutRunner):
         def set_state(self, state):
             raise RuntimeError("not mine")
@@ -93,7 +93,7 @@ def test_a_state_that_raises_is_an_error_of_its_env():
         assert caught.value.env == 1
 
 
-def test_ordinary_mujoco_envs_and_those_simulated_together_do_not_mix():
+def test_native_states_are_refused_by_ordinary_mujoco_envs():
     with (
         contextlib.closing(together(CHEETAH, 2)) as envs,
         contextlib.closing(ordinary(CHEETAH, 2)) as others,

@@ -1,4 +1,4 @@
-"""Tasks that users write: simulated together they are what each is as an ordinary env."""
+"""Users' tasks: simulated together they equal the same tasks as ordinary envs."""
 
 import contextlib
 import functools
@@ -39,7 +39,7 @@ MODEL = """<mujoco>
 
 
 class Cart(Task):
-    """Uses all that there is: further fields of all kinds, memory, tasks, infos of all dtypes."""
+    """Uses every feature: fields of all kinds, memory, tasks, infos of all dtypes."""
 
     fields = ("site_xpos", "xmat", "cfrc_ext", "sensordata", "actuator_force")
     forces = True
@@ -106,7 +106,7 @@ def one_by_one(count=5, mode=NEXT_STEP, **arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("workers", "groups"), [(0, 2), (1, 1), (2, 2), (5, 1)])
-def test_it_is_what_its_ordinary_env_is(mode, workers, groups):
+def test_a_task_equals_its_ordinary_env(mode, workers, groups):
     options = {"num_workers": workers, "groups": groups, "autoreset_mode": mode}
     ours, theirs = together(**options), one_by_one(mode=mode)
     assert ours.observation_space == theirs.observation_space
@@ -131,7 +131,7 @@ def test_it_is_what_its_ordinary_env_is(mode, workers, groups):
     ],
     ids=str,
 )
-def test_its_arguments(arguments):
+def test_arguments_of_a_task_equal_its_ordinary_env(arguments):
     ours, theirs = together(arguments=arguments), one_by_one(**arguments)
     identical(ours.reset(seed=1), theirs.reset(seed=1))
     compare(ours, theirs, drawn_actions(theirs.action_space, 1, 30))
@@ -139,7 +139,7 @@ def test_its_arguments(arguments):
     theirs.close()
 
 
-def test_its_own_time_limit_and_another():
+def test_max_episode_steps_overrides_the_tasks_time_limit():
     for arguments, limit in (({}, 14), ({"max_episode_steps": 4}, 4)):
         with contextlib.closing(together(arguments=arguments)) as envs:
             envs.reset(seed=1)
@@ -148,7 +148,7 @@ def test_its_own_time_limit_and_another():
             assert (steps[-1] | (envs.get_state()["elapsed"] < limit)).all()
 
 
-def test_without_a_time_limit():
+def test_a_task_may_have_no_time_limit():
     class Endless(Cart):
         max_episode_steps = None
 
@@ -163,15 +163,15 @@ def test_without_a_time_limit():
 
 
 @pytest.mark.filterwarnings("ignore:.*Box observation space", "ignore:.*Box action spaces")
-def test_its_ordinary_env_is_an_env_of_gymnasiums():
+def test_make_env_passes_gymnasiums_check():
     env = make_env(Cart, integrator="Euler")
     assert isinstance(env.unwrapped, TaskEnv)
     check_env(env.unwrapped, skip_render_check=True)
     env.close()
 
 
-def test_an_env_of_gymnasiums_as_a_task():
-    """The classes of tasks may be made without an env, and be inherited from."""
+def test_gymnasiums_tasks_can_be_subclassed():
+    """Gymnasium's task classes can be subclassed and constructed without an env."""
 
     class Backwards(HalfCheetah):
         def __init__(self, **kwargs):
@@ -196,7 +196,7 @@ def test_an_env_of_gymnasiums_as_a_task():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_its_memory_belongs_to_its_state(workers):
+def test_states_include_a_tasks_memory(workers):
     options = {"num_workers": workers, "groups": 2, "autoreset_mode": SAME_STEP}
     with contextlib.closing(together(**options)) as envs:
         envs.reset(seed=1)
@@ -216,7 +216,7 @@ def test_its_memory_belongs_to_its_state(workers):
         envs.set_state(states)
         for row, expected in zip(actions, first, strict=True):
             *results, infos = envs.step(row)
-            # Which options these were it does not tell.
+            # The state does not include the options' version.
             infos["options_version"] = expected[4]["options_version"]
             identical((*results, infos), expected)
         envs.set_state(states[::-1].copy())
@@ -228,8 +228,8 @@ def one_step(env):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_single_envs_have_its_memory(workers):
-    """In calls: their goals are theirs, and what a call changes stays."""
+def test_calls_see_and_keep_a_tasks_memory(workers):
+    """Calls see their env's goals, and their changes persist."""
     ours, theirs = together(num_workers=workers, groups=2), one_by_one()
     goals = {"options": {"task": [0.3, -0.2]}}
     identical(ours.reset(seed=1, **goals), theirs.reset(seed=1, **goals))
@@ -244,8 +244,8 @@ def test_single_envs_have_its_memory(workers):
     theirs.close()
 
 
-def test_an_ordinary_list_of_functions_of_it():
-    """As any env, in a VectorEnv."""
+def test_a_list_of_task_envs_is_ordinary():
+    """A VectorEnv of ordinary task envs."""
     fns = [functools.partial(make_env, Cart)] * 3
     ours, theirs = pysampler.VectorEnv(fns, num_workers=2), one_by_one(3)
     assert "native" not in repr(ours)
@@ -255,7 +255,7 @@ def test_an_ordinary_list_of_functions_of_it():
     theirs.close()
 
 
-def test_it_may_be_wrapped_and_is_an_ordinary_env_then():
+def test_a_wrapped_task_is_an_ordinary_env():
     envs = pysampler.make_vec(Cart, 2, None, {"num_workers": 0}, [gym.wrappers.ClipAction])
     assert "native" not in repr(envs)
     envs.reset()
@@ -270,7 +270,7 @@ def changed(**attributes):
     return type("Changed", (Cart,), attributes)
 
 
-def test_a_field_that_is_not_declared():
+def test_undeclared_fields_are_refused():
     task = changed(fields=Cart.fields[:2])
     with pytest.raises(
         (ValueError, AttributeError), match="no field 'sensordata', expected one in Task.fields"
@@ -279,7 +279,7 @@ def test_a_field_that_is_not_declared():
 
 
 @pytest.mark.parametrize(
-    ("field", "said"),
+    ("field", "message"),
     [
         ("no_such", "field 'no_such', expected an array of mjData$"),
         ("site_xposs", "field 'site_xposs', expected an array of mjData: 'site_xpos'\\?"),
@@ -288,26 +288,26 @@ def test_a_field_that_is_not_declared():
         ("xfrc_applied", "field 'xfrc_applied' is not among those that MuJoCo copies"),
     ],
 )
-def test_a_field_that_there_is_not(field, said):
-    with pytest.raises(ValueError, match=said):
+def test_unknown_fields_are_refused(field, message):
+    with pytest.raises(ValueError, match=message):
         together(changed(fields=(*Cart.fields, field)))
 
 
-def test_fields_that_are_one_text():
+def test_fields_must_be_a_tuple():
     with pytest.raises(ValueError, match=r"fields 'xpos', expected \('xpos',\)"):
         together(changed(fields="xpos"))
 
 
-def test_fields_of_the_state_need_not_be_named():
+def test_fields_may_repeat_those_of_the_state():
     with contextlib.closing(together(changed(fields=(*Cart.fields, "qpos", "time")))) as envs:
         envs.reset()
 
 
-def test_a_task_whose_block_differs_from_its_env_is_told_of():
-    """What it keeps for all its simulations, a user may forget to keep for each."""
+def test_a_task_that_differs_from_its_env_is_reported():
+    """A task may keep one value for all simulations by mistake."""
 
     def reward(self, d, before, action):
-        self.last = getattr(self, "last", 0) + d.qpos[:, 0].sum()  # of all that there are
+        self.last = getattr(self, "last", 0) + d.qpos[:, 0].sum()  # of all simulations
         return np.full(len(d), self.last)
 
     with pytest.warns(UserWarning, match="cannot be simulated together: rewards.*ordinary envs"):
@@ -319,8 +319,8 @@ def test_a_task_whose_block_differs_from_its_env_is_told_of():
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("method", ["reset", "before", "reset_info", "set_tasks"])
-def test_a_method_that_raises_is_an_error_that_names_an_env(method, workers):
-    """In workers only: the trial, in this process, finds nothing."""
+def test_a_task_methods_error_names_an_env(method, workers):
+    """Armed after the trial in this process, and always in workers."""
     home = os.getpid()
 
     def fails(self, *given):
@@ -335,5 +335,5 @@ def test_a_method_that_raises_is_an_error_that_names_an_env(method, workers):
             envs.reset(seed=1, options={"task": [0, 0]})
             envs.step(np.zeros((4, 2)))
         task.armed = False
-        if workers == 0:  # and all go on
+        if workers == 0:  # and the envs continue
             identical(envs.reset(seed=2)[0], one_by_one(4).reset(seed=2)[0])

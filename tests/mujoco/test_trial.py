@@ -1,4 +1,4 @@
-"""Before envs are simulated together they are tried beside real ones."""
+"""The trial that compares envs simulated together with real ones."""
 
 import sys
 import warnings
@@ -16,12 +16,12 @@ from pysampler.envs.mujoco import _gymnasium, ant, half_cheetah, pendulums
 
 @pytest.fixture(autouse=True)
 def nothing_tried(monkeypatch):
-    """What earlier trials have found is forgotten, and what is found here, too."""
+    """Forget results of earlier trials, and of this test afterwards."""
     monkeypatch.setattr(choice, "_tried", {})
 
 
 def plain_sum(action):
-    """One after the other, not in pairs."""
+    """Sum sequentially, not pairwise."""
     total = np.zeros(len(action), action.dtype)
     for column in np.square(action).T:
         total += column
@@ -34,7 +34,7 @@ def multiplied(x, exponent):
 
 
 def in_time(cls):
-    """A class whose positions of bodies do not lag a substep behind."""
+    """Return a class whose body positions do not lag by a substep."""
 
     class InTime(cls):
         def reward(self, d, before, action):
@@ -50,7 +50,7 @@ def in_time(cls):
 
 
 def breaking(trap, monkeypatch):
-    """Return the id of an env whose trap is broken, and the arguments with which that shows."""
+    """Break one detail of a task; return the id of an env that shows it."""
     if trap == "pairwise sum":
         monkeypatch.setattr(ant, "squares", plain_sum)
         return "Ant-v5"
@@ -100,15 +100,15 @@ TRAPS = {
 }
 
 
-# A square that is rounded differently shows in one step of some hundreds: later than a trial ends.
+# A differently rounded square shows once in hundreds of steps, which a trial does not reach.
 @pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap != "pow"])
-def test_a_difference_is_told_of_once_and_the_envs_are_ordinary(trap, monkeypatch):
+def test_a_difference_warns_once_and_falls_back(trap, monkeypatch):
     env_id = breaking(trap, monkeypatch)
     said = rf"the envs cannot be simulated together: .*{TRAPS[trap]}.*; they run as ordinary envs"
     with pytest.warns(UserWarning, match=said) as told:
         envs = made(env_id)
     assert len(told) == 1
-    assert told[0].filename == mujoco_in_tests.__file__  # who called make_vec
+    assert told[0].filename == mujoco_in_tests.__file__  # the caller of make_vec
     theirs = one_by_one(env_id, 2)
     identical(envs.reset(seed=1), theirs.reset(seed=1))
     for actions in drawn_actions(theirs.action_space, 1, 10):
@@ -119,8 +119,8 @@ def test_a_difference_is_told_of_once_and_the_envs_are_ordinary(trap, monkeypatc
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_a_difference_shows_in_the_tests_of_equality(trap, monkeypatch):
-    """Without the trial: no test above could pass by chance."""
+def test_each_difference_fails_the_equality_tests(trap, monkeypatch):
+    """Without the trial: shows that the equality tests could fail."""
     env_id = breaking(trap, monkeypatch)
     monkeypatch.setattr(choice, "_try", lambda *_: None)
     ours, theirs = made(env_id, native=True), one_by_one(env_id, 2)
@@ -133,7 +133,7 @@ def test_a_difference_shows_in_the_tests_of_equality(trap, monkeypatch):
     theirs.close()
 
 
-def test_what_was_tried_is_not_tried_again(monkeypatch):
+def test_a_trial_runs_once_per_env_and_arguments(monkeypatch):
     tried = []
     try_out = choice._try
     monkeypatch.setattr(choice, "_try", lambda *given: tried.append(given) or try_out(*given))
@@ -144,7 +144,7 @@ def test_what_was_tried_is_not_tried_again(monkeypatch):
     assert len(tried) == 2
 
 
-def test_a_difference_is_told_of_each_time_but_tried_once(monkeypatch):
+def test_a_difference_warns_each_time_but_is_tried_once(monkeypatch):
     tried = []
 
     def differs(*_):
@@ -158,8 +158,8 @@ def test_a_difference_is_told_of_each_time_but_tried_once(monkeypatch):
     assert len(tried) == 1
 
 
-def test_simulations_that_cannot_be_made_are_a_difference(monkeypatch):
-    """A MuJoCo, say, whose functions are called otherwise."""
+def test_a_failure_to_make_simulations_falls_back(monkeypatch):
+    """For example a MuJoCo version with other functions."""
 
     def fails(task, count):
         raise OSError("no such function")
@@ -169,7 +169,7 @@ def test_simulations_that_cannot_be_made_are_a_difference(monkeypatch):
         assert not is_native(made())
 
 
-def test_a_mujoco_without_batches(monkeypatch):
+def test_a_mujoco_without_batches_makes_ordinary_envs(monkeypatch):
     monkeypatch.setitem(sys.modules, "mujoco.batch", None)
     monkeypatch.delattr(mujoco, "batch", raising=False)
     with warnings.catch_warnings(action="error"):
@@ -180,20 +180,20 @@ def test_a_mujoco_without_batches(monkeypatch):
         made(native=True)
 
 
-def test_a_mujoco_of_single_precision(monkeypatch):
+def test_a_single_precision_mujoco_makes_ordinary_envs(monkeypatch):
     monkeypatch.setattr(mujoco, "MJTNUM_DTYPE", np.float32, raising=False)
     assert not is_native(made())
     with pytest.raises(ValueError, match="this MuJoCo computes in single precision"):
         made(native=True)
 
 
-def test_an_episode_that_ends_during_the_trial():
+def test_episodes_may_end_during_the_trial():
     for limit in (1, 2, 7, 8):
         assert is_native(made(native=True, arguments={"max_episode_steps": limit}))
 
 
 def test_the_trial_leaves_the_random_numbers_alone():
-    """What the program draws of NumPy's and of spaces does not depend on it."""
+    """The program's draws from NumPy and spaces do not depend on the trial."""
     np.random.seed(1)
     made().close()
     first = np.random.random()
