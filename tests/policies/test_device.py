@@ -1,6 +1,6 @@
-"""Policies on a device: tensors there, and what they return is read once its copies have arrived.
+"""Policies on a device: they get tensors, and their results are read after the copies arrive.
 
-A GPU is simulated where the order of copies matters; tests/samplers/test_cuda.py has a real one.
+Where the order of copies matters the GPU is simulated; tests/samplers/test_cuda.py uses a real one.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ def same(one, other):
             np.testing.assert_array_equal(mine.extras[name], theirs.extras[name])
 
 
-def test_a_function_gets_tensors_where_it_is_told_to_act():
+def test_a_function_gets_tensors_on_the_device():
     def policy(observations):
         assert isinstance(observations, torch.Tensor)
         assert not torch.is_grad_enabled()
         observations += 1  # a copy
-        return [int(x) for x in observations[:, 2] > 1]  # a list is as good as anywhere
+        return [int(x) for x in observations[:, 2] > 1]  # a list is accepted
 
     def plain(observations):
         return (observations[:, 2] > 0).astype(int)
@@ -67,7 +67,7 @@ def test_tasks_are_sampled_on_a_device():
         assert sampler.sample(5, params=0.5).steps == 20
 
 
-def test_a_module_acts_where_its_parameters_are():
+def test_a_module_must_be_on_the_device():
     net = Net()
     same(sample(net), sample(net, device="cpu"))
     with pytest.raises(
@@ -76,7 +76,7 @@ def test_a_module_acts_where_its_parameters_are():
         sample(net, device="meta")
 
 
-def test_what_is_no_device_and_workers_are_refused():
+def test_unknown_devices_and_policies_in_workers_are_refused():
     with pytest.raises(ValueError, match="cannot act: device 'nowhere': "):
         sample(Net(), device="nowhere")
     with pytest.raises(ValueError, match="policies in workers act on the CPU"):
@@ -84,13 +84,13 @@ def test_what_is_no_device_and_workers_are_refused():
 
 
 class Gpu:
-    """A GPU whose copies arrive when its stream is awaited, and not before."""
+    """A GPU whose copies arrive only when its stream is awaited."""
 
     def __init__(self):
         self.calls, self.pending = [], []
 
     def copy(self, tensor, _):
-        arrives = torch.full_like(tensor, 1)  # an action there is, but for the wrong observations
+        arrives = torch.full_like(tensor, 1)  # a valid action, but for wrong observations
         self.pending.append((arrives, tensor.detach().clone()))
         return arrives
 
@@ -131,7 +131,7 @@ def gpu(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"min_envs": 2}], ids=str)
-def test_what_a_gpu_returns_is_read_once_it_is_there(gpu, monkeypatch, options):
+def test_results_are_read_after_their_copies_arrive(gpu, monkeypatch, options):
     torch.manual_seed(1)
     net = Net()
     found = sample(net, **options)
@@ -141,13 +141,13 @@ def test_what_a_gpu_returns_is_read_once_it_is_there(gpu, monkeypatch, options):
     assert acts == ["act", "after the weights", "await"] * (len(acts) // 3)
     monkeypatch.undo()
     same(found, sample(net, **options))
-    # Each rollout waits for the weights as they were when it began, and no longer.
+    # Each rollout waits for the weights at its beginning, not for later ones.
     assert calls.count("weights") >= 3
     assert calls.count("await") >= 3 * 16
 
 
-def test_without_waiting_it_would_be_something_else(gpu, monkeypatch):
-    """Shows that the test above would see it."""
+def test_without_synchronize_results_would_be_wrong(gpu, monkeypatch):
+    """Shows that the test above can fail."""
     torch.manual_seed(1)
     net = Net()
     monkeypatch.setattr(Gpu, "synchronize", lambda self: None)
@@ -156,7 +156,7 @@ def test_without_waiting_it_would_be_something_else(gpu, monkeypatch):
     assert any((a.actions != b.actions).any() for a, b in zip(found, sample(net), strict=True))
 
 
-def test_a_device_keeps_its_stream():
+def test_the_same_device_keeps_its_stream():
     before = device.policy_device("cpu", None)
     assert device.policy_device(torch.device("cpu"), before) is before
     assert device.policy_device("meta", before) is not before

@@ -1,4 +1,4 @@
-"""Statistics of observations and returns: how they are merged, kept and loaded."""
+"""Statistics of observations and returns: merging, saving and loading."""
 
 import gymnasium as gym
 import numpy as np
@@ -18,7 +18,7 @@ PARTS = st.lists(hnp.arrays(np.float64, st.tuples(st.integers(0, 5), st.just(2))
 
 
 @given(PARTS, st.randoms(use_true_random=False))
-def test_moments_merged_in_any_order_are_those_of_all_rows(parts, random):
+def test_merged_moments_equal_those_of_all_rows(parts, random):
     moments = [Moments.of(part) for part in parts]
     random.shuffle(moments)
     while len(moments) > 1:
@@ -37,7 +37,7 @@ def test_moments_merged_in_any_order_are_those_of_all_rows(parts, random):
 
 
 @given(hnp.arrays(np.float64, (4, 3, 2), elements=NUMBERS))
-def test_moments_are_those_of_gymnasium_bit_for_bit(batches):
+def test_moments_equal_gymnasiums_bit_for_bit(batches):
     theirs = RunningMeanStd(shape=(2,))
     ours = Moments.initial((2,))
     for batch in batches:
@@ -53,7 +53,7 @@ def still(observations):
 
 
 def used(normalizer):
-    """A normalizer that has seen rollouts."""
+    """Use a normalizer in a rollout; return it."""
     envs = [lambda: Scripted("..t.")] * 4
     kwargs = {"num_workers": 0}
     with pysampler.Rollouts(
@@ -63,7 +63,7 @@ def used(normalizer):
     return normalizer
 
 
-def test_a_checkpoint_has_the_statistics(tmp_path):
+def test_checkpoints_store_the_statistics(tmp_path):
     normalizer = used(pysampler.Normalizer())
     checkpoints = pysampler.Checkpoints(tmp_path)
     checkpoints.save(1, normalizer=normalizer)
@@ -79,11 +79,11 @@ def test_a_checkpoint_has_the_statistics(tmp_path):
     assert restored.count == normalizer.count == 24
     rows = np.ones((2, 4))
     np.testing.assert_array_equal(restored.normalized(rows), normalizer.normalized(rows))
-    used(restored)  # and it goes on from there
+    used(restored)  # continues from the restored statistics
     assert restored.count == 48
 
 
-def test_what_state_dict_returned_stays_as_it_is():
+def test_state_dict_returns_a_copy():
     normalizer = used(pysampler.Normalizer())
     state = normalizer.state_dict()
     before = {name: value.copy() for name, value in state.items()}
@@ -93,7 +93,7 @@ def test_what_state_dict_returned_stays_as_it_is():
         np.testing.assert_array_equal(state[name], value)
 
 
-def test_a_frozen_normalizer_stays_as_it_is():
+def test_a_frozen_normalizer_does_not_change():
     normalizer = used(pysampler.Normalizer())
     frozen = normalizer.frozen()
     assert (normalizer.update, frozen.update) == (True, False)
@@ -105,7 +105,7 @@ def test_a_frozen_normalizer_stays_as_it_is():
     assert normalizer.count > frozen.count
 
 
-def test_batches_are_normalised_without_envs():
+def test_normalized_works_without_envs():
     normalizer = pysampler.Normalizer(epsilon=1.0)
     mean, variance = np.array([1.0, 2.0]), np.array([3.0, 8.0])
     normalizer.load_state_dict(
@@ -117,10 +117,10 @@ def test_batches_are_normalised_without_envs():
     )
     image = np.ones((2, 3), np.uint8)
     batch = {"a": (np.array([[1, 2], [3, 5]], np.float32), image)}
-    normalised = normalizer.normalized(batch)
-    np.testing.assert_array_equal(normalised["a"][0], [[0, 0], [1, 1]])
-    assert normalised["a"][0].dtype == np.float32
-    np.testing.assert_array_equal(normalised["a"][1], image)
+    normalized = normalizer.normalized(batch)
+    np.testing.assert_array_equal(normalized["a"][0], [[0, 0], [1, 1]])
+    assert normalized["a"][0].dtype == np.float32
+    np.testing.assert_array_equal(normalized["a"][1], image)
     assert normalizer.count == 5
 
 
@@ -146,7 +146,7 @@ def test_batches_are_normalised_without_envs():
         ),
     ],
 )
-def test_statistics_that_do_not_fit_are_refused(state, why):
+def test_statistics_of_wrong_shapes_are_refused(state, why):
     normalizer = used(pysampler.Normalizer())
     before = normalizer.state_dict()
     with pytest.raises(ValueError, match=f"cannot load statistics: .*{why}"):
@@ -177,7 +177,7 @@ def test_a_normalizer_of_other_envs_is_refused():
         pysampler.Rollouts("Pendulum-v1", still, 5, num_envs=2, normalize=normalizer)
 
 
-def test_something_else_than_a_normalizer_is_refused():
+def test_normalize_must_be_a_normalizer():
     with pytest.raises(TypeError, match=r"normalize is a bool, expected a pysampler\.Normalizer"):
         pysampler.Rollouts("Pendulum-v1", still, 5, num_envs=2, normalize=True)
 
@@ -187,7 +187,7 @@ class Images(gym.Env):
     action_space = spaces.Discrete(2)
 
 
-def test_nothing_to_normalise_is_refused():
+def test_a_normalizer_without_float_parts_or_rewards_is_refused():
     with pytest.raises(ValueError, match="there is nothing to normalize"):
         pysampler.Rollouts(
             Images, still, 5, num_envs=2, normalize=pysampler.Normalizer(rewards=False)
@@ -228,7 +228,7 @@ def rollouts_of(names, normalizer, **options):
 
 
 @pytest.mark.slow
-def test_samplers_of_envs_whose_parts_have_other_numbers_take_each_its_own():
+def test_statistics_are_matched_by_name_not_by_position():
     normalizer = pysampler.Normalizer(rewards=False)
     with rollouts_of(["number", "far"], normalizer, seed=1) as first:
         next(first)
@@ -241,7 +241,7 @@ def test_samplers_of_envs_whose_parts_have_other_numbers_take_each_its_own():
 
 
 @pytest.mark.slow
-def test_one_open_sampler_counts_with_a_normalizer():
+def test_only_one_open_sampler_updates_a_normalizer():
     normalizer = pysampler.Normalizer()
     with rollouts_of(["far"], normalizer) as rollouts:
         with pytest.raises(ValueError, match="another open sampler counts with the normalizer"):
@@ -251,7 +251,7 @@ def test_one_open_sampler_counts_with_a_normalizer():
         next(rollouts)
 
 
-def test_a_normalizer_that_has_counted_nothing_takes_other_envs():
+def test_an_unused_normalizer_accepts_any_envs():
     normalizer = pysampler.Normalizer()
     with pytest.raises(TypeError, match="policy"):
         pysampler.Rollouts([lambda: Parts("far")] * 2, 42, 8, normalize=normalizer)
@@ -261,7 +261,7 @@ def test_a_normalizer_that_has_counted_nothing_takes_other_envs():
         rollouts_of(["far"], normalizer)
 
 
-def test_what_is_normalised_without_envs_is_what_the_policy_gets():
+def test_normalized_accepts_json_and_refuses_other_trees():
     normalizer = pysampler.Normalizer(rewards=False)
     with rollouts_of(["number", "far"], normalizer) as rollouts:
         next(rollouts)
@@ -280,7 +280,7 @@ def test_what_is_normalised_without_envs_is_what_the_policy_gets():
     [{"variance": -1.0}, {"mean": np.nan}, {"count": np.inf}, {"count": 0.0}],
     ids=lambda change: next(iter(change)),
 )
-def test_statistics_that_are_none_are_refused(change):
+def test_invalid_statistics_are_refused(change):
     normalizer = pysampler.Normalizer(rewards=False)
     with rollouts_of(["far"], normalizer) as rollouts:
         next(rollouts)
@@ -296,7 +296,7 @@ def test_statistics_that_are_none_are_refused(change):
         pysampler.evaluate("CartPole-v1", zeros_for_parts, 1, normalize=True)
 
 
-def test_a_subclass_is_frozen_as_it_is():
+def test_frozen_keeps_the_subclass():
     class Own(pysampler.Normalizer):
         def __init__(self, name):
             super().__init__(rewards=False)

@@ -1,4 +1,4 @@
-"""What a policy is called with, what may become of its answer, and where its numbers come from."""
+"""Policies: their arguments, results and copies."""
 
 import functools
 import threading
@@ -15,7 +15,7 @@ import pysampler
 STILL = np.zeros((4, 2), np.float32)
 
 
-# -- what it is called with ------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------------------
 
 
 def deterministic(observations, deterministic=1):
@@ -57,8 +57,8 @@ class AnyArguments:
 
 class Default(torch.nn.Module):
     def forward(self, observations, deterministic=1):
-        told = torch.full((len(observations),), deterministic == 1)
-        return torch.zeros(len(observations), 2), {"is": told}
+        seen = torch.full((len(observations),), deterministic == 1)
+        return torch.zeros(len(observations), 2), {"is": seen}
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -76,13 +76,13 @@ class Default(torch.nn.Module):
     ],
     ids=lambda policy: getattr(policy, "__name__", type(policy).__name__),
 )
-def test_only_what_is_named_state_is_a_state(envs, policy, way):
+def test_only_a_parameter_named_state_gets_the_state(envs, policy, way):
     assert first(envs, policy, **way)["is"].all()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of tracing
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from tracing
 @pytest.mark.parametrize("how", ["traced", "compiled"])
-def test_a_module_without_names_is_called_with_observations(envs, how):
+def test_traced_and_compiled_modules_get_observations(envs, how):
     class Net(torch.nn.Module):
         def forward(self, observations):
             return torch.tanh(observations[:, :2].float())
@@ -94,19 +94,19 @@ def test_a_module_without_names_is_called_with_observations(envs, how):
     assert first(envs, net, seed=1)["actions"].any()
 
 
-def test_evaluate_leaves_other_parameters_alone(envs):
-    told = []
+def test_evaluate_does_not_set_other_parameters(envs):
+    seen = []
 
     def policy(observations, deterministic=1):
-        told.append(deterministic)
+        seen.append(deterministic)
         return still(observations)
 
     pysampler.evaluate(envs, policy, 4)
-    assert set(told) == {1}
+    assert set(seen) == {1}
 
 
 class Hidden:
-    """Says that it is recurrent, and calls its state something else."""
+    """Declares itself recurrent and takes its state under another name."""
 
     recurrent = True
 
@@ -116,12 +116,12 @@ class Hidden:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_a_policy_that_says_so_is_recurrent(envs, way):
+def test_the_attribute_recurrent_makes_a_policy_recurrent(envs, way):
     assert first(envs, Hidden(), **way)["seen"].max() > 0
 
 
 class Layered(torch.nn.Module):
-    """Its layer is called what others say with a bool."""
+    """Has a layer named ``recurrent``, elsewhere the name of a bool."""
 
     def __init__(self):
         super().__init__()
@@ -131,7 +131,7 @@ class Layered(torch.nn.Module):
         return torch.tanh(self.recurrent(observations.float()))
 
 
-def test_a_layer_named_recurrent_says_nothing(envs):
+def test_a_layer_named_recurrent_does_not_make_a_module_recurrent(envs):
     first(envs, Layered())
 
 
@@ -146,7 +146,7 @@ def test_a_layer_named_recurrent_says_nothing(envs):
         (lambda observations, generators, /: 0, "observations, generators"),
     ],
 )
-def test_what_a_policy_may_not_take(envs, policy, takes):
+def test_unknown_required_parameters_are_refused(envs, policy, takes):
     with pytest.raises(
         TypeError, match=rf"the policy takes \({takes}\), expected \(observations\)"
     ):
@@ -157,7 +157,7 @@ def test_what_a_policy_may_not_take(envs, policy, takes):
         pysampler.MultiTaskSampler("Navigation2D-v0", policy, num_envs=1)
 
 
-def test_a_setting_is_known_by_its_name(envs):
+def test_settings_are_passed_by_name(envs):
     def policy(observations, epsilon):
         return still(observations) + np.float32(epsilon)[:, None]
 
@@ -165,10 +165,10 @@ def test_a_setting_is_known_by_its_name(envs):
         assert (actors.take(4, min_records=1).actions == 3).all()
 
 
-# -- what it says ----------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
-def test_a_policy_that_returns_more_than_a_pair_is_told_about_extras(envs):
+def test_returning_more_than_a_pair_is_refused(envs):
     def policy(observations):
         return still(observations), 1.0, 2.0, 3.0
 
@@ -181,7 +181,7 @@ def test_a_policy_that_returns_more_than_a_pair_is_told_about_extras(envs):
         next(rollouts)
 
 
-def test_extras_have_names(envs):
+def test_extras_must_have_names(envs):
     with (
         pysampler.Rollouts(envs, lambda o: (still(o), {None: np.zeros(4)}), 5) as rollouts,
         pytest.raises(TypeError, match="extras have the key None, expected str"),
@@ -189,7 +189,7 @@ def test_extras_have_names(envs):
         next(rollouts)
 
 
-def test_a_masked_array_is_refused(envs):
+def test_masked_actions_are_refused(envs):
     with (
         pysampler.Rollouts(envs, lambda o: np.ma.masked_equal(still(o), 0), 5) as rollouts,
         pytest.raises(TypeError, match="the policy returned a masked array"),
@@ -205,9 +205,9 @@ class Half(torch.nn.Module):
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_bfloat16_is_recorded_as_float32(envs, way):
-    said = first(envs, Half(), **way)
-    assert said["value"].dtype == np.float32
-    assert (said["value"] == 1.5).all()
+    extras = first(envs, Half(), **way)
+    assert extras["value"].dtype == np.float32
+    assert (extras["value"] == 1.5).all()
 
 
 def in_place(observations):
@@ -217,7 +217,7 @@ def in_place(observations):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_a_function_may_change_what_it_is_given_and_not_the_record(envs, way):
+def test_a_function_may_change_its_arguments_without_changing_the_record(envs, way):
     with pysampler.Rollouts(envs, in_place, 5, **way) as rollouts:
         for _ in range(2):
             rollout = next(rollouts)
@@ -225,7 +225,7 @@ def test_a_function_may_change_what_it_is_given_and_not_the_record(envs, way):
 
 
 class InPlace(torch.nn.Module):
-    """Changes its observations in a way that torch counts, or in one that it does not."""
+    """Changes its observations in a way that torch's version counter sees, or not."""
 
     def __init__(self, counted):
         super().__init__()
@@ -244,7 +244,9 @@ class InPlace(torch.nn.Module):
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("inference", [False, True])
-def test_a_module_may_change_what_it_is_given_and_not_the_record(envs, way, counted, inference):
+def test_a_module_may_change_its_arguments_without_changing_the_record(
+    envs, way, counted, inference
+):
     with (
         torch.inference_mode(inference),
         pysampler.Rollouts(envs, InPlace(counted), 5, **way) as rollouts,
@@ -255,7 +257,7 @@ def test_a_module_may_change_what_it_is_given_and_not_the_record(envs, way, coun
             assert rollout.observations.any()
 
 
-def test_a_policy_may_change_its_settings_and_not_those_of_others(envs):
+def test_a_policy_may_change_its_own_copy_of_settings(envs):
     def policy(observations, epsilon):
         epsilon *= 0.5
         return still(observations), {"epsilon": epsilon}
@@ -269,7 +271,7 @@ def test_a_policy_may_change_its_settings_and_not_those_of_others(envs):
 # -- copies ----------------------------------------------------------------------------------------
 
 
-def test_a_function_that_acts_while_one_learns_is_a_copy(envs):
+def test_with_overlap_a_copy_of_the_function_acts(envs):
     calls = []
 
     def policy(observations):
@@ -279,10 +281,10 @@ def test_a_function_that_acts_while_one_learns_is_a_copy(envs):
     with pysampler.Rollouts(envs, policy, 5, overlap=True) as rollouts:
         next(rollouts)
         next(rollouts)
-    assert len(calls) == 1  # as it was asked what it says
+    assert len(calls) == 1  # only the trial calls the original
 
 
-def test_a_function_that_cannot_be_copied_does_not_overlap(envs):
+def test_overlap_refuses_a_function_that_cannot_be_copied(envs):
     lock = threading.Lock()
 
     def policy(observations):

@@ -62,7 +62,7 @@ def expect_own_numbers(policy, seed, context="forkserver"):
             runs.append(batch.actions[np.lexsort((batch.number, batch.env))].copy())
     envs.close()
     for run in runs:
-        assert len(np.unique(run)) >= run.size / 2  # one of a worker may come twice
+        assert len(np.unique(run)) >= run.size / 2  # a worker may repeat a number
         assert not np.isin(run[:, :2], run[:, 2:]).any()
     assert np.array_equal(*runs[:2]) == (seed is not None)
 
@@ -70,20 +70,20 @@ def expect_own_numbers(policy, seed, context="forkserver"):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 7, [1, None, 3, 4]], ids=str)
 @pytest.mark.parametrize("policy", RANDOM, ids=named)
-def test_workers_draw_numbers_of_their_own(policy, seed):
+def test_workers_draw_different_numbers(policy, seed):
     expect_own_numbers(policy, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_draw_numbers_of_their_own_however_they_are_started(context):
+def test_workers_draw_different_numbers_with_fork_and_spawn(context):
     expect_own_numbers(OfTorch(), None, context)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_policy_that_is_told_again_does_not_draw_again(workers):
-    """One that changes is pickled anew, with a generator that is the same in each worker."""
+def test_a_policy_sent_again_does_not_repeat_numbers(workers):
+    """A changed policy is pickled again, with the same generator for each worker."""
     envs = pysampler.VectorEnv([Scripted] * 4, num_workers=workers)
 
     class Changing(OwnGenerator):
@@ -107,7 +107,7 @@ WHERE = [
 
 
 @pytest.mark.slow
-def test_a_policy_with_generators_acts_alike_everywhere():
+def test_policies_with_generators_act_alike_everywhere():
     runs = []
     for way in WHERE:
         kwargs = {key: way[key] for key in ("num_workers", "groups") if key in way}
@@ -123,7 +123,7 @@ def test_a_policy_with_generators_acts_alike_everywhere():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [OfTorch(), with_generators], ids=named)
-def test_who_takes_the_place_of_a_lost_worker_draws_other_numbers(policy):
+def test_a_replacement_draws_new_numbers(policy):
     envs = pysampler.VectorEnv([Scripted] * 4, num_workers=2, on_worker_loss="restart")
     with pysampler.Rollouts(envs, policy, 5, policy_in="workers", seed=5) as rollouts:
         before = next(rollouts).actions.copy()
@@ -138,7 +138,7 @@ class Forgetful(torch.nn.Module):
         return torch.zeros(len(args[0]), 2), {"state": torch.zeros(len(args[0]))}
 
 
-def test_a_state_that_would_be_forgotten_is_refused(envs):
+def test_returning_a_state_without_taking_one_is_refused(envs):
     with (
         pysampler.Rollouts(envs, Forgetful(), 5) as rollouts,
         pytest.raises(TypeError, match="returns a state and takes none, expected a parameter"),
@@ -163,7 +163,7 @@ def closed_over():
 
 
 class Nested:
-    """Holds one deeper, in a list."""
+    """Holds a generator inside a list."""
 
     def __init__(self):
         self.parts = [HeldGenerator()]
@@ -230,7 +230,7 @@ class Seeded(HeldGenerator):
         *("module of a module", "partial", "global of another module"),
     ],
 )
-def test_generators_that_a_policy_holds_are_each_worker_s_own(make):
+def test_generators_inside_policies_differ_between_workers(make):
     envs = pysampler.VectorEnv([Scripted] * 4, num_workers=2)
     runs = [first(envs, make(), policy_in="workers", seed=3)["actions"] for _ in range(2)]
     envs.close()
@@ -239,8 +239,8 @@ def test_generators_that_a_policy_holds_are_each_worker_s_own(make):
 
 
 @pytest.mark.parametrize("way", [{"overlap": True}, {"policy_in": "workers"}], ids=str)
-def test_what_a_function_uses_of_its_module_goes_with_it(envs, way, monkeypatch):
-    """As it is when a rollout is begun, and not afterwards."""
+def test_globals_of_a_function_travel_with_it(envs, way, monkeypatch):
+    """The values at the beginning of the rollout are used."""
     monkeypatch.setattr(imported, "weights", np.zeros(1))
     with pysampler.Rollouts(envs, imported.constant, 50, **way) as rollouts:
         assert (next(rollouts).actions == 0).all()
@@ -252,8 +252,8 @@ def test_what_a_function_uses_of_its_module_goes_with_it(envs, way, monkeypatch)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [{"overlap": True}, {"policy_in": "workers"}], ids=str)
 @pytest.mark.parametrize("policy", [imported.drawing, HeldGenerator()])
-def test_the_generators_of_this_process_go_on(envs, policy, way):
-    """Copies have drawn: with overlap, but for the first answer, to which frames are laid out."""
+def test_copies_do_not_advance_the_original_generators(envs, policy, way):
+    """Copies draw. With overlap the original draws only in the trial that lays out frames."""
     generator = getattr(policy, "generator", imported.generator)
     expected = copy.deepcopy(generator)
     first(envs, policy, seed=3, **way)
@@ -265,7 +265,7 @@ def test_the_generators_of_this_process_go_on(envs, policy, way):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [{"overlap": True}, {"policy_in": "workers"}], ids=str)
-def test_a_copy_of_a_policy_that_changed_does_not_draw_again(envs, way):
+def test_a_new_copy_of_a_changed_policy_does_not_repeat_numbers(envs, way):
     policy = HeldGenerator()
     with pysampler.Rollouts(envs, policy, 5, seed=3, **way) as rollouts:
         actions = []
@@ -274,7 +274,7 @@ def test_a_copy_of_a_policy_that_changed_does_not_draw_again(envs, way):
     assert len(np.unique(actions)) == np.size(actions)
 
 
-def test_a_copy_of_a_module_draws_on_after_a_pause(envs):
+def test_a_copied_module_does_not_repeat_numbers_after_a_pause(envs):
     with pysampler.Rollouts(envs, Headed(), 5, seed=3, overlap=True) as rollouts:
         actions = []
         for _ in range(3):
@@ -294,7 +294,7 @@ class Narrow(HeldGenerator):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [narrow, Narrow()])
-def test_a_seeded_run_repeats_where_a_worker_is_replaced(policy, tmp_path):
+def test_a_seeded_run_repeats_with_a_replaced_worker(policy, tmp_path):
     runs = []
     for name in ("first", "second"):
         dies = functools.partial(Mortal, "die", 3, tmp_path / name)
@@ -308,7 +308,7 @@ def test_a_seeded_run_repeats_where_a_worker_is_replaced(policy, tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_seeded_run_repeats_whatever_came_in_between(envs):
+def test_a_seeded_run_repeats_despite_pauses_and_evaluations(envs):
     runs = []
     for episodes in (2, 5):
         with pysampler.Rollouts(envs, with_generators, 5, seed=3) as rollouts:
@@ -321,7 +321,7 @@ def test_a_seeded_run_repeats_whatever_came_in_between(envs):
     assert len(np.unique(runs[0])) == np.size(runs[0])
 
 
-def test_training_does_not_go_on_from_the_numbers_of_an_evaluation():
+def test_training_does_not_reuse_the_seeds_of_an_evaluation():
     envs = pysampler.make_vec("CartPole-v1", 2, vector_kwargs={"num_workers": 0})
     begun = []
     with pysampler.Rollouts(envs, lambda o: np.zeros(len(o), int), 5, seed=3) as rollouts:
@@ -337,7 +337,7 @@ def test_training_does_not_go_on_from_the_numbers_of_an_evaluation():
 
 
 class Shapeless(torch.nn.Module):
-    """Its state has no row for each env."""
+    """Its state does not have a row for each env."""
 
     def forward(self, observations, state):
         return torch.zeros(len(observations), 2), {"state": torch.zeros(1, len(observations), 8)}
@@ -348,7 +348,7 @@ def one_row(observations, state):
 
 
 class Begins:
-    """Says one row, however many envs begin."""
+    """Returns one row for any number of beginning envs."""
 
     def initial_state(self, count):
         return np.zeros((1, 3))
@@ -358,7 +358,7 @@ class Begins:
 
 
 @pytest.mark.parametrize("policy", [Shapeless(), one_row, Begins()])
-def test_a_state_has_a_row_for_each_env(envs, policy):
+def test_a_state_must_have_a_row_for_each_env(envs, policy):
     text = (
         r"the policy's '(state|initial_state)' has shape \(1, .*expected a row for each of 4 envs"
     )
@@ -367,7 +367,7 @@ def test_a_state_has_a_row_for_each_env(envs, policy):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_a_policy_that_takes_a_state_returns_one(envs, way):
+def test_a_policy_that_takes_a_state_must_return_one(envs, way):
     def policy(observations, state):
         return still(observations), {"states": np.zeros(len(observations))}
 
@@ -378,7 +378,7 @@ def test_a_policy_that_takes_a_state_returns_one(envs, way):
         next(rollouts)
 
 
-def test_a_state_with_a_default_may_be_left_alone(envs):
+def test_a_state_with_a_default_need_not_be_returned(envs):
     def policy(observations, state=None):
         return still(observations), {"none": np.full(len(observations), state is None)}
 

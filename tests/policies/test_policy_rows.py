@@ -1,4 +1,4 @@
-"""Policies of observations alone, whose arrays are copied by C++: they make what all others do."""
+"""Policies of observations alone, whose results C++ copies, equal all other policies."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ class Views(np.ndarray):
     pass
 
 
-# What a policy may return instead of an array of the common kind.
+# Alternatives to a plain array that a policy may return.
 KINDS = {
     "array": lambda array: array,
     "list": lambda array: array.tolist(),
@@ -26,7 +26,7 @@ KINDS = {
 
 
 class Policy:
-    """Returns actions and extras of a kind, from the second call on."""
+    """Returns actions and extras of ``kind`` from the second call on."""
 
     def __init__(self, kind="array", dtype=np.float32):
         self.kind, self.dtype, self.calls = kind, dtype, 0
@@ -41,13 +41,13 @@ class Policy:
         if self.kind == "larger shape":
             actions[:], extras["pair"][:] = actions[0], extras["pair"][0]
         change = KINDS[self.kind if self.calls > 1 else "array"]
-        if self.kind == "list":  # floats, which are no float32
+        if self.kind == "list":  # Python floats are not float32
             return change(actions.astype(np.int64)), extras
         return change(actions), {"value": extras["value"], "pair": change(extras["pair"])}
 
 
-class Slow(Policy):
-    """The same, but called with more than observations."""
+class CopiedByPython(Policy):
+    """The same, but takes more than observations, so that Python copies its results."""
 
     def __call__(self, observations, generators):
         return super().__call__(observations)
@@ -62,9 +62,9 @@ def two_rollouts(policy, num_workers, **options):
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("options", WAYS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_it_returns_is_written(kind, options, num_workers):
+def test_results_of_any_array_kind_are_recorded(kind, options, num_workers):
     made = two_rollouts(Policy(kind), num_workers, **options)
-    expected = two_rollouts(Slow(kind), num_workers, **options)
+    expected = two_rollouts(CopiedByPython(kind), num_workers, **options)
     for one, other in zip(made, expected, strict=True):
         for name in ("observations", "actions", "rewards", "starts", "final_observations"):
             assert np.array_equal(getattr(one, name), getattr(other, name)), name
@@ -75,7 +75,7 @@ def test_whatever_it_returns_is_written(kind, options, num_workers):
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
-def test_nan_is_refused_in_any_later_step(dtype, options):
+def test_nan_actions_are_refused_in_later_steps(dtype, options):
     def policy(observations):
         actions = np.zeros((len(observations), 2), dtype)
         actions[observations[:, 2] == 3] = np.nan
@@ -91,7 +91,7 @@ def test_nan_is_refused_in_any_later_step(dtype, options):
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])
-def test_observations_in_dicts_and_tuples(where):
+def test_policies_get_dict_and_tuple_observations(where):
     class Nested(Scripted):
         observation_space = spaces.Dict(
             {"a": Scripted.observation_space, "b": spaces.Tuple([spaces.Discrete(9)])}

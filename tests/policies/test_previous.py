@@ -1,4 +1,4 @@
-"""Policies that ask for previous actions and rewards get them, zeros where episodes begin."""
+"""Policies may take previous actions and rewards, which are zero where episodes begin."""
 
 import gymnasium as gym
 import numpy as np
@@ -8,7 +8,7 @@ import pysampler
 
 
 class Walk(gym.Env):
-    """Observes how often it was stepped; rewards tell envs and steps apart; ends at random."""
+    """Its rewards identify envs and steps; episodes end at random."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,))
     action_space = gym.spaces.Box(-1, 1, (2,))
@@ -24,7 +24,7 @@ class Walk(gym.Env):
 
 
 class Policy:
-    """Acts at random, by env; returns what it was called with."""
+    """Acts at random by env; returns its arguments as extras."""
 
     def __call__(self, observations, *, generators, previous_actions, previous_rewards):
         actions = np.array([one.uniform(-1, 1, 2) for one in generators], np.float32)
@@ -70,7 +70,7 @@ def expect_previous(rollouts, count):
     ids=str,
 )
 @pytest.mark.parametrize(("workers", "groups"), [(0, 1), (2, 1), (2, 2)])
-def test_rollouts(options, workers, groups):
+def test_rollouts_pass_previous_actions_and_rewards(options, workers, groups):
     kwargs = {"num_workers": workers, "groups": groups}
     with pysampler.Rollouts(
         Walk, Policy(), 7, num_envs=6, vector_kwargs=kwargs, seed=1, **options
@@ -85,7 +85,7 @@ def test_rollouts(options, workers, groups):
             assert not rollout.extras["reward"][0].any()
 
 
-def test_with_partial_rollouts():
+def test_partial_rollouts_pass_previous_rewards():
     with pysampler.Rollouts(
         *(Walk, Policy(), 5),
         num_envs=6,
@@ -105,7 +105,7 @@ def test_with_partial_rollouts():
 
 @pytest.mark.parametrize("steps", [None, 4])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_records_of_actors(steps, workers):
+def test_actors_pass_previous_actions_and_rewards(steps, workers):
     with pysampler.Actors(
         Walk, Policy(), num_envs=4, vector_kwargs={"num_workers": workers}, steps=steps, seed=1
     ) as actors:
@@ -135,7 +135,7 @@ def test_records_of_actors(steps, workers):
                     checked += 1
 
 
-def test_a_module_gets_tensors_and_a_tree_of_actions_its_structure():
+def test_modules_get_previous_actions_and_rewards_as_tensors():
     torch = pytest.importorskip("torch")
 
     class Net(torch.nn.Module):
@@ -164,7 +164,7 @@ class Pair(Walk):
     )
 
 
-def test_actions_that_are_dicts():
+def test_previous_dict_actions_keep_their_structure():
     def policy(observations, previous_actions):
         count = len(observations)
         push = (previous_actions["push"] + 1) % 3
@@ -179,7 +179,7 @@ def test_actions_that_are_dicts():
             np.testing.assert_array_equal(rollout.actions["push"][t], (before + 1) % 3)
 
 
-def test_settings_and_defaults_of_these_names_stay_what_they_were():
+def test_a_setting_named_previous_rewards_takes_precedence():
     def policy(observations, previous_rewards=None):
         return np.full((len(observations), 2), previous_rewards.mean(), np.float32)
 
@@ -193,7 +193,7 @@ def test_settings_and_defaults_of_these_names_stay_what_they_were():
         assert "previous_rewards" not in actors.like
 
 
-def test_extras_of_these_names_are_refused():
+def test_extras_named_previous_rewards_are_refused():
     def policy(observations, previous_rewards):
         return np.zeros((len(observations), 2)), {"previous_rewards": previous_rewards}
 

@@ -1,4 +1,4 @@
-"""The base class of samplers: one thread at a time, and the vector env that it uses."""
+"""The base class of samplers: one thread at a time, and exclusive use of its vector env."""
 
 import gc
 import threading
@@ -15,7 +15,7 @@ from pysampler.errors import BusyError, ClosedError
 
 
 class Counting(Sampler):
-    """A sampler that samples nothing."""
+    """A sampler that does not sample."""
 
     _purpose = "count"
     _name = "counts"
@@ -44,7 +44,7 @@ def envs():
         yield envs
 
 
-def test_another_thread_is_refused_while_one_is_within(envs):
+def test_concurrent_calls_raise_busy_error(envs):
     refusals = []
 
     def from_another_thread():
@@ -65,14 +65,14 @@ def test_another_thread_is_refused_while_one_is_within(envs):
         assert len(refusals) == 1
 
 
-def test_a_thread_within_is_refused_a_second_time_and_an_error_lets_the_next_in(envs):
+def test_reentrant_calls_raise_and_errors_release_the_guard(envs):
     with Counting(envs) as sampler:
         with pytest.raises(BusyError, match="this thread is at work in it"):
             sampler.within(sampler.within)
         assert sampler.within(lambda: 3) == 3
 
 
-def test_a_closed_sampler_admits_no_thread(envs):
+def test_a_closed_sampler_raises_closed_error(envs):
     sampler = Counting(envs)
     assert (sampler.closed, sampler.has_envs) == (False, True)
     sampler.close()
@@ -83,7 +83,7 @@ def test_a_closed_sampler_admits_no_thread(envs):
     assert sampler.stops == ["ended"]
 
 
-def test_only_the_sampler_calls_the_vector_env_until_it_is_closed(envs):
+def test_the_vector_env_refuses_calls_until_the_sampler_is_closed(envs):
     with Counting(envs) as sampler:
         with pytest.raises(AlreadyPendingCallError, match="counts have the envs until"):
             envs.reset()
@@ -97,22 +97,22 @@ def test_only_the_sampler_calls_the_vector_env_until_it_is_closed(envs):
     assert envs.step(np.zeros((2, 2), np.float32))[0][:, 2].tolist() == [1, 1]
 
 
-def test_a_sampler_that_is_dropped_asks_for_a_stop_and_leaves_the_vector_env(envs):
+def test_a_dropped_sampler_requests_a_stop_and_frees_the_vector_env(envs):
     sampler = Counting(envs)
     stops = sampler.stops
     del sampler
     gc.collect()
-    assert stops == ["requested"]  # a finalizer waits for nothing
+    assert stops == ["requested"]  # a finalizer does not wait
     assert envs.reset(seed=[5, 6])[0][:, 0].tolist() == [5, 6]
 
 
 @pytest.mark.parametrize("owned", [True, False])
-def test_a_vector_env_is_closed_with_a_sampler_that_owns_it(envs, owned):
+def test_closing_a_sampler_closes_only_an_owned_vector_env(envs, owned):
     Counting(envs, owned=owned).close()
     assert envs.closed == owned
 
 
-def test_wrappers_are_refused_with_what_they_would_break(envs):
+def test_wrappers_are_refused_with_the_reason(envs):
     class Names:
         names = "NormalizeReward"
 
@@ -123,6 +123,6 @@ def test_wrappers_are_refused_with_what_they_would_break(envs):
         wrapped.expect_no_wrappers("count", "that matters")
 
 
-def test_an_id_a_spec_and_a_function_make_any_number_of_envs(envs):
+def test_makes_envs_accepts_ids_specs_and_functions(envs):
     assert all(map(makes_envs, ["CartPole-v1", gym.spec("CartPole-v1"), Scripted]))
     assert not any(map(makes_envs, [envs, [Scripted], (Scripted, Scripted)]))

@@ -1,4 +1,4 @@
-"""Trees of arrays: what is walked, in which order, and what does not fit together."""
+"""Trees of arrays: structure, order, mapping and mismatches."""
 
 import types
 from collections import OrderedDict
@@ -26,21 +26,21 @@ quick = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 def with_tuples(tree):
-    """The same tree, in which lists are tuples."""
+    """Return the tree with lists as tuples."""
     if isinstance(tree, dict):
         return {key: with_tuples(part) for key, part in tree.items()}
     return tuple(map(with_tuples, tree)) if isinstance(tree, (list, tuple)) else tree
 
 
-def turned(tree):
-    """The same tree, whose dicts have the reverse order."""
+def with_reversed_dicts(tree):
+    """Return the tree with its dicts reversed."""
     if isinstance(tree, dict):
-        return {key: turned(tree[key]) for key in reversed(tree)}
-    return tuple(map(turned, tree)) if isinstance(tree, (list, tuple)) else tree
+        return {key: with_reversed_dicts(tree[key]) for key in reversed(tree)}
+    return tuple(map(with_reversed_dicts, tree)) if isinstance(tree, (list, tuple)) else tree
 
 
 def numbers_in(tree):
-    """The leaves as text has them, from left to right."""
+    """Return the leaves in written order, from left to right."""
     if isinstance(tree, dict):
         return [leaf for part in tree.values() for leaf in numbers_in(part)]
     if isinstance(tree, (list, tuple)):
@@ -50,7 +50,7 @@ def numbers_in(tree):
 
 @quick
 @given(trees)
-def test_structure_and_leaves_are_the_whole_tree(tree):
+def test_a_tree_is_rebuilt_from_structure_and_leaves(tree):
     structure = structure_of(tree)
     leaves = leaves_in(structure, tree)
     assert leaves == numbers_in(tree)
@@ -59,22 +59,22 @@ def test_structure_and_leaves_are_the_whole_tree(tree):
 
 @quick
 @given(trees)
-def test_the_order_is_that_of_the_structure_whatever_that_of_the_tree(tree):
+def test_leaves_follow_the_order_of_the_structure(tree):
     structure = structure_of(tree)
-    assert structure_of(turned(tree)) == structure
-    assert leaves_in(structure, turned(tree)) == numbers_in(tree)
+    assert structure_of(with_reversed_dicts(tree)) == structure
+    assert leaves_in(structure, with_reversed_dicts(tree)) == numbers_in(tree)
 
 
 @quick
 @given(trees)
-def test_the_structure_knows_neither_leaves_nor_lists(tree):
+def test_structures_ignore_leaf_values_and_lists(tree):
     assert structure_of(mapped(str, tree)) == structure_of(tree)
     assert set(numbers_in(structure_of(tree))) <= {"array"}
 
 
 @quick
 @given(trees)
-def test_a_function_gets_the_leaves_at_one_place_of_all_trees(tree):
+def test_mapped_passes_corresponding_leaves(tree):
     twice = mapped(lambda leaf: 2 * leaf, tree)
     assert mapped(lambda *leaves: leaves[1] - leaves[0], tree, twice) == with_tuples(tree)
 
@@ -87,12 +87,12 @@ def test_a_tree_may_be_one_leaf():
 
 
 @pytest.mark.parametrize("kind", [OrderedDict, types.MappingProxyType])
-def test_any_mapping_is_a_dict(kind):
+def test_any_mapping_counts_as_a_dict(kind):
     assert mapped(lambda leaf: -leaf, kind({"b": 1, "a": 2})) == {"b": -1, "a": -2}
 
 
 @pytest.mark.parametrize("text", ["ab", b"ab", {1, 2}], ids=str)
-def test_what_can_be_iterated_is_a_leaf_all_the_same(text):
+def test_other_iterables_are_leaves(text):
     assert leaves_in("array", text) == [text]
     assert structure_of((text, np.zeros((2, 2)))) == ("array", "array")
 
@@ -107,7 +107,7 @@ def test_what_can_be_iterated_is_a_leaf_all_the_same(text):
         ((1, 2), 3, TypeError),
     ],
 )
-def test_trees_of_other_structures_are_refused(first, other, error):
+def test_mapped_refuses_different_structures(first, other, error):
     with pytest.raises(error):
         mapped(lambda *leaves: leaves, first, other)
 
@@ -115,13 +115,13 @@ def test_trees_of_other_structures_are_refused(first, other, error):
 # -- batches of a space ---------------------------------------------------------------------------
 
 
-def test_a_batch_has_its_leaves_where_the_space_has_them():
+def test_a_batch_has_the_structure_of_the_space():
     space = spaces.Dict(b=spaces.Discrete(2), a=spaces.Tuple([spaces.Discrete(2)] * 2))
     tree = spec_of(space, space).observation_tree
     assert batch_from(tree, str) == {"b": "0", "a": ("1", "2")}
 
 
-def test_a_space_whose_parts_have_no_fixed_shape_has_no_batch():
+def test_spaces_without_a_fixed_shape_have_no_batch():
     tree = spec_of(spaces.Tuple([spaces.Discrete(2), spaces.Text(3)]), spaces.Discrete(2))
     with pytest.raises(AssertionError, match="without a fixed shape"):
         batch_from(tree.observation_tree, str)

@@ -1,4 +1,4 @@
-"""Weights: arrays by name, from torch modules and from anything else with a ``state_dict``."""
+"""Weights: arrays by name, from torch modules and other objects with a ``state_dict``."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def assert_same(weights, expected):
         np.testing.assert_array_equal(array, expected[name], err_msg=name, strict=True)
 
 
-def test_only_what_has_both_methods_has_weights():
+def test_weights_need_state_dict_and_load_state_dict():
     assert has_weights(Net())
     assert has_weights(Table({}))
     reading = Table({})
@@ -66,32 +66,32 @@ def test_only_what_has_both_methods_has_weights():
 # -- to arrays ------------------------------------------------------------------------------------
 
 
-def test_the_weights_of_a_module_are_its_parameters_and_buffers():
+def test_module_weights_are_parameters_and_buffers():
     assert_same(weights_of(Net(5)), GIVEN)
 
 
-def test_the_weights_of_a_module_are_views_that_know_no_gradients():
+def test_module_weights_are_views_without_gradients():
     net = Net(5)
     weights = weights_of(net)
     net.layer.weight.data.fill_(6)
     assert (weights["layer.weight"] == 6).all()
 
 
-def test_the_weights_of_a_table_are_what_numpy_makes_of_them():
+def test_other_weights_are_converted_by_numpy():
     weights = weights_of(Table({"list": [1.0, 2.0], "n": 3, "tensor": torch.ones(2)}))
     expected = {"list": np.array([1.0, 2.0]), "n": np.array(3), "tensor": np.ones(2, np.float32)}
     assert_same(weights, expected)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint8", "bool", "complex64"])
-def test_an_array_has_the_dtype_of_the_tensor(dtype):
+def test_arrays_keep_the_dtype_of_tensors(dtype):
     [array] = arrays_of({"x": torch.ones(2, dtype=getattr(torch, dtype))}).values()
     assert array.dtype == dtype
     assert array.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("make", [arrays_of, lambda state: weights_of(Table(state))])
-def test_a_dtype_that_numpy_lacks_is_refused_by_name(make):
+def test_dtypes_that_numpy_lacks_are_refused_by_name(make):
     with pytest.raises(
         TypeError,
         match="^cannot send weights: half is torch.bfloat16, expected tensors of what NumPy has$",
@@ -99,7 +99,7 @@ def test_a_dtype_that_numpy_lacks_is_refused_by_name(make):
         make({"whole": torch.ones(1), "half": torch.ones(1, dtype=torch.bfloat16)})
 
 
-def test_what_a_module_keeps_beside_its_tensors_is_refused():
+def test_extra_state_of_a_module_is_refused():
     class Noting(Net):
         def get_extra_state(self):
             return "a note"
@@ -115,7 +115,7 @@ def given():
     return {name: array.copy() for name, array in GIVEN.items()}
 
 
-def test_a_module_works_with_the_memory_of_the_arrays_that_it_was_given():
+def test_loaded_modules_share_memory_with_the_arrays():
     net, weights = Net(), given()
     load_weights(net, weights)
     assert_same(weights_of(net), GIVEN)
@@ -136,14 +136,14 @@ def test_a_module_works_with_the_memory_of_the_arrays_that_it_was_given():
     ],
     ids=["missing", "unknown", "shape"],
 )
-def test_a_module_refuses_weights_of_another(change, message):
+def test_a_module_refuses_weights_that_do_not_fit(change, message):
     weights = given()
     change(weights)
     with pytest.raises(RuntimeError, match=message):
         load_weights(Net(), weights)
 
 
-def test_a_table_gets_a_dict_of_its_own_with_the_arrays():
+def test_other_policies_get_a_new_dict_of_the_same_arrays():
     table, weights = Table({}), given()
     load_weights(table, weights)
     assert table.values is not weights
@@ -154,7 +154,7 @@ def test_a_table_gets_a_dict_of_its_own_with_the_arrays():
 # -- copies ---------------------------------------------------------------------------------------
 
 
-def test_copied_weights_are_those_of_the_other_and_stay_apart():
+def test_copied_weights_share_no_memory():
     net, other = Net(), Net(5)
     parameter, memory = net.layer.weight, net.layer.weight.data_ptr()
     copy_weights(net, other)
@@ -166,7 +166,7 @@ def test_copied_weights_are_those_of_the_other_and_stay_apart():
     assert_same(weights_of(net), GIVEN)
 
 
-def test_weights_are_not_copied_from_a_module_that_lacks_some():
+def test_copy_weights_refuses_missing_weights():
     class Larger(Net):
         def __init__(self):
             super().__init__()
@@ -176,7 +176,7 @@ def test_weights_are_not_copied_from_a_module_that_lacks_some():
         copy_weights(Larger(), Net())
 
 
-def test_other_processes_get_a_copy_of_a_module_and_anything_else_itself():
+def test_portable_copies_modules_and_returns_other_policies_unchanged():
     net, table = Net(5), Table({})
     sent = portable(net)
     assert type(sent) is Net
