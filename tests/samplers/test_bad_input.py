@@ -1,4 +1,4 @@
-"""Bad input is a clear error, before anything is sent."""
+"""Bad input raises a clear error before anything is sent."""
 
 import gymnasium as gym
 import numpy as np
@@ -37,21 +37,21 @@ def envs(request):
         ({"num_envs": 3}, "num_envs is for envs to make, not for"),
     ],
 )
-def test_arguments(envs, options, text):
+def test_bad_arguments_are_refused(envs, options, text):
     given = {"horizon": 5, **options}
     with pytest.raises(ValueError, match=text):
         pysampler.Rollouts(envs, policy, **given)
-    envs.reset()  # it was not taken
+    envs.reset()  # the sampler did not take the envs
 
 
 @pytest.mark.parametrize("name", ["overlap", "allow_partial", "reset_each"])
 @pytest.mark.parametrize("got", ["no", 1, None])
-def test_what_is_true_or_false_is_no_word(envs, name, got):
+def test_bool_options_reject_other_values(envs, name, got):
     with pytest.raises(TypeError, match=f"{name} {got!r}, expected True or False"):
         pysampler.Rollouts(envs, policy, 5, **{name: got})
 
 
-def test_vector_kwargs_are_a_dict():
+def test_vector_kwargs_must_be_a_dict():
     for make in (
         lambda: pysampler.make_vec("CartPole-v1", 2, vector_kwargs=5),
         lambda: pysampler.make_vec(Scripted, 2, vector_kwargs=5),
@@ -70,12 +70,12 @@ def test_vector_kwargs_are_a_dict():
     ],
     ids=["rollouts", "actors", "tasks"],
 )
-def test_samplers_take_options_of_the_vector_env(make):
+def test_samplers_accept_options_of_the_vector_env(make):
     with make(num_envs=3, num_workers=2, frames=4) as sampler:
         assert sampler.envs.num_workers == 2
     for misspelt, meant in (("num_worker", "num_workers"), ("num_env", "num_envs")):
-        told = f"unknown option '{misspelt}'; did you mean '{meant}'"
-        with pytest.raises(TypeError, match=told):
+        expected = f"unknown option '{misspelt}'; did you mean '{meant}'"
+        with pytest.raises(TypeError, match=expected):
             make(**{misspelt: 2})
     with pytest.raises(TypeError, match="unknown option 'zzz'$"):
         make(zzz=2)
@@ -88,7 +88,7 @@ def test_samplers_take_options_of_the_vector_env(make):
         pysampler.Rollouts(envs, policy, 5, num_workers=2)
 
 
-def test_evaluate_takes_options_of_the_vector_env():
+def test_evaluate_accepts_options_of_the_vector_env():
     def right(observations):
         return np.ones(len(observations), int)
 
@@ -103,7 +103,7 @@ def test_a_policy_must_be_a_function(envs):
 
 
 def changed(*returned):
-    """A policy that says one thing after another."""
+    """Return a policy that returns one result after another."""
     left = list(returned)
 
     def policy(observations):
@@ -136,7 +136,7 @@ NAN = np.array([[0, 0], [0, np.nan], [0, 0], [np.nan, 0]], np.float32)
     ],
     ids=lambda value: None if isinstance(value, (type, str)) else "",
 )
-def test_what_a_policy_returns_at_first(envs, where, returned, error, text):
+def test_bad_first_results_of_a_policy_are_refused(envs, where, returned, error, text):
     with (
         pysampler.Rollouts(envs, changed(returned), 5, policy_in=where) as rollouts,
         pytest.raises(error, match=text),
@@ -158,7 +158,7 @@ def test_what_a_policy_returns_at_first(envs, where, returned, error, text):
     ],
     ids=["shape", "nan", "extras"],
 )
-def test_what_a_policy_returns_later(envs, returned, text, min_envs):
+def test_bad_later_results_of_a_policy_are_refused(envs, returned, text, min_envs):
     options = {"min_envs": min_envs} if envs.num_workers == 0 else {}
     with (
         pysampler.Rollouts(envs, changed(GOOD, GOOD, GOOD, returned), 5, **options) as rollouts,
@@ -168,7 +168,7 @@ def test_what_a_policy_returns_later(envs, returned, text, min_envs):
     assert envs.stats().steps.count.max() <= 3
 
 
-def test_extras_that_change_their_shape():
+def test_extras_that_change_their_shape_are_refused():
     envs = pysampler.VectorEnv([Scripted] * 4, num_workers=0)
     policy = changed((GOOD, {"a": np.zeros((4, 2))}), (GOOD, {"a": np.zeros((4, 3))}))
     with (
@@ -181,7 +181,7 @@ def test_extras_that_change_their_shape():
     envs.close()
 
 
-class Odd(gym.Env):
+class TextObservations(gym.Env):
     observation_space = spaces.Text(5)
     action_space = spaces.Discrete(2)
 
@@ -189,8 +189,8 @@ class Odd(gym.Env):
         return "abc", {}
 
 
-def test_spaces_without_a_fixed_shape():
-    envs = pysampler.VectorEnv([Odd], num_workers=0)
+def test_spaces_without_a_fixed_shape_are_refused():
+    envs = pysampler.VectorEnv([TextObservations], num_workers=0)
     with pytest.raises(ValueError, match="have parts without a fixed shape"):
         pysampler.Rollouts(envs, policy, 5)
     envs.close()
@@ -219,7 +219,7 @@ class Named(Scripted):
         return *results, {"name": "a"}
 
 
-def test_infos_that_are_no_numbers_are_left_out():
+def test_infos_that_are_not_numbers_warn_and_are_left_out():
     with pysampler.Rollouts(Named, policy, 5, num_envs=2, info_keys=["name", "no"]) as rollouts:
         with pytest.warns(UserWarning, match=r"info\['name'\] is a str, expected numbers") as told:
             rollout = next(rollouts)
@@ -227,7 +227,7 @@ def test_infos_that_are_no_numbers_are_left_out():
         assert rollout.infos == rollout.info_masks == {}
 
 
-def test_a_policy_that_cannot_be_pickled():
+def test_an_unpicklable_policy_acts_only_in_the_main_process():
     import threading
 
     lock = threading.Lock()
@@ -248,20 +248,20 @@ def test_a_policy_that_cannot_be_pickled():
 
 
 @pytest.mark.parametrize("episodes", [0, -1, 2.5, True])
-def test_episodes_to_evaluate(envs, episodes):
+def test_evaluate_refuses_bad_episodes(envs, episodes):
     with pytest.raises(ValueError, match="episodes .* expected a whole number of at least 1"):
         pysampler.evaluate(envs, policy, episodes)
 
 
 @pytest.mark.parametrize("name", ["gamma", "gae_lambda"])
 @pytest.mark.parametrize("value", ["0.9", 99, -1, None])
-def test_what_is_no_discount(name, value):
+def test_gae_refuses_discounts_outside_0_to_1(name, value):
     zeros = np.zeros((2, 1))
     with pytest.raises(ValueError, match=f"{name} {value!r}, expected 0 to 1"):
         pysampler.gae(zeros, zeros, zeros[0], zeros > 0, zeros > 0, **{name: value})
 
 
-def test_advantages():
+def test_gae_refuses_bad_arrays():
     ones, never = np.ones((3, 2)), np.zeros((3, 2), bool)
     with pytest.raises(ValueError, match=r"values of shape \(4, 2\)"):
         pysampler.gae(ones, np.ones((4, 2)), np.ones(2), never, never)
@@ -277,7 +277,7 @@ def test_advantages():
 
 
 @pytest.mark.parametrize("convert", [np.ndarray.tolist, lambda marks: marks.astype(np.uint8)])
-def test_marks_are_marks_of_whatever_type(convert):
+def test_gae_accepts_lists_and_integers_as_flags(convert):
     random = np.random.default_rng(1)
     ends, cuts = (random.random((2, 6, 3)) < 0.3).astype(bool)
     ends &= ~cuts
@@ -290,6 +290,6 @@ def test_marks_are_marks_of_whatever_type(convert):
 
 
 @pytest.mark.parametrize("name", ["state", "generators"])
-def test_a_setting_has_no_name_that_means_something_else(envs, name):
+def test_settings_with_reserved_names_are_refused(envs, name):
     with pytest.raises(ValueError, match=f"settings .*expected other names than '{name}'"):
         pysampler.Actors(envs, lambda observations, **_: 0, settings={name: 1})

@@ -1,4 +1,4 @@
-"""Corners that a sceptical reader went to look at."""
+"""Corner cases of rollouts: infos, losses, states, forks, threads and lending."""
 
 import functools
 import os
@@ -14,8 +14,8 @@ import pysampler
 from pysampler.errors import BusyError, ClosedError, EnvError
 
 
-class Telling(gym.Env):
-    """Observes (episode, steps); its infos, rewards and end are functions of what it is at."""
+class ScriptedInfos(gym.Env):
+    """Observes (episode, steps); functions of its state give infos, rewards and its death."""
 
     observation_space = spaces.Box(-(2.0**40), 2.0**40, (2,), np.float64)
     action_space = spaces.Box(-1, 1, (1,), np.float64)
@@ -61,42 +61,44 @@ BOTH = pytest.mark.parametrize("where", ["main", "workers"])
 
 
 @BOTH
-def test_an_info_that_only_ends_of_episodes_have(where):
-    make = functools.partial(Telling, 3, lambda env, over: {"x": 7.5} if over else {})
+def test_infos_of_episode_ends_only_are_masked_elsewhere(where):
+    make = functools.partial(ScriptedInfos, 3, lambda env, over: {"x": 7.5} if over else {})
     for rollout in sampled([make] * 2, 6, 4, policy_in=where, info_keys=["x"]):
         assert rollout.info_masks["x"][:, 0].tolist() == [False, False, True] * 2
         assert rollout.infos["x"][2].tolist() == [7.5, 7.5]
 
 
 @BOTH
-def test_an_info_of_a_reset_is_none_of_the_step_before_it(where):
+def test_infos_of_a_reset_are_not_those_of_the_step_before(where):
     def info(env, over):
         return {} if over else {"x": float(env.steps)}
 
-    make = functools.partial(Telling, 3, info, lambda env: {"x": -100.0})
+    make = functools.partial(ScriptedInfos, 3, info, lambda env: {"x": -100.0})
     for rollout in sampled([make] * 2, 6, 4, policy_in=where, info_keys=["x"]):
         assert rollout.info_masks["x"][:, 0].tolist() == [True, True, False] * 2
         assert rollout.infos["x"][:2, 0].tolist() == [1.0, 2.0]
 
 
-def test_an_info_of_a_fresh_reset_is_none_of_any_step():
+def test_infos_of_a_fresh_reset_are_not_those_of_a_step():
     info = {"info": lambda env, over: {"x": env.steps / 1}, "reset_info": lambda env: {"x": -7}}
-    make = functools.partial(Telling, 100, **info)
+    make = functools.partial(ScriptedInfos, 100, **info)
     for rollout in sampled([make] * 2, 4, 4, reset_each=True, info_keys=["x"]):
         assert rollout.infos["x"][:, 0].tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_an_info_that_is_no_number_is_masked():
+def test_infos_that_are_not_numbers_are_masked():
     def info(env, over):
         return {"x": [env.steps / 1, None, "s", {}][env.steps % 4]}
 
-    for rollout in sampled([functools.partial(Telling, 100, info)] * 2, 8, 3, info_keys=["x"]):
+    for rollout in sampled(
+        [functools.partial(ScriptedInfos, 100, info)] * 2, 8, 3, info_keys=["x"]
+    ):
         mask = rollout.info_masks["x"][:, 0].tolist()
         assert mask == [False, False, False, True] * 2
         assert (rollout.infos["x"][3::4] % 4 == 0).all()
 
 
-def test_infos_of_a_step_under_way_go_on_with_it():
+def test_infos_stay_with_a_step_that_spans_rollouts():
     def make(slow):
         return functools.partial(Scripted, "...t", slow)
 
@@ -108,25 +110,25 @@ def test_infos_of_a_step_under_way_go_on_with_it():
             rollout = next(rollouts)
             assert rollout.info_masks["life"].tolist() == rollout.valid.tolist()
             lives += rollout.infos["life"][: rollout.lengths[0], 0].tolist()
-            # Also where it made no step at all: what it is at.
+            # If it made no step, the last observation is its current one.
             if rollout.lengths[0] == 0:
                 assert rollout.last_observations[0, 2] == len(lives) % 4
     envs.close()
     assert lives == list(range(1, len(lives) + 1))
 
 
-def test_returns_are_of_nothing_but_their_own_rewards():
+def test_returns_sum_only_their_own_rewards():
     def reward(env):
         return {1: -np.inf, 4: 1e17, 6: np.nan}.get(env.episode, 1.0)
 
-    make = functools.partial(Telling, 2, reward=reward)
+    make = functools.partial(ScriptedInfos, 2, reward=reward)
     ended = [r.ended for r in sampled([make], 6, 3, vector={"num_workers": 1})]
     returns = np.concatenate([one.returns for one in ended])
     np.testing.assert_array_equal(returns, [2, -np.inf, 2, 2, 2e17, 2, np.nan, 2, 2])
 
 
 def once(mark, env, episode, steps):
-    """Whether it is time to die; who takes its place does not."""
+    """Return whether to die now; a replacement does not die again."""
     if (env.episode, env.steps) != (episode, steps) or mark.exists():
         return False
     mark.touch()
@@ -134,20 +136,20 @@ def once(mark, env, episode, steps):
 
 
 @BOTH
-def test_envs_lost_when_their_rollout_is_complete_end_in_the_next(where, tmp_path):
+def test_a_loss_after_a_complete_rollout_is_in_the_next(where, tmp_path):
     dies = functools.partial(once, tmp_path / "died", episode=0, steps=3)
-    fns = [functools.partial(Telling, 50), functools.partial(Telling, 50, dies=dies)]
+    fns = [functools.partial(ScriptedInfos, 50), functools.partial(ScriptedInfos, 50, dies=dies)]
     vector = {"num_workers": 1, "groups": 2, "on_worker_loss": "restart"}
     copies = sampled(fns, 6, 3, policy_in=where, vector=vector)
     lost = np.concatenate([rollout.lost for rollout in copies])
     assert lost.sum(axis=0).tolist() == [1, 1]
     assert lost[3, 1]
-    if where == "workers":  # its group's turn had been before
+    if where == "workers":  # its group had stepped before
         assert lost[6, 0]
 
 
 @BOTH
-def test_two_losses_in_one_rollout_are_both_told(where, tmp_path):
+def test_two_losses_in_one_rollout_are_both_reported(where, tmp_path):
     marks = [tmp_path / "first", tmp_path / "second"]
 
     def dies(env):
@@ -160,7 +162,7 @@ def test_two_losses_in_one_rollout_are_both_told(where, tmp_path):
         "restart_window": 60.0,
     }
     [rollout] = sampled(
-        [functools.partial(Telling, 50, dies=dies)], 9, 1, policy_in=where, vector=vector
+        [functools.partial(ScriptedInfos, 50, dies=dies)], 9, 1, policy_in=where, vector=vector
     )
     lost = np.flatnonzero(rollout.lost[:, 0])
     assert len(lost) == 2
@@ -171,7 +173,7 @@ def test_two_losses_in_one_rollout_are_both_told(where, tmp_path):
     assert all((piece.observations[:, 1] == np.arange(len(piece))).all() for piece in pieces)
 
 
-def test_states_go_by_key():
+def test_states_are_matched_by_key():
     class Swapping:
         def initial_state(self, count):
             return {"h": np.ones(count), "c": -np.ones(count)}
@@ -181,10 +183,10 @@ def test_states_go_by_key():
             assert (state["c"] == -1 - observations[:, 1]).all()
             return still(observations), {"state": {"c": state["c"] - 1, "h": state["h"] + 1}}
 
-    sampled([functools.partial(Telling, 3)] * 2, 8, 2, Swapping())
+    sampled([functools.partial(ScriptedInfos, 3)] * 2, 8, 2, Swapping())
 
 
-def test_an_initial_state_is_asked_for_where_an_episode_begins():
+def test_each_episode_calls_initial_state():
     class Drawing:
         asked = 0
 
@@ -195,20 +197,22 @@ def test_an_initial_state_is_asked_for_where_an_episode_begins():
         def __call__(self, observations, state):
             return still(observations), {"state": state}
 
-    [rollout] = sampled([functools.partial(Telling, 3)], 9, 1, Drawing(), vector={"num_workers": 0})
+    [rollout] = sampled(
+        [functools.partial(ScriptedInfos, 3)], 9, 1, Drawing(), vector={"num_workers": 0}
+    )
     first, second, third = rollout.state[[0, 3, 6], 0]
     assert first < second < third
     assert rollout.state[:, 0].tolist() == [first] * 3 + [second] * 3 + [third] * 3
 
 
-def test_extras_keep_their_type():
+def test_extras_that_change_their_dtype_are_refused():
     left = [0, 0, 0.75]
 
     def policy(observations):
         value = left.pop(0) if left else 0
         return still(observations), {"value": np.full(len(observations), value)}
 
-    envs = pysampler.VectorEnv([functools.partial(Telling, 9)] * 2, num_workers=0)
+    envs = pysampler.VectorEnv([functools.partial(ScriptedInfos, 9)] * 2, num_workers=0)
     match = r"value of float64 \(\) a row, before int64"
     with pysampler.Rollouts(envs, policy, 5) as rollouts, pytest.raises(ValueError, match=match):
         next(rollouts)
@@ -217,8 +221,8 @@ def test_extras_keep_their_type():
 
 @BOTH
 @pytest.mark.parametrize("what", ["next", "close", "drop"])
-def test_a_forked_child_leaves_them_alone(where, what):
-    make = functools.partial(Telling, 9)
+def test_a_forked_child_does_not_disturb_rollouts(where, what):
+    make = functools.partial(ScriptedInfos, 9)
     envs = pysampler.VectorEnv([make] * 2, num_workers=2)
     rollouts = pysampler.Rollouts(envs, still, 5, overlap=True, seed=0, policy_in=where)
     next(rollouts)
@@ -244,7 +248,7 @@ def test_a_forked_child_leaves_them_alone(where, what):
     envs.close()
 
 
-def test_another_thread_gets_an_error_and_the_first_its_rollout():
+def test_concurrent_next_raises_busy_error():
     envs = pysampler.VectorEnv([functools.partial(Scripted, ".", 0.01)] * 2, num_workers=2)
     with pysampler.Rollouts(envs, policy, 30) as rollouts:
         found = []
@@ -260,7 +264,7 @@ def test_another_thread_gets_an_error_and_the_first_its_rollout():
     envs.close()
 
 
-def test_options_may_be_set_while_an_overlapped_rollout_is_under_way():
+def test_options_may_be_set_during_an_overlapped_rollout():
     envs = pysampler.VectorEnv([functools.partial(Scripted, "t")] * 2, num_workers=2)
     with pysampler.Rollouts(envs, policy, 4, overlap=True) as rollouts:
         versions = []
@@ -274,7 +278,7 @@ def test_options_may_be_set_while_an_overlapped_rollout_is_under_way():
     envs.close()
 
 
-def test_a_worker_function_of_the_users_is_refused():
+def test_rollouts_refuse_a_worker_function():
     envs = pysampler.VectorEnv(
         [lambda: gym.make("CartPole-v1")],
         worker=gym.vector.async_vector_env._async_worker,
@@ -284,8 +288,8 @@ def test_a_worker_function_of_the_users_is_refused():
     envs.close()
 
 
-def test_lending_to_an_evaluation_changes_nothing_about_closing():
-    envs = pysampler.VectorEnv([functools.partial(Telling, 2)] * 2, num_workers=2)
+def test_closing_the_envs_ends_rollouts_after_an_evaluation():
+    envs = pysampler.VectorEnv([functools.partial(ScriptedInfos, 2)] * 2, num_workers=2)
     rollouts = pysampler.Rollouts(envs, still, 5, overlap=True)
     next(rollouts)
     assert len(pysampler.evaluate(rollouts, still, 4).returns) == 4
@@ -297,7 +301,7 @@ def test_lending_to_an_evaluation_changes_nothing_about_closing():
         pysampler.evaluate(rollouts, still, 4)
 
 
-def test_rollouts_of_their_own_envs_may_be_closed_by_these():
+def test_closing_owned_envs_allows_closing_the_rollouts():
     rollouts = pysampler.Rollouts("CartPole-v1", lambda o: np.zeros(len(o), int), 4, num_envs=2)
     next(rollouts)
     rollouts.envs.close()
@@ -305,7 +309,7 @@ def test_rollouts_of_their_own_envs_may_be_closed_by_these():
     assert rollouts.envs.closed
 
 
-def test_what_keeps_the_next_rollout_from_starting_does_not_take_this_one():
+def test_a_failed_start_of_the_next_rollout_keeps_this_one():
     class Growing:
         lock = None
 
@@ -313,7 +317,7 @@ def test_what_keeps_the_next_rollout_from_starting_does_not_take_this_one():
             return still(observations)
 
     growing = Growing()
-    envs = pysampler.VectorEnv([functools.partial(Telling, 9)] * 2, num_workers=1)
+    envs = pysampler.VectorEnv([functools.partial(ScriptedInfos, 9)] * 2, num_workers=1)
     with pysampler.Rollouts(envs, growing, 4, overlap=True, policy_in="workers") as rollouts:
         next(rollouts)
         growing.lock = threading.Lock()  # cannot be pickled
@@ -328,8 +332,8 @@ def test_what_keeps_the_next_rollout_from_starting_does_not_take_this_one():
 @pytest.mark.filterwarnings("ignore:.*Worker-0")
 @pytest.mark.filterwarnings("ignore:.*Traceback")
 @pytest.mark.filterwarnings("ignore:.*Raising the last")
-def test_an_env_that_fails_in_its_first_reset_may_be_tried_again():
-    class Shy(Telling):
+def test_rollouts_retry_after_a_failed_first_reset():
+    class Shy(ScriptedInfos):
         tries = 0
 
         def reset(self, **kwargs):

@@ -1,4 +1,4 @@
-"""Rollouts on a GPU: memory is registered, copies are awaited before memory is written again."""
+"""Rollouts on a GPU: page-locked memory, and copies awaited before memory is reused."""
 
 import numpy as np
 import pytest
@@ -26,12 +26,12 @@ def sampler(of=policy, horizon=HORIZON, **options):
 
 
 def keep_gpu_busy():
-    """Queue work of about half a second, so that what is queued after it comes late."""
+    """Queue work of about half a second, so that later work is late."""
     torch.cuda._sleep(int(1e9))
 
 
 def late_copies(count):
-    """Return rollouts' observations as numbers of the GPU, and as they were when they came."""
+    """Return pairs of observations: late GPU copies, and as first returned."""
     pairs = []
     with sampler() as made:
         for rollout in (next(made) for _ in range(count)):
@@ -43,18 +43,18 @@ def late_copies(count):
     return [(tensor.cpu().numpy(), array) for tensor, array in pairs]
 
 
-def test_a_copy_that_is_late_has_the_numbers_of_its_rollout():
+def test_a_late_copy_has_the_numbers_of_its_rollout():
     for on_gpu, before in late_copies(4):
         np.testing.assert_array_equal(on_gpu, before)
 
 
-def test_without_the_wait_a_late_copy_is_of_another_rollout(monkeypatch):
-    """Shows that the test above would see it."""
+def test_without_the_wait_a_late_copy_would_be_wrong(monkeypatch):
+    """Shows that the test above can fail."""
     monkeypatch.setattr(rollouts, "wait_for_copies", lambda memory: None)
     assert any((on_gpu != before).any() for on_gpu, before in late_copies(4))
 
 
-def test_memory_is_registered_once_and_given_back():
+def test_memory_is_registered_once_and_unregistered():
     with sampler() as made:
         rollout = next(made)
         address = rollout.memory.ctypes.data
@@ -70,7 +70,7 @@ def test_memory_is_registered_once_and_given_back():
 
 
 @pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
-def test_a_program_that_uses_a_gpu_starts_workers(context):
+def test_workers_start_after_the_program_used_the_gpu(context):
     torch.zeros(1, device="cuda")
     with sampler(context=context) as made:
         assert next(made).torch("cuda").rewards.shape == (HORIZON, ENVS)
@@ -99,7 +99,7 @@ def acted(net, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"min_envs": 4}], ids=str)
-def test_a_policy_acts_on_the_gpu_as_on_the_cpu(options):
+def test_a_policy_acts_alike_on_gpu_and_cpu(options):
     torch.manual_seed(1)
     net = Net()
     on_cpu = acted(net, **options)
@@ -109,13 +109,13 @@ def test_a_policy_acts_on_the_gpu_as_on_the_cpu(options):
         np.testing.assert_allclose(one.extras["logits"], other.extras["logits"], atol=1e-5)
 
 
-def test_it_acts_from_page_locked_memory_beside_the_learner():
+def test_acting_does_not_wait_for_the_learners_stream():
     net = Net().to("cuda")
     with pysampler.Rollouts("CartPole-v1", net, 32, num_envs=8, overlap=True, seed=1) as made:
         rollout = next(made)
         assert rollout.memory.ctypes.data in cuda._registered
         busy = torch.cuda.Event()
-        torch.cuda._sleep(int(4e9))  # a learner's work, of some seconds
+        torch.cuda._sleep(int(4e9))  # a learner's work of some seconds
         busy.record()
-        next(made)  # which had begun before
+        next(made)  # had begun before
         assert not busy.query()

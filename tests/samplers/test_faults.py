@@ -1,4 +1,4 @@
-"""Rollouts while workers die, envs raise, and Ctrl-C comes."""
+"""Rollouts while workers die, envs raise or hang, and Ctrl-C arrives."""
 
 import functools
 import os
@@ -36,7 +36,7 @@ WAYS = [
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("at", [1, 3, 5, 6, 10])  # of rollouts of 5
-def test_a_rollout_in_which_a_worker_is_lost_is_well_formed(way, groups, at, tmp_path):
+def test_a_rollout_with_a_lost_worker_is_well_formed(way, groups, at, tmp_path):
     fns = [functools.partial(Mortal, "die", at, tmp_path / "died")] + [Mortal] * 5
     envs = pysampler.VectorEnv(fns, num_workers=3, groups=groups, on_worker_loss="restart")
     index, step = divmod(at - 1, 5)
@@ -44,8 +44,8 @@ def test_a_rollout_in_which_a_worker_is_lost_is_well_formed(way, groups, at, tmp
         copies = [next(rollouts).copy() for _ in range(3)]
     assert envs.stats().losses.tolist() == [1, 0, 0]
     envs.close()
-    # The other env of that worker too: in its step under way, or, with two groups, in its next.
-    # Another group of it may have made steps beyond by itself.
+    # The worker's other env is lost too: in its pending step or, with two groups, in its next one.
+    # Its other group may have made more steps by itself.
     assert copies[index].lost[step, 0]
     lost_steps = {0: index * 5 + step}
     for number, rollout in enumerate(copies):
@@ -55,7 +55,7 @@ def test_a_rollout_in_which_a_worker_is_lost_is_well_formed(way, groups, at, tmp
             assert rollout.truncated[t, env]
             assert not rollout.valid[t, env]
             assert rollout.rewards[t, env] == 0
-            # It ended with what it was at, and went on with a new env.
+            # It ended with its current observation and continued with a new env.
             np.testing.assert_array_equal(
                 rollout.final_observations[t, env], rollout.observations[t, env]
             )
@@ -79,8 +79,8 @@ def test_a_rollout_in_which_a_worker_is_lost_is_well_formed(way, groups, at, tmp
         np.testing.assert_array_equal(states, steps)
 
 
-class Telling(Mortal):
-    """Gives the number of the step, and another number with each fourth step of its life."""
+class NumberedInfos(Mortal):
+    """Its infos hold the step's number, and another number in each fourth step."""
 
     def step(self, action):
         *results, _ = super().step(action)
@@ -91,8 +91,8 @@ class Telling(Mortal):
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("at", [1, 3, 5, 6, 8])  # of rollouts of 5
-def test_steps_before_a_worker_is_lost_keep_their_infos(way, groups, at, tmp_path):
-    fns = [functools.partial(Telling, "die", at, tmp_path / "died")] + [Telling] * 5
+def test_steps_before_a_loss_keep_their_infos(way, groups, at, tmp_path):
+    fns = [functools.partial(NumberedInfos, "die", at, tmp_path / "died")] + [NumberedInfos] * 5
     envs = pysampler.VectorEnv(fns, num_workers=3, groups=groups, on_worker_loss="restart")
     options = {"info_keys": ["step", "in", "fourth"], "seed": 0, **way}
     with pysampler.Rollouts(envs, counted, 5, **options) as rollouts:
@@ -109,7 +109,7 @@ def test_steps_before_a_worker_is_lost_keep_their_infos(way, groups, at, tmp_pat
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])
-def test_a_worker_that_is_killed_between_rollouts_is_replaced(where):
+def test_a_worker_killed_between_rollouts_is_replaced(where):
     envs = pysampler.VectorEnv([Mortal] * 4, num_workers=2, on_worker_loss="restart")
     with pysampler.Rollouts(envs, policy, 5, seed=0, policy_in=where) as rollouts:
         next(rollouts)
@@ -125,7 +125,7 @@ def test_a_worker_that_is_killed_between_rollouts_is_replaced(where):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_without_restarts_it_is_told_of(way, tmp_path):
+def test_a_loss_without_restarts_raises_and_closes(way, tmp_path):
     fns = [functools.partial(Mortal, "die", 3, tmp_path / "died")] + [Mortal] * 3
     envs = pysampler.VectorEnv(fns, num_workers=2)
     rollouts = pysampler.Rollouts(envs, policy, 5, **way)
@@ -139,7 +139,7 @@ def test_without_restarts_it_is_told_of(way, tmp_path):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_an_env_that_raises_ends_a_rollout_and_the_next_begins_anew(way, num_workers, tmp_path):
+def test_an_env_error_ends_the_rollout_and_the_next_resets(way, num_workers, tmp_path):
     fns = [Mortal, functools.partial(Mortal, "raise", 8, tmp_path / "raised"), Mortal, Mortal]
     envs = pysampler.VectorEnv(fns, num_workers=num_workers)
     with pysampler.Rollouts(envs, policy, 5, seed=0, **way) as rollouts:
@@ -156,7 +156,7 @@ def test_an_env_that_raises_ends_a_rollout_and_the_next_begins_anew(way, num_wor
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])
-def test_an_env_that_hangs_is_named(where, tmp_path):
+def test_a_hanging_env_is_named(where, tmp_path):
     fns = [Mortal, functools.partial(Mortal, "hang", 3, tmp_path / "hung")]
     envs = pysampler.VectorEnv(fns, num_workers=2, step_timeout=0.5)
     rollouts = pysampler.Rollouts(envs, policy, 5, policy_in=where)
@@ -169,16 +169,20 @@ def test_an_env_that_hangs_is_named(where, tmp_path):
     assert envs.closed
 
 
-class Wordy(Mortal):
-    """Has so much to say with each step that most of it waits in the worker for room."""
+class LargeInfos(Mortal):
+    """Its infos are so large that most of them wait in the worker for room."""
 
     def step(self, action):
         observation, reward, terminated, truncated, _ = super().step(action)
         return observation, reward, terminated, truncated, {"words": "x" * 15_000}
 
 
-def test_an_env_that_hangs_while_another_has_yet_to_say_something_is_named(tmp_path):
-    fns = [Wordy] * 5 + [functools.partial(Wordy, "hang", 3, tmp_path / "hung")] + [Wordy] * 2
+def test_a_hanging_env_is_named_while_infos_of_others_wait(tmp_path):
+    fns = (
+        [LargeInfos] * 5
+        + [functools.partial(LargeInfos, "hang", 3, tmp_path / "hung")]
+        + [LargeInfos] * 2
+    )
     envs = pysampler.VectorEnv(fns, num_workers=1, groups=8, step_timeout=0.5)
     rollouts = pysampler.Rollouts(envs, policy, 5, info_keys=["words"])
     with (
@@ -191,7 +195,7 @@ def test_an_env_that_hangs_while_another_has_yet_to_say_something_is_named(tmp_p
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])
-def test_an_env_that_hangs_is_replaced_if_asked_for(where, tmp_path):
+def test_a_hanging_env_is_replaced_with_on_hang_restart(where, tmp_path):
     fns = [Mortal, functools.partial(Mortal, "hang", 3, tmp_path / "hung")]
     envs = pysampler.VectorEnv(fns, num_workers=2, step_timeout=0.5, on_hang="restart")
     with pysampler.Rollouts(envs, policy, 5, policy_in=where) as rollouts:
@@ -202,7 +206,7 @@ def test_an_env_that_hangs_is_replaced_if_asked_for(where, tmp_path):
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_policy_that_raises_says_so_and_may_be_tried_again(way, num_workers):
+def test_a_policy_error_raises_and_rollouts_continue(way, num_workers):
     envs = pysampler.VectorEnv([Mortal] * 4, num_workers=num_workers)
 
     def fails(observations):
@@ -219,14 +223,14 @@ def test_a_policy_that_raises_says_so_and_may_be_tried_again(way, num_workers):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_ctrl_c_ends_the_rollout_and_no_more(way):
+def test_ctrl_c_ends_the_rollout_but_not_the_envs(way):
     envs = pysampler.VectorEnv([Mortal] * 4, num_workers=2)
     with pysampler.Rollouts(envs, policy, 40_000, **way) as rollouts:
-        idle = envs._pool.busy_seconds() + 0.001  # the reset is not what is waited for
+        idle = envs._pool.busy_seconds() + 0.001  # past the reset
 
         def interrupt():
             while envs._pool.busy_seconds() < idle:
-                time.sleep(0.001)  # there is nothing to wait on from another thread
+                time.sleep(0.001)  # poll: another thread cannot wait for this
             os.kill(os.getpid(), signal.SIGINT)
 
         threading.Thread(target=interrupt).start()

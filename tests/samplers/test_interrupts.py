@@ -1,4 +1,4 @@
-"""Exceptions of signal handlers in recordings and samplers."""
+"""Signal handlers that raise or close, during recordings and samplers."""
 
 import contextlib
 import itertools
@@ -23,7 +23,7 @@ import pysampler
 from pysampler._rollouts import main_runner
 from pysampler.errors import ClosedError
 
-# What an exception came past is closed when it is dropped, and Python warns of that.
+# Objects that an exception leaves open are closed when dropped, and Python warns.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:.*socket.socket:pytest.PytestUnraisableExceptionWarning"),
@@ -32,7 +32,7 @@ pytestmark = [
 
 @pytest.mark.slow
 @closing_while_pending
-def test_a_recording_has_each_batch_once_whatever_interrupts(tmp_path):
+def test_recordings_hold_each_batch_once_despite_interrupts(tmp_path):
     path = tmp_path / "recording"
     batches = []
     with contextlib.closing(counters(6, groups=3, record_to=path)) as envs:
@@ -44,7 +44,7 @@ def test_a_recording_has_each_batch_once_whatever_interrupts(tmp_path):
             ids = results[4]["env_id"].tolist()
             batches.append(ids)
             envs.send([0] * len(ids), ids)
-            if len(batches) % 20 == 0 and os.fork() == 0:  # a buffer would be written twice
+            if len(batches) % 20 == 0 and os.fork() == 0:  # a buffered file would be written twice
                 envs.close()
                 os._exit(0)
 
@@ -109,7 +109,7 @@ def test_a_handler_may_close_rollouts_while_they_resume():
 
 
 @pytest.mark.slow
-def test_a_handler_that_closes_rollouts_gives_no_rollout_that_was_cut_short():
+def test_a_handler_that_closes_rollouts_returns_no_partial_rollout():
     class Slow(Counter):
         def step(self, action):
             threading.Event().wait(0.01)  # an env that is slow
@@ -142,7 +142,7 @@ def test_a_handler_may_close_actors_at_any_point():
 
 
 @pytest.mark.slow
-def test_a_second_interrupt_while_rollouts_are_dropped_does_no_harm(monkeypatch):
+def test_a_second_interrupt_while_a_rollout_is_dropped_is_harmless(monkeypatch):
     with contextlib.closing(counters()) as envs:
         some = pysampler.Rollouts(envs, policy, 4, overlap=True)
         next(some)
@@ -164,7 +164,7 @@ def test_a_second_interrupt_while_rollouts_are_dropped_does_no_harm(monkeypatch)
 
 
 class ElapsedError(Exception):
-    """What a handler may raise that is no BaseException of its own kind: a time-out, say."""
+    """An ordinary exception that a handler may raise, such as a time-out."""
 
 
 @contextlib.contextmanager
@@ -180,20 +180,20 @@ def elapsing(times):
         yield
 
 
-def test_an_exception_of_a_handler_is_not_the_envs():
+def test_an_exception_of_a_handler_is_not_an_env_error():
     with contextlib.closing(counters()) as envs, elapsing(1):
         envs.call_async("__class__")
         envs.call_wait()
         envs.reset()
         with pytest.raises(ElapsedError) as caught:
             envs.apply(lambda _: Slow(), envs=[0])
-        assert type(caught.value) is ElapsedError  # and no EnvError
+        assert type(caught.value) is ElapsedError  # not an EnvError
         assert isinstance(envs.apply(lambda _: Slow(), envs=[0])[0], Slow)
         assert envs.step([0] * 4)[1].tolist() == [1.0] * 4
 
 
 class Reporting:
-    """A trainer whose report is read while a signal arrives."""
+    """A trainer whose report takes long to read, so that a signal arrives meanwhile."""
 
     def __init__(self, index, seed):
         self.weights = {"w": np.zeros(1)}
@@ -208,7 +208,7 @@ class Reporting:
         return {"slow": Slow()}
 
 
-def test_an_exception_of_a_handler_is_not_a_trainers():
+def test_an_exception_of_a_handler_does_not_close_averaging():
     with pysampler.Averaging(Reporting, workers=1) as averaging, elapsing(1):
         with pytest.raises(ElapsedError):
             averaging.round(1)
@@ -233,7 +233,7 @@ def test_an_exception_of_a_handler_does_not_close_actors():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
-def test_rollouts_begin_anew_wherever_their_reset_was_interrupted(overlap):
+def test_rollouts_reset_again_after_an_interrupted_reset(overlap):
     with contextlib.closing(counters()) as envs:
         for n in points(7):
             some = pysampler.Rollouts(envs, policy, 4, overlap=overlap)
@@ -262,8 +262,8 @@ class Clock(gym.Env):
 
 @pytest.mark.parametrize("policy_in", ["main", "workers"])
 @pytest.mark.parametrize("first", [ValueError, KeyboardInterrupt])
-def test_nothing_is_left_of_a_rollout_that_two_exceptions_end(monkeypatch, first, policy_in):
-    """The second comes where the first would drop the rollout under way."""
+def test_a_rollout_ended_by_two_exceptions_leaves_no_steps(monkeypatch, first, policy_in):
+    """The second exception comes where the first one would drop the pending rollout."""
     envs = pysampler.VectorEnv([Clock] * 2, num_workers=1)
     with pysampler.Rollouts(envs, np.copy, 8, policy_in=policy_in) as rollouts:
         next(rollouts)

@@ -1,4 +1,4 @@
-"""Observations with parts that have no fixed shape, which samplers leave out by name."""
+"""leave_out: observation parts without a fixed shape that samplers omit by name."""
 
 import functools
 import os
@@ -16,7 +16,7 @@ NAMES = ["inner.graph", "mission"]
 
 
 class Speaking(gym.ObservationWrapper):
-    """Scripted, whose observations have a mission of another length in each step."""
+    """Scripted with a text and a sequence whose lengths change in each step."""
 
     def __init__(self, script=".....t"):
         super().__init__(Scripted(script))
@@ -39,7 +39,7 @@ class Speaking(gym.ObservationWrapper):
 
 
 class Silent(Speaking):
-    """The same without those parts."""
+    """The same without the text and the sequence."""
 
     def __init__(self, script=".....t"):
         super().__init__(script)
@@ -65,7 +65,7 @@ class Words(gym.Space):
     __hash__ = None
 
 
-class Wordy(Speaking):
+class UnknownTextSpace(Speaking):
     def __init__(self):
         super().__init__()
         self.observation_space = spaces.Dict({**self.observation_space.spaces, "mission": Words()})
@@ -84,8 +84,8 @@ def policy(observations):
     return (first[:, 1:3] + observations["inner"]["last"][:, 2:4]).astype(np.float32)
 
 
-class Counts:
-    """Returns its weight; observations as of ``policy``."""
+class PolicyWithWeight:
+    """Acts like ``policy`` plus its weight."""
 
     def __init__(self):
         self.weight = np.zeros(1)
@@ -129,23 +129,23 @@ def rollouts_of(env_fn, count, names, **options):
     ],
     ids=str,
 )
-def test_rollouts_are_those_of_envs_without_the_parts(options):
+def test_rollouts_equal_those_of_envs_without_the_parts(options):
     theirs = rollouts_of(Silent, 3, [], **options)
     for one, other in zip(rollouts_of(Speaking, 3, NAMES, **options), theirs, strict=True):
         for name in ("observations", "final_observations", "actions", "rewards", "terminated"):
             assert_equal(getattr(one, name), getattr(other, name))
 
 
-def test_parts_of_types_that_gymnasium_does_not_know_are_left_out_too():
-    one, other = rollouts_of(Wordy, 1, NAMES), rollouts_of(Silent, 1, [])
+def test_parts_of_unknown_space_types_can_be_left_out():
+    one, other = rollouts_of(UnknownTextSpace, 1, NAMES), rollouts_of(Silent, 1, [])
     assert_equal(one[0].observations, other[0].observations)
     with pytest.raises(ValueError, match="part 'mission' of the observations has no fixed shape"):
-        rollouts_of(Wordy, 1, ["inner.graph"])
+        rollouts_of(UnknownTextSpace, 1, ["inner.graph"])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("steps", [None, 4])
-def test_records_are_without_the_parts(steps, workers):
+def test_records_omit_the_parts(steps, workers):
     with pysampler.Actors(
         *([Speaking] * 4, policy),
         vector_kwargs={"num_workers": workers},
@@ -161,7 +161,7 @@ def test_records_are_without_the_parts(steps, workers):
     assert actors.envs.closed
 
 
-def test_a_vector_env_returns_the_parts_again_afterwards():
+def test_the_vector_env_returns_the_parts_again_afterwards():
     with pysampler.VectorEnv([Speaking] * 2, num_workers=1) as envs:
         with pysampler.Rollouts(envs, policy, 4, leave_out=NAMES) as rollouts:
             next(rollouts)
@@ -171,7 +171,7 @@ def test_a_vector_env_returns_the_parts_again_afterwards():
         assert observations["mission"] == ("abab", "abab")
 
 
-def test_a_replacement_leaves_the_parts_out_too():
+def test_replacements_leave_out_the_parts():
     options = {"num_workers": 2, "on_worker_loss": "restart"}
     with pysampler.VectorEnv([Speaking] * 2, **options) as envs:
         with pysampler.Rollouts(envs, policy, 4, leave_out=NAMES) as rollouts:
@@ -182,7 +182,7 @@ def test_a_replacement_leaves_the_parts_out_too():
         assert observations["mission"] == ("ab", "ab")
 
 
-def test_evaluations_leave_out_what_rollouts_do():
+def test_evaluations_use_the_leave_out_of_rollouts():
     with pysampler.Rollouts([Speaking] * 2, policy, 4, leave_out=NAMES) as rollouts:
         next(rollouts)
         lengths = pysampler.evaluate(rollouts, policy, 4).lengths
@@ -191,19 +191,19 @@ def test_evaluations_leave_out_what_rollouts_do():
     assert again.lengths.tolist() == [6] * 4
 
 
-def test_watchers_leave_out_what_actors_do():
+def test_watchers_use_the_leave_out_of_actors():
     with (
-        pysampler.Actors([Speaking], Counts(), leave_out=NAMES) as actors,
+        pysampler.Actors([Speaking], PolicyWithWeight(), leave_out=NAMES) as actors,
         pysampler.Watcher(actors, Speaking) as watcher,
     ):
         assert watcher.wait(1)["length"][0] == 6
 
 
-# -- what is refused ------------------------------------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampler", ["Rollouts", "Actors", "Watcher"])
-def test_an_error_says_how_to_leave_a_part_out(sampler):
+def test_errors_suggest_leave_out(sampler):
     call = {
         "Rollouts": lambda **options: pysampler.Rollouts([Speaking], policy, 4, **options),
         "Actors": lambda **options: pysampler.Actors([Speaking], policy, **options),
@@ -235,13 +235,13 @@ def test_an_error_says_how_to_leave_a_part_out(sampler):
     ],
     ids=["observations", "all parts", "actions"],
 )
-def test_spaces_of_which_nothing_would_be_left_are_refused(given):
+def test_spaces_with_no_remaining_part_are_refused(given):
     env_fn = functools.partial(Spaced, **given)
     with pytest.raises(ValueError, match="^cannot sample rollouts: .* parts without a fixed shape"):
         pysampler.Rollouts([env_fn], policy, 4, vector_kwargs={"num_workers": 0})
 
 
-def test_wrappers_of_the_vector_env_are_refused():
+def test_wrapped_vector_envs_are_refused():
     with pysampler.VectorEnv([Speaking], num_workers=0) as envs:
         wrapped = gym.wrappers.vector.TransformReward(envs, lambda reward: reward)
         with pytest.raises(ValueError, match="they would see what is left out"):

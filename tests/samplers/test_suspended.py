@@ -1,4 +1,4 @@
-"""Programs that are suspended as a whole, workers that are stopped alone."""
+"""step_timeout and close when the whole program is suspended or only a worker is stopped."""
 
 import os
 import signal
@@ -11,8 +11,8 @@ from suspended import family, suspend, suspended
 
 TIMEOUT = 2.0
 
-# Programs whose first env is busy, once in a step and once when it closes, until just after it was
-# suspended.
+# Programs whose first env is busy until just after it was suspended: once in a step and once in
+# close.
 BEGIN = f"""
 import functools, os, sys, time
 import gymnasium as gym
@@ -103,8 +103,8 @@ with pysampler.Actors(envs, policy, high=64) as actors:
 
 @contextmanager
 def running(code, *arguments):
-    """Run a program; yield it and the end of a pipe to which its envs write."""
-    told, fd = os.pipe()
+    """Run a program; yield it and the reading end of a pipe that its envs write to."""
+    marks, fd = os.pipe()
     with subprocess.Popen(
         [sys.executable, "-c", BEGIN + code, str(fd), *arguments],
         pass_fds=[fd],
@@ -114,55 +114,55 @@ def running(code, *arguments):
     ) as process:
         os.close(fd)
         try:
-            yield process, told
+            yield process, marks
         finally:
-            os.close(told)
+            os.close(marks)
             for pid in family(process.pid) if process.poll() is None else ():
                 os.kill(pid, signal.SIGKILL)
 
 
-def await_mark(told, mark):
-    """Wait until an env has written this."""
-    while (got := os.read(told, 1)) != mark:
+def await_mark(marks, mark):
+    """Wait until an env has written ``mark``."""
+    while (got := os.read(marks, 1)) != mark:
         assert got, "all envs have ended"
 
 
-def busy(process, told, mark=b"s"):
+def busy(process, marks, mark=b"s"):
     """Return the pids of a program and its workers, once its first env is busy."""
-    await_mark(told, b"m")
-    await_mark(told, b"m")
+    await_mark(marks, b"m")
+    await_mark(marks, b"m")
     pids = family(process.pid)
-    await_mark(told, mark)
+    await_mark(marks, mark)
     return pids
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on_hang", ["raise", "restart"])
 @pytest.mark.parametrize("how", STEPPING)
-def test_envs_are_not_late_when_the_whole_program_was_suspended(how, on_hang):
+def test_step_timeout_excludes_suspension_of_the_whole_program(how, on_hang):
     end = "assert envs.stats().losses.tolist() == [0, 0]; print('fine', flush=True); os._exit(0)"
-    with running(f"envs = begin({on_hang!r})" + STEPPING[how] + end) as (process, told):
-        suspend(busy(process, told), 2 * TIMEOUT)
+    with running(f"envs = begin({on_hang!r})" + STEPPING[how] + end) as (process, marks):
+        suspend(busy(process, marks), 2 * TIMEOUT)
         out, err = process.communicate()
     assert (out, process.returncode) == ("fine\n", 0), err
 
 
 @pytest.mark.slow
-def test_envs_are_closed_though_the_whole_program_was_suspended_meanwhile():
+def test_close_waits_for_envs_after_a_suspension():
     short = f"core.SHUTDOWN_TIMEOUT_S = {TIMEOUT}; pool.Pool.close.__defaults__ = ({TIMEOUT},)\n"
     code = "envs = begin()\n" + short + "envs.reset(); envs.step(actions); envs.close()"
-    with running(code) as (process, told):
-        suspend(busy(process, told, b"c"), 2 * TIMEOUT)
-        await_mark(told, b"d")
+    with running(code) as (process, marks):
+        suspend(busy(process, marks, b"c"), 2 * TIMEOUT)
+        await_mark(marks, b"d")
         _, err = process.communicate()
     assert process.returncode == 0, err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", STEPPING)
-def test_an_env_whose_worker_stays_stopped_is_late(how):
-    with running("envs = begin()" + STEPPING[how]) as (process, told):
-        pids = busy(process, told)
+def test_a_stopped_worker_makes_its_env_late(how):
+    with running("envs = begin()" + STEPPING[how]) as (process, marks):
+        pids = busy(process, marks)
         with suspended(pids[1:]):
             suspend(pids[:1], 2 * TIMEOUT)
             _, err = process.communicate()

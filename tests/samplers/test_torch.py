@@ -1,4 +1,4 @@
-"""Torch modules as policies: in the centre, in the workers, and while they learn."""
+"""Torch modules as policies: in the main process, in workers, and during training."""
 
 import functools
 import importlib
@@ -59,7 +59,7 @@ def envs():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_a_rollout_is_of_the_weights_there_were_when_it_was_started(way, envs):
+def test_a_rollout_uses_the_weights_at_its_start(way, envs):
     net = Net()
     seen = []
     with pysampler.Rollouts(envs, net, 5, seed=1, **way) as rollouts:
@@ -73,13 +73,13 @@ def test_a_rollout_is_of_the_weights_there_were_when_it_was_started(way, envs):
             assert rollout.version == version
             assert rollout.lag == (way["overlap"] and version > 1)
             with torch.no_grad():
-                net.layer.bias.fill_(-1.0)  # what is under way must not see this
+                net.layer.bias.fill_(-1.0)  # the pending rollout must not see this
     assert seen == ([1.0, 1.0, 2.0, 3.0, 4.0] if way["overlap"] else [1.0, 2.0, 3.0, 4.0, 5.0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("net", [Net(), Recurrent()], ids=["plain", "recurrent"])
-def test_it_makes_the_same_in_each_place(net):
+def test_rollouts_are_equal_in_main_and_workers(net):
     results = []
     for way in WAYS:
         envs = make()
@@ -88,13 +88,13 @@ def test_it_makes_the_same_in_each_place(net):
         envs.close()
     for others in results[1:]:
         for one, other in zip(results[0], others, strict=True):
-            # Two batches of two are not rounded as one of four is.
+            # Two batches of two round differently from one of four.
             np.testing.assert_allclose(one.actions, other.actions, rtol=1e-5, atol=1e-6)
             np.testing.assert_array_equal(one.terminated, other.terminated)
             np.testing.assert_allclose(one.rewards, other.rewards, rtol=1e-6)
 
 
-def test_a_policy_of_numpy_is_sent_again_when_it_has_changed(envs):
+def test_a_changed_numpy_policy_is_sent_again(envs):
     class Table:
         bias = 0.0
 
@@ -114,7 +114,7 @@ def test_a_policy_of_numpy_is_sent_again_when_it_has_changed(envs):
         assert seen == ([1, 1, 2, 3] if way["overlap"] else [1, 2, 3, 4])
 
 
-def test_the_class_of_a_policy_stays_the_users_own(envs):
+def test_class_attributes_of_a_policy_are_updated(envs):
     class Table:
         bias = 0.0
 
@@ -136,7 +136,7 @@ def test_the_class_of_a_policy_stays_the_users_own(envs):
 
 
 @pytest.mark.slow
-def test_random_policies_in_workers_draw_numbers_of_their_own_the_same_every_time(envs):
+def test_random_policies_in_workers_differ_and_repeat_by_seed(envs):
     class Noisy(torch.nn.Module):
         def forward(self, observations):
             return torch.randn(len(observations), 2).clamp(-1, 1)
@@ -152,7 +152,7 @@ def test_random_policies_in_workers_draw_numbers_of_their_own_the_same_every_tim
     assert (first[:6] != first[6:]).any()
 
 
-def test_tensors_are_the_frames_and_go_to_a_device(envs):
+def test_tensors_share_memory_and_move_to_a_device(envs):
     with pysampler.Rollouts(envs, Net(), 5) as rollouts:
         rollout = next(rollouts)
         data = rollout.torch()
@@ -167,7 +167,7 @@ def test_tensors_are_the_frames_and_go_to_a_device(envs):
             assert there.last_observations.shape == (4, 4)
 
 
-def test_torch_is_preloaded_for_what_workers_would_import_it_for(tmp_path, monkeypatch):
+def test_torch_is_preloaded_for_policies_that_import_it(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for name, first in (("with_torch", "from torch import nn"), ("without", "import math")):
         (tmp_path / f"{name}.py").write_text(f"{first}\ndef policy(observations): ...\n")
